@@ -28,8 +28,7 @@ from fednotes.data.formats import guess_format, read
 from fednotes.data.synthetic import generate
 from fednotes.data.text import split_sentences
 from fednotes.metrics.spans import SpanCounts
-from fednotes.serving.exports.hf import export_hf
-from fednotes.serving.exports.onnx import export_onnx
+from fednotes.serving.exports import export
 from fednotes.taggers.saving import build_model, load_model, save_model
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifier
@@ -104,12 +103,12 @@ def main() -> None:
         plain = told("predict", documents, lambda: model.predict(documents))
         for int8 in (False, True):
             out = folder / f"int8-{int8}"
-            export_onnx(given.model, out, int8)
+            export(given.model, "onnx", out, int8=int8)
             size, finder = (out / "model.onnx").stat().st_size / 1e6, program(out)
             label = f"onnx{' int8' if int8 else ''}, {size:.1f} MB"
             speed = told(label, documents, lambda finder=finder: found(finder, documents))
         if isinstance(model, TokenClassifier):
-            export_hf(given.model, folder / "hf")
+            export(given.model, "hf", folder / "hf")
             for how in ("first", "simple"):
                 pipe = piped(folder / "hf", how)
                 told(f"pipeline {how}", documents, lambda pipe=pipe: found(pipe, documents))

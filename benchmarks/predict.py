@@ -199,11 +199,11 @@ def in_pipeline(model: fn.MentionModel, folder: Path, batch: int) -> Found:
     """The exported model, as transformers reads it."""
     from transformers import logging, pipeline
 
-    from fednotes.serving.exports.hf import export_hf
+    from fednotes.serving.exports import export
 
     logging.disable_progress_bar()
     model.model.save(folder / "model")
-    export_hf(folder / "model", folder / "hf")
+    export(folder / "model", "hf", folder / "hf")
     find = pipeline("token-classification", str(folder / "hf"), aggregation_strategy="first")
 
     def found(texts: Sequence[str]) -> list[list[Span]]:

@@ -38,7 +38,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "ui": frozenset({*_BELOW_JOBS, "jobs", "report", "serving"}),
     "cli": frozenset({*_BELOW_JOBS, "jobs", "report", "experiments", "serving", "ui"}),
     # The public names, of `fednotes` itself.
-    "": frozenset({"core", "data", "engines", "jobs", "serving"}),
+    "": frozenset({"core", "data", "engines", "jobs", "report", "serving", "ui"}),
     "__main__": frozenset({"cli"}),
 }
 

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from fednotes.core.update import Update
     from fednotes.data.formats import convert
     from fednotes.engines.inprocess import InProcess
+    from fednotes.jobs.forecast import Forecast, ForecastPlan, forecast
     from fednotes.jobs.job import Job
     from fednotes.jobs.results import RunResult
+    from fednotes.report.html import write_report as report
     from fednotes.serving.api import (
         calibrate,
         check,
@@ -28,12 +30,16 @@ if TYPE_CHECKING:
         reliability,
         simulate,
     )
+    from fednotes.serving.exports import export
     from fednotes.serving.models import MentionModel, PatientModel, load
     from fednotes.serving.server import serve
+    from fednotes.ui.pages import ui
 
 __all__ = [
     "Document",
     "FednotesError",
+    "Forecast",
+    "ForecastPlan",
     "InProcess",
     "Job",
     "MentionModel",
@@ -47,12 +53,16 @@ __all__ = [
     "compare",
     "convert",
     "evaluate",
+    "export",
+    "forecast",
     "job",
     "load",
     "read",
     "reliability",
+    "report",
     "serve",
     "simulate",
+    "ui",
 ]
 _PLACES = {
     "core.errors": ("FednotesError",),
@@ -61,17 +71,22 @@ _PLACES = {
     "core.update": ("Update",),
     "data.formats": ("convert",),
     "engines.inprocess": ("InProcess",),
+    "jobs.forecast": ("Forecast", "ForecastPlan", "forecast"),
     "jobs.job": ("Job",),
     "jobs.results": ("RunResult",),
     "serving.api": (
         *("calibrate", "check", "compare", "evaluate", "job", "read", "reliability", "simulate"),
     ),
+    "serving.exports": ("export",),
     "serving.models": ("MentionModel", "PatientModel", "load"),
     "serving.server": ("serve",),
 }
+_CALLED = ("report", "ui")  # rooms of the package, which can be called
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLED:
+        return import_module(f"{__name__}.{name}")
     for place, names in _PLACES.items():
         if name in names:
             found = getattr(import_module(f"{__name__}.{place}"), name)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from tiny_jobs import TABLE, corpus
 
+import fednotes as fn
 from fednotes.cli.display import forecast_table
 from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.jobs.forecast import Forecast, ForecastPlan, Trained, at_home, forecast, outlook
+from fednotes.jobs.forecast import Forecast, ForecastPlan, Trained, forecast, outlook
 from fednotes.jobs.job import Job, Sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import Display, simulate
@@ -157,13 +158,13 @@ class Stop(Display):
 def test_a_stopped_forecast_goes_on(done: tuple[Path, Forecast], tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        forecast(job(tmp_path), out, PLAN, display=Stop(4))
+        forecast(job(tmp_path), out, PLAN, progress=Stop(4))
     with pytest.raises(ConfigError, match="holds a run already"):
         forecast(job(tmp_path), out, PLAN)
     with pytest.raises(ConfigError, match="another job"):
         forecast(job(tmp_path, seed=2, title="other"), out, PLAN, resume=True)
     rest = Stop()
-    assert forecast(job(tmp_path), out, PLAN, resume=True, display=rest).sites == done[1].sites
+    assert forecast(job(tmp_path), out, PLAN, resume=True, progress=rest).sites == done[1].sites
     assert len(rest.begun) == 3 * 2 + 2 - 3
 
 
@@ -214,20 +215,25 @@ def test_at_home_a_site_has_its_curve_and_the_pilots_model(tmp_path: Path) -> No
     pilot = tmp_path / "run/federated/sites/north"
     (tmp_path / "south.conll").unlink()  # nobody else's notes are needed
     file.write_text('[data]\npath = "north.conll"\nsplit = "sentence"\n')
-    own = at_home(str(path), (), "north", file, 100)
+    own: Any = {"site": "north", "total": 100}
     found = [
-        forecast(at_home(str(path), (), "north", None, 100), tmp_path / "one", PLAN, home="north"),
-        forecast(own, tmp_path / "two", PLAN, home="north", pilots=[pilot]),
+        fn.forecast(path, tmp_path / "one", PLAN, **own),
+        fn.forecast(path, tmp_path / "two", PLAN, site_file=file, pilots=[pilot], **own),
     ]
+    assert isinstance(found[0], fn.Forecast)
     assert [len(each.sites["north"].pilot) for each in found] == [0, 1]
     assert found[0].sites["north"].curve == found[1].sites["north"].curve
     assert found[0].seconds is None
     with pytest.raises(ConfigError, match="this site alone has"):
-        forecast(at_home(str(path), (), "north", file, 3), tmp_path / "x", PLAN, home="north")
+        fn.forecast(path, tmp_path / "x", PLAN, site="north", site_file=file, total=3)
     with pytest.raises(ConfigError, match=r"no \[sites.east\]"):
-        at_home(str(path), (), "east", None, 100)
+        fn.forecast(path, tmp_path / "x", PLAN, site="east", total=100)
     with pytest.raises(FednotesError, match="nowhere"):
-        forecast(own, tmp_path / "x", PLAN, home="north", pilots=[tmp_path / "nowhere"])
+        fn.forecast(path, tmp_path / "x", PLAN, pilots=[tmp_path / "nowhere"], **own)
+    with pytest.raises(ConfigError, match="--site and --total go together"):
+        fn.forecast(path, tmp_path / "x", PLAN, site="north")
+    with pytest.raises(ConfigError, match="name the job's file"):
+        fn.forecast(short, tmp_path / "x", PLAN, **own)
 
 
 def test_the_command(tmp_path: Path, give: Any) -> None:

@@ -161,6 +161,62 @@ def test_runs_are_compared(run: tuple[Path, fn.RunResult]) -> None:
     assert (compared.condition, compared.against) == ("federated", "alone")
 
 
+def test_a_runs_page_and_cards(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
+    """A simulation leaves a card beside each model; the page is written where one says. A room that
+    is called stays a room."""
+    import fednotes.report.html
+    import fednotes.ui.pages
+
+    place = run[0] / "run"
+    assert len([*place.rglob("model/README.md")]) == 4
+    page = fn.report(str(place), tmp_path / "page.html")
+    assert page.read_text() == fn.report(place).read_text()
+    assert fn.report(place) == place / "report.html"
+    said = CliRunner().invoke(app, ["report", str(place)])
+    assert said.stdout == f"report: {place / 'report.html'}\n"
+    assert fednotes.report.html.write_report(place) == place / "report.html"
+    with pytest.raises(ConfigError, match="is no model, no run and no kit"):
+        fn.ui(tmp_path)
+
+
+def test_the_page_is_for_who_has_its_address(
+    run: tuple[Path, fn.RunResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would listen where nobody else's computer reaches it; its token is told to the caller."""
+    testclient, told, heard = pytest.importorskip("starlette.testclient"), [], []
+
+    def listen(page: Any, host: str, port: int, ready: Any, extra: str) -> None:
+        heard.append((page, host, port, extra))
+        ready("http://127.0.0.1:8080")
+
+    monkeypatch.setattr("fednotes.ui.pages.run", listen)
+    fn.ui(run[0] / "run", port=8080, tell=told.append)
+    (page, *where), words = heard[0], told[0].split()
+    assert where == ["127.0.0.1", 8080, "ui"]
+    client = testclient.TestClient(page, base_url="http://127.0.0.1:8080")
+    assert client.get(words[1].partition("?")[0]).status_code == 403
+    assert "discharge" in client.get(words[1]).text
+
+
+def test_a_model_in_other_forms(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
+    """By the command and by the function; what a form does not have is said."""
+    model = run[0] / "run" / "federated" / "sites" / "reports" / "model"
+    assert fn.export(model, "card", tmp_path / "card.md") == tmp_path / "card.md"
+    said = CliRunner().invoke(app, ["export", "card", str(model)])
+    assert said.stdout == (tmp_path / "card.md").read_text()
+    for form, options, message in (
+        ("hf", {}, "fednotes export onnx"),
+        ("sklearn", {}, "is for models of patients"),
+        ("onxx", {}, "did you mean 'onnx'"),
+        ("spacy", {}, "without an export"),
+        ("card", {"int8": True}, "--int8 is of another form than card"),
+        ("onnx", {"dictionary": "d"}, "--dictionary is of another form than onnx"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fn.export(model, form, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
 def test_calibrated_by_notes_of_ones_own(sure: tuple[Path, Path]) -> None:
     """Kept, used by `load` and by `predict`, and said; the order of spans stays."""
     place, notes = sure

@@ -14,7 +14,7 @@ from tiny_taggers import MODEL
 from fednotes.core.errors import FednotesError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.text import split_sentences
-from fednotes.serving.exports.hf import export_hf
+from fednotes.serving.exports import export
 from fednotes.taggers.saving import build_model, load_model, save_model
 
 transformers = pytest.importorskip("transformers")
@@ -40,7 +40,7 @@ def test_the_pipeline_finds_what_predict_finds(scheme: Any, tmp_path: Path) -> N
     """Words of one sub-word and of several; "first" is how the model was trained."""
     bert = save_encoder(tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=40)
     save_model(loud(build(bert, TagSet(TAGS.types, scheme), window=30)), tmp_path / "model")
-    export_hf(tmp_path / "model", tmp_path / "out")
+    export(tmp_path / "model", "hf", tmp_path / "out")
     documents = notes(12)
     wanted = load_model(tmp_path / "model").predict(documents)
     assert sum(len(document.spans) for document in wanted) > 20
@@ -53,5 +53,5 @@ def test_the_pipeline_finds_what_predict_finds(scheme: Any, tmp_path: Path) -> N
 def test_another_kind_of_model_is_named(tmp_path: Path) -> None:
     save_model(build_model(MODEL, TAGS, 1), tmp_path / "model")
     with pytest.raises(FednotesError, match="fednotes export onnx"):
-        export_hf(tmp_path / "model", tmp_path / "out")
+        export(tmp_path / "model", "hf", tmp_path / "out")
     assert not (tmp_path / "out").exists()

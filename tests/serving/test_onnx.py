@@ -19,7 +19,7 @@ from tiny_taggers import NO_DROPOUT, HashEncoder
 from fednotes.core.errors import FednotesError, MissingExtra
 from fednotes.core.types import Document, TagSet
 from fednotes.data.text import split_sentences
-from fednotes.serving.exports.onnx import export_onnx
+from fednotes.serving.exports import export
 from fednotes.taggers.saving import build_model, load_model, save_model
 from fednotes.taggers.tagger import Tagger
 
@@ -88,7 +88,7 @@ def tagger(tmp_path: Path, scheme: Any, **shape: Any) -> Tagger:
 def test_a_tagger_finds_the_same_without_torch(shape: str, scheme: Any, tmp_path: Path) -> None:
     model = tagger(tmp_path, scheme, **SHAPES[shape])
     save_model(model, tmp_path / "model")
-    export_onnx(tmp_path / "model", tmp_path / "out")
+    export(tmp_path / "model", "onnx", tmp_path / "out")
     wanted = predicted(tmp_path / "model")
     assert sum(map(len, wanted)) > 5
     assert by_program(tmp_path / "out") == wanted
@@ -105,7 +105,7 @@ def test_a_tagger_finds_the_same_without_torch(shape: str, scheme: Any, tmp_path
 def test_a_token_classifier_finds_the_same_without_torch(tmp_path: Path) -> None:
     bert = save_encoder(tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=60)
     save_model(loud(build(bert)), tmp_path / "model")
-    export_onnx(tmp_path / "model", tmp_path / "out")
+    export(tmp_path / "model", "onnx", tmp_path / "out")
     short = notes(9)  # a longer sentence is read in windows, which the program cuts otherwise
     wanted = predicted(tmp_path / "model", short)
     assert by_program(tmp_path / "out", short) == wanted
@@ -120,7 +120,7 @@ def test_eight_bits_are_close(tmp_path: Path) -> None:
     sizes, scores = [], []
     for int8 in (False, True):
         out = tmp_path / f"out{int8}"
-        export_onnx(tmp_path / "model", out, int8)
+        export(tmp_path / "model", "onnx", out, int8=int8)
         find = program()(out)
         words = "no pain after metoprolol".split()
         scores.append(find.graph.run(None, {n: ids(words) for n, ids in find.inputs()})[0])
@@ -134,15 +134,15 @@ def test_what_has_no_graph_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
     with pytest.raises(FednotesError, match="something already"):
-        export_onnx(tmp_path / "model", tmp_path / "full")
+        export(tmp_path / "model", "onnx", tmp_path / "full")
     assert [file.name for file in (tmp_path / "full").iterdir()] == ["mine"]
     encoder = HashEncoder()
     monkeypatch.setattr("fednotes.taggers.tagger.load_encoder", lambda _: encoder)
     config = replace(NO_DROPOUT, contextual="hashes")
     save_model(build_model(config, TagSet(("Drug",)), seed=1), tmp_path / "reads")
     with pytest.raises(FednotesError, match="train it without contextual"):
-        export_onnx(tmp_path / "reads", tmp_path / "out")
+        export(tmp_path / "reads", "onnx", tmp_path / "out")
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtra, match=r"fednotes\[onnx\]"):
-        export_onnx(tmp_path / "model", tmp_path / "out")
+        export(tmp_path / "model", "onnx", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from fednotes.patients.cohort import Bags, FeatureSpace
 from fednotes.patients.dan import Dan, DanConfig
 from fednotes.patients.features import ConceptsConfig, features_for
 from fednotes.patients.phenotyper import Phenotyper
-from fednotes.serving.exports.sklearn import export_sklearn
+from fednotes.serving.exports import export
 
 sio = pytest.importorskip("skops.io")
 sparse = pytest.importorskip("scipy.sparse")
@@ -77,7 +77,7 @@ def test_the_pipeline_gives_the_models_probabilities(make: Any, tmp_path: Path) 
     """With nothing trusted but scikit-learn's own types. Networks compute in float32."""
     model = make()
     model.save(tmp_path / "model")
-    export_sklearn(tmp_path / "model", tmp_path / "out")
+    export(tmp_path / "model", "sklearn", tmp_path / "out")
     file, bags = tmp_path / "out" / "pipeline.skops", patients(model.space.width)
     assert sio.get_untrusted_types(file=file) == []
     pipeline = sio.load(file)
@@ -96,10 +96,10 @@ def test_the_pipeline_gives_the_models_probabilities(make: Any, tmp_path: Path) 
 def test_what_has_no_pipeline_is_named(tmp_path: Path) -> None:
     replace(networked(), machines=None, phenotypes=()).save(tmp_path / "stage1")
     with pytest.raises(FednotesError, match="ends with stage 1"):
-        export_sklearn(tmp_path / "stage1", tmp_path / "out")
+        export(tmp_path / "stage1", "sklearn", tmp_path / "out")
     with pytest.raises(FednotesError, match="is for models of patients"):
-        export_sklearn(tmp_path, tmp_path / "out")
+        export(tmp_path, "sklearn", tmp_path / "out")
     networked(length=9, known=np.array([1, 3])).save(tmp_path / "filled")
     with pytest.raises(FednotesError, match="length = 9"):
-        export_sklearn(tmp_path / "filled", tmp_path / "out")
+        export(tmp_path / "filled", "sklearn", tmp_path / "out")
     assert not (tmp_path / "out").exists()

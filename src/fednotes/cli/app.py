@@ -119,9 +119,8 @@ def simulate(
     """Train the job's sites on this machine: alone, federated, pooled."""
     from fednotes.cli.display import RichDisplay, nothing_judged, result_tables
     from fednotes.jobs.job_file import load_job
-    from fednotes.jobs.simulate import simulate as run
-    from fednotes.report.card import write_cards
     from fednotes.report.html import write_report
+    from fednotes.serving.api import simulate as run
 
     parsed = load_job(job, tuple(settings or ()))
     check_device(device)
@@ -134,13 +133,12 @@ def simulate(
             resume=resume,
             overwrite=overwrite,
             device=device,
-            display=display,
+            progress=display,
             command=shlex.join(repeated),
         )
     _tell(result.notes)
     if missing := nothing_judged(result):
         say(f"note: {missing}")
-    write_cards(out)
     say(f"report: {write_report(out)}")
     for table in result_tables(result):  # the last that is seen
         console.print(table)
@@ -166,12 +164,9 @@ def forecast(
 ) -> None:
     """Before joining: what may each site gain by the federation, and what does it cost?"""
     from fednotes.cli.display import RichDisplay, forecast_table
-    from fednotes.jobs.forecast import ForecastPlan, at_home
+    from fednotes.jobs.forecast import ForecastPlan
     from fednotes.jobs.forecast import forecast as run
-    from fednotes.jobs.job_file import load_job
 
-    if bool(site) != bool(total) or ((site_file or pilot) and not site):
-        raise FednotesError("--site and --total go together, and --site-file and --pilot with them")
     try:
         several = tuple(float(Fraction(each)) for each in fractions.split(","))
         plan = ForecastPlan(several, seeds, float(Fraction(part)), least / 100)
@@ -179,14 +174,13 @@ def forecast(
         raise FednotesError(f"--fractions {fractions} --part {part}: expected as 1/4") from error
     except ConfigError as error:  # by the name of the value, which is that of the option
         raise ConfigError(f"--{error}") from error
-    changed = tuple(settings or ())
-    read = at_home(job, changed, site, site_file, total) if site else load_job(job, changed)
     check_device(device)
     words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
     options: Any = {"resume": resume, "overwrite": overwrite, "device": device}
-    options |= {"command": shlex.join(["fednotes", *words]), "home": site, "pilots": pilot or ()}
+    options |= {"site": site, "site_file": site_file, "total": total, "pilots": pilot or ()}
+    options |= {"settings": settings or (), "command": shlex.join(["fednotes", *words])}
     with RichDisplay(console, ask=_asks(yes)) as display:
-        found = run(read, out, plan, display=display, **options)
+        found = run(job, out, plan, progress=display, **options)
     console.print(forecast_table(found))
     say(f"forecast: {out / 'forecast.json'}")
 
@@ -530,11 +524,11 @@ def ui(
     backbone: Backbone = None,
 ) -> None:
     """Look at runs, a model's errors in notes, and what left: a page on this computer alone."""
-    from fednotes.ui.pages import opened, serve_page
+    from fednotes.ui.pages import ui as run
 
     check_device(device)
-    options: Any = {"device": device, "backbone": backbone}
-    serve_page(opened(paths, format, corrections, on_error.value, **options), port, say)
+    options: Any = {"corrections": corrections, "device": device, "backbone": backbone}
+    run(*paths, port=port, format=format, on_error=on_error.value, tell=say, **options)
 
 
 def main() -> None:

@@ -244,17 +244,18 @@ New = Annotated[Path, typer.Argument(metavar="OUT", help="A folder that is new o
 @exports.command("hf")
 def export_hf(model: Saved, out: New) -> None:
     """A token classifier for transformers' pipeline (and what reads such directories)."""
-    from fednotes.serving.exports import hf
+    from fednotes.serving.exports import export
 
-    hf.export_hf(model, out)
+    export(model, "hf", out)
     say(f'{out}: for pipeline("token-classification", aggregation_strategy="first")')
 
 
 @exports.command("spacy", hidden=True)
 def export_spacy(given: Annotated[list[str] | None, typer.Argument()] = None) -> None:
     """For who looks for it here: there is nothing to export."""
-    told = 'nlp.add_pipe("fednotes", config={"model": "MODEL"})'
-    raise FednotesError(f"spaCy reads a saved model as it is, without an export: {told}")
+    from fednotes.serving.exports import export
+
+    export("MODEL", "spacy", "OUT")
 
 
 @exports.command("onnx")
@@ -264,9 +265,9 @@ def export_onnx(
     int8: Annotated[bool, typer.Option("--int8", help="Eight bits a number.")] = False,
 ) -> None:
     """A light tagger or token classifier as an ONNX graph, with what else its use needs."""
-    from fednotes.serving.exports import onnx
+    from fednotes.serving.exports import export
 
-    onnx.export_onnx(model, out, int8)
+    export(model, "onnx", out, int8=int8)
     say(f"{out}: model.onnx, and what it reads; docs/use.md has a program for it")
 
 
@@ -277,9 +278,9 @@ def export_sklearn(
     dictionary: Annotated[str | None, typer.Option(help="Where it is, if it has moved.")] = None,
 ) -> None:
     """A phenotyping model as a scikit-learn pipeline, without a pickle."""
-    from fednotes.serving.exports import sklearn
+    from fednotes.serving.exports import export
 
-    sklearn.export_sklearn(model, out, dictionary)
+    export(model, "sklearn", out, dictionary=dictionary)
     say(f'{out}: skops.io.load("{out}/pipeline.skops")')
 
 
@@ -288,14 +289,13 @@ def export_card(
     model: Saved, out: Annotated[Path | None, typer.Argument(help="A file; else stdout.")] = None
 ) -> None:
     """What a model is, how it was made and what it can do, as a README.md."""
-    from fednotes.core.store import write_out
     from fednotes.report.card import card
+    from fednotes.serving.exports import export
 
-    text = card(model)
     if out is None:
-        sys.stdout.write(text)
+        sys.stdout.write(card(model))
     else:
-        write_out(out, text)
+        export(model, "card", out)
 
 
 @jobs.command("keys")

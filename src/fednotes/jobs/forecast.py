@@ -42,9 +42,9 @@ from fednotes.data.split import sentence_documents, subsample
 from fednotes.encoders.features import default_cache
 from fednotes.jobs.deployed.site_file import job_of_site, load_deployed, load_own, read_site_file
 from fednotes.jobs.job import Job, Progress, Sites, load_sites
-from fednotes.jobs.job_file import load_table, parse_job
+from fednotes.jobs.job_file import load_job, load_table, parse_job
 from fednotes.jobs.results import SUMMARY, read_result
-from fednotes.jobs.simulate import Display, Traffic, simulate, traffic
+from fednotes.jobs.simulate import Told, Traffic, displayed, simulate, traffic
 from fednotes.metrics.classification import Floats
 from fednotes.metrics.gap import judged
 from fednotes.metrics.spans import SpanCounts
@@ -115,85 +115,109 @@ class Forecast(BaseModel):
 
 
 def forecast(
-    job: Job,
-    out: Path,
-    plan: ForecastPlan,
+    source: Job | str | Path,
+    out: str | Path,
+    plan: ForecastPlan | None = None,
     *,
-    home: str = "",
-    pilots: Sequence[Path] = (),
+    settings: Sequence[str] = (),
+    site: str = "",
+    site_file: str | Path | None = None,
+    total: int = 0,
+    pilots: Sequence[str | Path] = (),
+    progress: Told = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "cpu",
     command: str = "",
-    **options: Any,
 ) -> Forecast:
     """Train curves and pilot of a job, and say of each site what it may gain; forecast.json.
 
-    home: the one site whose notes are here, in a job of `at_home`; pilots: there, what runs with
-    `plan.part` of the sentences left, folders with a model and, if known, their summary.json.
-    command, options: as in `simulate`.
+    source: a job, or its file, with settings such as "seed=2". site: the one whose notes are here,
+    if the others' are not; then the job's file says who they are, `total` how many training
+    sentences all have together; site_file: the site's own file; pilots: what runs with `plan.part`
+    of the sentences left here, folders with a model and, if known, their summary.json.
+    progress and the others: as in `simulate`.
     Raises ConfigError for a job that nothing can be said of; as `simulate`.
     """
+    if bool(site) != bool(total) or ((site_file or pilots) and not site):
+        raise ConfigError("--site and --total go together, and --site-file and --pilot with them")
+    plan, out = plan or ForecastPlan(), Path(out)
+    display = displayed(progress)
+    options: Any = {"resume": resume, "overwrite": overwrite, "device": device, "command": command}
+    if not isinstance(source, Job):
+        home = site, site_file, total
+        job = _at_home(source, settings, *home) if site else load_job(source, tuple(settings))
+    elif site:
+        raise ConfigError(f"--site {site}: name the job's file, which the other sites have too")
+    else:
+        job = source
     if job.kind.name != "documents":
         told = f"a forecast is of mentions that are found; this method's sites hold {job.kind.name}"
         raise ConfigError(f"method = {job.method!r}: {told}")
     if getattr(getattr(job.config, "model", None), "context", "sentence") != "sentence":
         raise ConfigError('a forecast trains on parts of the sentences: set context = "sentence"')
-    read = load_sites(job, (options.get("display") or Display()).features)
+    read = load_sites(job, display.features)
     sites = [replace(site, train=sentence_documents(site.train)) for site in read.data]
     sites = [replace(site, test=site.valid, test_types=()) for site in sites]
-    own = {site.id: site for site in sites if home in ("", site.id)}
+    own = {each.id: each for each in sites if site in ("", each.id)}
     if len(sites) < 2:
         raise ConfigError("the job has one site: there is nobody to federate with")
     if blind := [name for name, site in own.items() if not any(d.spans for d in site.valid)]:
         told = "holds out no annotated note for validation, by which a forecast judges"
         raise ConfigError(f"site {blind[0]!r} {told}: raise valid_fraction, or give it `valid`")
-    config, total = job.module.for_sites(job.config, sites), sum(len(s.train) for s in sites)
+    config, every = job.module.for_sites(job.config, sites), sum(len(s.train) for s in sites)
     cost = traffic(replace(job, conditions=("federated",)), config, sites)
     assert cost is not None  # all methods that find mentions tell it
     single, at = job, range(job.seed, job.seed + plan.seeds)
-    if home:  # by itself as it is beside the others; the method may be another then
+    if site:  # by itself as it is beside the others; the method may be another then
         by_itself = job.module.alone(config, sites)[0]
         method = type(by_itself).__module__.rpartition(".")[2]
         single = replace(job, config=by_itself, method=method)
     runs = [("alone", fraction, s) for fraction in {*plan.fractions, plan.part} for s in at]
     runs = [*sorted(runs), ("alone", 1.0, job.seed)]
-    runs += [("federated", plan.part, seed) for seed in at if not home]
+    runs += [("federated", plan.part, seed) for seed in at if not site]
     made = {name: dict[str, list[Trained]](alone=[], federated=[]) for name in own}
-    spent = [read_result(folder) for folder in pilots if (folder / SUMMARY).is_file()]
-    for folder in pilots:
-        model, mine = load_model(folder / "model"), own[home]
+    left = [*map(Path, pilots)]
+    spent = [read_result(folder) for folder in left if (folder / SUMMARY).is_file()]
+    for folder in left:
+        model, mine = load_model(folder / "model"), own[site]
         said = model.predict(model.prepare(mine.test, cache=default_cache(), gold=False))
         scores = SpanCounts.of(mine.test, said, types=mine.tags.types).scores()
         size = round(plan.part * len(mine.train))
-        made[home]["federated"].append(Trained.of(plan.part, size, scores))
+        made[site]["federated"].append(Trained.of(plan.part, size, scores))
     for place, (condition, fraction, seed) in enumerate(runs):
         held = tuple(replace(s, train=subsample(s.train, fraction, seed)) for s in own.values())
         given = Sites(held, findings=() if place else read.findings)
-        run = _run(single, condition, given, fraction, seed, total)
+        run = _run(single, condition, given, fraction, seed, every)
         folder = out / f"{condition}-{fraction:.8g}-{seed}"
-        result = simulate(run, folder, command=command, **options)
+        result = simulate(run, folder, display=display, **options)
         spent += [result] if condition == "federated" else []
-        for site in held:
-            scores = result.sites[site.id][condition]
-            made[site.id][condition].append(Trained.of(fraction, len(site.train), scores))
+        for each in held:
+            scores = result.sites[each.id][condition]
+            made[each.id][condition].append(Trained.of(fraction, len(each.train), scores))
         for saved in [*folder.rglob("model")]:  # many, which nobody asked for
             shutil.rmtree(saved)
     known = [number(result.conditions, "federated", "seconds") for result in spent]
     took = [seconds for seconds in known if seconds]
     seconds = fmean(took) / plan.part if took else None
-    each = {n: outlook(of["alone"], of["federated"], total, plan) for n, of in made.items()}
-    found = Forecast(title=job.title, command=command, sites=each, cost=cost, seconds=seconds)
+    each_site = {n: outlook(of["alone"], of["federated"], every, plan) for n, of in made.items()}
+    found = Forecast(title=job.title, command=command, sites=each_site, cost=cost, seconds=seconds)
     write_json(out / "forecast.json", found.model_dump())
     return found
 
 
-def at_home(name: str, settings: tuple[str, ...], site: str, file: Path | None, total: int) -> Job:
+def _at_home(
+    name: str | Path, given: Sequence[str], site: str, file: str | Path | None, total: int
+) -> Job:
     """A job as one site can read it: its notes where the job's table or its own file says, and in
     place of the other sites' copies, `total` training sentences in all. Raises ConfigError."""
+    settings = tuple(given)
     table, path = load_table(name, settings)
     sites = table.get("sites")
     if not isinstance(sites, Mapping) or site not in sites or "silos" in table:
         raise ConfigError(f"--site {site}: {path} has no [sites.{site}] with notes of its own")
     if file is not None:
-        job = job_of_site(load_deployed(name, settings)[1], site, read_site_file(file))
+        job = job_of_site(load_deployed(name, settings)[1], site, read_site_file(Path(file)))
     else:
         own = {**table, "sites": {site: sites[site]}}
         job = parse_job(own, path.stem, path.resolve().parent, str(path))

@@ -14,7 +14,7 @@ import os
 import platform
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -114,6 +114,26 @@ class Display:
     def warn(self, text: str) -> None: ...
 
 
+Told = Display | Callable[[str, RoundResult], None] | None
+"""Who is told of a run: a display, or a function of a part's name and each of its rounds."""
+
+
+class _Rounds(Display):
+    def __init__(self, told: Callable[[str, RoundResult], None]) -> None:
+        self._told, self._part = told, ""
+
+    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+        self._part = part.name
+
+    def round(self, result: RoundResult) -> None:
+        self._told(self._part, result)
+
+
+def displayed(told: Told) -> Display:
+    """What is told, as a display."""
+    return _Rounds(told) if callable(told) else told or Display()
+
+
 def simulate(
     job: Job,
     out: Path,
@@ -121,7 +141,7 @@ def simulate(
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
-    display: Display | None = None,
+    display: Told = None,
     command: str = "",
 ) -> RunResult:
     """Train and judge every part of a job; returns what summary.json holds.
@@ -131,7 +151,7 @@ def simulate(
     command: how a person repeats this run, for the report.
     Raises ConfigError if `out` holds another run, BusyError while a run goes on there.
     """
-    display = display or Display()
+    display = displayed(display)
     replace_old = overwrite and not resume
     require_place(out)
     with ExitStack() as mine:

@@ -50,16 +50,16 @@ _LOOKS = 6  # in the style sheet
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
-def write_report(run_directory: Path, output: Path | None = None) -> Path:
-    """Write the report of a run, by default to `report.html` beside its results.
+def write_report(run: str | Path, out: str | Path | None = None) -> Path:
+    """Write the page of a run's results, by default to `report.html` in its folder; its path.
 
     Raises DataError if `summary.json` is missing or a result file is not what it should be,
     FednotesError if the report cannot be written.
     """
-    parts = parts_of_page(read_result(run_directory), read_lines(run_directory))
-    target = Path(output) if output is not None else run_directory / "report.html"
+    parts = parts_of_page(read_result(Path(run)), read_lines(Path(run)))
+    target = Path(out) if out is not None else Path(run) / "report.html"
     page = environment().get_template("report.html").render(parts)
-    (write_text if output is None else write_out)(target, page)
+    (write_text if out is None else write_out)(target, page)
     return target
 
 

@@ -6,7 +6,7 @@ The commands of the command line stand above the same functions of `jobs/`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document
 from fednotes.data import formats
 from fednotes.data.formats.files import OnError
-from fednotes.engines.rounds import RoundResult
 from fednotes.jobs import compare as comparing
 from fednotes.jobs import simulate as simulating
 from fednotes.jobs.checking import Checked, check_against, check_files, check_job
@@ -42,7 +41,6 @@ from fednotes.patients.classifiers import fit_platt, platt_sums
 from fednotes.report.card import write_cards
 from fednotes.serving.models import MentionModel, PatientModel, load
 
-Progress = Callable[[str, RoundResult], None]
 PathLike = str | Path
 
 
@@ -123,38 +121,25 @@ def simulate(
     source: Job | PathLike | Mapping[str, Any],
     out: PathLike,
     *,
-    progress: Progress | None = None,
+    progress: simulating.Told = None,
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
+    command: str = "",
 ) -> RunResult:
     """Train and judge a job's sites on this machine: alone, federated, pooled.
 
     source: a job, or what `job` makes one of.
-    out: the run's folder: its models lie in it, and `fednotes report` makes its page.
-    progress(part, round): called after each round of each part, such as "federated". resume: go on
-    after a stop. overwrite: an earlier run there becomes `OUT.previous`. Raises FednotesError.
+    out: the run's folder: its models lie in it, each with its card; `report` makes its page.
+    progress(part, round): called after each round of each part, such as "federated"; or a Display.
+    resume: go on after a stop. overwrite: an earlier run there becomes `OUT.previous`. command: how
+    a person repeats it. Raises FednotesError.
     """
-    shown = _Told(progress) if progress else None
     made = source if isinstance(source, Job) else job(source)
-    result = simulating.simulate(
-        made, Path(out), resume=resume, overwrite=overwrite, device=device, display=shown
-    )
+    options: Any = {"resume": resume, "overwrite": overwrite, "device": device, "command": command}
+    result = simulating.simulate(made, Path(out), display=progress, **options)
     write_cards(Path(out))
     return result
-
-
-class _Told(simulating.Display):
-    """Rounds are told to a function."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._part = progress, ""
-
-    def begin(self, part: simulating.Part, rounds: int, sentences: int) -> None:
-        self._part = part.name
-
-    def round(self, result: RoundResult) -> None:
-        self._progress(self._part, result)
 
 
 def evaluate(

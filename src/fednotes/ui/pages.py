@@ -456,11 +456,29 @@ def named(paths: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(map(str, paths) if alike else names, paths, strict=True))
 
 
-def serve_page(desk: Desk, port: int, say: Callable[[str], None]) -> None:
-    """Listen until somebody stops it. port: 0 takes a free one. Raises FednotesError."""
+def ui(
+    *paths: str | Path,
+    port: int = 0,
+    format: str = "",
+    corrections: str | Path | None = None,
+    on_error: OnError = "refuse",
+    device: str = "cpu",
+    backbone: str | None = None,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Look at runs, a model's errors in notes, and what left: a page on this computer alone, until
+    SIGINT or SIGTERM.
+
+    paths: runs; a model and notes; a site's kit. port: 0 takes a free one. corrections: where
+    decisions are kept; beside the notes or the run if not given. tell: is told the address. The
+    others: as `read` and `load`. Raises FednotesError.
+    """
+    file = None if corrections is None else Path(corrections)
+    given: Any = {"device": device, "backbone": backbone}
+    desk = opened([*map(Path, paths)], format, file, on_error, **given)
 
     def ready(place: str) -> None:
-        say(
+        tell(
             f"open {place}{desk.root}/?token={desk.token} in a browser on this computer; "
             "Ctrl-C ends it"
         )

@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
-from fednotes.core.errors import ConfigError
-from fednotes.core.store import write_folder
+from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.store import write_folder, write_out
 from fednotes.patients.phenotyper import is_phenotyper
+from fednotes.report.card import card
+
+FORMS = {"hf": (), "onnx": ("int8",), "sklearn": ("dictionary",), "card": ()}  # and their options
 
 
-def into(out: Path, fill: Callable[[Path], None]) -> None:
-    """Make a new folder, whole or not at all. Raises ConfigError where there is something."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: there is something already; name a folder that is new or empty")
-    write_folder(out, fill, private=False)
+def export(
+    model: str | Path,
+    form: str,
+    out: str | Path,
+    *,
+    int8: bool = False,
+    dictionary: str | Path | None = None,
+) -> Path:
+    """Write a saved model in a form that other programs read; where it is.
 
-
-def require_mentions(model: Path, form: str) -> None:
-    """Raises ConfigError for a model of patients."""
-    if is_phenotyper(model):
+    form: "hf" (transformers), "onnx", "sklearn", or "card". out: a folder that is new or empty; of
+    a card, a file. int8: of "onnx", eight bits a number. dictionary: of "sklearn", where the
+    model's is, or its encoder, if it has moved. Raises ConfigError for a form that the model does
+    not have or a folder that is not empty, ModelError, MissingExtra.
+    """
+    folder, out = Path(model), Path(out)
+    if form == "spacy":
+        told = 'nlp.add_pipe("fednotes", config={"model": "MODEL"})'
+        raise ConfigError(f"spaCy reads a saved model as it is, without an export: {told}")
+    if form not in FORMS:
+        raise ConfigError(f"{form!r} is no form of a model; {nearest(form, FORMS)}")
+    place = dictionary and str(dictionary)
+    options = {k: v for k, v in (("int8", int8), ("dictionary", place)) if v}
+    if other := sorted(options.keys() - {*FORMS[form]}):
+        raise ConfigError(f"--{other[0]} is of another form than {form}")
+    if form == "card":
+        write_out(out, card(folder))
+        return out
+    if is_phenotyper(folder) != (form == "sklearn"):
         raise ConfigError(
-            f"{model}: is a model of patients, and {form} is for models that find mentions: "
+            f"{folder}: finds mentions; scikit-learn's form is for models of patients: "
+            "`fednotes export onnx` and `hf` are for this one"
+            if form == "sklearn"
+            else f"{folder}: is a model of patients, and {form} is for models that find mentions: "
             "`fednotes export sklearn` writes its classifiers"
         )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: there is something already; name a folder that is new or empty")
+    form_of = import_module(f"{__name__}.{form}")  # its `writer` gives what fills a new folder
+    write_folder(out, form_of.writer(folder, **options), private=False)
+    return out

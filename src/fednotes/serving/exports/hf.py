@@ -10,6 +10,7 @@ A word's tag is that of its first sub-word, so the pipeline has to be asked for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError
@@ -17,19 +18,15 @@ from fednotes.core.parsing import read_json
 from fednotes.core.store import write_json
 from fednotes.encoders.pretrained import positions_of
 from fednotes.report.card import CARD, card
-from fednotes.serving.exports import into, require_mentions
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.token_classifier import TokenClassifier
 
 _AS_BIO = {"S": "B", "E": "I"}
 
 
-def export_hf(model: Path, out: Path) -> None:
-    """Write a saved token classifier as a new folder `out`.
-
-    Raises ConfigError for another kind of model or a folder that is not empty, ModelError.
-    """
-    require_mentions(model, "a Hugging Face directory")
+def writer(model: Path) -> Callable[[Path], None]:
+    """What fills a folder with a saved token classifier. Raises ConfigError for another kind of
+    model, ModelError."""
     loaded = load_model(model)
     if not isinstance(loaded, TokenClassifier):
         raise ConfigError(
@@ -50,7 +47,7 @@ def export_hf(model: Path, out: Path) -> None:
         facts = read_json(settings, strict=False) | {"model_max_length": window}
         write_json(settings, facts, private=False)
 
-    into(out, fill)
+    return fill
 
 
 def _as_bio(tag: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -31,7 +31,6 @@ from fednotes.core.store import write_json
 from fednotes.data.tags import allowed_transitions
 from fednotes.data.text import TOKEN
 from fednotes.encoders.pretrained import Frame, quiet
-from fednotes.serving.exports import into, require_mentions
 from fednotes.taggers.layers import CHARACTERS
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.tagger import Tagger
@@ -42,14 +41,13 @@ GATES = (0, 3, 1, 2)  # ONNX has input, output, forget and cell gates; here i, f
 QUANTISED = ("MatMul", "Gemm", "LSTM", "Gather")
 
 
-def export_onnx(model: Path, out: Path, int8: bool = False) -> None:
-    """Write a saved model as a new folder `out`.
+def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
+    """What fills a folder with a saved model's graph.
 
     int8: matrices and tables in eight bits a number, activations as they come (dynamic).
-    Raises ConfigError for a kind of model that there is no graph of, or a folder that is not
-    empty, ModelError, MissingExtra without onnx, onnxruntime or onnxscript.
+    Raises ConfigError for a kind of model that there is no graph of, ModelError, MissingExtra
+    without onnx, onnxruntime or onnxscript.
     """
-    require_mentions(model, "an ONNX graph with tags")
     loaded = load_model(model)
     if not isinstance(loaded, Tagger | TokenClassifier):
         raise ConfigError(f"{model}: of the kind {loaded.config.kind!r}, which is not exported")
@@ -78,7 +76,7 @@ def export_onnx(model: Path, out: Path, int8: bool = False) -> None:
             _quantise(graph)
         write_json(folder / "fednotes.json", facts, private=False)
 
-    into(out, fill)
+    return fill
 
 
 # ---- the light tagger: its graph is written down layer by layer --------------------------------

@@ -11,7 +11,7 @@ a `MinMaxScaler` that clips at zero.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,17 @@ from fednotes.core.errors import ConfigError, MissingExtra
 from fednotes.core.store import write_json
 from fednotes.patients.cohort import LABELS
 from fednotes.patients.features import ConceptFeatures, opened
-from fednotes.patients.phenotyper import Phenotyper, is_phenotyper, load_phenotyper
-from fednotes.serving.exports import into
+from fednotes.patients.phenotyper import Phenotyper, load_phenotyper
 
 _MOST = 1e30  # no value of a ReLU is larger
 
 
-def export_sklearn(model: Path, out: Path, dictionary: str | None = None) -> None:
-    """Write a saved phenotyping model as a new folder `out`.
+def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]:
+    """What fills a folder with a saved phenotyping model.
 
     dictionary: where the model's dictionary is, or its encoder, if it has moved. Raises ConfigError
-    for another model, one without classifiers, or a folder that is not empty; ModelError;
-    MissingExtra without scikit-learn or skops.
+    for a model without classifiers, ModelError, MissingExtra without scikit-learn or skops.
     """
-    if not is_phenotyper(model):
-        raise ConfigError(
-            f"{model}: finds mentions; scikit-learn's form is for models of patients: "
-            "`fednotes export onnx` and `hf` are for this one"
-        )
     loaded = load_phenotyper(model)
     if loaded.machines is None:
         raise ConfigError(f"{model}: ends with stage 1: it has no classifiers of phenotypes")
@@ -62,7 +55,7 @@ def export_sklearn(model: Path, out: Path, dictionary: str | None = None) -> Non
         skops.io.dump(pipeline, folder / "pipeline.skops")
         write_json(folder / "fednotes.json", facts, private=False)
 
-    into(out, fill)
+    return fill
 
 
 def _steps(model: Phenotyper) -> Iterator[tuple[str, Any]]:
