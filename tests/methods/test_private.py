@@ -280,10 +280,12 @@ def test_a_run_says_what_it_promises_and_nothing_of_losses(tmp_path: Path) -> No
     assert result.mean["federated"]["strict"]["f1"] >= 0
 
 
-@pytest.mark.parametrize("method", sorted({*names()} - {"fedner", "finetune"}))
+@pytest.mark.parametrize("method", sorted({*names()} - {"fedner", "finetune", "pretrain"}))
 def test_methods_that_keep_no_promise_say_so(method: str) -> None:
     table = {"method": method, "synthetic": {}, "privacy": {"epsilon": 1.0}}
-    with pytest.raises(ConfigError, match=rf"'{method}' keeps no promise.*fedner and finetune can"):
+    with pytest.raises(
+        ConfigError, match=rf"'{method}' keeps no promise.*fedner, finetune, pretrain can"
+    ):
         parse_job(table, "job", Path(), "job.toml")
 
 

@@ -177,7 +177,7 @@ def _privacy(method: Method, name: str, table: Mapping[str, Any], where: str) ->
         able = [other for other in methods.names() if methods.find(other).private is not None]
         raise ConfigError(
             f"{where} [privacy]: method = {name!r} keeps no promise of differential privacy; "
-            f"{' and '.join(able)} can"
+            f"{', '.join(able)} can"
         )
     return build(Privacy, table, f"{where} [privacy]")
 

@@ -46,6 +46,7 @@ from fednotes.methods.compression import (
     sizes,
     told,
 )
+from fednotes.methods.private import Privately
 from fednotes.methods.sites import (
     Adam,
     Best,
@@ -169,6 +170,24 @@ def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
     return tuple(
         replace(config, batch="each", batch_size=one, accumulate=min(one, pieces)) for one in own
     )
+
+
+def private_by(
+    initial: Callable[[Any], dict[str, Tensor]], loss: Callable[..., Tensor], **more: Any
+) -> Privately:
+    """How such a method trains with differential privacy, in so many rounds as local steps. more:
+    of `Privately`, and further settings that must have one value."""
+    settings: dict[str, Any] = {
+        **{"server": "average", "server_learning_rate": 0.0, "compression": "none"},
+        **{"batch": "each", "accumulate": 1, "keep_cycle": 0, "proximal": 0.0, "clip": 0.0},
+        **{"decay": "constant", "warmup": 0.0, "weight_decay": 0.0, "lora_learning_rate": 0.0},
+        "precision": "float32",
+    }
+
+    def rounds(config: Averaging, epoch: int) -> int:
+        return math.ceil(config.cycles * (config.local_steps or config.local_epochs * epoch))
+
+    return Privately(settings | more.pop("settings", {}), initial, loss, rounds, **more)
 
 
 def traffic_of(

@@ -13,7 +13,6 @@ this same model (`kind = "token-classifier"`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,10 +38,10 @@ from fednotes.methods.averaging import (
     central,
     examples_of,
     parts,
+    private_by,
     run_cycles,
     traffic_of,
 )
-from fednotes.methods.private import Privately
 from fednotes.methods.sites import (
     Count,
     MentionSite,
@@ -255,12 +254,6 @@ def warnings(config: Config) -> tuple[str, ...]:
     )
 
 
-def private_rounds(config: Config, epoch: int) -> int:
-    """The rounds of a run with differential privacy, of so many to an epoch."""
-    each = config.local_steps or config.local_epochs * epoch
-    return math.ceil(config.cycles * each)
-
-
 def private_loss(site: Site, indices: np.ndarray) -> Tensor:
     """The mean loss of the words of some units."""
     part = _Sentences(site.model, site._read, indices)
@@ -295,15 +288,5 @@ METHOD = Method(
     warnings=warnings,
     one_model=one_model,
     save=save,
-    private=Privately(
-        {
-            **{"server": "average", "server_learning_rate": 0.0, "compression": "none"},
-            **{"batch": "each", "accumulate": 1, "keep_cycle": 0, "proximal": 0.0, "clip": 0.0},
-            **{"decay": "constant", "warmup": 0.0, "weight_decay": 0.0, "lora_learning_rate": 0.0},
-            "precision": "float32",
-        },
-        initial,
-        private_loss,
-        private_rounds,
-    ),
+    private=private_by(initial, private_loss),
 )

@@ -29,7 +29,8 @@ from fednotes.core.seeds import rng_of
 from fednotes.core.settings import checked
 from fednotes.core.tensors import load_into, nbytes, snapshot
 from fednotes.core.update import Tensors, Update
-from fednotes.data.notes.sites import NoteSource, SiteNotes, pooled_notes
+from fednotes.data.clinical import sentences
+from fednotes.data.notes.sites import NoteSource, SiteNotes, fingerprint, pooled_notes
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.language_model import (
     LanguageModel,
@@ -57,10 +58,13 @@ from fednotes.methods.averaging import (
     central,
     examples_of,
     parts,
+    private_by,
     run_cycles,
     traffic_of,
 )
+from fednotes.methods.private import require_patients
 from fednotes.methods.sites import Number, Rate, Share, ended
+from fednotes.privacy.promise import Privacy, Unit
 
 EVALUATED = 64  # sequences judged at once
 
@@ -76,6 +80,8 @@ class Config(Averaging):
     infilled: share of the words in infilled spans, for the objective "denoise".
     head_cycles: cycles before the first one that train the prediction head alone, with
         head_learning_rate, where the directory has none (its initial values are random).
+
+    A job fills in what it says of privacy and of `min_sites`.
     """
 
     model: LanguageModelConfig = field(default_factory=LanguageModelConfig)
@@ -87,12 +93,19 @@ class Config(Averaging):
     infilled: Share = 0.3
     head_cycles: Number = 1
     head_learning_rate: Rate = 3e-3
+    privacy: Privacy | None = None
+    min_sites: int = 0
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""
         super().__post_init__()
         if self.long_cycles > self.cycles:
             raise ConfigError(f"long_cycles = {self.long_cycles}: 0 to cycles = {self.cycles}")
+        if self.privacy and self.model.objective == "mlm+nsp":
+            raise ConfigError(
+                '[model] objective = "mlm+nsp" sets text of one patient beside another\'s, so no '
+                'unit could be told apart under [privacy]: set objective = "mlm"'
+            )
         crowded = self.batch == "shared" and self.sites > self.batch_size
         if self.long_cycles and (self.local_steps or self.local_epochs % 1 or crowded):
             raise ConfigError(
@@ -179,12 +192,15 @@ class _Masked(Step):
 class Site(AveragingSite, MethodSite):
     """One silo: its notes, tokenised once, and the tasks that the server may ask for.
 
-    directory: where the finished model and its scores are written; None writes nothing.
-    cache: folder below which tokens are kept for the next run.
+    apart: of training with differential privacy, sequences that no two units share. directory:
+    where the finished model and its scores are written; None writes nothing. cache: folder below
+    which tokens are kept for the next run.
 
     Raises ConfigError where an update would tell too much: the embeddings are trained on
     fewer tokens or steps than the configuration asks for.
     """
+
+    apart: Plan
 
     def __init__(
         self,
@@ -404,6 +420,58 @@ def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     return traffic_of(config, shared.initial, before, head)
 
 
+def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
+    """The sequences of each unit, rows of `Site.apart`, which are of its own notes alone.
+
+    Raises ConfigError for a sentence, and where a note's patient is not known.
+    """
+    if unit == "sentence":
+        raise ConfigError(
+            '[privacy] unit = "sentence": a language model reads stretches of notes: set unit = '
+            '"document" or "patient"'
+        )
+    tokens, notes = site.train_set, site.data.train_notes
+    require_patients(site.id, unit, sum(n.patient is None for n in site.data.train()), notes)
+    tokenize, owned = site.model.tokenizer.tokenize, dict[tuple[str | None, ...], list[int]]()
+    at = 0
+    for note in site.data.train():
+        if tokens.dropped and not any(tokenize(sentences(note.text))):
+            continue  # it has no place in the tokens
+        owned.setdefault((note.patient, *(() if unit == "patient" else (note.id,))), []).append(at)
+        at += 1
+    plans = [_of_unit(tokens, own, site.config) for own in owned.values()]
+    bounds = np.cumsum([0, *(len(plan.stretches) for plan in plans)])
+    rows = [plan.bounds[:-1] + start for plan, start in zip(plans, bounds, strict=False)]
+    site.apart = Plan(
+        np.concatenate([plan.stretches for plan in plans]),
+        np.append(np.concatenate(rows), bounds[-1]),
+        None,
+    )
+    return np.split(np.arange(len(site.apart)), np.cumsum([len(plan) for plan in plans])[:-1])
+
+
+def _of_unit(tokens: Tokens, documents: list[int], config: Config) -> Plan:
+    """Sequences of some documents alone, as stretches of the corpus."""
+    first = tokens.documents
+    lines = [tokens.sentences[first[d] : first[d + 1] + 1] for d in documents]
+    sizes = np.concatenate([np.diff(own) for own in lines])
+    ends = np.cumsum([0, *(len(own) - 1 for own in lines)])
+    bounds = np.cumsum([0, *sizes])
+    plan = plan_full(Tokens(tokens.ids, bounds, ends), config.length, config.seed, 0)
+    starts = bounds[ends[:-1]]  # of the documents among themselves
+    owner = np.searchsorted(starts, plan.stretches[:, 0], side="right") - 1
+    moved = np.array([own[0] for own in lines]) - starts
+    return replace(plan, stretches=plan.stretches + moved[owner, None])
+
+
+def private_loss(site: Site, rows: np.ndarray) -> torch.Tensor:
+    """The mean loss of some sequences of `Site.apart`; what is masked follows from torch's
+    generator, which is seeded for their unit."""
+    rng = np.random.default_rng(int(torch.randint(2**62, ())))
+    part = site._masked(site.train_set, site.apart, rows, rng)
+    return part.loss([part])
+
+
 def warnings(config: Config) -> tuple[str, ...]:
     """What a person should know before training."""
     if config.model.train != "all":
@@ -439,4 +507,11 @@ METHOD = Method(
     warnings=warnings,
     one_model=lambda config: True,
     save=save,
+    private=private_by(
+        lambda config: snapshot(shared_model(config.model, config.seed, "cpu").initial),
+        private_loss,
+        settings={"head_cycles": 0, "long_cycles": 0},
+        units=private_units,
+        content=lambda data: fingerprint(data).encode(),
+    ),
 )

@@ -48,13 +48,16 @@ class Privately:
 
     settings: those that must have one value; a job need not say so. initial(config): what sites
     share, before training. loss(site, indices): mean loss of some sentences. rounds(config, epoch):
-    the most rounds, of so many to an epoch.
+    the most rounds, of so many to an epoch. units(site, unit): the sentences (or what `loss` takes
+    in their place) of each unit. content(data): a digest of what a site holds.
     """
 
     settings: Mapping[str, Any]
     initial: Callable[[Any], dict[str, Tensor]]
     loss: Callable[[Any, np.ndarray], Tensor]
     rounds: Callable[[Any, int], int]
+    units: Callable[[Any, Unit], list[np.ndarray]] = lambda site, unit: units_of(site, unit)
+    content: Callable[[Any], bytes] = lambda data: _digest(data)
 
     def require(self, config: Any) -> None:
         """Raises ConfigError for a setting that no promise can be kept with."""
@@ -185,7 +188,7 @@ class PrivateSite(MethodSite):
         self.site = self.made(data, config, **options)
         self.num_examples, self.scores = self.site.num_examples, self.site.scores
         self._secret, self._question = secret or secrets.token_bytes(32), question
-        self.units = units_of(data.id, self.site.train_set, self.promise.privacy.unit)
+        self.units = self.of.units(self.site, self.promise.privacy.unit)
         if self.promise.privacy.delta * len(self.units) >= 1:
             raise ConfigError(
                 f"delta = {self.promise.privacy.delta:g}: site {data.id!r} has {len(self.units):,} "
@@ -197,7 +200,7 @@ class PrivateSite(MethodSite):
         self._adam = Adam(self._own, config.learning_rate)
         share, whole = self.promise.grids
         self._grids = dict.fromkeys(self._shared, share) | dict.fromkeys(self._own, whole)
-        self._data = _digest(data)
+        self._data = self.of.content(data)
 
     def noisy_gradients(self, tensors: Tensors, *, round: int) -> Update:
         """Σ of the round's units' clipped gradients, with noise, in whole numbers of the grid."""
@@ -259,8 +262,7 @@ class PrivateSite(MethodSite):
 
     def finish(self, tensors: Tensors) -> Update:
         """Test the last round's model, and save it; what comes of it stays here."""
-        load_into(self._shared, tensors)
-        self.site.tested()
+        self.site.finish(tensors)
         self.scores = self.site.scores
         return Update()
 
@@ -297,20 +299,26 @@ class PrivateSite(MethodSite):
         self._secret, self.steps = bytes.fromhex(state.fact("secret", str)), state.round
 
 
-def units_of(site: str, corpus: Any, unit: Unit) -> list[np.ndarray]:
-    """The sentences of each unit of a corpus, all of them together in one.
-
-    Raises ConfigError where a document's patient is not known.
-    """
-    documents, owners = corpus.documents, corpus.encoded.sentence_document
-    if unit == "sentence":
-        return [np.array([at]) for at in range(len(owners))]
-    if unit == "patient" and (unknown := sum(d.patient is None for d in documents)):
+def require_patients(site: str, unit: Unit, unknown: int, documents: int) -> None:
+    """Raises ConfigError where units are patients and a document's is not known."""
+    if unit == "patient" and unknown:
         raise ConfigError(
-            f'[privacy] unit = "patient": {unknown:,} of {len(documents):,} training documents '
+            f'[privacy] unit = "patient": {unknown:,} of {documents:,} training documents '
             f"of site {site!r} have no patient; the largest unit that is known is a document: "
             'set unit = "document", or name the patients in the files'
         )
+
+
+def units_of(site: Any, unit: Unit) -> list[np.ndarray]:
+    """The sentences of each unit of a site's corpus, all of them together in one.
+
+    Raises ConfigError where a document's patient is not known.
+    """
+    corpus = site.train_set
+    documents, owners = corpus.documents, corpus.encoded.sentence_document
+    if unit == "sentence":
+        return [np.array([at]) for at in range(len(owners))]
+    require_patients(site.id, unit, sum(d.patient is None for d in documents), len(documents))
     found: dict[tuple[Any, ...], list[int]] = {}
     for at, owner in enumerate(owners.tolist()):
         document = documents[owner]
