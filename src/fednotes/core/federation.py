@@ -173,7 +173,7 @@ class Method:
     adds to the published method, in a word for tables. one_model(config): whether sites end with
     equal models, of which one copy is kept. save(config, final, folder): write the model that all
     sites end with, made of the last state; False where there is none, or not at the server.
-    private: how it trains with differential privacy (`methods/private.py`); None: it cannot.
+    private: how it trains with differential privacy (`methods/private/`), or why it cannot.
     promise(config): what is promised then (`privacy/promise.py`); None: nothing is.
     """
 
@@ -195,5 +195,5 @@ class Method:
     beyond: Callable[[Any], str] = lambda config: ""
     one_model: Callable[[Any], bool] = lambda config: False
     save: Callable[[Any, State, Path], bool] = lambda config, final, folder: False
-    private: Any = None
+    private: Any = "nobody has said how"
     promise: Callable[[Any], Any] = lambda config: None

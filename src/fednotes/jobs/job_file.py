@@ -173,11 +173,11 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
 
 def _privacy(method: Method, name: str, table: Mapping[str, Any], where: str) -> Privacy:
     """The [privacy] table of a method that can keep it. Raises ConfigError."""
-    if method.private is None:
-        able = [other for other in methods.names() if methods.find(other).private is not None]
+    if isinstance(why := method.private, str):
+        able = [n for n in methods.names() if not isinstance(methods.find(n).private, str)]
         raise ConfigError(
-            f"{where} [privacy]: method = {name!r} keeps no promise of differential privacy; "
-            f"{', '.join(able)} can"
+            f"{where} [privacy]: method = {name!r} keeps no promise of differential privacy: "
+            f"{why}; {', '.join(able)} can"
         )
     return build(Privacy, table, f"{where} [privacy]")
 

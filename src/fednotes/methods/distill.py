@@ -613,4 +613,5 @@ METHOD = Method(
     traffic=traffic,
     warnings=warnings,
     save=save,
+    private="a site's parameters after local steps leave it, and gradients of what it has guessed",
 )

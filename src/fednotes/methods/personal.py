@@ -427,4 +427,5 @@ METHOD = Method(
     traffic=traffic,
     warnings=begun_from,
     one_model=one_model,
+    private="its rows of tags are weighed by who has them",
 )

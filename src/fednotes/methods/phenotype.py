@@ -628,4 +628,5 @@ METHOD = Method(
     alone=alone,
     warnings=warnings,
     one_model=lambda config: True,
+    private="patients' codes, concepts and labels are counted exactly before it trains",
 )

@@ -80,8 +80,6 @@ class Config(Averaging):
     infilled: share of the words in infilled spans, for the objective "denoise".
     head_cycles: cycles before the first one that train the prediction head alone, with
         head_learning_rate, where the directory has none (its initial values are random).
-
-    A job fills in what it says of privacy and of `min_sites`.
     """
 
     model: LanguageModelConfig = field(default_factory=LanguageModelConfig)

@@ -1,4 +1,4 @@
-"""Training with differential privacy: any method whose sites descend one gradient together.
+"""Training with differential privacy: any method whose sites can descend one gradient together.
 
 Abadi et al. 2016, "Deep learning with differential privacy", with the noise of many sites in
 whole numbers (Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian mechanism").
