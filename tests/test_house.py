@@ -28,7 +28,7 @@ LONG = 300  # a module this long may have one importer, if that is as long
 # Found by name in their folder, or started or called by name: no importer says that they are used.
 BY_NAME = re.compile(
     r"fednotes\.(__main__|methods\.\w+|data\.formats\.[\w.]+|taggers\.\w+|cli\.\w+|jobs\.kinds\.\w+|"
-    r"engines\.nvflare\.\w+|serving\.exports(\.\w+)?|serving\.spacy_component|report|ui)$"
+    r"engines\.nvflare\.\w+|serving\.exports(\.\w+)?|serving\.spacy_component|audit\.\w+|report|ui)$"
 )
 TWICE = frozenset({"Config", "Site", "Server"})  # every method has its own
 BLOCK = 6  # lines that stand in two places

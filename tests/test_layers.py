@@ -33,10 +33,11 @@ ROOMS: dict[str, frozenset[str]] = {
     "engines": frozenset({"core", "privacy", "rules"}),
     "jobs": frozenset(_BELOW_JOBS),
     "report": frozenset({"core", "jobs"}),
+    "audit": frozenset({*_BELOW_JOBS, "jobs", "report"}),
     "experiments": frozenset({*_BELOW_JOBS, "jobs", "report"}),
     "serving": frozenset({*_BELOW_JOBS, "jobs", "report"}),
     "ui": frozenset({*_BELOW_JOBS, "jobs", "report", "serving"}),
-    "cli": frozenset({*_BELOW_JOBS, "jobs", "report", "experiments", "serving", "ui"}),
+    "cli": frozenset({*_BELOW_JOBS, "jobs", "report", "audit", "experiments", "serving", "ui"}),
     # The public names, of `fednotes` itself.
     "": frozenset({"core", "data", "engines", "jobs", "report", "serving", "ui"}),
     "__main__": frozenset({"cli"}),

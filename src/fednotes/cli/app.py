@@ -185,6 +185,34 @@ def forecast(
     say(f"forecast: {out / 'forecast.json'}")
 
 
+@app.command()
+def audit(
+    target: Annotated[str, typer.Argument(metavar="RUN|JOB", help="A run's folder, or a job.")],
+    out: Annotated[Path | None, typer.Option(help="A folder; a run's own if not given.")] = None,
+    settings: Settings = None,
+    site: Annotated[str, typer.Option(help="Whose notes; the job's first site if not given.")] = "",
+    site_file: Annotated[Path | None, typer.Option(help="At home: the site's own file.")] = None,
+    total: Annotated[int, typer.Option(help="At home: training sentences of all sites.")] = 0,
+) -> None:
+    """At home: what could be read off what a job would send? Nothing leaves."""
+    from fednotes.audit import audit as run
+    from fednotes.audit import opened
+    from fednotes.cli.display import audit_table
+    from fednotes.core.store import held, write_json
+    from fednotes.jobs.results import AUDIT
+    from fednotes.report.html import write_report
+
+    job, key, place = opened(target, tuple(settings or ()), site, site_file, total)
+    if (folder := out or place) is None:
+        raise FednotesError(f"{target} is a job: give --out FOLDER for what is found")
+    command = shlex.join(["fednotes", *sys.argv[1:]])
+    with held(folder), console.status("") as shown:
+        found = run(job, site, declared=key, command=command, progress=shown.update)
+        write_json(folder / AUDIT, found.model_dump())
+    console.print(audit_table(found))
+    say(f"audit: {folder / AUDIT}", f"report: {write_report(folder)}")
+
+
 def _asks(yes: bool) -> bool:
     """Whether there is a person who can be asked; without one a run goes on."""
     return not yes and console.is_terminal and sys.stdin.isatty()

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from fednotes.jobs.compare import Comparison
     from fednotes.jobs.forecast import Forecast, SiteForecast
     from fednotes.jobs.job import CountTable
+    from fednotes.jobs.results import Audit
     from fednotes.metrics.calibration import Reliability
 
 SETTLED = 5.0  # seconds of rounds that tell how long the others take
 SHORT = 60.0  # seconds that are not worth a line
+UNPROVEN = "says nothing: the attack fails without defence too"
 _SHOWN = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))  # the first there is
 _OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"), ("auroc", "AUROC"))
 
@@ -375,6 +377,22 @@ def forecast_table(found: Forecast) -> Table:
         table.add_row(Text(site), f"{of.curve[-1].sentences:,}", *cells(of), of.words)
     pace = f"; {duration(found.seconds)} at the pilot's pace" if found.seconds else ""
     table.caption = f"intervals hold 80 %; the whole job, {found.cost}{pace}"
+    return table
+
+
+def audit_table(found: Audit) -> Table:
+    """What `fednotes audit` prints, in percent."""
+    title = f"{escape(found.title)}: what leaves {escape(found.site)}"
+    table = sheet("attack", "success", "control", "chance", title=title)
+    table.add_column("what closes it, or why it is none")
+    for leak in found.attacks:
+        told = leak.why or leak.closes if leak.success is None or leak.proven else UNPROVEN
+        cells = ["–"] * 3
+        if leak.success is not None and leak.low is not None and leak.high is not None:
+            whole = f"{leak.success:.1%}\n{leak.low:.1%} to {leak.high:.1%}".replace("%", "")
+            cells = [whole, number_of(leak.control), number_of(leak.chance)]
+        table.add_row(Text(leak.attack), *cells, Text(told))
+    table.caption = "of what is there, named at 1 % false alarms, in %; intervals hold 95 %"
     return table
 
 

@@ -146,7 +146,7 @@ def forecast(
     options: Any = {"resume": resume, "overwrite": overwrite, "device": device, "command": command}
     if not isinstance(source, Job):
         home = site, site_file, total
-        job = _at_home(source, settings, *home) if site else load_job(source, tuple(settings))
+        job = at_home(source, settings, *home) if site else load_job(source, tuple(settings))
     elif site:
         raise ConfigError(f"--site {site}: name the job's file, which the other sites have too")
     else:
@@ -206,7 +206,7 @@ def forecast(
     return found
 
 
-def _at_home(
+def at_home(
     name: str | Path, given: Sequence[str], site: str, file: str | Path | None, total: int
 ) -> Job:
     """A job as one site can read it: its notes where the job's table or its own file says, and in

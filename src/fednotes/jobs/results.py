@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
@@ -29,7 +29,7 @@ from fednotes.metrics.gap import Gap, Verdict, judged, verdict
 
 VERSION = 1  # of summary.json; before it, files had none
 CONDITIONS = ("alone", "federated", "pooled")
-SUMMARY, METRICS = "summary.json", "metrics.jsonl"
+SUMMARY, METRICS, AUDIT = "summary.json", "metrics.jsonl", "audit.json"
 _SHOWN = shipped("jobs/scores.toml")
 SCORES: Mapping[str, Mapping[str, Any]] = _SHOWN["scores"]  # how each kind of score is shown
 CURVES: Mapping[str, Mapping[str, Any]] = _SHOWN["curves"]  # likewise, what evaluations measure
@@ -38,6 +38,7 @@ Scores = Mapping[str, Any]  # kind of score → measure → number, as `metrics/
 
 
 Number = int | FiniteFloat | None
+M = TypeVar("M", bound=BaseModel)
 
 
 class RunResult(BaseModel):
@@ -194,6 +195,70 @@ class Outcome(BaseModel):
     valid: dict[str, float | None] = {}
 
 
+class Leak(BaseModel):
+    """How one attack went on what a job would send (`audit/`): fractions.
+
+    sees: what its adversary must see. closes: what closes it. applies: to this job; why: if not, or
+    if it could not be tried. success: on the job as it is, low to high in 95 % of such trials;
+    chance: of who sees nothing; control: of the same attack without any defence. proven: whether
+    that one succeeded, without which the others say nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    attack: str
+    sees: str = ""
+    closes: str = ""
+    applies: bool = True
+    why: str = ""
+    success: FiniteFloat | None = None
+    chance: FiniteFloat = 0.0
+    low: FiniteFloat | None = None
+    high: FiniteFloat | None = None
+    control: FiniteFloat | None = None
+    proven: bool = False
+    details: dict[str, FiniteFloat] = {}
+
+    @property
+    def advantage(self) -> float:
+        """Success above chance; 0 where it was not tried."""
+        return 0.0 if self.success is None else max(0.0, self.success - self.chance)
+
+
+class Audit(BaseModel):
+    """audit.json: what attacks read off what a job would send, of one site's own notes.
+
+    fingerprint: of the job as it is declared.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: int = VERSION
+    title: str = ""
+    method: str = ""
+    site: str = ""
+    fingerprint: str = ""
+    command: str = ""
+    seconds: FiniteFloat = 0.0
+    attacks: list[Leak] = []
+
+    @property
+    def worst(self) -> float:
+        """The largest advantage of an attack."""
+        return max((leak.advantage for leak in self.attacks), default=0.0)
+
+    @property
+    def unproven(self) -> list[str]:
+        """The attacks that would apply and say nothing: they were not tried, or fail undefended."""
+        return [leak.attack for leak in self.attacks if leak.applies and not leak.proven]
+
+
+def read_audit(folder: Path) -> Audit | None:
+    """A folder's audit.json; None where there is none. Raises DataError as `read_result`."""
+    path = folder / AUDIT
+    return _read(path, Audit) if path.is_file() else None
+
+
 def read_result(folder: Path) -> RunResult:
     """A run's summary.json. Raises DataError where it is missing, damaged or of a later version."""
     path = folder / SUMMARY
@@ -202,12 +267,16 @@ def read_result(folder: Path) -> RunResult:
             f"{folder}: no summary.json there; give the folder that `fednotes simulate "
             "--out` wrote, once the run has ended"
         )
+    return _read(path, RunResult)
+
+
+def _read(path: Path, kind: type[M]) -> M:
     table = _object(path, 1, _text_of(path, MOST_BYTES + 1))
     version = table.get("version", 0)
     if not isinstance(version, int) or version > VERSION:
         raise DataError(f"{path}: its version is {version!r}, known is {VERSION}: update fednotes")
     try:
-        return RunResult.model_validate(table)
+        return kind.model_validate(table)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))

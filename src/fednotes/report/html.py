@@ -23,9 +23,11 @@ from fednotes.jobs.results import (
     CONDITIONS,
     CURVES,
     SCORES,
+    SUMMARY,
     RunResult,
     Scores,
     duration,
+    read_audit,
     read_lines,
     read_result,
     size,
@@ -51,13 +53,19 @@ _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def write_report(run: str | Path, out: str | Path | None = None) -> Path:
-    """Write the page of a run's results, by default to `report.html` in its folder; its path.
+    """Write the page of a run's results, or of an audit alone, by default to `report.html` in its
+    folder; its path.
 
     Raises DataError if `summary.json` is missing or a result file is not what it should be,
     FednotesError if the report cannot be written.
     """
-    parts = parts_of_page(read_result(Path(run)), read_lines(Path(run)))
-    target = Path(out) if out is not None else Path(run) / "report.html"
+    folder = Path(run)
+    audited, result = read_audit(folder), None
+    if audited is not None and not (folder / SUMMARY).is_file():
+        told = {"method": audited.method, "title": audited.title, "command": audited.command}
+        result = RunResult.model_validate(told)
+    parts = parts_of_page(result or read_result(folder), read_lines(folder)) | {"audit": audited}
+    target = Path(out) if out is not None else folder / "report.html"
     page = environment().get_template("report.html").render(parts)
     (write_text if out is None else write_out)(target, page)
     return target

@@ -1,0 +1,388 @@
+"""What leaks from what a job would send: a careful adversary, played at home on one's own notes.
+
+Nothing leaves. The job's first rounds run in this process with their real settings (mini-batch,
+local steps, frozen layers, secure sum, noise), and each attack has what a server that follows the
+protocol would have. Beside that it is made on the same notes without defence, the control: where
+the control fails, the attack proves nothing.
+
+    success   the share of what is there that the adversary names while he names 1 % of what is not
+              (Carlini et al. 2022, "Membership Inference Attacks From First Principles", section 3)
+    chance    what naming at random gives: 0.01 on that scale
+
+An attack is one file of this folder, or one of its kin: a module with `ATTACKS` is found by lying
+there. No result holds a word of any note.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.federation import EVALUATE, Option, SiteTasks
+from fednotes.core.parsing import mapping
+from fednotes.core.update import Tensors, Total, Update
+from fednotes.engines.inprocess import InProcess
+from fednotes.engines.rounds import CommittedRound
+from fednotes.jobs.deployed.site_file import load_deployed
+from fednotes.jobs.forecast import at_home
+from fednotes.jobs.job import Job, Sites, load_sites
+from fednotes.jobs.job_file import load_job, parse_job
+from fednotes.jobs.results import Audit, Leak
+from fednotes.jobs.simulate import Part, is_run, members_of, recorded
+from fednotes.methods.compression import decode
+from fednotes.methods.compression import opened as opened_code
+from fednotes.rules.approval import fingerprint
+
+FALSE = 0.01  # of what is not there, named all the same
+SURE = 1.96  # standard errors, for intervals of 95 %
+MOST = 200  # rounds after which no evaluation is waited for
+KEPT = 8  # sums whose tensors are kept
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How an attack went: fractions. low, high: where success lies in 95 % of such trials.
+
+    details: further numbers for people, by name.
+    """
+
+    success: float
+    chance: float
+    low: float
+    high: float
+    details: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, inside: Any, outside: Any, **details: float) -> Self:
+        """Of scores, more being more likely there, of what is there and of what is not.
+
+        Between two thresholds the adversary draws lots, so who sees nothing has the chance.
+        Raises ConfigError where either is empty.
+        """
+        there, absent = (np.asarray(s, np.float64).ravel() for s in (inside, outside))
+        if not len(there) or not len(absent):
+            raise ConfigError("an attack needs something that is there and something that is not")
+        levels = np.unique(np.concatenate((there, absent)))[::-1]
+        named, wrong = (
+            np.append(0.0, len(s) - np.searchsorted(np.sort(s), levels)) / len(s)
+            for s in (there, absent)
+        )
+        last = int(np.searchsorted(wrong, FALSE, side="right")) - 1
+        more = (
+            (FALSE - wrong[last]) / (wrong[last + 1] - wrong[last]) if last + 1 < len(wrong) else 0
+        )
+        success = float(named[last] + more * (named[min(last + 1, len(named) - 1)] - named[last]))
+        auc = float(np.trapezoid(named, wrong))
+        counts = {"targets": float(len(there)), "decoys": float(len(absent))}
+        return cls.share(success, len(there), FALSE, auc=auc, **counts, **details)
+
+    @classmethod
+    def share(cls, success: float, of: int, chance: float, **details: float) -> Self:
+        """A share of so many, with the interval of Wilson 1927."""
+        spread = SURE**2 / of
+        middle = (success + spread / 2) / (1 + spread)
+        half = SURE * float(np.sqrt(success * (1 - success) / of + spread / (4 * of)))
+        half /= 1 + spread
+        return cls(success, chance, max(0.0, middle - half), min(1.0, middle + half), details)
+
+
+@dataclass
+class Read:
+    """What a site's model was trained on for one answer; the truth that attacks are judged by.
+
+    rows: how often each row of a word table was read, by the table's name ("": the embedding of an
+    encoder's library; "masked": the words to be guessed). tags: how often each tag occurred.
+    sentences: a corpus and the numbers of those of it, as a tagger was given them.
+    """
+
+    rows: dict[str, np.ndarray] = field(default_factory=dict)
+    tags: Counter[str] = field(default_factory=Counter)
+    sentences: list[tuple[Any, np.ndarray]] = field(default_factory=list)
+
+    def note(self, table: str, ids: np.ndarray, size: int) -> None:
+        """Rows that were read."""
+        self.rows[table] = np.bincount(ids.ravel(), minlength=size) + self.rows.get(table, 0)
+
+    def tagged(self, model: Any, corpus: Any, chosen: np.ndarray) -> None:
+        """Sentences that a tagger was trained on."""
+        encoded = corpus.encoded
+        self.sentences.append((corpus, chosen))
+        for first, last in zip(encoded.bounds[chosen], encoded.bounds[chosen + 1], strict=True):
+            self.tags.update(encoded.tagset.tags[tag] for tag in encoded.tags[first:last])
+        if hasattr(model, "word_rows"):
+            for table, ids in model.word_rows(corpus, chosen).items():
+                self.note(table, ids, len(model.get_parameter(table)))
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What the server sees of one task. sent: with what sites computed. tensors, metrics: what came
+    from the audited site, under a secure sum from all. The rest it does not see: own, that site's
+    update; total, where none is secure; read, others, what was trained on, at the site and at the
+    others."""
+
+    task: str
+    sent: Tensors
+    tensors: Tensors
+    metrics: Mapping[str, float]
+    own: Update
+    total: Total
+    read: Read
+    others: Sequence[Read]
+
+    def change(self, name: str) -> Tensor | None:
+        """What a tensor says of the training: a gradient, or what became of a parameter; float64.
+
+        None where it did not travel in a form that can be read.
+        """
+        value = self.tensors.get(name)
+        if value is None or not value.numel():
+            return None
+        before = self.sent.get(name)
+        if self.task == "train" and before is not None and before.shape == value.shape:
+            return value.double() - before.double()
+        return -value.double()  # against the gradient, as a step goes
+
+
+class Scene:
+    """What is attacked: a job on notes, and one site of it.
+
+    part: its federated training; part.sites and part.config are what members are made of.
+    """
+
+    def __init__(self, job: Job, sites: Sites, site: str = "") -> None:
+        """Raises ConfigError where the job has no such site."""
+        names = [data.id for data in sites.data]
+        self.site = site or names[0]
+        if self.site not in names:
+            raise ConfigError(f"--site {site}: the job's sites are {', '.join(names)}")
+        self.job, self.sites = job, sites
+        config = job.module.for_sites(job.config, sites.data)
+        self.part = Part("federated", sites.data, config, method=job.module)
+
+    def bare(self, model: Mapping[str, Any] | None = None, **settings: Any) -> Scene:
+        """The same notes in a job without secure sum and noise, with these settings of its method
+        and of its model; those that they lack are left out."""
+        config: Any = self.job.config
+        made = _changed(config.model, model or {})
+        changes = {"min_tokens": 0, "min_steps": 0, "compression": "none", "privacy": None}
+        config = _changed(config, {**changes, **settings, "model": made})
+        plain = replace(self.job.federation, secure_sum=False, min_sites=0)
+        job = replace(self.job, config=config, privacy=None, federation=plain)
+        return Scene(job, self.sites, self.site)
+
+    @cached_property
+    def members(self) -> list[Any]:
+        """The sites, of which nothing is written."""
+        return members_of(self.job, self.part, [None] * len(self.part.sites))
+
+    @cached_property
+    def seen(self) -> list[Seen]:
+        """What the server sees until the first evaluation, in order. Raises FednotesError."""
+        wire = _Wire(self.members, self.site, self.job.federation.secure_sum)
+        with wire.listening(), suppress(_Ended):
+            self.job.module.train(wire, self.part.config)
+        return wire.seen
+
+    @property
+    def training(self) -> Seen | None:
+        """The first answer that tells of training; None where there is none. A warm-up's is not
+        meant, which has fewer tensors."""
+        found = [seen for seen in self.seen if seen.tensors and seen.read != Read()]
+        return max(found, key=lambda seen: len(seen.tensors), default=None)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One way to read notes off what leaves.
+
+    sees, closes: what the adversary must see, and what closes it; for people. absent(scene): why
+    it is nothing for this job, "" where it is. tried: against the job as it is; control: likewise
+    without defence, where its success must be `least` at least.
+    """
+
+    name: str
+    sees: str
+    closes: str
+    absent: Callable[[Scene], str]
+    tried: Callable[[Scene], Trial]
+    control: Callable[[Scene], Trial]
+    least: float = 0.9
+
+    def on(self, scene: Scene) -> Leak:
+        """Both trials, where it is one for this job."""
+        told: Any = {"attack": self.name, "sees": self.sees, "closes": self.closes}
+        try:
+            if why := self.absent(scene):
+                return Leak(**told, applies=False, why=why)
+            found, control = self.tried(scene), self.control(scene)
+        except FednotesError as error:
+            return Leak(**told, why=f"could not be tried: {error}")
+        numbers = {k: getattr(found, k) for k in ("success", "chance", "low", "high")}
+        proven = control.success >= self.least
+        told |= {"control": control.success, "proven": proven, "details": dict(found.details)}
+        return Leak(**told, **numbers)
+
+
+def attacks() -> Iterator[Attack]:
+    """All that lie here."""
+    for module in pkgutil.iter_modules(__path__):
+        yield from importlib.import_module(f"{__name__}.{module.name}").ATTACKS
+
+
+def audit(
+    job: Job,
+    site: str = "",
+    *,
+    declared: str = "",
+    command: str = "",
+    progress: Callable[[str], None] = lambda name: None,
+) -> Audit:
+    """Every attack on a job. site: which one's notes; the first if not given. declared: fingerprint
+    of the job. progress: told the name of each attack. Raises FednotesError."""
+    started = time.monotonic()
+    torch.set_num_threads(job.threads)
+    scene, found = Scene(job, load_sites(job), site), []
+    for attack in attacks():
+        progress(attack.name)
+        found.append(attack.on(scene))
+    return Audit(
+        title=job.title,
+        method=job.method,
+        site=scene.site,
+        fingerprint=declared,
+        command=command,
+        seconds=time.monotonic() - started,
+        attacks=found,
+    )
+
+
+def opened(
+    target: str, settings: tuple[str, ...], site: str, site_file: Path | None, total: int
+) -> tuple[Job, str, Path | None]:
+    """The job to audit, the fingerprint of its table as real sites are shown it, and the folder
+    of its run, if it is a run's. site_file, total: of a site at home, as `at_home` takes them.
+
+    Raises ConfigError.
+    """
+    if (site_file is not None or total) and not (site and site_file and total):
+        raise ConfigError("--site-file, --site and --total go together")
+    place = Path(target)
+    if is_run(place):
+        if settings or total:
+            raise ConfigError(f"{target} is a run, which was made as it is: give its job in place")
+        known = recorded(place)
+        table, folder = mapping(known.get("table")), Path(str(known.get("folder")))
+        return parse_job(table, place.name, folder, target), fingerprint(table), place
+    mine = (site, site_file, total)
+    job = at_home(target, settings, *mine) if total else load_job(target, settings)
+    table = job.table
+    with suppress(ConfigError):  # what generates notes runs between no real sites
+        real, declared = load_deployed(target, settings)
+        job, table = replace(job, federation=real.federation), declared["job"]
+    return job, fingerprint(table), None
+
+
+def _changed(config: Any, settings: Mapping[str, Any]) -> Any:
+    known = {name: value for name, value in settings.items() if hasattr(config, name)}
+    return replace(config, **known)
+
+
+# ---- listening -----------------------------------------------------------------------------------
+
+
+class _Ended(Exception):
+    """Enough was heard."""
+
+
+class _Wire(InProcess):
+    """The embedded engine with an ear on it, until the first evaluation. site: who is audited."""
+
+    def __init__(self, sites: Sequence[Any], site: str, secure: bool) -> None:
+        super().__init__(sites, secure=secure)
+        self._models = {id(m): m for m in (getattr(s, "site", s).model for s in sites)}
+        self._site, self._judges = site, any(EVALUATE in s.tasks for s in sites)
+        self.seen: list[Seen] = []
+        self.compression: Any = getattr(getattr(sites[0], "config", None), "compression", "none")
+
+    def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
+        """As there; of later sums the counts alone are kept, for they need little room."""
+        self._updates, self._reads = dict[str, Update](), dict[str, Read]()
+        total, sent = super().sum(task, tensors, **options), dict(tensors or {})
+        own, read = self._updates[self._site], self._reads.pop(self._site)
+        told = own
+        if self.summing is not None:
+            told = Update(total.mean() if total.weight > 0 else {}, metrics=total.metrics)
+        if len(self.seen) >= KEPT:
+            sent, told = {}, Update(metrics=told.metrics)
+        others = tuple(self._reads.values())
+        seen = Seen(task, sent, told.tensors, told.metrics, own, total, read, others)
+        if task == "send" and sent:  # of a change, in a code
+            seen = self._plain(seen, int(options["sites"]))
+        self.seen.append(seen)
+        return total
+
+    def _plain(self, coded: Seen, sites: int) -> Seen:
+        """An answer of training, of what a server reads in a code (`methods/compression.py`)."""
+        asked, secure = self.seen.pop(), self.summing is not None
+        known = opened_code(
+            coded.total if secure else Total.of([coded.own]), asked.sent, self.compression, sites
+        )
+        change = decode(known.mean(), coded.sent, asked.sent, self.compression)
+        return replace(asked, tensors={n: asked.sent[n] + change[n] for n in change})
+
+    def run(
+        self, site: SiteTasks, task: str, sent: Tensors, options: Mapping[str, Option]
+    ) -> Update:
+        """As there."""
+        self._now = self._reads[site.id] = Read()
+        self._updates[site.id] = update = super().run(site, task, sent, options)
+        if len(self.seen) >= KEPT:
+            self._updates[site.id] = Update(metrics=update.metrics)
+        return update
+
+    def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
+        """As there, as many as are needed."""
+        for round in super().rounds(start, min(stop, start + (MOST if self._judges else 1))):
+            yield round
+            if self.seen[-1].task == EVALUATE:
+                break
+        raise _Ended
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Note what models are given while they train."""
+        with ExitStack() as stack:
+            for model in self._models.values():
+                tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+                for words in sorted(tables, key=lambda table: -table.num_embeddings)[:1]:
+                    stack.callback(words.register_forward_pre_hook(self._embedded).remove)
+                name = "_read" if hasattr(model, "_read") else "loss"
+                setattr(model, name, partial(self._given, model, getattr(model, name)))
+                stack.callback(delattr, model, name)
+            yield
+
+    def _given(self, model: Any, asked: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        if model.training and hasattr(model, "tagset"):
+            self._now.tagged(model, *given[:2])
+        elif model.training:
+            self._now.note("masked", given[1].labels[given[1].labels >= 0], model.vocabulary)
+        return asked(*given, **more)
+
+    def _embedded(self, table: nn.Embedding, given: tuple[Tensor, ...]) -> None:
+        if table.training:
+            words = given[0][given[0] != table.padding_idx]
+            self._now.note("", words.cpu().numpy(), table.num_embeddings)
