@@ -5,12 +5,10 @@ text as `fednotes predict` does, with its own sentences and words; its spans are
 spaCy's tokens. Entities that earlier components set stay where the model finds nothing.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal, get_type_hints
+from typing import Literal, Self
 
 import numpy as np
 from spacy.language import Language
@@ -18,6 +16,7 @@ from spacy.tokens import Doc, Span
 from spacy.util import filter_spans, minibatch
 
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.encoders.pretrained import fingerprint
 from fednotes.serving.models import MentionModel, load
@@ -29,7 +28,7 @@ _FILE = "fingerprint"
 class Recogniser:
     """The component. lost: how many mentions did not fit on tokens, or on each other, so far.
 
-    path: of the saved model. spans_key: the span group that is filled; "" for `doc.ents`.
+    model: the saved model's folder. spans_key: the span group that is filled; "" for `doc.ents`.
     alignment: of a span that begins or ends within a token: "expand" takes the whole token,
     "contract" leaves it out, "strict" drops the span. threshold: spans of less confidence are left
     out. Raises ConfigError for a model of patients, ModelError for a folder without a model.
@@ -37,16 +36,18 @@ class Recogniser:
 
     def __init__(
         self,
-        path: str,
+        nlp: Language,
+        name: str,
+        model: str,
         spans_key: str = "",
         threshold: float = 0.0,
         alignment: Alignment = "expand",
         device: str = "cpu",
     ) -> None:
-        model = load(path, device)
-        if not isinstance(model, MentionModel):
-            raise ConfigError(f"{path}: is a model of patients: it finds no mentions")
-        self.path, self.model, self.lost = Path(path).resolve(), model, 0
+        opened = load(model, device)
+        if not isinstance(opened, MentionModel):
+            raise ConfigError(f"{model}: is a model of patients: it finds no mentions")
+        self.path, self.model, self.lost = Path(model).resolve(), opened, 0
         self.spans_key, self.threshold, self.alignment = spans_key, threshold, alignment
         if not Span.has_extension("confidence"):
             Span.set_extension("confidence", default=None)
@@ -99,7 +100,7 @@ class Recogniser:
         """What tells this model from others; it is not copied."""
         return fingerprint(self.path.glob("*.safetensors")).encode()
 
-    def from_bytes(self, data: bytes, *, exclude: Iterable[str] = ()) -> Recogniser:
+    def from_bytes(self, data: bytes, *, exclude: Iterable[str] = ()) -> Self:
         """Raises ModelError if the model is not the one that the pipeline was saved with."""
         if data != self.to_bytes():
             raise ModelError(
@@ -110,10 +111,9 @@ class Recogniser:
 
     def to_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> None:
         """As `to_bytes`; where the model is stands in the pipeline's configuration."""
-        Path(path).mkdir(parents=True, exist_ok=True)
-        (Path(path) / _FILE).write_bytes(self.to_bytes())
+        write_out(Path(path) / _FILE, self.to_bytes())
 
-    def from_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> Recogniser:
+    def from_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> Self:
         """As `from_bytes`."""
         try:
             return self.from_bytes((Path(path) / _FILE).read_bytes()[:1000])
@@ -121,22 +121,6 @@ class Recogniser:
             raise ModelError(f"{Path(path) / _FILE}: cannot be read ({error.strerror})") from error
 
 
-def make(
-    nlp: Language,
-    name: str,
-    model: str,
-    spans_key: str,
-    threshold: float,
-    alignment: Alignment,
-    device: str,
-) -> Recogniser:
-    """What spaCy calls for `nlp.add_pipe("fednotes", config={"model": "its folder"})`."""
-    return Recogniser(model, spans_key, threshold, alignment, device)
-
-
-make.__annotations__ = get_type_hints(make)  # spaCy 3.7 reads no annotation that is a text
-Language.factory(
-    "fednotes",
-    default_config={"spans_key": "", "threshold": 0.0, "alignment": "expand", "device": "cpu"},
-    assigns=["doc.ents", "doc.spans", "span._.confidence"],
-)(make)
+make = Language.factory(
+    "fednotes", func=Recogniser, assigns=["doc.ents", "doc.spans", "span._.confidence"]
+)
