@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 TOKEN = 20  # characters of a token at least
 BATCH, CHARACTERS = 32, 200_000  # texts and characters that are put to the model at once
 FAREWELL = 30  # seconds that requests under way have to end
-HEAD = 10.0  # seconds in which a request's first lines must come
+HEAD = 10  # seconds in which a request's first lines must come
 _CONNECTIONS = 1000  # at a time, or half of the files that may be open
 _LONGEST = 60  # seconds that Retry-After says at most
 _FAILED, _GONE = 500, 499  # _GONE is counted, and never sent: its sender went away
@@ -141,12 +141,11 @@ class Question(BaseModel, extra="forbid", strict=True):
 
         return Mentions(
             spans=[
-                FoundSpan(
+                replace(
+                    span,
                     start=at(span.start),
                     end=at(span.end),
-                    label=span.label,
-                    confidence=span.confidence,
-                    fragments=[(at(start), at(end)) for start, end in span.fragments],
+                    fragments=tuple((at(start), at(end)) for start, end in span.fragments),
                 )
                 for span in document.spans
                 if _sure(span, self.threshold)
@@ -158,20 +157,13 @@ def _sure(span: Span, threshold: float) -> bool:
     return span.confidence is None or span.confidence >= threshold
 
 
-class FoundSpan(BaseModel):
-    """A mention in the text as it was sent: start and end (half-open) count as was asked for."""
-
-    start: int
-    end: int
-    label: str
-    confidence: float | None = Field(description="What it is: GET /model says.")
-    fragments: list[tuple[int, int]] = Field(description="Pieces of one that is discontinuous.")
-
-
 class Mentions(BaseModel):
-    """The mentions of one text."""
+    """The mentions of one text as it was sent: start and end count as was asked for.
 
-    spans: list[FoundSpan]
+    What a confidence is: GET /model says.
+    """
+
+    spans: list[Span]
 
 
 class Results(BaseModel, Generic[T]):
@@ -304,8 +296,7 @@ class _Gate:
         self, app: Any, limits: Limits, token: str, meters: _Meters, soon: Callable[[], int]
     ) -> None:
         self._app, self._limits, self._meters, self._soon = app, limits, meters, soon
-        self._token = token.encode()
-        self._under_way = 0
+        self._token, self._room = token.encode(), asyncio.Semaphore(limits.under_way)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -341,25 +332,21 @@ class _Gate:
         length, most = headers.get("content-length", b"0"), self._limits
         if not length.isdigit() or int(length) > most.body:
             raise _too_large(most.body)
-        if self._under_way >= most.under_way:  # unread, the connection breaks before it is told
+        if self._room.locked():  # unread, the connection breaks before it is told
             await read_body(receive, most.body, most.patience, keep=False)
             detail = "too many requests are under way: come again"
             raise Refused(429, detail, **{"retry-after": str(self._soon())})
-        self._under_way += 1
-        self._meters.under_way.set(self._under_way)
-        try:
-            body = await read_body(receive, most.body, most.patience)
-            kind = headers.get("content-type", b"").partition(b";")[0].strip().lower()
-            if kind not in (b"application/json", _FHIR.encode()):
-                raise Refused(415, "send JSON, with the content-type application/json")
-            try:
-                parse_json(body)
-            except JsonError as error:
-                raise Refused(422, f"the body's line {error.line}: {error}") from None
-            await _unless_gone(self._app, scope, body, receive, send)
-        finally:
-            self._under_way -= 1
-            self._meters.under_way.set(self._under_way)
+        async with self._room:
+            with self._meters.under_way.track_inprogress():
+                body = await read_body(receive, most.body, most.patience)
+                kind = headers.get("content-type", b"").partition(b";")[0].strip().lower()
+                if kind not in (b"application/json", _FHIR.encode()):
+                    raise Refused(415, "send JSON, with the content-type application/json")
+                try:
+                    parse_json(body)
+                except JsonError as error:
+                    raise Refused(422, f"the body's line {error.line}: {error}") from None
+                await _unless_gone(self._app, scope, body, receive, send)
 
     def _require_known(self, path: str, headers: Mapping[str, bytes]) -> None:
         """Raises Refused for who asks without the token, or, where none is needed, by a name
@@ -580,39 +567,30 @@ def prompt() -> Any:
 
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most = min(_CONNECTIONS, files // 2) if files > 0 else _CONNECTIONS  # -1: no limit
-    silent: dict[Any, asyncio.TimerHandle] = {}  # since when: the first one longest
 
     class Prompt(H11Protocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.waits()
+            self.timeout_keep_alive, wait = HEAD, self.timeout_keep_alive_handler
+            self.timeout_keep_alive_task = self.loop.call_later(HEAD, wait)
             if len(self.connections) > most:
-                oldest = next(iter(silent))
-                oldest.came()
+                every: Any = self.connections
+                silent = {each.timeout_keep_alive_task: each for each in every}
+                oldest = silent[min(task for task in silent if task is not None)]
                 oldest.transport.close()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self.came()
-            super().connection_lost(exc)
+                oldest._unset_keepalive_if_required()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            if self.conn.their_state is not h11.IDLE:
-                self.came()
+            self._unset_keepalive_if_required()
 
         def on_response_complete(self) -> None:
-            self.came()
-            self.waits()
             super().on_response_complete()
-            if self.conn.their_state is not h11.IDLE:  # of the next request
-                self.came()
+            self._unset_keepalive_if_required()  # of the next request
 
-        def waits(self) -> None:
-            silent[self] = self.loop.call_later(HEAD, self.transport.close)
-
-        def came(self) -> None:
-            if (deadline := silent.pop(self, None)) is not None:
-                deadline.cancel()
+        def _unset_keepalive_if_required(self) -> None:
+            if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+                super()._unset_keepalive_if_required()
 
     return Prompt
 
