@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fednotes.core.errors import DataError, ModelError
+from fednotes.core.errors import ConfigError, DataError, MissingExtra, ModelError
 from fednotes.core.types import Document, Span
 from fednotes.encoders.pretrained import folder_fingerprint
 from fednotes.metrics.calibration import (
@@ -17,6 +19,7 @@ from fednotes.metrics.calibration import (
     Calibrated,
     Calibration,
     Reliability,
+    _figure,
     calibrate,
     judged,
     log_odds,
@@ -56,6 +59,37 @@ def test_the_reliability_table_is_scikit_learns() -> None:
     sure = Reliability.of(np.array([0.0, 1.0, 1.0]), np.array([False, True, True]), 1)
     assert sure.ece == 0
     assert sure.log_loss < 1e-5
+
+
+def test_the_picture_has_the_tables_numbers(tmp_path: Path, monkeypatch: Any) -> None:
+    """Points are the bins, bars SciPy's Wilson intervals, columns the counts; both of a calibration
+    stand in one picture, and in a notebook beside the numbers."""
+    pytest.importorskip("matplotlib")
+    stats = pytest.importorskip("scipy.stats")
+    found = fitted(0.5, -0.7)
+    panel, below = _figure(found.shown).axes
+    for number, each in enumerate((found.before, found.after)):
+        line, _, (bars,) = panel.containers[number]
+        assert line.get_xdata().tolist() == [b.confidence for b in each.bins]
+        assert line.get_ydata().tolist() == [b.right for b in each.bins]
+        for one, segment in zip(each.bins, bars.get_segments(), strict=True):
+            test = stats.binomtest(round(one.right * one.spans), one.spans)
+            wanted = test.proportion_ci(method="wilson")
+            assert segment[:, 1].tolist() == pytest.approx([wanted.low, wanted.high], abs=1e-4)
+        assert [b.get_height() for b in below.containers[number]] == [b.spans for b in each.bins]
+    found.plot(tmp_path / "new" / "a.SVG")
+    assert (tmp_path / "new" / "a.SVG").read_bytes().startswith(b"<?xml")
+    found.before.plot(tmp_path / "one.svg")
+    assert "image/png;base64,iVBOR" in found.before._repr_html_()
+    with pytest.raises(ConfigError, match=r"one of .png, .svg, .pdf"):
+        found.plot(tmp_path / "a.gif")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtra, match=r"fednotes\[plot\]"):
+        found.plot(tmp_path / "b.png")
+    assert found._repr_html_().startswith(
+        f"<p>before: expected calibration error {found.before.ece:.3f}"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "one.svg"]
 
 
 def test_the_fit_is_scikit_learns() -> None:

@@ -217,14 +217,19 @@ def test_a_model_in_other_forms(run: tuple[Path, fn.RunResult], tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-def test_calibrated_by_notes_of_ones_own(sure: tuple[Path, Path]) -> None:
+def test_calibrated_by_notes_of_ones_own(sure: tuple[Path, Path], tmp_path: Path) -> None:
     """Kept, used by `load` and by `predict`, and said; the order of spans stays."""
     place, notes = sure
     raw = fn.load(place)
     assert isinstance(raw, fn.MentionModel)
     runner = CliRunner()
-    said = runner.invoke(app, ["calibrate", str(place), str(notes)])
+    call = ["calibrate", str(place), str(notes), "--plot"]
+    refused = runner.invoke(app, [*call, "a.gif"])
+    assert str(refused.exception) == "a.gif: a picture is one of .png, .svg, .pdf"
+    assert not (place / "calibration.json").exists()
+    said = runner.invoke(app, [*call, str(tmp_path / "a.svg")])
     assert said.exit_code == 0, said.output
+    assert (tmp_path / "a.svg").read_text().count("ECE") == 2
     assert "after, by cross-validation" in said.stdout
     assert "calibration.json" in said.stdout.replace("\n", "")
     model = fn.load(place)

@@ -383,6 +383,9 @@ def calibrate(
     check: Annotated[
         bool, typer.Option("--check", help="Only say how good its confidences are as they are.")
     ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it into this file: .png, .svg or .pdf.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="All of it as JSON.")] = False,
     device: Device = "cpu",
     backbone: Backbone = None,
@@ -393,26 +396,31 @@ def calibrate(
     would make it; `predict` and the Python API then use it.
     """
     from fednotes.cli.display import reliability_table
+    from fednotes.metrics.calibration import picture
     from fednotes.serving import api
     from fednotes.serving.models import load
 
     check_device(device)
+    if plot is not None:
+        picture({}, plot)  # what is in its way is told before anything is done
     renamed = _renamed(label_map)
     if check:
         loaded = load(model, device, backbone)
         found: Any = api.reliability(loaded, notes, label_map=renamed)
-        shown, told = [("as they are", found)], loaded.confidence
+        shown, told = {"as they are": found}, loaded.confidence
     else:
         found = api.calibrate(model, notes, label_map=renamed, device=device, backbone=backbone)
-        shown = [("before", found.before), ("after, by cross-validation", found.after)]
+        shown = found.shown
         kept = "nothing was written"
         if found.calibration is not None:
             kept = f"kept in {model / 'calibration.json'}"
         told = f"log loss a span lower by {found.gain:.4f} ± {found.error:.4f}: {kept}"
+    if plot is not None:
+        found.plot(plot)
     if json_output:
         console.print_json(data=asdict(found))
         return
-    for title, each in shown:
+    for title, each in shown.items():
         console.print(reliability_table(title, each))
     say(told)
 

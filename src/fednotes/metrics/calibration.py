@@ -7,24 +7,27 @@ sigmoid(slope · log-odds + intercept) (Platt 1999), which keeps the order.
 
 from __future__ import annotations
 
+import base64
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+import io
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Gt
 
-from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.core.errors import ConfigError, DataError, MissingExtra, ModelError
 from fednotes.core.parsing import JsonError, read_json
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import build, checked
-from fednotes.core.store import write_json
+from fednotes.core.store import write_json, write_out
 from fednotes.core.types import Document
 
 BINS, FOLDS = 15, 5
 FILE = "calibration.json"
+PICTURES = (".png", ".svg", ".pdf")
 _EDGE = 1e-6  # a confidence nearer to 0 or 1 counts as this: its logarithm is finite
 Fit = Callable[[np.ndarray, np.ndarray], tuple[float, float]]
 """(spans,) log-odds, and whether each is right → slope and intercept."""
@@ -64,6 +67,13 @@ class Reliability:
         error = sum(b.spans * abs(b.right - b.confidence) for b in bins) / max(1, len(chances))
         loss = float(log_losses(chances, right).mean()) if len(chances) else 0.0
         return cls(len(chances), documents, error, loss, tuple(bins))
+
+    def plot(self, path: str | Path) -> None:
+        """Write it as a picture: PNG, SVG or PDF. Raises as `picture`, FednotesError."""
+        write_out(Path(path), picture({"as they are": self}, path))
+
+    def _repr_html_(self) -> str:
+        return _html({"as they are": self})
 
 
 @checked(frozen=True)
@@ -140,6 +150,18 @@ class Calibrated:
     error: float
     calibration: Calibration | None
 
+    @property
+    def shown(self) -> dict[str, Reliability]:
+        """Before and after, by these names."""
+        return {"before": self.before, "after, by cross-validation": self.after}
+
+    def plot(self, path: str | Path) -> None:
+        """As `Reliability.plot`, both in one picture."""
+        write_out(Path(path), picture(self.shown, path))
+
+    def _repr_html_(self) -> str:
+        return _html(self.shown)
+
 
 def judged(
     gold: Sequence[Document], predicted: Sequence[Document], types: Collection[str]
@@ -190,6 +212,73 @@ def calibrate(
         facts = (old.ece, new.ece), (old.log_loss, new.log_loss)
         kept = Calibration(*fit(odds, right), weights, len(odds), number, *facts)
     return Calibrated(old, new, gain, error, kept)
+
+
+def picture(shown: Mapping[str, Reliability], path: str | Path = ".png") -> bytes:
+    """Confidences and the share that is right, bin by bin, of what is called so, and how many spans
+    there are. Below the diagonal a model is too sure of itself. Bars are Wilson's intervals of
+    95 % (1927), of spans as if none hung together.
+
+    path: its suffix says what kind of picture. Raises ConfigError for another, MissingExtra without
+    matplotlib.
+    """
+    kind = Path(path).suffix.lower() or str(path)
+    if kind not in PICTURES:
+        raise ConfigError(f"{path}: a picture is one of {', '.join(PICTURES)}")
+    drawn = io.BytesIO()
+    _figure(shown).savefig(drawn, format=kind[1:])
+    return drawn.getvalue()
+
+
+def _figure(shown: Mapping[str, Reliability]) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise MissingExtra("matplotlib", "plot") from None
+    figure = Figure(figsize=(4.6, 5.4), dpi=130, layout="constrained")
+    panel, below = figure.subplots(2, sharex=True, height_ratios=(4, 1))
+    panel.plot((0, 1), (0, 1), color="#8a8a8a", lw=1, ls="--")
+    panel.text(0.97, 0.04, "too sure of itself", color="#6a6a6a", ha="right")
+    for number, (name, each) in enumerate(shown.items()):
+        colour, marker = (("#c4572a", "o"), ("#0b6e6e", "s"))[number % 2]
+        rows = [(b.low, b.confidence, b.right, *wilson(b.right, b.spans)) for b in each.bins]
+        low, x, y, least, most = np.array(rows).reshape(-1, 5).T
+        told = f"{name}: ECE {each.ece:.3f}"
+        bars = {"yerr": (y - least, most - y), "capsize": 2, "ms": 5, "lw": 1, "label": told}
+        panel.errorbar(x, y, color=colour, marker=marker, **bars)
+        wide = 1 / BINS / len(shown)
+        spans = [b.spans for b in each.bins]
+        below.bar(low + wide * number, spans, wide * 0.9, align="edge", color=colour)
+    panel.set(ylabel="share that is right", xlim=(0, 1), ylim=(-0.02, 1.02))
+    if shown:
+        figure.legend(frameon=False, loc="outside upper left")
+    below.set(xlabel="confidence", ylabel="spans")
+    for each in (panel, below):
+        each.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def wilson(share: float, number: int) -> tuple[float, float]:
+    """Where a chance lies that gave this share of so many, by 95 % (Wilson 1927)."""
+    z = 1.96
+    spread = z * np.sqrt(share * (1 - share) / number + (z / number) ** 2 / 4)
+    low, high = ((share + z**2 / number / 2 + s) / (1 + z**2 / number) for s in (-spread, spread))
+    return max(0.0, float(low)), min(1.0, float(high))
+
+
+def _html(shown: Mapping[str, Reliability]) -> str:
+    """For a notebook: the picture, where there is matplotlib, and the numbers."""
+    told = "; ".join(
+        f"{name}: expected calibration error {each.ece:.3f}, log loss {each.log_loss:.3f}, "
+        f"{each.spans:,} spans of {each.documents:,} notes"
+        for name, each in shown.items()
+    )
+    try:
+        data = base64.b64encode(picture(shown)).decode()
+    except MissingExtra:
+        return f"<p>{told}</p>"
+    image = f'<img alt="share that is right by confidence" src="data:image/png;base64,{data}">'
+    return f"<figure>{image}<figcaption>{told}</figcaption></figure>"
 
 
 def log_odds(chances: np.ndarray) -> np.ndarray:
