@@ -71,7 +71,7 @@ LEVELS: dict[str, str] = {
         "deployed.runs deployed.status"
     ),
     "methods": (
-        "sites server_steps | compression distill private word_rows | "
+        "sites | compression distill private server_steps word_rows | "
         "adversarial averaging fedner | finetune phenotype_stages pretrain | personal phenotype"
     ),
     "metrics": "calibration classification spans | compare | gap",

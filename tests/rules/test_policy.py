@@ -29,6 +29,7 @@ WORDS = (*LSTM, "encoder.embeddings.word_embeddings.weight")
 BEHIND = {"tokens": 900, "steps": 12, "patients": 8}
 JOB = partial(check_job, method="fedner", sites=3, threshold=3, rounds=20, secure=True)
 ASK = {n: Request("job", 1, 1, "train", round=n) for n in (4, 99, 100)}
+EACH = Request("job", 1, 1, "train", round=4, each=True)
 ASKED = partial(check_request, request=ASK[4], sites=3, threshold=3, secure=True, now=NIGHT)
 REPLY = partial(
     check_update, task="train", round=4, tensors=LSTM, behind=BEHIND, size=5_000, secure=True,
@@ -103,6 +104,10 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
      "([federation] secure_sum = true, three sites or more)"),
     ("share_scores", {}, partial(ASKED, secure=False), {"secure": True}, "'train' of round 4"),
     ("share_scores", {}, partial(REPLY, scores=True, tensors=()), {"scores": False}, "own eval"),
+    ("individual_updates", SHARED, partial(JOB, secure=False, each=True), {"each": False},
+     "the job has the server look at each site's update; this site allows its update to be one"),
+    ("individual_updates", SHARED, partial(ASKED, request=EACH, secure=False),
+     {"request": ASK[4]}, "task 'train' of round 4 has the server look at"),
     ("hours", {"hours": "19:00-06:00", "timezone": "UTC"}, partial(ASKED, now=at("06:00")),
      {"now": at("05:59")}, "asked for at 06:00; this site allows 19:00-06:00 (UTC time)"),
     ("hours", {"hours": "19:00-06:00", "timezone": "UTC"}, partial(ASKED, now=at("18:59")),
@@ -146,6 +151,8 @@ def test_every_rule_has_a_case() -> None:
         ({"secure_sum": "off"}, partial(REPLY, secure=False, **behind(steps=1))),
         (SHARED, partial(REPLY, scores=True)),
         (SHARED, partial(JOB, secure=False)),
+        (SHARED | {"individual_updates": True}, partial(JOB, secure=False, each=True)),
+        (SHARED | {"individual_updates": True}, partial(ASKED, request=EACH, secure=False)),
         ({"freeze_embeddings": False}, partial(REPLY, tensors=WORDS)),
         ({}, partial(JOB, rounds=None, method="anything")),
         ({"hours": "19:00-06:00"}, REPLY),  # served at night, ready in the morning

@@ -4,7 +4,8 @@
 
 A method never learns who added what, how the tensors travelled or whether the sum was
 masked: the engine between method and sites (`engines/`) does. It may learn who is in a sum
-(`Total.included`), so that a site can take its own part out of it again.
+(`Total.included`), so that a site can take its own part out of it again. Only where sites permit
+it and no sum is secure may it ask for each site's update (`Federation.each`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from fednotes.core.errors import ModelError
-from fednotes.core.update import Tensors, Total
+from fednotes.core.update import Tensors, Total, Update
 
 Option = str | int | float | bool
 T = TypeVar("T")
@@ -70,6 +71,15 @@ class Federation(Protocol):
         """Send `tensors` to every site, run `task` there, and add what the sites return.
 
         Raises TrainingError if too few sites answer or their replies do not fit together.
+        """
+
+    def each(
+        self, task: str, tensors: Tensors | None = None, /, **options: Option
+    ) -> Mapping[str, Update]:
+        """As `sum`, but every site's own update by its name, in their fixed order.
+
+        A method that asks for these says so by `Method.each`. Raises ConfigError under a secure
+        sum, which hides them, and what `sum` raises.
         """
 
     def rounds(self, start: int, stop: int) -> Iterator[Round]:
@@ -175,6 +185,7 @@ class Method:
     sites end with, made of the last state; False where there is none, or not at the server.
     private: how it trains with differential privacy (`methods/private/`), or why it cannot.
     promise(config): what is promised then (`privacy/promise.py`); None: nothing is.
+    each(config): whether the server looks at each site's update (`Federation.each`).
     """
 
     Config: type[Any]
@@ -197,3 +208,4 @@ class Method:
     save: Callable[[Any, State, Path], bool] = lambda config, final, folder: False
     private: Any = "nobody has said how"
     promise: Callable[[Any], Any] = lambda config: None
+    each: Callable[[Any], bool] = lambda config: False

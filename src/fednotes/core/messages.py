@@ -97,7 +97,7 @@ class Request:
     the first round, so that a site that joins later does it then. told: for a first request without
     tensors, the number of the one whose tensors are meant (0: none are). counted: for each
     site, the number of its last request that counts. marks: the numbers of the checkpoints
-    that the server may go back to.
+    that the server may go back to. each: the method looks at this site's own update, not at a sum.
     """
 
     job: str
@@ -110,6 +110,7 @@ class Request:
     told: Count = 0
     counted: Mapping[Name, Count] = field(default_factory=dict)
     marks: tuple[Count, ...] = ()
+    each: bool = False
     tensors: Tensors = field(default_factory=dict)
     options: Mapping[Name, Option] = field(default_factory=dict)
     attached: Attached = Attached()

@@ -31,7 +31,7 @@ from fednotes.core.parsing import read_json
 from fednotes.core.settings import build
 from fednotes.core.store import write_json
 from fednotes.core.tensors import restoring, snapshot
-from fednotes.core.update import Tensors, Total
+from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.requests import (
     PATIENCE,
     Answers,
@@ -121,6 +121,15 @@ class Deployed(Rounds):
         total = self._summing.total(exchange)
         self._close(exchange, total.included)
         return total
+
+    def each(
+        self, task: str, tensors: Tensors | None = None, /, **options: Option
+    ) -> dict[str, Update]:
+        """As `sum`, without adding: sites are told so, and may refuse by their policy."""
+        exchange = _Exchange(self, task, tensors or {}, options, each=True)
+        updates = self._summing.each(exchange)
+        self._close(exchange, updates)
+        return updates
 
     def public(self, task: str, *, all_sites: bool = True) -> Mapping[str, Tensors]:
         """What sites tell of themselves to everybody, by site, under a secure sum too.
@@ -248,7 +257,12 @@ class _Exchange:
     """One request of a method on its way (`summing.Exchange`)."""
 
     def __init__(
-        self, engine: Deployed, task: str, tensors: Tensors, options: Mapping[str, Option]
+        self,
+        engine: Deployed,
+        task: str,
+        tensors: Tensors,
+        options: Mapping[str, Option],
+        each: bool = False,
     ) -> None:
         self._members, self.least = engine._members, engine._least
         sites, preparing = engine._step, engine._preparing
@@ -259,6 +273,7 @@ class _Exchange:
         # What the request stands for without any, for sites that do not have them.
         self._tensors: Tensors | None = engine._tensors if told else None
         asked: dict[str, Any] = {"tensors": tensors, "options": options, "preparing": preparing}
+        asked["each"] = each
         self.request = self._members.request(task, first=first, told=told, **asked)
         self._attached = Attached()
         self._answers, self._odd = Answers(), list[str]()

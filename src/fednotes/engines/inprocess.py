@@ -20,7 +20,7 @@ from fednotes.core.tensors import fingerprint, nbytes
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.rounds import Checkpoints, Observer, Parts, Rounds
 from fednotes.engines.secure import SecureSeal, SecureSum
-from fednotes.engines.summing import Replies, Sites, check_update
+from fednotes.engines.summing import Replies, Sites, check_update, hidden
 from fednotes.privacy.secure_sum.crypto import digest
 
 NUMBER_BYTES = 8  # a weight, a metric or an option on the wire
@@ -73,6 +73,15 @@ class InProcess(Rounds):
             return self.summing.total(_Exchange(self, task, sent, options))
         total = Total.of(self._counted(self.run(s, task, sent, options)) for s in self._sites)
         return replace(total, included=self.names)
+
+    def each(
+        self, task: str, tensors: Tensors | None = None, /, **options: Option
+    ) -> dict[str, Update]:
+        """Run `task` at every site in turn; what each returns."""
+        if self.summing is not None:
+            raise hidden(task)
+        sent = tensors or {}
+        return {s.id: self._counted(self.run(s, task, sent, options)) for s in self._sites}
 
     def next_number(self) -> int:
         """Each message has its own."""

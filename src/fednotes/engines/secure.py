@@ -36,7 +36,7 @@ from fednotes.core.messages import Attached, Reply, Request
 from fednotes.core.tensors import fingerprint
 from fednotes.core.update import Total, Update
 from fednotes.engines.history import Asked, Opened, after
-from fednotes.engines.summing import Exchange
+from fednotes.engines.summing import Exchange, Summing
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum import messages as wire
 from fednotes.privacy.secure_sum.crypto import Identity, digest, joined
@@ -422,7 +422,7 @@ class _Told:
         return replace(self.terms, metrics=tuple(union), limits=limits)
 
 
-class SecureSum:
+class SecureSum(Summing):
     """Σ over sites of which the server sees the sum alone. See `privacy.secure_sum`.
 
     Its parameters must be equal at the sites' `SecureSeal`. Where a sum may leave sites out, there

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fednotes.core.errors import RefusedError
+from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.messages import Attached, Reply, Request
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Total, Update
@@ -77,6 +77,14 @@ def unlike(update: Update, like: Expected) -> str:
         if value.dtype != dtype:
             return f"tensor {name!r} has type {value.dtype}, expected {dtype}"
     return ""
+
+
+def hidden(task: str) -> ConfigError:
+    """What a method is told that asks for single updates where there are sums alone."""
+    return ConfigError(
+        f"{task!r}: the secure sum hides each site's update, which this method asks for: set "
+        'secure_sum = false in [federation], or aggregation = "mean" in [training]'
+    )
 
 
 def _refusal(site: str, reason: str) -> RefusedError:
@@ -155,6 +163,10 @@ class Summing(Protocol):
     def total(self, exchange: Exchange) -> Total:
         """The sum, with `included` in the fixed order."""
 
+    def each(self, exchange: Exchange) -> dict[str, Update]:
+        """The updates themselves, in the fixed order. Raises ConfigError where none is seen."""
+        raise hidden(exchange.request.task)
+
     def state(self) -> dict[str, Any]:
         """What later sums depend on, as JSON values."""
         return {}
@@ -173,7 +185,12 @@ class PlainSum(Summing):
         self._known: dict[str, Expected] = {}
 
     def total(self, exchange: Exchange) -> Total:
-        """Σ over the sites that answered and fit together; each alone was checked as it came."""
+        """Σ over the sites that answered and fit together."""
+        updates = self.each(exchange)
+        return replace(Total.of(updates.values()), included=tuple(updates))
+
+    def each(self, exchange: Exchange) -> dict[str, Update]:
+        """Of the sites that answered and fit together; each alone was checked as it came."""
         replies, task = exchange.task(), exchange.request.task
         given = {s: replies[s].update for s in exchange.sites if s in replies}
         updates = {site: update for site, update in given.items() if update is not None}
@@ -182,4 +199,4 @@ class PlainSum(Summing):
             if reason := unlike(updates[site], like):
                 del updates[site]
                 exchange.refuse(site, str(_refusal(site, reason)))
-        return replace(Total.of(updates.values()), included=tuple(updates))
+        return updates

@@ -149,6 +149,13 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         privacy = _privacy(method, top.method, table["privacy"], where)
         filled |= {"privacy": privacy, "min_sites": federation.min_sites}
     preset = method.presets[top.preset]
+    config = _config(method, preset, table, folder, where, filled)
+    if federation.secure_sum and method.each(config):
+        raise ConfigError(
+            f"{where} [training]: aggregation looks at each site's update, which the secure sum "
+            "hides (between real sites it is the default): set secure_sum = false in "
+            '[federation], which sites must permit, or aggregation = "mean"'
+        )
     synthetic, sites = _sources(table, where, kind)
     silos = build(SilosConfig, table["silos"], f"{where} [silos]") if "silos" in table else None
     return Job(
@@ -158,7 +165,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         seed=top.seed,
         conditions=tuple(c for c in CONDITIONS if c in top.conditions),
         threads=top.threads,
-        config=_config(method, preset, table, folder, where, filled),
+        config=config,
         kind=kind,
         sites=sites,
         synthetic=synthetic,

@@ -47,6 +47,7 @@ from fednotes.methods.compression import (
     told,
 )
 from fednotes.methods.private import Privately
+from fednotes.methods.server_steps import Aggregation, by_each, gathered
 from fednotes.methods.sites import (
     Adam,
     Best,
@@ -71,7 +72,7 @@ Optimizer = Adam | RowAdam
 
 
 @checked(frozen=True)
-class Averaging:
+class Averaging(Aggregation):
     """Settings that pre-training and fine-tuning have in common.
 
     cycles: T; in each, `local_epochs` epochs at every site (of a part of one so many of its
@@ -99,7 +100,6 @@ class Averaging:
     evaluate_every: cycles between two evaluations and checkpoints.
     min_tokens, min_steps: the least that an update of word embeddings or of an output bias may
         cover, for it tells the words that it was made of.
-    sites: how many there are; 0: not known. A job fills it in.
     """
 
     cycles: Count = 15
@@ -128,7 +128,6 @@ class Averaging:
     min_tokens: Number = 10_000
     min_steps: Number = 10
     seed: int = 0
-    sites: int = 0
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""
@@ -141,6 +140,11 @@ class Averaging:
             raise ConfigError(
                 f"accumulate = {self.accumulate}: at most batch_size = {self.batch_size}, one "
                 "example in each part"
+            )
+        if by_each(self) and self.compression != "none":
+            raise ConfigError(
+                f'aggregation = "{self.aggregation}" looks at each site\'s update, compression = '
+                f'"{self.compression}" is a code for sums: set compression = "none"'
             )
 
     @property
@@ -155,6 +159,7 @@ C = TypeVar("C", bound=Averaging)
 def central(config: C) -> C:
     """Of training in one place: without what a server and few bytes add to it."""
     plain: dict[str, Any] = {"server": "average", "compression": "none", "proximal": 0.0}
+    plain["aggregation"] = "mean"
     return replace(config, **plain, server_learning_rate=0.0)
 
 
@@ -181,7 +186,7 @@ def private_by(
         **{"server": "average", "server_learning_rate": 0.0, "compression": "none"},
         **{"batch": "each", "accumulate": 1, "keep_cycle": 0, "proximal": 0.0, "clip": 0.0},
         **{"decay": "constant", "warmup": 0.0, "weight_decay": 0.0, "lora_learning_rate": 0.0},
-        "precision": "float32",
+        **{"precision": "float32", "aggregation": "mean"},
     }
 
     def rounds(config: Averaging, epoch: int) -> int:
@@ -219,7 +224,8 @@ def run_cycles(federation: Federation, server: Server) -> State:
     for cycle in federation.rounds(server.round, server.cycles):
         sent = server.sent
         given = {} if server.told is sent else sent  # nothing is sent twice
-        total = federation.sum(TRAIN, given, cycle=cycle.number)  # an epoch at each site: Q_k^t
+        here, number = (federation, config), cycle.number
+        total = gathered(*here, TRAIN, given, sent, cycle=number)  # an epoch at each site: Q_k^t
         if config.compression == "none":
             mean = server.mean(total)  # [bert eq 1] Σ n_k/N Q_k^t
         else:

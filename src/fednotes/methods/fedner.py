@@ -43,6 +43,7 @@ from fednotes.data.split import pool
 from fednotes.data.text import split_sentences
 from fednotes.methods import presets, word_rows
 from fednotes.methods.private import Privately
+from fednotes.methods.server_steps import Aggregation, by_each, for_names, gathered
 from fednotes.methods.sites import (
     Adam,
     Best,
@@ -68,8 +69,8 @@ GRADIENTS = "gradients"  # the task of a round of mini-batches
 
 
 @checked(frozen=True)
-class Config:
-    """The settings of one FedNER run.
+class Config(Aggregation):
+    """The settings of one FedNER run; see also `Aggregation`.
 
     model: the tagger that every site runs.
     private: the layers that never leave a site, of words, characters, context, cnn, lstm,
@@ -88,8 +89,8 @@ class Config:
         "last", all rounds are run and the last one's tagger is the result.
     personal_epochs: epochs of the whole tagger at each site alone, after the federation
         ends; with "best", kept only where the site's own validation F1 rises.
-    tags: the complete tag set, the union over the sites. sites: how many there are; 0: not
-        known. A job fills both in, and what it says of privacy and of `min_sites`.
+    tags: the complete tag set, the union over the sites; a job fills it in, and what it says of
+        privacy and of `min_sites`.
     """
 
     model: TaggerConfig = field(default_factory=TaggerConfig)
@@ -107,7 +108,6 @@ class Config:
     personal_epochs: Number = 0
     seed: int = 0
     tags: TagSet = field(default_factory=lambda: TagSet(()))
-    sites: int = 0
     privacy: Privacy | None = None
     min_sites: int = 0
 
@@ -132,7 +132,9 @@ def train(federation: Federation, config: Config) -> State:
             break
         if server.lacks_rows:
             server.mark(federation.sum("mark", round=round.number))
-        total = federation.sum(task, server.sent, round=round.number)  # [fedner alg 1]
+        sent, number = server.sent, round.number
+        start = sent if task == TRAIN else {}  # a gradient is a change by itself
+        total = gathered(federation, config, task, sent, start, round=number)  # [fedner alg 1]
         server.step(total)  # [fedner alg 1]
         done = round.number + 1
         evaluated = done % (config.evaluate_every * epoch) == 0 or done == rounds
@@ -447,7 +449,7 @@ def model_config(table: Mapping[str, Any]) -> TaggerConfig:
 
 def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     """The configuration with what only the sites together can say."""
-    return replace(config, tags=all_tags(sites), sites=len(sites))
+    return for_names(config, [site.id for site in sites], tags=all_tags(sites))
 
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
@@ -455,7 +457,8 @@ def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
     federation."""
     sizes = [sum(len(split_sentences(d)) for d in site.train) for site in sites]
     shares = [batch_share(size, sum(sizes), config) for size in sizes]
-    return tuple(replace(config, batch_size=share, sites=1) for share in shares)
+    config = replace(config, aggregation="mean", sites=1)
+    return tuple(replace(config, batch_size=share) for share in shares)
 
 
 def pooled(
@@ -467,7 +470,7 @@ def pooled(
     one output layer for each site's tag set over layers trained on all, which is this same
     method with a private CRF alone: a reference, not a bound.
     """
-    schemes = {site.tags.scheme for site in sites}
+    schemes, config = {site.tags.scheme for site in sites}, replace(config, aggregation="mean")
     types = {frozenset(site.tags.types) for site in sites}
     source = complete or sites
     if len(schemes) > 1 or (complete is None and len(types) > 1):
@@ -527,8 +530,12 @@ METHOD = Method(
     alone=alone,
     traffic=traffic,
     beyond=beyond,
+    each=by_each,
     private=Privately(
-        {"exchange": "gradients", "select": "last", "personal_epochs": 0},
+        {
+            **{"exchange": "gradients", "select": "last", "personal_epochs": 0},
+            "aggregation": "mean",
+        },
         initial,
         private_loss,
         private_rounds,

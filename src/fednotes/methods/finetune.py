@@ -42,6 +42,7 @@ from fednotes.methods.averaging import (
     run_cycles,
     traffic_of,
 )
+from fednotes.methods.server_steps import by_each, for_names
 from fednotes.methods.sites import (
     Count,
     MentionSite,
@@ -206,7 +207,7 @@ def models() -> dict[str, type[ModelConfig]]:
 
 def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     """The configuration with the union of the sites' entity types."""
-    return replace(config, tags=all_tags(sites), sites=len(sites))
+    return for_names(config, [site.id for site in sites], tags=all_tags(sites))
 
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
@@ -228,7 +229,7 @@ def pooled(
     classifier of its own over an encoder trained on all: a reference, not a bound.
     """
     if complete is None and len({frozenset(site.tags.types) for site in sites}) > 1:
-        return tuple(sites), replace(config, private=("classifier",))
+        return tuple(sites), replace(config, private=("classifier",), aggregation="mean")
     together = pool(complete or sites)
     return (together,), replace(central(config), tags=together.tags, private=())
 
@@ -288,5 +289,6 @@ METHOD = Method(
     warnings=warnings,
     one_model=one_model,
     save=save,
+    each=by_each,
     private=private_by(initial, private_loss),
 )

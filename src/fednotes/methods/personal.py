@@ -49,6 +49,7 @@ from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import with_spans
 from fednotes.methods import averaging, finetune, presets
 from fednotes.methods.averaging import CHANGES, Averaging, AveragingSite, run_cycles
+from fednotes.methods.server_steps import by_each
 from fednotes.methods.sites import Count, Number, Rate, all_tags, begun_from, judged_mentions
 from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
@@ -95,6 +96,11 @@ class Config(Averaging):
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""
         super().__post_init__()
+        if by_each(self):
+            raise ConfigError(
+                f'aggregation = "{self.aggregation}": the method personal weighs each row of the '
+                'classifier by the sites that have its tag, in a sum: aggregation = "mean"'
+            )
         if self.model.train != "lora":
             raise ConfigError(
                 f'train = "{self.model.train}": the method personal trains low-rank changes of a '

@@ -44,6 +44,7 @@ from fednotes.methods.phenotype_stages import (
     Config,
     shared_network,
 )
+from fednotes.methods.server_steps import by_each, for_names
 from fednotes.metrics.classification import ClassCounts
 from fednotes.patients.classifiers import (
     CLASSES,
@@ -553,11 +554,11 @@ def for_sites(config: Config, sites: Sequence[SitePatients]) -> Config:
         )
     phenotypes = sites[0].phenotypes
     counts = sum(site.train.label_counts()["questionable"] for site in sites)
-    return replace(
+    return for_names(
         config,
+        [site.id for site in sites],
         space=sites[0].space,
         vectors=config.learns and sites[0].vectors is not None,
-        sites=len(sites),
         phenotypes=phenotypes,
         questionable=tuple(
             name
@@ -587,14 +588,15 @@ def alone(config: Config, sites: Sequence[SitePatients]) -> tuple[Config, ...]:
                 f"site {site.id!r} has {' and '.join(lacks)}, so it cannot learn alone: leave "
                 "'alone' out of conditions"
             )
-    return (replace(config, min_patients=0),) * len(sites)  # nothing leaves the site
+    alone = replace(config, min_patients=0, aggregation="mean")  # nothing leaves the site
+    return (alone,) * len(sites)
 
 
 def pooled(
     config: Config, sites: Sequence[SitePatients], complete: Sequence[SitePatients] | None
 ) -> tuple[tuple[SitePatients, ...], Config]:
     """All patients at one site: the paper's centralised training."""
-    return (pooled_patients(sites),), replace(config, min_patients=0)
+    return (pooled_patients(sites),), replace(config, min_patients=0, aggregation="mean")
 
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
@@ -604,10 +606,15 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 
 def warnings(config: Config) -> tuple[str, ...]:
     """What a person should know before training."""
+    robust = (
+        "aggregation is of stage 1 alone: each disease's classifier is a sum over its patients, "
+        "which a hostile site can move as far as it likes",
+    ) * (by_each(config) and bool(config.phenotypes))
     if not config.learns and config.model.representation != "none":
-        return ()
+        return robust
     what = "an update of concept vectors" if config.learns else "a classifier of bags of concepts"
     return (
+        *robust,
         f"{what} tells which concepts the site's patients have: between hospitals run it under "
         "the secure sum (min_patients is the least behind an update)",
     )
@@ -628,5 +635,6 @@ METHOD = Method(
     alone=alone,
     warnings=warnings,
     one_model=lambda config: True,
+    each=by_each,
     private="patients' codes, concepts and labels are counted exactly before it trains",
 )

@@ -63,6 +63,7 @@ from fednotes.methods.averaging import (
     traffic_of,
 )
 from fednotes.methods.private import require_patients
+from fednotes.methods.server_steps import by_each, for_names
 from fednotes.methods.sites import Number, Rate, Share, ended
 from fednotes.privacy.promise import Privacy, Unit
 
@@ -389,7 +390,7 @@ def scores(counts: Mapping[str, float]) -> dict[str, Any]:
 
 def for_sites(config: Config, sites: Sequence[SiteNotes]) -> Config:
     """The configuration with the number of sites."""
-    return replace(config, sites=len(sites))
+    return for_names(config, [site.id for site in sites])
 
 
 def alone(config: Config, sites: Sequence[SiteNotes]) -> tuple[Config, ...]:
@@ -505,6 +506,7 @@ METHOD = Method(
     warnings=warnings,
     one_model=lambda config: True,
     save=save,
+    each=by_each,
     private=private_by(
         lambda config: snapshot(shared_model(config.model, config.seed, "cpu").initial),
         private_loss,

@@ -295,10 +295,11 @@ class SiteGuard:
         self._newest: _Behind | None = None  # of the newest task that was done
         self.covered: Covered = lambda task: {}
 
-    def job(self, method: str, sites: int, rounds: int | None) -> None:
-        """Before the site joins; any job's evaluations count at each site. Raises PolicyRefusal."""
-        policy, secure = self._rules(), self._secure
-        check_job(policy, method, sites, self._threshold, rounds=rounds, secure=secure)
+    def job(self, method: str, sites: int, rounds: int | None, each: bool = False) -> None:
+        """Before the site joins; any job's evaluations count at each site. each: whether the
+        server looks at single updates. Raises PolicyRefusal."""
+        policy, asked = self._rules(), {"secure": self._secure, "each": each}
+        check_job(policy, method, sites, self._threshold, rounds=rounds, **asked)
         with self._withheld():
             self._budget.require(policy)
 

@@ -76,7 +76,9 @@ class Policy:
     "19:00-06:00", the end excluded; an update of a request that was served may leave later.
     timezone: "local", "UTC" or a name. steady_replies: under a secure sum, answers leave at times
     that say little of how many notes there are. share_scores: the server may see this site's
-    scores, and outside a secure sum the counts that they are made of. methods: empty: all.
+    scores, and outside a secure sum the counts that they are made of. individual_updates: the
+    server may look at this site's own update (`aggregation` of a job), where `secure_sum` lets it
+    leave unmasked. methods: empty: all.
     approvals, approvers: how many people must approve a job, and their public keys
     (`rules/approval.py`). source: how messages call the table; no key of it. docs/deploy.md says
     more.
@@ -100,6 +102,7 @@ class Policy:
     timezone: str = "local"
     steady_replies: bool = True
     share_scores: bool = False
+    individual_updates: bool = False
     methods: Names = ()
     approvals: Annotated[int, Ge(1)] = 1
     approvers: Mapping[str, str] = field(default_factory=dict)
@@ -156,12 +159,20 @@ def policy_from(table: Mapping[str, Any], where: str) -> Policy:
 
 
 def check_job(
-    policy: Policy, method: str, sites: int, threshold: int, *, rounds: int | None, secure: bool
+    policy: Policy,
+    method: str,
+    sites: int,
+    threshold: int,
+    *,
+    rounds: int | None,
+    secure: bool,
+    each: bool = False,
 ) -> None:
     """Whether the site may join. Raises PolicyRefusal naming the first rule that says no.
 
     threshold: least number of sites that a sum is opened with. rounds: None if the job does not
-    say. secure: whether sums are masked; if not, the server sees what scores are made of.
+    say. secure: whether sums are masked; if not, the server sees what scores are made of. each:
+    whether the server looks at each site's update.
     """
     methods, most = policy.methods, policy.max_rounds
     known = not methods or method in methods
@@ -171,6 +182,7 @@ def check_job(
     wants = wants or f"asks for {rounds:,} rounds"
     few = not most or (rounds is not None and rounds <= most)
     policy.require(few, "max_rounds", f"the job {wants}", f"at most {most:,}")
+    _check_each(policy, "the job", each)
     _check_sum(policy, "the job", secure=secure, scores=not secure)
 
 
@@ -185,6 +197,7 @@ def check_request(
     is_open, clock = policy.open_at(now)
     asked, allowed = f"{what} was asked for at {clock:%H:%M}", f"{policy.hours} ({policy.timezone}"
     policy.require(is_open, "hours", asked, f"{allowed} time)")
+    _check_each(policy, what, request.each)
     _check_sum(policy, what, secure=secure, scores=not secure)
 
 
@@ -243,6 +256,12 @@ def _check_sites(policy: Policy, sites: int, threshold: int) -> None:
         asked = f"the sum would be over {sites} sites"
     enough = min(sites, threshold) >= policy.min_sites
     policy.require(enough, "min_sites", asked, f"{policy.min_sites} sites and more")
+
+
+def _check_each(policy: Policy, what: str, each: bool) -> None:
+    asked, permitted = f"{what} has the server look at each site's update", not each
+    permitted = permitted or policy.individual_updates
+    policy.require(permitted, "individual_updates", asked, "its update to be one of a sum")
 
 
 def _check_sum(

@@ -98,7 +98,8 @@ def _host(setup: Setup) -> SiteHost:
         threshold=least,
         promise=job.module.promise(of_all),
     )
-    guard.job(job.method, len(setup.sites), planned_rounds(job, job.config))
+    rounds, each = planned_rounds(job, job.config), job.module.each(job.config)
+    guard.job(job.method, len(setup.sites), rounds, each)
     torch.set_num_threads(file.threads or job.threads)
     torch.use_deterministic_algorithms(file.device == "cpu")
     loaded = load_own(job, cache=file.cache)
