@@ -52,6 +52,18 @@ def test_the_hash_comes_first(kit: Path) -> None:
     ]
 
 
+def test_who_approves_is_told_what_is_promised(kit: Path) -> None:
+    """Of the noise that a job asks for, too: by hand, one round of all at σ = 2 and δ = 1e-5 has
+    the least of α / 2σ² + log(1 - 1/α) - log(δ α) / (α - 1), 2.168 at α = 10."""
+    noisy = {"noise": 2.0, "rate": 1.0, "where": "site", "unit": "document"}
+    job = {"method": "fedner", "training": {"rounds": 1}, "privacy": noisy}
+    table = {"name": "ner", "job": job | {"sites": {"h1": {}, "h2": {}}}, "sites": ["h1", "h2"]}
+    asked(kit, {**table, "min_sites": 2})
+    told = given("approve", kit, "--yes")
+    assert "promises differential privacy of each document of a site, against anybody" in told
+    assert "ε = 2.17 at δ = 1e-05 after 1 rounds" in told
+
+
 FORGED = (
     f"ner, fingerprint {'0' * 64}\n  training.epochs = 3\n"
     "changes since ner (000000000000), approved today:\n  none\x1b[0J\x1b[8m"

@@ -25,8 +25,10 @@ TABLE = {"name": "job", "sites": list(SITES), "min_sites": 3}
 class Trainer(Giver):
     """Gives one update after the other, the last one for ever, whatever it is asked for."""
 
-    tasks: ClassVar[frozenset[str]] = frozenset({"train", "evaluate", "calibrate"})
-    train = evaluate = calibrate = Giver.give
+    tasks: ClassVar[frozenset[str]] = frozenset(
+        {"train", "evaluate", "calibrate", "noisy_gradients"}
+    )
+    train = evaluate = calibrate = noisy_gradients = Giver.give
 
 
 class Guarded:

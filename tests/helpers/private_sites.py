@@ -39,9 +39,10 @@ def made(
     site: SiteData | None = None, secret: bytes = SECRET, question: Any = bytes, **settings: Any
 ) -> PrivateSite:
     """One of them."""
-    site = site or patients()
-    kind: Any = privately(FEDNER).Site
-    own: PrivateSite = kind(site, config_of(site, **settings), secret=secret, question=question)
+    site, kind = site or patients(), privately(FEDNER).Site
+    given: Any = {"secret": secret, "question": question}
+    given["directory"] = settings.pop("directory", None)
+    own: PrivateSite = kind(site, config_of(site, **settings), **given)
     return own
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from fault_net import Net, seal_of
 from fault_toy import JOB, SITES
 from private_sites import made, patients, theta
 
+from fednotes.core.errors import ConfigError
 from fednotes.core.update import Total
 from fednotes.engines.requests import Patience
 from fednotes.engines.secure import SecureSum
@@ -106,3 +109,47 @@ def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(tmp_path: Pat
 def _are_sums(total: Total, updates: list[Any]) -> bool:
     exact = {n: sum(update.tensors[n] for update in updates) for n in updates[0].tensors}
     return all(torch.equal(total.tensors[n].long(), exact[n]) for n in exact)
+
+
+@pytest.mark.parametrize(("place", "units"), [("start", 1), ("transitions", 2)])
+def test_no_refusal_tells_which_tags_a_site_has(
+    place: str, units: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A CRF in which a tag may not stand has no loss for a sentence that has it. To say so would
+    ask the site whether a unit of this round has it, and cost nothing: such a unit adds nothing.
+    One of three patients has a note that begins with a drug, two have notes with one behind it."""
+    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.ones(count, bool))
+    zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    site = made(private=())
+    sent = theta(site)
+    (name,) = [n for n in sent if n.startswith("crf") and n.endswith(place)]
+    beginning = site.site.model.tagset.tags.index("B-Drug")
+    sent[name] = sent[name].clone()
+    sent[name][..., beginning] = -math.inf
+    answer = site.noisy_gradients(sent, round=0)
+    assert caplog.text.count("a gradient cannot be computed (ModelError)") == units
+    assert answer.tensors.keys() == sent.keys()
+
+
+def test_patients_are_one_where_their_names_differ_in_case_or_blanks_alone() -> None:
+    site = patients()
+    names = ("p 1", "P 1", " p  1 ", "p2", "P2\t", "p3")
+    owned = tuple(replace(d, patient=p) for d, p in zip(site.train, names, strict=True))
+    units = made(replace(site, train=owned)).units
+    assert [list(unit) for unit in units] == [[0, 1, 2], [3, 4], [5]]
+    blank = (*owned[:-1], replace(owned[-1], patient="  "))
+    with pytest.raises(ConfigError, match="1 of 6 training documents"):
+        made(replace(site, train=blank))
+
+
+def test_scores_do_not_say_which_forms_training_had(tmp_path: Path) -> None:
+    """Scores of test mentions may be shared; which of their forms are new is a count of training
+    data without noise."""
+    site = made(directory=tmp_path)
+    site.finish(theta(site))
+    kept = json.loads((tmp_path / "scores.json").read_text())
+    for scores in (site.scores, site.scores_on(site.site.data), kept):
+        assert "strict" in scores
+        assert "unseen" not in scores
+        assert scores["counts"]["unseen_gold"] == scores["counts"]["gold"] > 0

@@ -132,6 +132,50 @@ def test_a_damaged_file_stops_what_would_leave(tmp_path: Path, text: str) -> Non
     assert path.read_text() == text
 
 
+def test_a_file_that_is_gone_is_no_new_budget(tmp_path: Path) -> None:
+    """An earlier copy that was put back is made whole from the ledger; where there is none, nothing
+    of any job leaves."""
+    site = Spender(tmp_path, ANY, answers(5))
+    path, done = tmp_path / "rules" / "privacy.json", 0
+    copies = []
+    for number in (1, 2):
+        assert site.ask("noisy_gradients", number, done).refusal == ""
+        copies.append(path.read_text())
+        done = number
+    path.write_text(copies[0])
+    assert site.ask("noisy_gradients", 3, 2).refusal == ""
+    assert len(next(iter(site.spent.values()))["answers"]) == 3
+    assert "refused by max_epsilon" in site.ask("noisy_gradients", 4, 3).refusal
+    path.unlink()
+    assert site.ask("noisy_gradients", 5, 3).refusal == "site 'b' cannot read its own file"
+    again: Any = {"run": "run2", "table": {**TABLE, "name": "another"}}
+    other = Spender(tmp_path, replace(ANY, max_epsilon=50.0), answers(3), **again)
+    with pytest.raises(Withheld, match="deleted, so it is not known what was spent"):
+        other.guard.job("fedner", 4, 3)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("unit", "fits"),
+    [
+        ("patient", "patient document sentence"),
+        ("document", "document sentence"),
+        ("sentence", "sentence"),
+    ],
+)
+def test_a_site_says_whose_epsilon_it_counts(tmp_path: Path, unit: Any, fits: str) -> None:
+    """ε of a sentence is none of a patient, who has many."""
+    promise = Promise.of(Privacy(noise=1.0, rate=0.1, where="site", unit=unit), 3, 4)
+    budget = Budget(tmp_path / "privacy.json", "a", promise)
+    for least in ("patient", "document", "sentence"):
+        policy = replace(ANY, epsilon_unit=least)
+        if least in fits.split():
+            budget.require(policy)
+        else:
+            with pytest.raises(PolicyRefusal, match=f"each {unit}; this site allows each {least}"):
+                budget.require(policy)
+
+
 def test_two_processes_count_together(tmp_path: Path) -> None:
     path = tmp_path / "privacy.json"
     one, two = Budget(path, "a", PROMISE), Budget(path, "b", PROMISE)

@@ -312,6 +312,7 @@ def _told(out: Path, name: str, result: RunResult) -> None:
     judged = f", F1 {f1:.3f} on all sites' validation data" if f1 is not None else ""
     rounds = result.conditions.get("federated", {}).get("rounds")
     say(f"done: {rounds} rounds in {result.seconds or 0:.0f} s{judged}")
+    say(*result.notes)
     for sharing, scores in result.sites.items():
         if scores:
             say(f"{sharing} shares its scores: {json.dumps(scores['federated'])[:200]}")

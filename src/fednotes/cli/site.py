@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -134,8 +136,10 @@ def site_stop(kit: Kit) -> None:
 def site_status(kit: Kit) -> None:
     """Whether the site runs and is connected, what it serves, what waits for a decision, and its
     own scores."""
+    from fednotes.core.parsing import kept_table
     from fednotes.jobs.deployed.site import RESULTS
     from fednotes.jobs.deployed.status import connection, headline, last_problem, serving
+    from fednotes.jobs.results import PROMISED
     from fednotes.rules.guard import approvals_of, named, pending
     from fednotes.rules.ledger import ledger_of
 
@@ -151,6 +155,8 @@ def site_status(kit: Kit) -> None:
     say(*serving(kit, found))
     for path in sorted((kit / RESULTS).glob("*/scores.json")):
         say(f"run {path.parent.name}: {headline(path)}; model: {path.parent / 'model'}")
+        if promised := kept_table(path.with_name(PROMISED)).get("promise"):
+            say(f"  {clean(promised)}")
     problem = last_problem(found.log)
     if problem is not None:
         say(f"last problem ({problem.when:%F %H:%M:%S}): {problem.text}")
@@ -304,6 +310,7 @@ def _nothing_waits(kit: Path) -> str:
 
 def _show_job(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> None:
     """The hash that is approved, then what it is of. Only our own words begin a row."""
+    from fednotes.jobs.deployed.site_file import parsed
     from fednotes.rules.approval import difference
     from fednotes.rules.guard import approvals_of, named
 
@@ -313,6 +320,11 @@ def _show_job(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> Non
     _rows(f"job {named(table)}")
     for line in difference({}, table):
         _rows(f"  {line[2:]}")
+    with suppress(FednotesError):  # a job that is none is refused when it begins
+        job = parsed(table, kit, "job")
+        config: Any = job.config
+        if promise := job.module.promise(replace(config, sites=len(table.get("sites", ())))):
+            say(f"promises {promise}")
     if last is None:
         say("no job was approved here before")
         return

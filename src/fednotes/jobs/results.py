@@ -28,6 +28,7 @@ from fednotes.core.store import write_json
 from fednotes.metrics.gap import Gap, Verdict, judged, verdict
 
 VERSION = 1  # of summary.json; before it, files had none
+PROMISED = "promise.json"  # beside a real site's own scores: what was promised of privacy
 CONDITIONS = ("alone", "federated", "pooled")
 SUMMARY, METRICS, AUDIT = "summary.json", "metrics.jsonl", "audit.json"
 _SHOWN = shipped("jobs/scores.toml")

@@ -62,7 +62,7 @@ from fednotes.methods.averaging import (
     run_cycles,
     traffic_of,
 )
-from fednotes.methods.private import require_patients
+from fednotes.methods.private import owner_of, require_patients
 from fednotes.methods.server_steps import by_each, for_names
 from fednotes.methods.sites import Number, Rate, Share, ended
 from fednotes.privacy.promise import Privacy, Unit
@@ -429,14 +429,14 @@ def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
             '[privacy] unit = "sentence": a language model reads stretches of notes: set unit = '
             '"document" or "patient"'
         )
-    tokens, notes = site.train_set, site.data.train_notes
-    require_patients(site.id, unit, sum(n.patient is None for n in site.data.train()), notes)
-    tokenize, owned = site.model.tokenizer.tokenize, dict[tuple[str | None, ...], list[int]]()
-    at = 0
+    require_patients(site.id, unit, (note.patient for note in site.data.train()))
+    tokenize, owned = site.model.tokenizer.tokenize, dict[tuple[str, ...], list[int]]()
+    tokens, at = site.train_set, 0
     for note in site.data.train():
         if tokens.dropped and not any(tokenize(sentences(note.text))):
             continue  # it has no place in the tokens
-        owned.setdefault((note.patient, *(() if unit == "patient" else (note.id,))), []).append(at)
+        name = f"{note.source}/{note.id}"
+        owned.setdefault(owner_of(note.patient, name, unit), []).append(at)
         at += 1
     plans = [_of_unit(tokens, own, site.config) for own in owned.values()]
     bounds = np.cumsum([0, *(len(plan.stretches) for plan in plans)])

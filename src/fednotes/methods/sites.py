@@ -254,6 +254,7 @@ class MentionSite(MethodSite):
     """
 
     with_scores: ClassVar[bool] = True  # beside each model
+    tells_forms = True  # which test mentions have a form that training had
     shared: dict[str, torch.nn.Parameter]
     private: dict[str, torch.nn.Parameter]
 
@@ -319,8 +320,8 @@ class MentionSite(MethodSite):
 
     def tested(self) -> Update:
         """Test counts of the present model, which is written."""
-        counts = self.counts("test", forms_of(self.data.train))
-        self.scores = counts.scores()
+        counts = self.counts("test", self._forms(self.data))
+        self.scores = self._scores(counts)
         if self.directory is not None:
             save_model(self.model, self.directory / "model")
             if self.with_scores:
@@ -330,7 +331,16 @@ class MentionSite(MethodSite):
     def scores_on(self, site: SiteData) -> dict[str, Any]:
         """This model's scores on another site's test data, that site's own types only."""
         types = self.judged_types(site)
-        return self._counts(site.test, site.test, types, forms_of(site.train)).scores()
+        return self._scores(self._counts(site.test, site.test, types, self._forms(site)))
+
+    def _forms(self, site: SiteData) -> frozenset[str]:
+        return frozenset(forms_of(site.train)) if self.tells_forms else frozenset()
+
+    def _scores(self, counts: SpanCounts) -> dict[str, Any]:
+        scores = counts.scores()
+        if not self.tells_forms:  # then all count as unseen
+            del scores["unseen"]
+        return scores
 
     @property
     def valid_score(self) -> float | None:

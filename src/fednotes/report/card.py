@@ -20,7 +20,7 @@ from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ModelError
 from fednotes.core.parsing import kept_table, mapping, number
 from fednotes.core.store import write_text
-from fednotes.jobs.results import CONDITIONS, SCORES, SUMMARY, RunResult, read_result
+from fednotes.jobs.results import CONDITIONS, PROMISED, SCORES, SUMMARY, RunResult, read_result
 
 CARD = "README.md"
 _DESCRIBED = ("tagger.json", "model.json", "phenotyper.json", "config.json")
@@ -62,7 +62,10 @@ def card(model: Path, run: Path | None = None) -> str:
     of_all = len(result.sites) not in (0, _TELLING)  # whether sums and means are told
     whole = mapping(result.mean.get(condition)) if of_all else {}
     spent = mapping(result.conditions.get(condition))
-    if condition == "alone" or not of_all:  # alone, they are of trainings that are not this one
+    promised = mapping(mapping(result.model_dump().get("privacy")).get(condition))
+    promised = promised or kept_table(model.parent / PROMISED)
+    # Alone, they are of trainings that are not this one; of what is private none may be counted.
+    if condition == "alone" or not of_all or promised:
         spent = {key: value for key, value in spent.items() if key != "examples"}
     environment = Environment(
         loader=PackageLoader("fednotes.report"),
@@ -87,7 +90,7 @@ def card(model: Path, run: Path | None = None) -> str:
         spent=spent,
         mark=result.marks.get(condition, ""),
         secure=bool(mapping(result.config.get("federation")).get("secure_sum")),
-        promised=mapping(mapping(result.model_dump().get("privacy")).get(condition)),
+        promised=promised,
         settings=[(k, v) for k, v in _flat(result.config) if k.split(".")[0] not in _HIDDEN],
         job={key: str(job.get(key, "")) for key in ("job", "fingerprint")},
     )

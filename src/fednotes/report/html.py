@@ -194,7 +194,7 @@ class _Page:
             epsilon, delta = number(promise, "epsilon"), number(promise, "delta")
             if condition == "federated" and epsilon is not None and delta is not None:
                 told = f"at δ = {delta:g}, of each {promise.get('unit', 'unit')} of a site"
-                yield "ε promised", f"{epsilon:.2f}", told
+                yield "ε promised", f"{math.ceil(100 * epsilon - 1e-9) / 100:.2f}", told
         if result.sites:
             yield "Sites", str(len(result.sites)), ""
         if result.seconds is not None:

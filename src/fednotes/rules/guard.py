@@ -12,12 +12,12 @@ server says it is of. ε and δ of different jobs add (basic composition).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
@@ -28,9 +28,10 @@ from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_re
 from fednotes.core.parsing import read_json
 from fednotes.core.store import alone, write_json
 from fednotes.core.update import Update
-from fednotes.privacy.promise import Promise
+from fednotes.privacy.promise import Promise, Unit
 from fednotes.rules.approval import Approvals, Decision, Quorum, Signer, fingerprint
 from fednotes.rules.ledger import (
+    LEDGER,
     Entry,
     Past,
     TensorFacts,
@@ -51,6 +52,7 @@ WORDS = "words"  # in what is attached to a reply: a masked update
 CLOCK = timedelta(minutes=5)  # that a clock may be behind the ledger
 SPARE = 100  # more of a task that trains nothing: sums for a calibration come after the rounds
 SHORT = 16  # characters of an answer's hash in what was spent
+NOISY = b'"task":"noisy'  # in a ledger's line, of an answer with noise
 COVERED = ("tokens", "steps", "patients")  # of training behind an update, as a line has them
 Covered = Callable[[str], Mapping[str, int]]  # task → tokens, steps, patients behind an update
 
@@ -202,8 +204,9 @@ class Budget:
     job: str
     promise: Promise | None
 
-    def spend(self, answer: str, policy: Policy) -> None:
-        """Note that an answer is about to leave. answer: its hash.
+    def spend(self, answer: str, policy: Policy, before: Collection[str] = ()) -> None:
+        """Note that an answer is about to leave. answer: its hash. before: of those that the
+        ledger has, which count where an older copy of the file was put back.
 
         Raises PolicyRefusal where the promise does not cover it, or the site's budget;
         ConfigError where the file is damaged.
@@ -215,6 +218,7 @@ class Budget:
         with alone(self.path.with_suffix(".lock")):
             spent = read_spent(self.path)
             own = spent.setdefault(self.job, Spent())
+            own.answers = sorted({*own.answers, *(known[:SHORT] for known in before)})
             if answer[:SHORT] in own.answers:
                 return
             rounds, number = self.promise.rounds, len(own.answers) + 1
@@ -232,6 +236,10 @@ class Budget:
 
     def require(self, policy: Policy) -> None:
         """Before the site joins. Raises PolicyRefusal, ConfigError."""
+        if self.promise and (least := policy.epsilon_unit):
+            unit, units = self.promise.privacy.unit, get_args(Unit)
+            enough = units.index(unit) <= units.index(least)
+            policy.require(enough, "epsilon_unit", f"ε is promised of each {unit}", f"each {least}")
         if not policy.max_epsilon:
             return
         if self.promise is None:
@@ -250,17 +258,25 @@ class Budget:
 
 
 def read_spent(path: Path) -> dict[str, Spent]:
-    """Job → what it spent. Raises ConfigError for a damaged file: nothing may leave then."""
+    """Job → what it spent. Raises ConfigError for a damaged file, or one that is gone though the
+    ledger beside it has answers: nothing may leave then."""
     try:
         table: Mapping[str, Any] = read_json(path)
         return {key: Spent.model_validate(of) for key, of in table.items()}
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError, AttributeError) as error:
+        if isinstance(error, FileNotFoundError) and not _noisy(path.with_name(LEDGER)):
+            return {}
         raise ConfigError(
-            f"{path}: damaged, so it is not known what was spent of ε and nothing may leave: put "
-            "back a copy; its ledger has what left"
+            f"{path}: damaged or deleted, so it is not known what was spent of ε and nothing may "
+            "leave: put back a copy; its ledger has what left"
         ) from error
+
+
+def _noisy(ledger: Path) -> bool:
+    """Whether answers with noise have left."""
+    with suppress(FileNotFoundError), ledger.open("rb") as lines:
+        return any(NOISY in line and b'"refusal":false' in line for line in lines)
+    return False
 
 
 class SiteGuard:
@@ -340,8 +356,11 @@ class SiteGuard:
                 left=self._left(about, policy) if policy.max_rounds and about.tensors else None,
             )
             if about.tensors:
+                if self._budget.promise:
+                    self._read_past(policy)
                 with self._withheld():
-                    self._budget.spend(hash_of(about.tensors), policy)
+                    left = self._past.updates.get(about.task, ())
+                    self._budget.spend(hash_of(about.tensors), policy, left)
         if sent.update is None or not (masked or sent.update.tensors):
             about = nothing
         entry = Entry(

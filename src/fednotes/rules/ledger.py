@@ -40,6 +40,7 @@ from fednotes.core.parsing import JsonError, parse_json
 from fednotes.core.store import alone, sync_folder
 from fednotes.core.update import Tensors
 
+LEDGER = "ledger.jsonl"
 FIRST = "0" * 64  # the hash before the first line
 _HEAD_BYTES = 320  # a head is always as long, so that it is written in place, in one piece
 _NAME = re.compile(r"[\w.\-/:@\[\]=,+]{1,256}", re.ASCII)  # no blanks: a name, not a sentence
@@ -130,7 +131,7 @@ def stamp(time: datetime) -> str:
 
 def ledger_of(kit: Path) -> Ledger:
     """The ledger of a site's kit."""
-    return Ledger(kit / "rules" / "ledger.jsonl")
+    return Ledger(kit / "rules" / LEDGER)
 
 
 class Ledger:

@@ -72,7 +72,8 @@ class Policy:
     min_patients: behind an update that holds tensors; min_batch: examples of a mini-batch (of
     many steps the rest of an epoch may have fewer); not said is refused. max_rounds: by the
     server's word and by the site's own count. max_epsilon: of differential privacy, over all jobs
-    together (`rules/guard.py`); a job without [privacy] is then refused. hours: such as
+    together (`rules/guard.py`); a job without [privacy] is then refused. epsilon_unit: the smallest
+    that ε may be promised of. hours: such as
     "19:00-06:00", the end excluded; an update of a request that was served may leave later.
     timezone: "local", "UTC" or a name. steady_replies: under a secure sum, answers leave at times
     that say little of how many notes there are. share_scores: the server may see this site's
@@ -98,6 +99,7 @@ class Policy:
     max_rounds: Count = 0
     max_bytes: Count = 0
     max_epsilon: Annotated[float, Ge(0)] = 0.0
+    epsilon_unit: Literal["", "patient", "document", "sentence"] = ""
     hours: str = ""
     timezone: str = "local"
     steady_replies: bool = True

@@ -52,6 +52,7 @@ from fednotes.jobs.deployed.agreement import (
 )
 from fednotes.jobs.deployed.site_file import SITE_FILE, job_of_site, load_own, of_kit, whole_table
 from fednotes.jobs.job import Job
+from fednotes.jobs.results import PROMISED
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.guard import SiteGuard, require_approved
@@ -237,6 +238,9 @@ class AgreedSite:
         update: Update = self.__getattr__("finish")(tensors, **options)
         if self.site.scores:
             write_json(self._results / "scores.json", self.site.scores)
+        if promise := getattr(self.site, "promise", None):
+            logger.info("%s", promise)
+            write_json(self._results / PROMISED, {"promise": str(promise), **promise.told()})
         return update
 
     def covered(self, task: str) -> Mapping[str, int]:

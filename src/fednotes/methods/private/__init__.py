@@ -17,10 +17,11 @@ number of sentences, no count of an evaluation. docs/privacy.md has the argument
 
 from __future__ import annotations
 
+import logging
 import math
 import platform
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -33,6 +34,7 @@ from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.tensors import below, fingerprint, load_into, nbytes, prefixed
 from fednotes.core.types import SiteData
 from fednotes.core.update import Tensors, Total, Update
+from fednotes.data.text import normalise
 from fednotes.methods.sites import Adam, Best, RoundServer
 from fednotes.privacy.noise import Stream, chosen, cut, discrete_gaussian
 from fednotes.privacy.promise import Promise, Unit
@@ -40,6 +42,7 @@ from fednotes.privacy.secure_sum.crypto import digest, receipt
 
 NOISY = "noisy_gradients"  # the task of a round
 TOGETHER = 64  # sentences of a unit in one pass
+logger = logging.getLogger("fednotes.methods.private")
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,7 @@ class PrivateSite(MethodSite):
     ) -> None:
         self.promise = self.of.promise(config)
         self.site = self.made(data, config, **options)
+        self.site.tells_forms = False
         self.num_examples, self.scores = self.site.num_examples, self.site.scores
         self._secret, self._question = secret or secrets.token_bytes(32), question
         self.units = self.of.units(self.site, self.promise.privacy.unit)
@@ -222,7 +226,12 @@ class PrivateSite(MethodSite):
         sow = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
         for unit in np.flatnonzero(chosen(stream, len(self.units), self.promise.privacy.rate)):
             sow(int(dropout[unit]))
-            for name, part in self.clipped(self.units[unit]).items():
+            try:
+                clipped = self.clipped(self.units[unit])
+            except Exception as error:  # a refusal would tell of the unit, which adds nothing
+                logger.warning("a gradient cannot be computed (%s)", type(error).__name__)
+                continue
+            for name, part in clipped.items():
                 total[name] += part
         stream = Stream(receipt(key, "noise", fingerprint(total)))
         for value in total.values():
@@ -299,14 +308,20 @@ class PrivateSite(MethodSite):
         self._secret, self.steps = bytes.fromhex(state.fact("secret", str)), state.round
 
 
-def require_patients(site: str, unit: Unit, unknown: int, documents: int) -> None:
+def require_patients(site: str, unit: Unit, patients: Iterable[str | None]) -> None:
     """Raises ConfigError where units are patients and a document's is not known."""
-    if unit == "patient" and unknown:
+    known = [bool(normalise(patient or "")) for patient in patients] if unit == "patient" else []
+    if unknown := known.count(False):
         raise ConfigError(
-            f'[privacy] unit = "patient": {unknown:,} of {documents:,} training documents '
+            f'[privacy] unit = "patient": {unknown:,} of {len(known):,} training documents '
             f"of site {site!r} have no patient; the largest unit that is known is a document: "
             'set unit = "document", or name the patients in the files'
         )
+
+
+def owner_of(patient: str | None, note: str, unit: Unit) -> tuple[str, ...]:
+    """What is one unit has one; patients whose names differ in case or blanks alone are one."""
+    return (normalise(patient or ""), *(() if unit == "patient" else (note,)))
 
 
 def units_of(site: Any, unit: Unit) -> list[np.ndarray]:
@@ -318,12 +333,12 @@ def units_of(site: Any, unit: Unit) -> list[np.ndarray]:
     documents, owners = corpus.documents, corpus.encoded.sentence_document
     if unit == "sentence":
         return [np.array([at]) for at in range(len(owners))]
-    require_patients(site.id, unit, sum(d.patient is None for d in documents), len(documents))
-    found: dict[tuple[Any, ...], list[int]] = {}
+    require_patients(site.id, unit, (document.patient for document in documents))
+    found: dict[tuple[str, ...], list[int]] = {}
     for at, owner in enumerate(owners.tolist()):
         document = documents[owner]
-        note = () if unit == "patient" else (document.meta.get("document", document.id),)
-        found.setdefault((document.patient, *note), []).append(at)
+        note = document.meta.get("document", document.id)
+        found.setdefault(owner_of(document.patient, note, unit), []).append(at)
     return [np.array(indices) for indices in found.values()]
 
 
