@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span
@@ -134,7 +134,8 @@ class PatientFinding:
     concepts: int | None = None
 
 
-Notes = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+Patient = str | Sequence[str]  # one note, or all notes of a patient
+Notes = str | Sequence[Patient] | Mapping[str, Patient]
 
 
 class PatientModel:
@@ -169,16 +170,16 @@ class PatientModel:
     ) -> PatientFinding: ...
     @overload
     def __call__(
-        self, notes: Sequence[str] | Mapping[str, str | Sequence[str]]
+        self, notes: Sequence[Patient] | Mapping[str, Patient]
     ) -> list[PatientFinding]: ...
 
     def __call__(self, notes: Notes) -> PatientFinding | list[PatientFinding]:
-        """What the model says of a patient of one note; of each of several; or, by patient, of all
-        their notes together: `model({"p1": ["first note", "second note"]})`."""
+        """What the model says of a patient of one note; of each of several, which have a note or a
+        list of notes; or of patients by name: `model({"p1": ["first note", "second note"]})`."""
         if isinstance(notes, str):
             return self({"1": [notes]})[0]
         if not isinstance(notes, Mapping):
-            notes = {str(number): [note] for number, note in enumerate(notes, 1)}
+            notes = {str(number): own for number, own in enumerate(notes, 1)}
         given = {
             patient: [_checked(note) for note in ([own] if isinstance(own, str) else own)]
             for patient, own in notes.items()
@@ -186,12 +187,11 @@ class PatientModel:
         if not given:
             return []
         rows = {row["patient"]: row for row in self.reader.results(given, told=False)}
-        found = []
-        for patient in given:
-            row = rows.get(patient, {})
-            parts = row.get("probabilities", {}), row.get("labels", {}), row.get("concepts")
-            found.append(PatientFinding(patient, *parts))
-        return found
+        nothing: Any = {"probabilities": {}, "labels": {}}
+        return [
+            PatientFinding(**nothing | {"patient": patient} | rows.get(patient, {}))
+            for patient in given
+        ]
 
 
 def _document(text: Text, number: int) -> Document:

@@ -20,7 +20,7 @@ import resource
 import time
 import traceback
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -41,10 +41,7 @@ from fednotes.serving.models import MentionModel, PatientFinding, PatientModel, 
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-
-    Message = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Message]]
-    Send = Callable[[Message], Awaitable[None]]
+    from starlette.types import Message, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +97,7 @@ class Refused(Exception):
         super().__init__(detail)
         self.status_code, self.detail, self.headers = status, detail, headers
 
-    async def answer(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         from starlette.responses import JSONResponse
 
         kind, told = "application/json", dict[str, Any](detail=self.detail)
@@ -298,7 +295,7 @@ class _Gate:
         self._app, self._limits, self._meters, self._soon = app, limits, meters, soon
         self._token, self._room = token.encode(), asyncio.Semaphore(limits.under_way)
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -323,7 +320,7 @@ class _Gate:
         finally:
             self._meters.count(scope["path"], status, time.perf_counter() - begin)
 
-    async def _judged(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def _judged(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {key.decode("latin-1"): value for key, value in scope["headers"]}
         self._require_known(scope["path"], headers)
         if scope["method"] != "POST":
@@ -391,7 +388,7 @@ def _too_large(most: int) -> Refused:
     )
 
 
-async def _unless_gone(app: Any, scope: Message, body: bytes, receive: Receive, send: Send) -> None:
+async def _unless_gone(app: Any, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
     """The application's answer to a body that was read; it stops where nobody waits for it."""
     unread = [{"type": "http.request", "body": body, "more_body": False}]
     leaving = asyncio.ensure_future(receive())
@@ -432,7 +429,7 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
     except ImportError as error:
         raise MissingExtra(error.name or "fastapi", "serve") from error
 
-    most, meters, batches = limits or Limits(), _Meters(), Batches(_caller(model))
+    most, meters, batches = limits or Limits(), _Meters(), Batches(model)
 
     @asynccontextmanager
     async def at_work(app: FastAPI) -> AsyncIterator[None]:
@@ -531,13 +528,6 @@ def _known(part: str | int) -> str:
     return str(part) if isinstance(part, int) or part in known else "…"
 
 
-def _caller(model: AnyModel) -> Callable[[list[Any]], Sequence[Any]]:
-    """Of texts, or of patients' notes, all that the model says, in their order."""
-    if isinstance(model, PatientModel):
-        return lambda notes: model({str(n): own for n, own in enumerate(notes)})
-    return lambda texts: model(texts)
-
-
 # ---- the process -----------------------------------------------------------------------------
 
 
@@ -628,8 +618,7 @@ def run(
     options |= {"backlog": 128, "http": prompt()}
     options |= {"access_log": False, "server_header": False, "proxy_headers": False}
     options |= {"log_config": None, "log_level": "critical"}  # its words of an error may hold text
-    if certificate is not None:
-        options |= {"ssl_certfile": certificate, "ssl_keyfile": key}
+    options |= {"ssl_certfile": certificate, "ssl_keyfile": key}
     try:
         Listening(uvicorn.Config(app, host, port, **options)).run()
     except SystemExit:

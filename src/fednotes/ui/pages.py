@@ -131,9 +131,8 @@ def application(desk: Desk) -> Callable[..., Any]:
         route("/export/{format}", pages.export),
         route("/try", pages.trial, "GET", "POST"),
     ]
-    folder = [Mount(desk.root, routes=routes)]
     refused = dict.fromkeys((HTTPException, Refused, FednotesError, _Soon), pages.refused)
-    app = Starlette(routes=folder, exception_handlers=refused)
+    app = Starlette(routes=[Mount(desk.root, routes=routes)], exception_handlers=refused)
     return BaseHTTPMiddleware(app, dispatch=pages.guarded)
 
 

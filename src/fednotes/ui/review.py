@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -396,12 +396,11 @@ class Review:
 
 def filter_of(query: Mapping[str, str]) -> Filter:
     """The filter that an address names; what is no value of a key is left out."""
-    given = {field.name: query[field.name] for field in fields(Filter) if field.name in query}
     try:
-        return _FILTER.validate_python(given)
+        return _FILTER.validate_python(dict(query))
     except ValidationError as error:
         wrong = {each["loc"][0] for each in error.errors()}
-        return _FILTER.validate_python({k: v for k, v in given.items() if k not in wrong})
+        return _FILTER.validate_python({k: v for k, v in query.items() if k not in wrong})
 
 
 def require_writable(file: Path) -> None:
