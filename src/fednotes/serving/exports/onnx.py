@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fednotes.core.errors import ConfigError, MissingExtra, ModelError
 from fednotes.core.store import write_json
@@ -214,21 +214,9 @@ def _beside_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
 # ---- a token classifier: the library's model, traced ---------------------------------------------
 
 
-class _Logits(nn.Module):
-    """ids and mask, (sentences, length) → (sentences, length, tags), and nothing else."""
-
-    def __init__(self, library: Any) -> None:
-        super().__init__()
-        self.library = library
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        out = self.library(input_ids=input_ids, attention_mask=attention_mask, return_dict=True)
-        found: Tensor = out.logits
-        return found
-
-
 def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
-    """Write the graph; what a program has to know of it."""
+    """Write the graph, ids and mask (sentences, length) → logits (sentences, length, tags); what a
+    program has to know of it."""
     frame = Frame.of(model.config.encoder, model.tokenizer, model.library, model.config.window)
     ids = torch.full((2, len(frame.prefix) + 2 + len(frame.suffix)), frame.pad)
     free = {0: "sentences", 1: "length"}
@@ -236,9 +224,9 @@ def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
     try:
         with _silent():
             torch.onnx.export(
-                _Logits(model.library).eval(),
-                (ids, torch.ones_like(ids)),
-                to,
+                model.library.eval(),
+                f=to,
+                kwargs=dict(zip(names, (ids, torch.ones_like(ids)), strict=True)),
                 input_names=names,
                 output_names=["logits"],
                 dynamic_shapes=dict.fromkeys(names, free),
