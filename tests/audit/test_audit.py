@@ -3,17 +3,17 @@ page names."""
 
 from __future__ import annotations
 
-import copy
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_jobs import TABLE
+from tiny_jobs import TABLE, TAGGER
 from tiny_models import save_bert
 
-from fednotes.audit import Scene, Trial, attacks
+from fednotes.audit import Scene, Trial, attacks, counts, words
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.job import Job, load_sites
@@ -25,24 +25,37 @@ CHANCE = 0.01
 
 def job(**tables: Any) -> Job:
     """Three generated sites, with word tables that are trained; `tables` change it."""
-    table = copy.deepcopy(TABLE)
+    table: dict[str, Any] = {**TABLE, "model": {**TAGGER, "hashed_words": 4096}}
     for name, values in tables.items():
-        table[name] = {**table.get(name, {}), **values} if isinstance(values, dict) else values
+        table[name] = {**table.get(name, {}), **values}
     return parse_job(table, "job", Path(), "job")
 
 
-def leak(of: Job, name: str) -> Leak:
+@cache
+def _scene(key: str) -> Scene:
+    of = job(**json.loads(key))
+    return Scene(of, load_sites(of))
+
+
+def leak(of: Job | Scene, name: str) -> Leak:
     """One attack on a job."""
     attack = next(attack for attack in attacks() if name in attack.name)
-    return attack.on(Scene(of, load_sites(of)))
+    return attack.on(of if isinstance(of, Scene) else Scene(of, load_sites(of)))
+
+
+def told(name: str, **tables: Any) -> Leak:
+    """One attack on `job(**tables)`, which runs once for all of them."""
+    return leak(_scene(json.dumps(tables)), name)
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_bert(tmp_path_factory.mktemp("bert"))
+    return save_bert(tmp_path_factory.mktemp("bert"), hidden_size=96)
 
 
-def tuned(encoder: Path, model: dict[str, Any], **training: Any) -> Job:
+def tuned(
+    encoder: Path, model: dict[str, Any], privacy: dict[str, Any] | None = None, **training: Any
+) -> Job:
     """Fine-tuning of a tiny encoder on the same sites."""
     table = {
         "method": "finetune",
@@ -51,10 +64,12 @@ def tuned(encoder: Path, model: dict[str, Any], **training: Any) -> Job:
         "training": {"cycles": 1, "batch": "each", "batch_size": 2, **training},
         "model": {"kind": "token-classifier", "encoder": str(encoder), **model},
     }
+    if privacy:
+        table |= {"privacy": privacy, "preset": "paper"}
     return parse_job(table, "job", Path(), "job")
 
 
-WORDS = {"hashed_words": 4096}
+SECURE = {"secure_sum": True}
 PRIVATE = {"epsilon": 8.0, "delta": 1e-5, "unit": "document", "rate": 0.5}
 
 
@@ -94,8 +109,8 @@ def test_the_interval_is_that_of_wilson() -> None:
 
 def test_rows_that_change_are_the_words_of_the_mini_batch() -> None:
     """All of them, also from a secure sum, which hides alone whose they are."""
-    for settings in ({}, {"federation": {"secure_sum": True}}):
-        found = leak(job(model=WORDS, **settings), "word tables")
+    for settings in ({}, {"federation": SECURE}):
+        found = told("word tables", **settings)
         assert found.proven
         assert found.control == found.success == 1.0
 
@@ -110,12 +125,17 @@ def test_so_they_are_of_a_cycle_of_fine_tuning_that_trains_all(bert: Path) -> No
         assert found.success >= least
 
 
-def test_noise_hides_words() -> None:
-    found = leak(job(model=WORDS, privacy=PRIVATE), "word tables")
-    assert found.control == 1.0
+def hidden(found: Leak) -> None:
+    """Near chance, as of a hundred targets; noise is other noise each time."""
+    assert found.control is not None
+    assert found.control >= 0.99
     assert found.success is not None
-    assert found.success < 0.1
-    assert found.details["auc"] == pytest.approx(0.5, abs=0.15)
+    assert found.success < 0.3
+    assert found.details["auc"] == pytest.approx(0.5, abs=0.25)
+
+
+def test_noise_hides_words() -> None:
+    hidden(told("word tables", privacy=PRIVATE))
 
 
 def test_frozen_tables_have_none(bert: Path) -> None:
@@ -123,6 +143,81 @@ def test_frozen_tables_have_none(bert: Path) -> None:
         found = leak(of, "word tables")
         assert not found.applies
         assert "no table" in found.why
+
+
+# ---- tokens of an encoder ------------------------------------------------------------------------
+
+
+def test_tokens_lie_in_the_span_of_the_lowest_maps(bert: Path) -> None:
+    """Of a gradient all; where the lowest layer stays as it is there is no such map."""
+    one = {"local_steps": 1, "compression": "none"}
+    found = leak(tuned(bert, {"train": "encoder"}, **one), "lowest maps")
+    assert found.control is not None
+    assert found.control >= 0.99
+    top = leak(tuned(bert, {"train": "top", "top": 1}, **one), "lowest maps")
+    assert not top.applies
+    assert "no map" in top.why
+
+
+@pytest.mark.slow
+def test_neither_steps_of_adam_nor_few_bits_nor_low_ranks_hide_them() -> None:
+    """Of a real encoder, after one step of Adam, and after six of low rank in few bits."""
+    one = {"local_steps": 1, "compression": "none"}
+    found = leak(tuned(Path("minilm"), {"train": "encoder"}, **one), "lowest maps")
+    assert found.control is not None
+    assert found.control >= 0.99
+    assert found.success is not None
+    assert found.success > 0.8
+    ranks = leak(tuned(Path("minilm"), {"train": "lora"}), "lowest maps")
+    assert ranks.low is not None
+    assert ranks.low > 0.1
+
+
+def test_noise_hides_tokens_of_an_encoder(bert: Path) -> None:
+    of = tuned(bert, {"train": "encoder"}, cycles=2, privacy={**PRIVATE, "rate": 0.1})
+    hidden(leak(of, "lowest maps"))
+
+
+def test_the_sign_of_an_output_bias_names_masked_words(bert: Path, tmp_path: Path) -> None:
+    """In the paper's setting, which trains it; by default it stays, and there is nothing to see."""
+    for name in ("north", "south"):
+        notes = [d.text for d in load_sites(job()).data[name == "south"].train]
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(notes))
+    table = {
+        "method": "pretrain",
+        "seed": 2,
+        "training": {"cycles": 1, "head_cycles": 0, "min_tokens": 0, "min_steps": 0, "length": 32},
+        "model": {"encoder": str(bert)},
+        "sites": {name: {"path": f"{name}.txt"} for name in ("north", "south")},
+    }
+    found = leak(parse_job(table, "job", tmp_path, "job"), "output bias")
+    assert not found.applies
+    table["model"] |= {"train": "all"}
+    table["training"] |= {"local_steps": 1, "compression": "none"}
+    found = leak(parse_job(table, "job", tmp_path, "job"), "output bias")
+    assert found.control == found.success == 1.0
+
+
+# ---- counts --------------------------------------------------------------------------------------
+
+
+def test_counts_of_an_evaluation_tell_types() -> None:
+    """A secure sum tells those of all sites."""
+    found = told("from counts")
+    assert found.success == found.control == 1.0
+    secure = told("from counts", federation=SECURE)
+    assert secure.success is not None
+    assert secure.success < 1
+    assert not told("from counts", privacy=PRIVATE).applies
+
+
+def test_two_sums_that_differ_by_a_site_tell_its_counts() -> None:
+    """With drop-outs permitted; never where a sum is over all sites."""
+    found = told("two sums", federation={**SECURE, "min_sites": 2})
+    assert found.success == found.control == 1.0
+    assert found.advantage > 0.5
+    for settings in ({"federation": SECURE}, {}):
+        assert not told("two sums", **settings).applies
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -134,7 +229,7 @@ def written(tmp_path: Path) -> Path:
     path = tmp_path / "job.toml"
     settings = "".join(
         f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())
-        for name, values in {**TABLE, "model": {**TABLE["model"], **WORDS}}.items()
+        for name, values in job().table.items()
         if isinstance(values, dict)
     )
     path.write_text(f'method = "fedner"\nseed = 2\n{settings}')
@@ -149,26 +244,27 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 def test_the_command_leaves_an_audit_and_its_page(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
+    monkeypatch.setattr("fednotes.audit.attacks", lambda: [*words.ATTACKS, *counts.ATTACKS])
     out = tmp_path / "audit"
     run(monkeypatch, "audit", str(written), "--out", str(out))
     found = read_audit(out)
     assert found is not None
-    assert [a.attack for a in found.attacks] == [attack.name for attack in attacks()]
+    assert [a.attack for a in found.attacks] == [a.name for a in (*words.ATTACKS, *counts.ATTACKS)]
     assert found.worst == pytest.approx(1 - CHANCE)
     page = (out / "report.html").read_text()
     assert found.fingerprint in page
-    assert all(attack.name in page for attack in attacks())
-    assert "words of word tables" in capsys.readouterr().out
+    assert all(leak.attack in page for leak in found.attacks)
+    assert "words from word tables" in capsys.readouterr().out
     assert (out / "audit.json").stat().st_mode & 0o077 == 0
-    tokens = {w for d in load_sites(job()).data[0].train for w in d.text.split() if len(w) > 8}
+    texts = {w for d in load_sites(job()).data[0].train for w in d.text.split() if len(w) > 8}
     told = (out / "audit.json").read_text() + page
-    assert not [word for word in tokens if word in told]
+    assert not [word for word in texts if word in told]
 
 
 def test_the_command_says_what_is_missing(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    for words, told in (
+    for given, said in (
         ((str(written),), "give --out"),
         ((str(written), "--out", str(tmp_path / "o"), "--site", "nobody"), "the job's sites are"),
         ((str(written), "--out", str(tmp_path / "o"), "--total", "9"), "go together"),
@@ -176,9 +272,9 @@ def test_the_command_says_what_is_missing(
         ((str(written), "--out", str(written)), "cannot be written"),
     ):
         with pytest.raises(SystemExit) as ended:
-            run(monkeypatch, "audit", *words)
+            run(monkeypatch, "audit", *given)
         assert ended.value.code == 2
-        assert told in capsys.readouterr().err
+        assert said in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 

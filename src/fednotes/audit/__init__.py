@@ -18,7 +18,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -80,11 +79,9 @@ class Trial:
             np.append(0.0, len(s) - np.searchsorted(np.sort(s), levels)) / len(s)
             for s in (there, absent)
         )
-        last = int(np.searchsorted(wrong, FALSE, side="right")) - 1
-        more = (
-            (FALSE - wrong[last]) / (wrong[last + 1] - wrong[last]) if last + 1 < len(wrong) else 0
-        )
-        success = float(named[last] + more * (named[min(last + 1, len(named) - 1)] - named[last]))
+        last = int(np.searchsorted(wrong, FALSE, side="right")) - 1  # there is one after it: 1.0
+        more = (FALSE - wrong[last]) / (wrong[last + 1] - wrong[last])
+        success = float(named[last] + more * (named[last + 1] - named[last]))
         auc = float(np.trapezoid(named, wrong))
         counts = {"targets": float(len(there)), "decoys": float(len(absent))}
         return cls.share(success, len(there), FALSE, auc=auc, **counts, **details)
@@ -104,41 +101,28 @@ class Read:
     """What a site's model was trained on for one answer; the truth that attacks are judged by.
 
     rows: how often each row of a word table was read, by the table's name ("": the embedding of an
-    encoder's library; "masked": the words to be guessed). tags: how often each tag occurred.
-    sentences: a corpus and the numbers of those of it, as a tagger was given them.
+    encoder's library; "masked": the words to be guessed).
     """
 
     rows: dict[str, np.ndarray] = field(default_factory=dict)
-    tags: Counter[str] = field(default_factory=Counter)
-    sentences: list[tuple[Any, np.ndarray]] = field(default_factory=list)
 
     def note(self, table: str, ids: np.ndarray, size: int) -> None:
         """Rows that were read."""
         self.rows[table] = np.bincount(ids.ravel(), minlength=size) + self.rows.get(table, 0)
 
-    def tagged(self, model: Any, corpus: Any, chosen: np.ndarray) -> None:
-        """Sentences that a tagger was trained on."""
-        encoded = corpus.encoded
-        self.sentences.append((corpus, chosen))
-        for first, last in zip(encoded.bounds[chosen], encoded.bounds[chosen + 1], strict=True):
-            self.tags.update(encoded.tagset.tags[tag] for tag in encoded.tags[first:last])
-        if hasattr(model, "word_rows"):
-            for table, ids in model.word_rows(corpus, chosen).items():
-                self.note(table, ids, len(model.get_parameter(table)))
-
 
 @dataclass(frozen=True, eq=False)
 class Seen:
     """What the server sees of one task. sent: with what sites computed. tensors, metrics: what came
-    from the audited site, under a secure sum from all. The rest it does not see: own, that site's
-    update; total, where none is secure; read, others, what was trained on, at the site and at the
-    others."""
+    from the audited site, under a secure sum from all. The rest is not for it: own, that site's
+    update; rest, the others'; their total; read, others, what was trained on, here and there."""
 
     task: str
     sent: Tensors
     tensors: Tensors
     metrics: Mapping[str, float]
     own: Update
+    rest: Sequence[Update]
     total: Total
     read: Read
     others: Sequence[Read]
@@ -164,7 +148,10 @@ class Scene:
     """
 
     def __init__(self, job: Job, sites: Sites, site: str = "") -> None:
-        """Raises ConfigError where the job has no such site."""
+        """Raises ConfigError where the job has no such site, or holds what no attack knows."""
+        if job.data == "patients":
+            told = "attacks know models of notes, not of patients: nothing can be said of it"
+            raise ConfigError(f"method = {job.method!r}: {told}")
         names = [data.id for data in sites.data]
         self.site = site or names[0]
         if self.site not in names:
@@ -189,6 +176,12 @@ class Scene:
         """The sites, of which nothing is written."""
         return members_of(self.job, self.part, [None] * len(self.part.sites))
 
+    @property
+    def member(self) -> Any:
+        """The audited site; of one that adds noise what is below."""
+        found = next(m for m in self.members if m.id == self.site)
+        return getattr(found, "site", found)
+
     @cached_property
     def seen(self) -> list[Seen]:
         """What the server sees until the first evaluation, in order. Raises FednotesError."""
@@ -201,7 +194,7 @@ class Scene:
     def training(self) -> Seen | None:
         """The first answer that tells of training; None where there is none. A warm-up's is not
         meant, which has fewer tensors."""
-        found = [seen for seen in self.seen if seen.tensors and seen.read != Read()]
+        found = [seen for seen in self.seen if seen.tensors and seen.read.rows]
         return max(found, key=lambda seen: len(seen.tensors), default=None)
 
 
@@ -316,32 +309,35 @@ class _Wire(InProcess):
         self._models = {id(m): m for m in (getattr(s, "site", s).model for s in sites)}
         self._site, self._judges = site, any(EVALUATE in s.tasks for s in sites)
         self.seen: list[Seen] = []
+        self._known: dict[str, Tensor] = {}
         self.compression: Any = getattr(getattr(sites[0], "config", None), "compression", "none")
 
     def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
         """As there; of later sums the counts alone are kept, for they need little room."""
         self._updates, self._reads = dict[str, Update](), dict[str, Read]()
-        total, sent = super().sum(task, tensors, **options), dict(tensors or {})
-        own, read = self._updates[self._site], self._reads.pop(self._site)
+        total = super().sum(task, tensors, **options)
+        self._known |= tensors or {}  # nothing is sent twice
+        sent = dict(self._known)
+        own, read = self._updates.pop(self._site), self._reads.pop(self._site)
+        rest, others = tuple(self._updates.values()), tuple(self._reads.values())
         told = own
         if self.summing is not None:
             told = Update(total.mean() if total.weight > 0 else {}, metrics=total.metrics)
         if len(self.seen) >= KEPT:
             sent, told = {}, Update(metrics=told.metrics)
-        others = tuple(self._reads.values())
-        seen = Seen(task, sent, told.tensors, told.metrics, own, total, read, others)
-        if task == "send" and sent:  # of a change, in a code
-            seen = self._plain(seen, int(options["sites"]))
+        seen = Seen(task, sent, told.tensors, told.metrics, own, rest, total, read, others)
+        if task == "send" and tensors:  # of a change, in a code
+            seen = self._plain(seen, tensors, int(options["sites"]))
         self.seen.append(seen)
         return total
 
-    def _plain(self, coded: Seen, sites: int) -> Seen:
+    def _plain(self, coded: Seen, code: Tensors, sites: int) -> Seen:
         """An answer of training, of what a server reads in a code (`methods/compression.py`)."""
         asked, secure = self.seen.pop(), self.summing is not None
-        known = opened_code(
-            coded.total if secure else Total.of([coded.own]), asked.sent, self.compression, sites
-        )
-        change = decode(known.mean(), coded.sent, asked.sent, self.compression)
+        like = {name: asked.sent[name] for name in asked.tensors}
+        whole = coded.total if secure else Total.of([coded.own])
+        known = opened_code(whole, like, self.compression, sites)
+        change = decode(known.mean(), code, like, self.compression)
         return replace(asked, tensors={n: asked.sent[n] + change[n] for n in change})
 
     def run(
@@ -376,9 +372,10 @@ class _Wire(InProcess):
             yield
 
     def _given(self, model: Any, asked: Callable[..., Any], *given: Any, **more: Any) -> Any:
-        if model.training and hasattr(model, "tagset"):
-            self._now.tagged(model, *given[:2])
-        elif model.training:
+        if model.training and hasattr(model, "word_rows"):
+            for table, ids in model.word_rows(*given[:2]).items():
+                self._now.note(table, ids, len(model.get_parameter(table)))
+        elif model.training and not hasattr(model, "tagset"):
             self._now.note("masked", given[1].labels[given[1].labels >= 0], model.vocabulary)
         return asked(*given, **more)
 

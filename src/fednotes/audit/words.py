@@ -12,8 +12,6 @@ notes are the decoys, so what the sum over all sites tells counts as told.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -22,23 +20,17 @@ from fednotes.methods.word_rows import IDS
 from fednotes.rules.policy import word_tables
 
 
-class _Table(NamedTuple):
-    """A tensor that travels, with a row (or a number) per word. read: what of `Read` it shows."""
-
-    name: str
-    read: str
-
-
-def _tables(seen: Seen | None, bias: bool) -> list[_Table]:
+def _tables(seen: Seen | None, bias: bool) -> dict[str, str]:
+    """Tensors that travel with a row (or a number) per word: name → what of `Read` they show."""
+    found = dict[str, str]()
     if seen is None:
-        return []
-    found = []
+        return found
     for name in word_tables(seen.tensors):
         rows = len(seen.tensors[name]) if name + IDS not in seen.sent else 0
         for read, counts in seen.read.rows.items():
             right = read == name or (len(counts) == rows and read == ("masked" if bias else ""))
             if right and (seen.tensors[name].dim() == 1) == bias:
-                found.append(_Table(name, read))
+                found[name] = read
     return found
 
 
@@ -59,7 +51,7 @@ def _told(scene: Scene, bias: bool) -> Trial:
     seen = scene.training
     assert seen is not None
     inside, outside = [], []
-    for name, read in _tables(seen, bias):
+    for name, read in _tables(seen, bias).items():
         own = torch.from_numpy(seen.read.rows[read] > 0)
         nobody = ~own
         for other in seen.others:
@@ -82,7 +74,7 @@ def _absent(scene: Scene, bias: bool, what: str) -> str:
 
 ATTACKS = (
     Attack(
-        "words of word tables",
+        "words from word tables",
         "an update of a table with a row per word",
         'frozen tables: no train_words or hashed_words; train = "encoder"; noise ([privacy])',
         lambda scene: _absent(scene, False, "no table with a row per word"),
@@ -90,7 +82,7 @@ ATTACKS = (
         lambda scene: _told(_bare(scene), False),
     ),
     Attack(
-        "masked words of the output bias",
+        "masked words from the output bias",
         "an update of a language model's output bias",
         'a frozen output bias: train = "encoder", "top" or "lora"',
         lambda scene: _absent(scene, True, "no output bias with a number per word"),
