@@ -27,7 +27,7 @@ from fednotes.methods.finetune import METHOD as FINETUNE
 from fednotes.methods.private import NOISY, privately
 from fednotes.privacy import noise as noise_room
 from fednotes.privacy.noise import SCALE, Stream
-from fednotes.privacy.promise import Privacy, epsilon_of
+from fednotes.privacy.promise import COUNTS, Privacy, epsilon_of
 
 
 def values(tensors: dict[str, torch.Tensor], grids: dict[str, float]) -> np.ndarray:
@@ -205,7 +205,7 @@ def test_an_answer_has_the_noise_that_is_promised(without_noise: Any, monkeypatc
 
 def test_nothing_else_leaves() -> None:
     site = made()
-    assert site.tasks == {NOISY, "finish"}
+    assert site.tasks == {NOISY, COUNTS, "finish"}
     answer = site.noisy_gradients(theta(site), round=0)
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
     assert answer.tensors.keys() == site.site.shared.keys()

@@ -54,6 +54,23 @@ def test_epsilon_is_that_of_the_formulas(
     assert epsilon_of(noise, delta, rate, rounds) == pytest.approx(wanted, rel=1e-6)
 
 
+def test_epsilon_of_counts_is_added_order_by_order() -> None:
+    """Rényi of a Gaussian of everybody is α / 2 σ² (Mironov 2017, Proposition 7); of rounds of
+    rate 1 it is so too."""
+    for noise, rounds, scores in ((4.0, 3, 6.0), (9.0, 20, 2.0)):
+        curve = rounds / (2 * noise**2) + 1 / (2 * scores**2)
+        wanted = min(
+            a * curve + math.log((a - 1) / a) - (math.log(1e-5) + math.log(a)) / (a - 1)
+            for a in ORDERS
+        )
+        assert epsilon_of(noise, 1e-5, 1.0, rounds, scores) == pytest.approx(wanted, rel=1e-6)
+    with_counts = noise_for(4.0, 1e-5, 0.1, 40, 3.0)
+    assert with_counts > noise_for(4.0, 1e-5, 0.1, 40)
+    assert 3.99 < epsilon_of(with_counts, 1e-5, 0.1, 40, 3.0) <= 4.0
+    with pytest.raises(ConfigError, match=r"no noise keeps it .* and counts with scores = 0.5"):
+        noise_for(4.0, 1e-5, 0.1, 40, 0.5)
+
+
 def test_a_published_setting() -> None:
     """σ = 1, q = 64/5000, 1,560 rounds, δ = 1e-5: 3.31 by Rényi, 3.00 by privacy losses."""
     assert epsilon_of(1.0, 1e-5, 64 / 5000, 1560) == pytest.approx(3.31, abs=0.01)

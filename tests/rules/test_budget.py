@@ -14,7 +14,7 @@ from guarded import TABLE, Guarded
 from fednotes.core.errors import ConfigError
 from fednotes.core.messages import encode
 from fednotes.core.update import Update
-from fednotes.privacy.promise import Privacy, Promise
+from fednotes.privacy.promise import COUNTS, Privacy, Promise
 from fednotes.rules.guard import Budget, SiteGuard, Withheld, read_spent
 from fednotes.rules.policy import Policy, PolicyRefusal
 
@@ -174,6 +174,24 @@ def test_a_site_says_whose_epsilon_it_counts(tmp_path: Path, unit: Any, fits: st
         else:
             with pytest.raises(PolicyRefusal, match=f"each {unit}; this site allows each {least}"):
                 budget.require(policy)
+
+
+def test_counts_are_told_once(tmp_path: Path) -> None:
+    """Where the job has any; an answer that is made again is the same, and rounds go on."""
+    path = tmp_path / "privacy.json"
+    with_counts = replace(PROMISE, privacy=replace(PROMISE.privacy, scores=4.0))
+    one, none = Budget(path, "a", with_counts), Budget(path, "b", PROMISE)
+    one.spend("1" * 64, ANY)
+    one.spend("2" * 64, ANY, task=COUNTS)
+    one.spend("2" * 64, ANY, task=COUNTS)
+    with pytest.raises(PolicyRefusal, match=r"is of 1 answers .* would be number 2"):
+        one.spend("3" * 64, ANY, task=COUNTS)
+    one.spend("3" * 64, ANY)
+    with pytest.raises(PolicyRefusal, match="is of 0 answers"):
+        none.spend("2" * 64, ANY, task=COUNTS)
+    spent = read_spent(path)["a"]
+    assert (len(spent.answers), len(spent.counts)) == (2, 1)
+    assert spent.epsilon == with_counts.epsilon(2) > PROMISE.epsilon(2)
 
 
 def test_two_processes_count_together(tmp_path: Path) -> None:

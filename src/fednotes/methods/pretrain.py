@@ -513,5 +513,6 @@ METHOD = Method(
         settings={"head_cycles": 0, "long_cycles": 0},
         units=private_units,
         content=lambda data: fingerprint(data).encode(),
+        counts=None,
     ),
 )

@@ -30,6 +30,8 @@ from fednotes.privacy.noise import SCALE
 ORDERS = (*range(2, 33), 36, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256, 512, 1024)
 STEP = 1e-4  # noise that is solved for is rounded up to it: the same number on every machine
 LEAST_NOISE, MOST_NOISE = 0.1, 1000.0
+COUNTED = 20.0  # the most that a unit's counts of right, found and annotated mentions are (L2)
+COUNTS = "noisy_counts"  # the task that tells them
 Unit = Literal["patient", "document", "sentence"]
 
 
@@ -45,6 +47,8 @@ class Privacy:
     where: "sum", sites add parts of the noise, which hides them where the server sees sums alone
         (secure_sum); or "site", each adds all of it and needs to trust nobody.
     colluding: with "sum", so many sites' noise does not count: a site knows its own.
+    scores: σ of counts of right and wrong mentions in the validation notes, which all sites
+        together tell once, of the last model; 0: they are withheld. ε covers them too.
     """
 
     unit: Unit = "patient"
@@ -55,12 +59,19 @@ class Privacy:
     rate: Annotated[float, Interval(ge=1e-6, le=1)] = 0.05
     where: Literal["sum", "site"] = "sum"
     colluding: Annotated[int, Ge(0)] = 1
+    scores: Annotated[float, Ge(0), Interval(le=MOST_NOISE)] = 0.0
 
     def __post_init__(self) -> None:
         if bool(self.epsilon) == bool(self.noise):
             raise ConfigError("give either epsilon, which is promised, or noise, the multiplier σ")
-        if self.noise and self.noise < LEAST_NOISE:
-            raise ConfigError(f"noise = {self.noise}: at least {LEAST_NOISE}, or nothing is hidden")
+        for name, value in (("noise", self.noise), ("scores", self.scores)):
+            if value and value < LEAST_NOISE:
+                raise ConfigError(f"{name} = {value}: at least {LEAST_NOISE}, or nothing is hidden")
+        if self.scores and self.unit == "sentence":
+            raise ConfigError(
+                f'scores = {self.scores}: counts are of whole notes: set unit = "document" or '
+                '"patient", or leave scores out'
+            )
 
 
 @dataclass(frozen=True)
@@ -94,7 +105,8 @@ class Promise:
                 )
         noise = privacy.noise
         if not noise:
-            noise = noise_for(privacy.epsilon, privacy.delta, privacy.rate, rounds)
+            rate, scores = privacy.rate, privacy.scores
+            noise = noise_for(privacy.epsilon, privacy.delta, rate, rounds, scores)
         return cls(privacy, noise, rounds, shares)
 
     @property
@@ -108,10 +120,15 @@ class Promise:
         share, whole = (n * self.privacy.clip / SCALE for n in (self.share, self.noise))
         return share, whole
 
+    @property
+    def counted(self) -> float:
+        """What a whole number stands for in a site's noisy counts."""
+        return self.privacy.scores / math.sqrt(self.shares) * COUNTED / SCALE
+
     def epsilon(self, rounds: int | None = None) -> float:
-        """ε of so many rounds, or of all."""
-        spent = self.rounds if rounds is None else rounds
-        return epsilon_of(self.noise, self.privacy.delta, self.privacy.rate, spent)
+        """ε of so many rounds, or of all; and of the counts, from the first one on."""
+        own, spent = self.privacy, self.rounds if rounds is None else rounds
+        return epsilon_of(self.noise, own.delta, own.rate, spent, own.scores)
 
     def told(self) -> dict[str, Any]:
         """For a run's summary."""
@@ -126,6 +143,7 @@ class Promise:
             "rounds": self.rounds,
             "where": own.where,
             "shares": self.shares,
+            "scores": own.scores,
         }
 
     def __str__(self) -> str:
@@ -139,13 +157,17 @@ class Promise:
 
 
 @lru_cache(maxsize=256)
-def epsilon_of(noise: float, delta: float, rate: float, rounds: int) -> float:
-    """ε of rounds of the Poisson-subsampled Gaussian, by Rényi differential privacy."""
+def epsilon_of(noise: float, delta: float, rate: float, rounds: int, scores: float = 0.0) -> float:
+    """ε of rounds of the Poisson-subsampled Gaussian, by Rényi differential privacy. scores: σ of
+    one Gaussian of everybody besides, if not 0."""
     if not rounds:
         return 0.0
     with _accounting() as (events, rdp, _):
         accountant = rdp.RdpAccountant(list(ORDERS))
-        return float(accountant.compose(_round(events, noise, rate), rounds).get_epsilon(delta))
+        accountant.compose(_round(events, noise, rate), rounds)
+        if scores:
+            accountant.compose(events.GaussianDpEvent(scores))
+        return float(accountant.get_epsilon(delta))
 
 
 def tight_epsilon(noise: float, delta: float, rate: float, rounds: int) -> float:
@@ -156,20 +178,21 @@ def tight_epsilon(noise: float, delta: float, rate: float, rounds: int) -> float
 
 
 @lru_cache(maxsize=64)
-def noise_for(epsilon: float, delta: float, rate: float, rounds: int) -> float:
+def noise_for(epsilon: float, delta: float, rate: float, rounds: int, scores: float = 0.0) -> float:
     """The least multiplier σ that keeps (ε, δ) over all rounds, rounded up to `STEP`.
 
     Raises ConfigError where none does.
     """
     low, high = math.floor(LEAST_NOISE / STEP), math.ceil(MOST_NOISE / STEP)
-    if epsilon_of(high * STEP, delta, rate, rounds) > epsilon:
+    if epsilon_of(high * STEP, delta, rate, rounds, scores) > epsilon:
+        besides = f" and counts with scores = {scores:g}" if scores else ""
         raise ConfigError(
             f"epsilon = {epsilon:g}: no noise keeps it at delta = {delta:g} over {rounds:,} rounds "
-            f"of rate {rate:g}: ask for more, or train less"
+            f"of rate {rate:g}{besides}: ask for more, or train less"
         )
     while low + 1 < high:
         middle = (low + high) // 2
-        enough = epsilon_of(middle * STEP, delta, rate, rounds) <= epsilon
+        enough = epsilon_of(middle * STEP, delta, rate, rounds, scores) <= epsilon
         low, high = (low, middle) if enough else (middle, high)
     return high * STEP
 

@@ -28,7 +28,7 @@ from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_re
 from fednotes.core.parsing import read_json
 from fednotes.core.store import alone, write_json
 from fednotes.core.update import Update
-from fednotes.privacy.promise import Promise, Unit
+from fednotes.privacy.promise import COUNTS, Promise, Unit
 from fednotes.rules.approval import Approvals, Decision, Quorum, Signer, fingerprint
 from fednotes.rules.ledger import (
     LEDGER,
@@ -187,13 +187,14 @@ class _Behind:
 
 
 class Spent(BaseModel):
-    """Of one job. answers: short hashes of the different ones that left."""
+    """Of one job. answers: short hashes of the different ones that left; counts: of counts."""
 
     model_config = ConfigDict(extra="forbid")
 
     epsilon: FiniteFloat = 0.0
     delta: FiniteFloat = 0.0
     answers: list[str] = []
+    counts: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -204,9 +205,11 @@ class Budget:
     job: str
     promise: Promise | None
 
-    def spend(self, answer: str, policy: Policy, before: Collection[str] = ()) -> None:
-        """Note that an answer is about to leave. answer: its hash. before: of those that the
-        ledger has, which count where an older copy of the file was put back.
+    def spend(
+        self, answer: str, policy: Policy, before: Collection[str] = (), task: str = ""
+    ) -> None:
+        """Note that an answer to a task is about to leave. answer: its hash. before: of those that
+        the ledger has, which count where an older copy of the file was put back.
 
         Raises PolicyRefusal where the promise does not cover it, or the site's budget;
         ConfigError where the file is damaged.
@@ -218,18 +221,20 @@ class Budget:
         with alone(self.path.with_suffix(".lock")):
             spent = read_spent(self.path)
             own = spent.setdefault(self.job, Spent())
-            own.answers = sorted({*own.answers, *(known[:SHORT] for known in before)})
-            if answer[:SHORT] in own.answers:
+            known, most = own.answers, self.promise.rounds
+            if task == COUNTS:
+                known, most = own.counts, int(self.promise.privacy.scores > 0)
+            known[:] = sorted({*known, *(earlier[:SHORT] for earlier in before)})
+            if answer[:SHORT] in known:
                 return
-            rounds, number = self.promise.rounds, len(own.answers) + 1
-            if number > rounds:
+            if (number := len(known) + 1) > most:
                 raise PolicyRefusal(
                     "max_epsilon",
-                    f"refused: the job's promise is of {rounds:,} answers of this site, and this "
+                    f"refused: the job's promise is of {most:,} answers of this site, and this "
                     f"would be number {number:,}; a new job can be approved, whose ε adds to it",
                 )
-            own.answers.append(answer[:SHORT])
-            own.epsilon = self.promise.epsilon(number)
+            known.append(answer[:SHORT])
+            own.epsilon = self.promise.epsilon(max(1, len(own.answers)))
             own.delta = self.promise.privacy.delta
             self._require(policy, sum(job.epsilon for job in spent.values()))
             write_json(self.path, {key: job.model_dump() for key, job in spent.items()})
@@ -360,7 +365,7 @@ class SiteGuard:
                     self._read_past(policy)
                 with self._withheld():
                     left = self._past.updates.get(about.task, ())
-                    self._budget.spend(hash_of(about.tensors), policy, left)
+                    self._budget.spend(hash_of(about.tensors), policy, left, about.task)
         if sent.update is None or not (masked or sent.update.tensors):
             about = nothing
         entry = Entry(

@@ -22,6 +22,7 @@ import math
 import platform
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -32,12 +33,13 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.tensors import below, fingerprint, load_into, nbytes, prefixed
-from fednotes.core.types import SiteData
+from fednotes.core.types import Document, SiteData
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.text import normalise
 from fednotes.methods.sites import Adam, Best, RoundServer
+from fednotes.metrics.spans import SpanCounts
 from fednotes.privacy.noise import Stream, chosen, cut, discrete_gaussian
-from fednotes.privacy.promise import Promise, Unit
+from fednotes.privacy.promise import COUNTED, COUNTS, Promise, Unit
 from fednotes.privacy.secure_sum.crypto import digest, receipt
 
 NOISY = "noisy_gradients"  # the task of a round
@@ -52,7 +54,8 @@ class Privately:
     settings: those that must have one value; a job need not say so. initial(config): what sites
     share, before training. loss(site, indices): mean loss of some sentences. rounds(config, epoch):
     the most rounds, of so many to an epoch. units(site, unit): the sentences (or what `loss` takes
-    in their place) of each unit. content(data): a digest of what a site holds.
+    in their place) of each unit. content(data): a digest of what a site holds. counts(site,
+    documents): mentions that it finds rightly, finds, and that are annotated; None: it has none.
     """
 
     settings: Mapping[str, Any]
@@ -61,9 +64,14 @@ class Privately:
     rounds: Callable[[Any, int], int]
     units: Callable[[Any, Unit], list[np.ndarray]] = lambda site, unit: units_of(site, unit)
     content: Callable[[Any], bytes] = lambda data: _digest(data)
+    counts: Callable[[Any, Sequence[Document]], list[float]] | None = lambda site, documents: (
+        _mentions(site, documents)
+    )
 
     def require(self, config: Any) -> None:
         """Raises ConfigError for a setting that no promise can be kept with."""
+        if config.privacy.scores and self.counts is None:
+            raise ConfigError("[privacy] scores: this method counts no mentions: leave it out")
         for name, value in self.settings.items():
             if getattr(config, name) != value:
                 raise ConfigError(
@@ -124,8 +132,11 @@ def train(
     every = config.evaluate_every * math.ceil(1 / promise.privacy.rate)
     for round in federation.rounds(server.round, promise.rounds):
         server.step(federation.sum(NOISY, server.shared, round=round.number))
-        told = server.round % every == 0 or server.round == promise.rounds
+        last = server.round == promise.rounds
+        told = server.round % every == 0 or last
         server.metrics = {"epsilon": promise.epsilon(server.round)} if told else {}
+        if last and promise.privacy.scores:
+            server.judge(federation.sum(COUNTS, server.shared, round=round.number))
         round.commit(server.state(), server.metrics, evaluated=told)
     federation.sum("finish", server.shared)
     return server.state()
@@ -138,7 +149,7 @@ class Server(RoundServer):
         self, config: Any, promise: Promise, initial: dict[str, Tensor], resumed: State | None
     ) -> None:
         self._adam = Adam(initial, config.learning_rate)
-        self._unit = promise.grids[0] / config.batch_size
+        self._unit, self._counted = promise.grids[0] / config.batch_size, promise.counted
         super().__init__(config, initial, Best(False, "never"), resumed)
 
     def step(self, total: Total) -> None:
@@ -147,6 +158,11 @@ class Server(RoundServer):
             {name: (value * self._unit).float() for name, value in total.tensors.items()}
         )
         self.round += 1
+
+    def judge(self, total: Total) -> None:
+        """F1 of what the sites' noisy counts say."""
+        right, found, gold = (total.tensors[COUNTS].double() * self._counted).tolist()
+        self.metrics["valid_f1"] = min(1.0, max(0.0, 2 * right / max(1.0, found + gold)))
 
     def state(self) -> State:
         """Everything that the next round depends on."""
@@ -174,7 +190,7 @@ class PrivateSite(MethodSite):
     Raises ConfigError where training data do not say which unit they are of.
     """
 
-    tasks: ClassVar[frozenset[str]] = frozenset({NOISY, "finish"})
+    tasks: ClassVar[frozenset[str]] = frozenset({NOISY, COUNTS, "finish"})
     of: ClassVar[Privately]
     made: ClassVar[type[Any]]
 
@@ -198,6 +214,8 @@ class PrivateSite(MethodSite):
                 f"delta = {self.promise.privacy.delta:g}: site {data.id!r} has {len(self.units):,} "
                 "units; a delta of 1 / units and more promises none of them anything"
             )
+        judged = self.site.data.valid if self.promise.privacy.scores else ()
+        self._judged = owned(data.id, judged, self.promise.privacy.unit)
         self._config, self.steps = config, 0
         self._shared: dict[str, torch.nn.Parameter] = self.site.shared
         self._own: dict[str, torch.nn.Parameter] = self.site.private
@@ -269,6 +287,21 @@ class PrivateSite(MethodSite):
         where = (platform.node(), torch.__version__, torch.get_num_threads())
         return receipt(self._secret, *about, self._data, *where)
 
+    def noisy_counts(self, tensors: Tensors, *, round: int) -> Update:
+        """Σ of what each unit's validation notes count, `COUNTED` at most (L2), with noise, in
+        whole numbers; of the last round's model alone."""
+        counts, grid = self.of.counts, self.promise.counted
+        if counts is None or not grid or self.steps < self.promise.rounds:
+            raise RefusedError(f"site {self.id!r}: the job has no counts, or none before its end")
+        load_into(self._shared, tensors)
+        total = torch.zeros(3, dtype=torch.int64)
+        for documents in self._judged:
+            with suppress(Exception):  # a refusal would tell of the unit, which adds nothing
+                own = torch.tensor(counts(self.site, documents))
+                total += cut({COUNTS: own}, COUNTED, {COUNTS: grid})[COUNTS]
+        stream = Stream(receipt(self._key(), COUNTS, fingerprint({COUNTS: total})))
+        return Update({COUNTS: total + torch.from_numpy(discrete_gaussian(stream, 3))})
+
     def finish(self, tensors: Tensors) -> Update:
         """Test the last round's model, and save it; what comes of it stays here."""
         self.site.finish(tensors)
@@ -294,7 +327,8 @@ class PrivateSite(MethodSite):
     def covered(self, task: str) -> dict[str, int]:
         """One step, of as many sentences as are expected."""
         expected = int(self.promise.privacy.rate * self.num_examples)
-        return {"steps": 1, "batch": expected} if task == NOISY else {}
+        behind = {NOISY: expected, COUNTS: len(self._judged)}
+        return {"steps": 1, "batch": behind[task]} if task in behind else {}
 
     def state(self) -> State:
         """Private layers, their optimizer, the secret."""
@@ -324,22 +358,39 @@ def owner_of(patient: str | None, note: str, unit: Unit) -> tuple[str, ...]:
     return (normalise(patient or ""), *(() if unit == "patient" else (note,)))
 
 
+def owned(site: str, documents: Sequence[Document], unit: Unit) -> list[list[Document]]:
+    """The documents of each patient, or the sentences of each document.
+
+    Raises ConfigError where a document's patient is not known.
+    """
+    require_patients(site, unit, (document.patient for document in documents))
+    found: dict[tuple[str, ...], list[Document]] = {}
+    for document in documents:
+        note = document.meta.get("document", document.id)
+        found.setdefault(owner_of(document.patient, note, unit), []).append(document)
+    return [*found.values()]
+
+
 def units_of(site: Any, unit: Unit) -> list[np.ndarray]:
     """The sentences of each unit of a site's corpus, all of them together in one.
 
     Raises ConfigError where a document's patient is not known.
     """
     corpus = site.train_set
-    documents, owners = corpus.documents, corpus.encoded.sentence_document
+    owners = corpus.encoded.sentence_document
     if unit == "sentence":
         return [np.array([at]) for at in range(len(owners))]
-    require_patients(site.id, unit, (document.patient for document in documents))
-    found: dict[tuple[str, ...], list[int]] = {}
-    for at, owner in enumerate(owners.tolist()):
-        document = documents[owner]
-        note = document.meta.get("document", document.id)
-        found.setdefault(owner_of(document.patient, note, unit), []).append(at)
-    return [np.array(indices) for indices in found.values()]
+    of = {id(d): n for n, own in enumerate(owned(site.id, corpus.documents, unit)) for d in own}
+    number = np.array([of[id(d)] for d in corpus.documents])[owners]
+    order = np.argsort(number, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
+
+
+def _mentions(site: Any, documents: Sequence[Document]) -> list[float]:
+    """Strict counts over the types that a site annotates."""
+    types = site.data.tags.types
+    found = SpanCounts.of(documents, site.model.predict(documents), types=types).total
+    return [float(found.strict), float(found.predicted), float(found.gold)]
 
 
 def _digest(data: SiteData) -> bytes:
