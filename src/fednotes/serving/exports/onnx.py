@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -31,6 +30,7 @@ from fednotes.core.store import write_json
 from fednotes.data.tags import allowed_transitions
 from fednotes.data.text import TOKEN
 from fednotes.encoders.pretrained import Frame, quiet
+from fednotes.report.html import environment
 from fednotes.taggers.layers import CHARACTERS
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.tagger import Tagger
@@ -79,117 +79,53 @@ def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
     return fill
 
 
-# ---- the light tagger: its graph is written down layer by layer --------------------------------
-
-
-@dataclass
-class _Graph:
-    """Nodes in the order in which they are added; a value is known by its name."""
-
-    nodes: list[Any] = field(default_factory=list)
-    constants: list[Any] = field(default_factory=list)
-    inputs: list[Any] = field(default_factory=list)
-
-    def constant(self, value: Tensor | np.ndarray) -> str:
-        """A weight."""
-        from onnx import numpy_helper
-
-        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-        name = f"constant{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        return name
-
-    def input(self, name: str, *shape: int) -> str:
-        """Whole numbers, (tokens, *shape)."""
-        from onnx import TensorProto, helper
-
-        made = helper.make_tensor_value_info(name, TensorProto.INT64, ["tokens", *shape])
-        self.inputs.append(made)
-        return name
-
-    def add(self, kind: str, *inputs: str, to: str = "", **attributes: Any) -> str:
-        """The name of what a node gives; to: a name for it."""
-        from onnx import helper
-
-        name = to or f"value{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
-        return name
-
-    def whole(self, name: str, width: int) -> Any:
-        """The model that gives (tokens, width) under this name."""
-        from onnx import TensorProto, checker, helper
-
-        out = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["tokens", width])
-        graph = helper.make_graph(self.nodes, "tagger", self.inputs, [out], self.constants)
-        opset = [helper.make_opsetid("", OPSET)]
-        made = helper.make_model(graph, opset_imports=opset, ir_version=IR)
-        checker.check_model(made)
-        return made
+# ---- the light tagger: `templates/tagger.onnx.txt` has its graph ---------------------------------
 
 
 def tagger_graph(model: Tagger) -> Any:
     """A light tagger as an `onnx.ModelProto`: the tokens of one sentence → emissions."""
-    config, graph, parts = model.config, _Graph(), list[str]()
-    axes = [graph.constant(np.array([n])) for n in range(3)]
+    from onnx import checker, numpy_helper, parser
+
+    config, project, parts = model.config, model.crf.project, dict[str, str]()
+    widths = model.cnn.widths if config.cnn_filters else ()
+    layers = config.lstm_layers if config.lstm_units else 0
+    weights = {"project_weight": project.weight, "project_bias": project.bias}
     if model.vectors is not None:
-        table = model.words.weight if config.train_words else model.vectors.table
-        parts.append(graph.add("Gather", graph.constant(table), graph.input("words")))
+        parts["known"] = "int64[tokens] words"
+        weights["known_table"] = model.words.weight if config.train_words else model.vectors.table
     if config.hashed_words:
-        hashed = graph.constant(model.words.hashed)
-        parts.append(graph.add("Gather", hashed, graph.input("hashed")))
+        parts["bucket"] = "int64[tokens] hashed"
+        weights["bucket_table"] = model.words.hashed
     if config.characters:
-        layer, ids = model.characters, graph.input("characters", config.char_max)
-        table = layer.embedding.detach().clone()
-        table[0] = 0.0  # what stands beside a word
-        letters = graph.add("Gather", graph.constant(table), ids)  # (tokens, size, dim)
-        seen = _convolved(
-            graph, graph.add("Transpose", letters, perm=[0, 2, 1]), layer.weight, layer.bias
+        parts["spelt"] = f"int64[tokens, {config.char_max}] characters"
+        weights["letters_table"] = model.characters.embedding.detach().clone()
+        weights["letters_table"][0] = 0.0  # what stands beside a word
+        weights |= _kernel("letters", model.characters.weight, model.characters.bias)
+    for width in widths:
+        both = (getattr(model.cnn, f"{name}_{width}") for name in ("weight", "bias"))
+        weights |= _kernel(f"cnn_{width}", *both)
+    for layer in range(layers):
+        names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_l{layer}")
+        into, across, bias = (
+            getattr(model.lstm, name).detach().unflatten(1, (4, -1))[:, GATES].flatten(1, 2)
+            for name in names
         )
-        beside = graph.add("Equal", ids, graph.constant(np.array(0)))
-        low = graph.constant(np.array(-np.inf, np.float32))
-        masked = graph.add("Where", graph.add("Unsqueeze", beside, axes[1]), low, seen)
-        most = graph.add("ReduceMax", masked, axes[2], keepdims=0)
-        parts.append(graph.add("Relu", most))
-    values = _joined(graph, parts, 1)  # (tokens, width)
-    if config.cnn_filters:
-        turned = graph.add("Unsqueeze", graph.add("Transpose", values, perm=[1, 0]), axes[0])
-        each = [
-            _convolved(graph, turned, *(getattr(model.cnn, f"{n}_{w}") for n in ("weight", "bias")))
-            for w in model.cnn.widths
-        ]  # (1, filters, tokens)
-        joined = graph.add("Squeeze", graph.add("Relu", _joined(graph, each, 1)), axes[0])
-        values = graph.add("Transpose", joined, perm=[1, 0])
-    for number in range(config.lstm_layers if config.lstm_units else 0):
-        values = _lstm(graph, values, model.lstm, number, axes[1])
-    project = model.crf.project
-    given = (graph.constant(project.weight), graph.constant(project.bias))
-    graph.add("Gemm", values, *given, to="emissions", transB=1)
-    return graph.whole("emissions", len(model.tagset.tags))
+        weights |= {f"into_{layer}": into, f"across_{layer}": across}
+        weights[f"bias_{layer}"] = torch.cat([bias, torch.zeros_like(bias)], 1)
+    values = {"parts": parts, "config": config, "widths": widths, "layers": layers}
+    values |= {"tags": len(model.tagset.tags), "opset": OPSET, "ir": IR}
+    text = environment("fednotes.serving").get_template("tagger.onnx.txt").render(values)
+    made = parser.parse_model(text)
+    for name, value in weights.items():
+        array = value.detach().cpu().numpy()
+        made.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+    checker.check_model(made)
+    return made
 
 
-def _joined(graph: _Graph, parts: Sequence[str], axis: int) -> str:
-    return parts[0] if len(parts) == 1 else graph.add("Concat", *parts, axis=axis)
-
-
-def _convolved(graph: _Graph, values: str, weight: Tensor, bias: Tensor) -> str:
-    """weight (width, filters, dim): values (·, dim, length) → (·, filters, length)."""
-    width = len(weight)
-    kernel, shift = graph.constant(weight.permute(1, 2, 0)), graph.constant(bias)
-    return graph.add("Conv", values, kernel, shift, pads=[(width - 1) // 2, width // 2])
-
-
-def _lstm(graph: _Graph, values: str, layer: Any, number: int, axis: str) -> str:
-    """(tokens, ·) → (tokens, 2 · units)."""
-    names = (f"weight_ih_l{number}", f"weight_hh_l{number}", f"bias_l{number}")
-    into, across, bias = (
-        getattr(layer, n).detach().unflatten(1, (4, -1))[:, GATES].flatten(1, 2) for n in names
-    )
-    biases = torch.cat([bias, torch.zeros_like(bias)], 1)
-    weights = (graph.constant(each) for each in (into, across, biases))
-    one = graph.add("Unsqueeze", values, axis)  # (tokens, 1, ·)
-    out = graph.add("LSTM", one, *weights, hidden_size=layer.units, direction="bidirectional")
-    shape = graph.constant(np.array([-1, 2 * layer.units]))  # of (tokens, directions, 1, units)
-    return graph.add("Reshape", out, shape)
+def _kernel(name: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    """weight (width, filters, dim) and bias, as a convolution has them."""
+    return {f"{name}_weight": weight.permute(1, 2, 0), f"{name}_bias": bias}
 
 
 def _beside_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
