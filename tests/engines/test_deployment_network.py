@@ -7,6 +7,7 @@ the same job and notes, to the last bit.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from hospitals import (
     FINETUNE,
     NAMES,
     PHENOTYPE,
+    PRIVATE,
     SITES,
     corpus,
     lines,
@@ -38,6 +40,8 @@ from proxy import Proxy, proxy
 from tiny_models import save_bert
 
 from fednotes.engines.nvflare import processes
+from fednotes.jobs.results import PROMISED
+from fednotes.report.card import card
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 JOB = f"""
@@ -154,6 +158,7 @@ JOBS = {
     .replace("cycles = 2", "cycles = 1")
     .replace("learning_rate = 1e-3\n", ""),
     "phenotype": PHENOTYPE,
+    "private": PRIVATE,
 }
 POLICY = "[policy]\nfreeze_embeddings = false\n"
 
@@ -205,12 +210,16 @@ def test_a_deployed_job_ends_with_the_weights_of_a_simulation(method: str, ward:
             assert run.poll() is None, run.communicate()
             told = place.give("site", "approve", f"kits/sites/{name}", "--yes")
             assert f"approved: {method}" in told
+            assert ("ε = 8.00" in told) == (method == "private")
         told, _ = run.communicate(timeout=240)
         assert run.returncode == 0, told
     finally:
         run.kill()
         run.communicate()
     kind = {"pretrain": "notes", "phenotype": "patients"}.get(method, "documents")
+    if method == "private":  # its noise is nobody else's
+        _promised_everywhere(base / f"run-{method}", told, before, ward.place)
+        return
     simulated_one(job, ward.data[kind], base / f"sim-{method}")
     made = base / f"sim-{method}" / "federated"
     for name, kit in kits.items():
@@ -219,3 +228,30 @@ def test_a_deployed_job_ends_with_the_weights_of_a_simulation(method: str, ward:
         (new,) = set(kit.glob("results/*")) - before[name]
         assert weights(new / "model") == expected
         assert "unbroken" in place.give("ledger", "verify", f"kits/sites/{name}")
+
+
+def _promised_everywhere(out: Path, told: str, before: Mapping[str, Any], place: Place) -> None:
+    """ε, δ and the unit are said by the run, its summary, its report, and at each site by its
+    status and its model's card; a site has spent what was promised."""
+    words = "differential privacy of each document of a site, against whoever sees sums alone: ε = "
+    assert f"{words}8.00 at δ = 1e-05" in " ".join(told.split())
+    promise = json.loads((out / "summary.json").read_text())["privacy"]["federated"]
+    assert 7.9 < promise["epsilon"] <= 8
+    assert (promise["delta"], promise["unit"], promise["shares"]) == (1e-5, "document", 2)
+    page = (out / "report.html").read_text()
+    assert "ε promised" in page
+    assert "at δ = 1e-05, of each document of a site" in page
+    for name, old in before.items():
+        kit = place.folder / "kits" / "sites" / name
+        (new,) = set(kit.glob("results/*")) - old
+        kept = json.loads((new / PROMISED).read_text())
+        assert {key: kept[key] for key in promise} == promise
+        described = card(new / "model")
+        for line in (f"epsilon: {promise['epsilon']}", "delta: 1e-05", "unit: document"):
+            assert f"- {line}" in described
+        assert "No promise" not in described
+        status = " ".join(place.give("site", "status", f"kits/sites/{name}").split())
+        assert f"{words}8.00 at δ = 1e-05" in status
+        (spent,) = json.loads((kit / "rules" / "privacy.json").read_text()).values()
+        assert len(spent["answers"]) == promise["rounds"]
+        assert spent["epsilon"] == promise["epsilon"]

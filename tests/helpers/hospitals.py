@@ -53,6 +53,11 @@ personal_epochs = 1
 {SMALL}
 {SITES}
 """
+PRIVATE = (
+    FEDNER.replace("[federation]", "[federation]\nsecure_sum = true")
+    .replace("personal_epochs = 1", "")
+    .replace("[training]", '[privacy]\nepsilon = 8.0\nrate = 0.5\nunit = "document"\n[training]')
+)
 DISTILL = f"""
 method = "distill"
 seed = 3

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hospitals import FEDNER, SECURE, SHORT, Hospitals, corpus, simulated
+from hospitals import FEDNER, PRIVATE, SECURE, SHORT, Hospitals, corpus, simulated
 
 from fednotes.jobs.deployed.site import SECRET
 from fednotes.rules.guard import RULES
@@ -131,13 +131,6 @@ def test_no_name_of_a_file_leaves(
     ] == []
     logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert sum(note in line for line in logged) >= 3
-
-
-PRIVATE = (
-    FEDNER.replace("[federation]", "[federation]\nsecure_sum = true")
-    .replace("personal_epochs = 1", "")
-    .replace("[training]", '[privacy]\nepsilon = 8.0\nrate = 0.5\nunit = "document"\n[training]')
-)
 
 
 @pytest.mark.slow

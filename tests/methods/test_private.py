@@ -17,6 +17,7 @@ from scipy import stats
 from tiny_jobs import TABLE
 
 from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.update import Total
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.deployed.site_file import parsed
 from fednotes.jobs.job_file import parse_job
@@ -201,6 +202,37 @@ def test_an_answer_has_the_noise_that_is_promised(without_noise: Any, monkeypatc
         square = float((found / deviation) ** 2 @ np.ones(len(found)))
         low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
         assert low < square < high
+
+
+def test_an_answer_is_the_sum_of_units_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise that is 7 everywhere, and gradients that are 1000 a unit in each number: 3007."""
+    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.ones(count, bool))
+    sevens = lambda stream, count: np.full(count, 7)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", sevens)
+    site = made()
+    site.clipped = lambda indices: {  # type: ignore[method-assign]
+        n: torch.full(p.shape, 1000) for n, p in site._parameters.items()
+    }
+    answer = site.noisy_gradients(theta(site), round=0).tensors
+    assert len(site.units) == 3
+    assert all((value == 3007).all() for value in answer.values())
+
+
+def test_the_server_descends_the_sum_of_all_by_the_constant_n() -> None:
+    """By hand: σ = 1.5, C = 1/4, three sites of which one counts as none, and N = 4: a step of the
+    grid is 1.5 / 4 / √2 / 2^26 / 4."""
+    site = made()
+    config: Any = config_of(patients())
+    server = private.Server(config, site.promise, theta(site), None)
+    taken: dict[str, torch.Tensor] = {}
+    server._adam.step = taken.update  # type: ignore[method-assign,assignment]
+    given = {n: torch.full(v.shape, 2**40) for n, v in theta(site).items()}
+    server.step(Total(given, 3.0, {}))
+    wanted = 2**40 * 1.5 / 4 / math.sqrt(2) / 2**26 / 4
+    assert taken.keys() == given.keys()
+    for value in taken.values():
+        assert value.dtype == torch.float32
+        assert torch.allclose(value, torch.full_like(value, wanted), rtol=1e-6)
 
 
 def test_nothing_else_leaves() -> None:

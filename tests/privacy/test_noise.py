@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from fednotes.privacy import noise
@@ -68,3 +69,78 @@ def test_units_are_drawn_at_their_rate(rate: float) -> None:
     held = chosen(Stream(KEY), 100_000, rate)
     assert stats.binomtest(int(held.sum()), len(held), rate).pvalue > 1e-4
     assert rate < 1 or held.all()
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+def test_what_candidates_are_drawn_from_is_laplace(bits: int) -> None:
+    """P(y) ∝ exp(-|y| / s): with r = exp(-1 / s) it is (1 - r) / (1 + r) · r^|y|. χ², p > 1e-4."""
+    count, ratio = 100_000, math.exp(-1 / 2**bits)
+    found = noise._laplace(Stream(KEY), count, bits)
+    values = np.arange(-5 * 2**bits, 5 * 2**bits + 1)
+    expected = count * (1 - ratio) / (1 + ratio) * ratio ** np.abs(values)
+    seen = np.array([(found == value).sum() for value in values])
+    test = stats.chisquare([*seen, count - seen.sum()], [*expected, count - expected.sum()])
+    assert test.pvalue > 1e-4
+
+
+class Given(Stream):
+    """Words that are known."""
+
+    def __init__(self, *words: int) -> None:
+        self._known = np.array(words, np.uint64)
+
+    def words(self, count: int) -> noise.Words:
+        return self._known[:count]
+
+
+def test_a_unit_is_drawn_below_its_rate_of_all_words() -> None:
+    """By hand: 1/4 of 2^64 words are those below 2^62, in steps of 2^11."""
+    stream = Given(0, 2**62 - 1, 2**62, 2**62 + 2**11, 2**64 - 1)
+    assert chosen(stream, 5, 0.25).tolist() == [True, True, False, False, False]
+
+
+def test_a_toss_of_a_fraction_is_of_its_own_words() -> None:
+    """By hand, γ = 8/16: with k = 1 a nibble below 8 goes on; then one of k = 2 (a word that 2
+    divides) and a nibble below 8 goes on to k = 3. It ends at an odd k as True: 8 at once, 7 and
+    then no 2 as False, 7, 2, 7 and then no 3 as True."""
+
+    def toss(*words: int) -> bool:
+        rest = list(words)
+
+        class Queue(Stream):
+            def __init__(self) -> None: ...
+
+            def words(self, count: int) -> noise.Words:
+                assert count == 1
+                return np.array([rest.pop(0)], np.uint64)
+
+        held = noise._fraction(Queue(), np.array([8]), 4)
+        assert not rest
+        return bool(held[0])
+
+    low, high = 7 << 60, 8 << 60
+    assert toss(high)
+    assert not toss(low, 1, low)
+    assert not toss(low, 2, high)
+    assert toss(low, 2, low, 4, low)
+
+
+def test_what_is_cut_is_as_long_as_it_may_be() -> None:
+    """By hand, in fractions: (3, -4) of length 5 to the length 2, less the margin of 1e-9, is (1.2,
+    -1.6) less it: in steps of 2^-30 and 2^-31 1288490187.51 and -3435973833.36, towards zero. What
+    is shorter stays, what is zero too; what is not finite is nothing."""
+    grids = {"a": 2.0**-30, "b": 2.0**-31}
+
+    def given(a: float, b: float) -> dict[str, torch.Tensor]:
+        return {"a": torch.tensor([a]), "b": torch.tensor([b])}
+
+    found = noise.cut(given(3, -4), 2.0, grids)
+    assert {n: (v.tolist(), v.dtype) for n, v in found.items()} == {
+        "a": ([1288490187], torch.int64),
+        "b": ([-3435973833], torch.int64),
+    }
+    short = noise.cut(given(0.5, 0), 2.0, grids)
+    assert [short["a"].item(), short["b"].item()] == [2**29, 0]
+    zero = noise.cut(given(0, 0), 2.0, grids)
+    assert [zero["a"].item(), zero["b"].item()] == [0, 0]
+    assert noise.cut(given(math.inf, 1), 2.0, grids) == {}

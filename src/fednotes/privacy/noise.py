@@ -55,6 +55,7 @@ class Stream:
 
 def chosen(stream: Stream, units: int, rate: float) -> Truth:
     """(units,) each with probability `rate`, to 2^-53 and never above it."""
+    # [abadi lot]
     return (stream.words(units) >> np.uint64(11)) < np.uint64(int(rate * 2**53))
 
 
@@ -68,8 +69,9 @@ def cut(gradient: Tensors, clip: float, grids: Mapping[str, float]) -> dict[str,
     norm = math.sqrt(sum(float(value.square().sum()) for value in exact.values()))
     if not math.isfinite(norm):
         return {}
-    factor = min(1.0, clip * MARGIN / norm) if norm else 0.0
-    return {name: (value * (factor / grids[name])).trunc().long() for name, value in exact.items()}
+    factor = min(1.0, clip * MARGIN / norm) if norm else 0.0  # [abadi clip]
+    # [abadi clip]
+    return {name: (value * (factor / grids[name])).long() for name, value in exact.items()}
 
 
 def discrete_gaussian(stream: Stream, count: int, bits: int = BITS) -> Whole:
@@ -81,7 +83,8 @@ def discrete_gaussian(stream: Stream, count: int, bits: int = BITS) -> Whole:
         size = np.abs(value)
         near = size < FAR * scale
         away = np.where(near, size - scale, 0)  # with t = s, σ²/t is s
-        kept = near & _exponential(stream, away * away, 2 * bits + 1)  # exp(-(|y| - s)² / 2 s²)
+        # [canonne alg 3] exp(-(|y| - s)² / 2 s²)
+        kept = near & _exponential(stream, away * away, 2 * bits + 1)
         found[open_[kept]] = value[kept]
         open_ = open_[~kept]
     return found
@@ -93,12 +96,12 @@ def _laplace(stream: Stream, count: int, bits: int) -> Whole:
     open_ = np.arange(count)
     while len(open_):
         part = (stream.words(len(open_)) >> np.uint64(64 - bits)).astype(np.int64)  # uniform, < s
-        kept = _exponential(stream, part, bits)  # exp(-u / s)
+        kept = _exponential(stream, part, bits)  # [canonne alg 2] exp(-u / s)
         places, part = open_[kept], part[kept]
         whole = _runs(stream, len(places))
-        size = part + (whole << bits)
+        size = part + (whole << bits)  # [canonne alg 2]
         minus = (stream.words(len(places)) >> np.uint64(63)).astype(bool)
-        kept_too = ~(minus & (size == 0))  # zero has no second sign
+        kept_too = ~(minus & (size == 0))  # [canonne alg 2] zero has no second sign
         found[places[kept_too]] = np.where(minus, -size, size)[kept_too]
         again = np.ones(len(open_), bool)
         again[np.flatnonzero(kept)[kept_too]] = False
@@ -140,10 +143,11 @@ def _fraction(stream: Stream, above: Whole, bits: int) -> Truth:
         held = _one_of(stream, k, len(going)) if k > 1 else np.ones(len(going), bool)
         if bits:  # else γ = 1
             below = (stream.words(len(going)) >> np.uint64(64 - bits)).astype(np.int64)
-            held &= below < above[going]  # a uniform number is below γ, and it is one of k
+            # [canonne alg 1] a uniform number is below γ, and it is one of k
+            held &= below < above[going]
         going = going[held]
         k += 1
-        odd[going] = k % 2 == 1
+        odd[going] = k % 2 == 1  # [canonne alg 1]
     return odd
 
 

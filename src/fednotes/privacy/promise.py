@@ -96,7 +96,8 @@ class Promise:
         shares = 1
         if privacy.where == "sum" and sites > 1:
             opened = max(least or sites, sites // 2 + 1)
-            shares, least = opened - privacy.colluding, (sites + privacy.colluding) // 2 + 1
+            shares = opened - privacy.colluding  # [kairouz shares]
+            least = (sites + privacy.colluding) // 2 + 1
             if opened < least:  # then a server that lies, and they, open smaller sums
                 raise ConfigError(
                     f"colluding = {privacy.colluding}: a sum may be of {opened} of {sites} sites; "
@@ -112,11 +113,12 @@ class Promise:
     @property
     def share(self) -> float:
         """σ of one site's noise, in clips."""
-        return self.noise / math.sqrt(self.shares)
+        return self.noise / math.sqrt(self.shares)  # [kairouz shares]
 
     @property
     def grids(self) -> tuple[float, float]:
         """What a whole number stands for where a site adds its share of the noise, or all of it."""
+        # [abadi noise]
         share, whole = (n * self.privacy.clip / SCALE for n in (self.share, self.noise))
         return share, whole
 
@@ -163,11 +165,11 @@ def epsilon_of(noise: float, delta: float, rate: float, rounds: int, scores: flo
     if not rounds:
         return 0.0
     with _accounting() as (events, rdp, _):
-        accountant = rdp.RdpAccountant(list(ORDERS))
-        accountant.compose(_round(events, noise, rate), rounds)
+        accountant = rdp.RdpAccountant(list(ORDERS))  # [mironov rdp]
+        accountant.compose(_round(events, noise, rate), rounds)  # [mironov rdp]
         if scores:
-            accountant.compose(events.GaussianDpEvent(scores))
-        return float(accountant.get_epsilon(delta))
+            accountant.compose(events.GaussianDpEvent(scores))  # [mironov rdp]
+        return float(accountant.get_epsilon(delta))  # [mironov rdp]
 
 
 def tight_epsilon(noise: float, delta: float, rate: float, rounds: int) -> float:

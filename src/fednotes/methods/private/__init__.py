@@ -149,14 +149,15 @@ class Server(RoundServer):
         self, config: Any, promise: Promise, initial: dict[str, Tensor], resumed: State | None
     ) -> None:
         self._adam = Adam(initial, config.learning_rate)
+        # [abadi descent]
         self._unit, self._counted = promise.grids[0] / config.batch_size, promise.counted
         super().__init__(config, initial, Best(False, "never"), resumed)
 
     def step(self, total: Total) -> None:
         """θ_s ← θ_s − α (Σ clipped g_u + noise) / N, by Adam."""
-        self._adam.step(
-            {name: (value * self._unit).float() for name, value in total.tensors.items()}
-        )
+        # [abadi descent]
+        gradient = {n: (value * self._unit).float() for n, value in total.tensors.items()}
+        self._adam.step(gradient)  # [abadi descent]
         self.round += 1
 
     def judge(self, total: Total) -> None:
@@ -250,11 +251,11 @@ class PrivateSite(MethodSite):
                 logger.warning("a gradient cannot be computed (%s)", type(error).__name__)
                 continue
             for name, part in clipped.items():
-                total[name] += part
+                total[name] += part  # [abadi noise]
         stream = Stream(receipt(key, "noise", fingerprint(total)))
         for value in total.values():
             noise = torch.from_numpy(discrete_gaussian(stream, value.numel()))
-            value += noise.reshape(value.shape)
+            value += noise.reshape(value.shape)  # [abadi noise]
         self.steps += 1
         if self._own:
             unit = self.promise.grids[1] / self._config.batch_size
