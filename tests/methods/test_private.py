@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from fednotes.core.update import Total
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.deployed.site_file import parsed
 from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.results import PROMISED
 from fednotes.jobs.simulate import simulate
 from fednotes.methods import names, private
 from fednotes.methods.fedner import METHOD as FEDNER
@@ -29,6 +31,7 @@ from fednotes.methods.private import NOISY, privately
 from fednotes.privacy import noise as noise_room
 from fednotes.privacy.noise import SCALE, Stream
 from fednotes.privacy.promise import COUNTS, Privacy, epsilon_of
+from fednotes.report.card import card
 
 
 def values(tensors: dict[str, torch.Tensor], grids: dict[str, float]) -> np.ndarray:
@@ -296,7 +299,9 @@ def job(**tables: Any) -> Any:
     return parse_job(table, "job", Path(), "job.toml")
 
 
-def test_a_run_says_what_it_promises_and_nothing_of_losses(tmp_path: Path) -> None:
+def test_a_run_says_what_it_promises_and_nothing_of_losses(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     asked = {"epsilon": 8.0, "rate": 0.5, "unit": "document"}
     result = simulate(job(privacy=asked), tmp_path)
     told = result.privacy["federated"]
@@ -310,6 +315,15 @@ def test_a_run_says_what_it_promises_and_nothing_of_losses(tmp_path: Path) -> No
     assert not any("loss" in line or line["sites"] for line in lines)
     assert any("ε = 8.00 at δ = 1e-05 after 4 rounds" in note for note in result.notes)
     assert result.mean["federated"]["strict"]["f1"] >= 0
+    model = next((tmp_path / "federated" / "sites").iterdir()) / "model"
+    alone = shutil.copytree(model, tmp_path_factory.mktemp("kit") / "run" / "model")
+    assert "differential privacy" not in card(alone)
+    (alone.parent / PROMISED).write_text(json.dumps(told))
+    for text in (card(model), card(alone)):
+        for line in (f"epsilon: {told['epsilon']}", "delta: 1e-05", "unit: document"):
+            assert f"- {line}\n" in text
+        assert "No promise" not in text
+        assert "examples of all sites" not in text  # a number of units is none to publish
 
 
 @pytest.mark.parametrize("method", sorted({*names()} - {"fedner", "finetune", "pretrain"}))
