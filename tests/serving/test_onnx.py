@@ -47,6 +47,7 @@ def program() -> Any:
     page = (ROOT / "docs" / "use.md").read_text("utf-8")
     blocks = [b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Finder" in b]
     assert len(blocks) == 1
+    assert blocks[0].count("\n") <= 60  # all of it, for both kinds
     names: dict[str, Any] = {}
     exec(compile(blocks[0], "docs/use.md", "exec"), names)
     return names["Finder"]
@@ -92,13 +93,13 @@ def test_a_tagger_finds_the_same_without_torch(shape: str, scheme: Any, tmp_path
     wanted = predicted(tmp_path / "model")
     assert sum(map(len, wanted)) > 5
     assert by_program(tmp_path / "out") == wanted
+    assert np.load(tmp_path / "out" / "crf.npz").files == ["start", "transitions", "end"]
     find, corpus = program()(tmp_path / "out"), model.prepare(DOCUMENTS, gold=False)
     for number, (a, b) in enumerate(pairwise(corpus.encoded.bounds.tolist())):
         words = [corpus.encoded.forms[i] for i in corpus.encoded.form[a:b]]
-        given = {name: ids(words) for name, ids in find.inputs()}
         with torch.no_grad():
             emissions = model.eval()._read(corpus, np.array([number])).emissions()[0].numpy()
-        np.testing.assert_allclose(find.graph.run(None, given)[0], emissions, atol=1e-4)
+        np.testing.assert_allclose(find.tagger(words), emissions, atol=1e-4)
 
 
 @pytest.mark.slow  # torch takes seconds to trace any encoder
@@ -110,6 +111,23 @@ def test_a_token_classifier_finds_the_same_without_torch(tmp_path: Path) -> None
     wanted = predicted(tmp_path / "model", short)
     assert by_program(tmp_path / "out", short) == wanted
     assert sum(map(len, wanted)) > 15
+    model = load_model(tmp_path / "model")
+    words = " ".join(document.text for document in short).split()
+    coded = model.tokenizer(words, is_split_into_words=True, add_special_tokens=False)
+    (before, *_, after), size = (
+        model.tokenizer(["pain"], is_split_into_words=True)["input_ids"],
+        58,
+    )
+    assert len(coded["input_ids"]) > 2 * size
+    rows = []  # of each sub-word, in windows one after the other
+    for at in range(0, len(coded["input_ids"]), size):
+        ids = torch.tensor([[before, *coded["input_ids"][at : at + size], after]])
+        with torch.no_grad():
+            rows += model.library(input_ids=ids).logits[0, 1:-1].tolist()
+    first = [coded.word_ids().index(number) for number in range(len(words))]
+    scores = program()(tmp_path / "out").classifier(words)
+    np.testing.assert_allclose(scores, np.array(rows)[first], atol=1e-4)
+    assert np.load(tmp_path / "out" / "crf.npz").files == ["start", "transitions", "end"]
 
 
 def test_eight_bits_are_close(tmp_path: Path) -> None:
@@ -123,7 +141,7 @@ def test_eight_bits_are_close(tmp_path: Path) -> None:
         export(tmp_path / "model", "onnx", out, int8=int8)
         find = program()(out)
         words = "no pain after metoprolol".split()
-        scores.append(find.graph.run(None, {n: ids(words) for n, ids in find.inputs()})[0])
+        scores.append(find.tagger(words))
         sizes.append((out / "model.onnx").stat().st_size)
     assert sizes[1] < sizes[0] / 2
     assert 0 < np.abs(scores[0] - scores[1]).max() < 0.05 * np.abs(scores[0]).max()

@@ -1,17 +1,17 @@
 """A tagger or token classifier as an ONNX graph, with all that a program needs beside it.
 
-    model.onnx      one sentence (or text) → emissions (tokens, tags)
-    fednotes.json   tags, how text becomes tokens, and what the graph reads of a token
+    model.onnx      one sentence (or text) → emissions (tokens, tags). Its metadata "fednotes" is
+                    JSON: tags, how text becomes tokens, and what the graph reads of a token
     crf.npz         start (tags,), transitions (tags, tags) [from, to] and end (tags,) scores, -inf
-                    where forbidden; of a model that ends with a CRF
-    words.txt       the words of the table of word vectors, line n for row n
-    tokenizer.json  of a token classifier
+                    where forbidden; 0 of a token classifier, which has no CRF
+    tokenizer.json  of a token classifier, cutting into windows; of a tagger the rows of its words
 
-`docs/use.md` has a program of numpy and onnxruntime that reads such a folder.
+`docs/use.md` has a program of 60 lines that reads such a folder.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,20 +23,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, MissingExtra, ModelError
-from fednotes.core.store import write_json
 from fednotes.data.tags import allowed_transitions
 from fednotes.data.text import TOKEN
 from fednotes.encoders.pretrained import Frame, quiet
 from fednotes.report.html import environment
-from fednotes.taggers.layers import CHARACTERS
+from fednotes.taggers.layers import CHARACTERS, FIRST
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.tagger import Tagger
 from fednotes.taggers.token_classifier import TokenClassifier
 
-FORMAT, OPSET, IR = 1, 18, 10
+FORMAT, OPSET, IR = 2, 18, 10
 GATES = (0, 3, 1, 2)  # ONNX has input, output, forget and cell gates; here i, f, g, o
 QUANTISED = ("MatMul", "Gemm", "LSTM", "Gather")
 
@@ -63,6 +64,8 @@ def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
             raise MissingExtra(package, "onnx") from None
 
     def fill(folder: Path) -> None:
+        from onnx import helper, load, save
+
         graph, tagset = folder / "model.onnx", loaded.tagset
         facts = {"format": FORMAT, "kind": loaded.config.kind, "token": TOKEN.pattern}
         facts |= {"tags": tagset.tags, "scheme": tagset.scheme}
@@ -71,10 +74,11 @@ def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
             facts |= _beside_tagger(loaded, folder)
         else:
             facts |= _classifier(loaded, graph)
-            loaded.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
         if int8:
             _quantise(graph)
-        write_json(folder / "fednotes.json", facts, private=False)
+        made = load(graph)
+        helper.set_model_props(made, {"fednotes": json.dumps(facts)})
+        save(made, graph)
 
     return fill
 
@@ -86,18 +90,18 @@ def tagger_graph(model: Tagger) -> Any:
     """A light tagger as an `onnx.ModelProto`: the tokens of one sentence → emissions."""
     from onnx import checker, numpy_helper, parser
 
-    config, project, parts = model.config, model.crf.project, dict[str, str]()
+    config, project, parts = model.config, model.crf.project, list[str]()
     widths = model.cnn.widths if config.cnn_filters else ()
     layers = config.lstm_layers if config.lstm_units else 0
     weights = {"project_weight": project.weight, "project_bias": project.bias}
     if model.vectors is not None:
-        parts["known"] = "int64[tokens] words"
+        parts.append("known")
         weights["known_table"] = model.words.weight if config.train_words else model.vectors.table
     if config.hashed_words:
-        parts["bucket"] = "int64[tokens] hashed"
+        parts.append("bucket")
         weights["bucket_table"] = model.words.hashed
     if config.characters:
-        parts["spelt"] = f"int64[tokens, {config.char_max}] characters"
+        parts.append("spelt")
         weights["letters_table"] = model.characters.embedding.detach().clone()
         weights["letters_table"][0] = 0.0  # what stands beside a word
         weights |= _kernel("letters", model.characters.weight, model.characters.bias)
@@ -137,22 +141,26 @@ def _beside_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
         name: np.where(may, score.detach().numpy(), -np.inf).astype(np.float32)
         for (name, score), may in zip(scores.items(), allowed, strict=True)
     }
-    np.savez(folder / "crf.npz", allow_pickle=False, **arrays)
-    if model.vectors is not None:
-        rows = {row: word for word, row in model.vectors.index.items()}
-        words = [rows.get(row, "") for row in range(1, len(model.vectors.table))]
-        (folder / "words.txt").write_text("\n".join(words), encoding="utf-8")
-    facts = {"words": model.vectors is not None, "hashed": config.hashed_words}
-    facts |= {"characters": CHARACTERS if config.characters else "", "char_max": config.char_max}
-    return {**facts, "max_tokens": config.max_tokens}
+    _write_crf(folder, **arrays)
+    rows = {row: word for word, row in model.vectors.index.items()} if model.vectors else {}
+    words = {rows.get(row, f"\n{row}"): row for row in range(max(rows, default=0) + 1)}
+    Tokenizer(WordLevel(words, unk_token="\n0")).save(str(folder / "tokenizer.json"))
+    letters, room = {c: row for row, c in enumerate(CHARACTERS, FIRST)}, config.char_max - 2
+    ends = (room + 1) // 2, room // 2  # of a longer word its head and its tail are kept
+    facts: dict[str, Any] = {"hashed": max(1, config.hashed_words), "max_tokens": config.max_tokens}
+    return {**facts, "letters": letters, "ends": ends}
+
+
+def _write_crf(folder: Path, start: np.ndarray, transitions: np.ndarray, end: np.ndarray) -> None:
+    np.savez(folder / "crf.npz", start=start, transitions=transitions, end=end)
 
 
 # ---- a token classifier: the library's model, traced ---------------------------------------------
 
 
 def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
-    """Write the graph, ids and mask (sentences, length) → logits (sentences, length, tags); what a
-    program has to know of it."""
+    """Write the graph, ids and mask (sentences, length) → logits (sentences, length, tags), and
+    what stands beside it; what a program has to know of it."""
     frame = Frame.of(model.config.encoder, model.tokenizer, model.library, model.config.window)
     ids = torch.full((2, len(frame.prefix) + 2 + len(frame.suffix)), frame.pad)
     free = {0: "sentences", 1: "length"}
@@ -173,8 +181,12 @@ def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
     except Exception as error:  # whatever torch says of an encoder that it cannot trace
         reason = str(error).partition("\n")[0][:200]
         raise ModelError(f"{model.config.encoder}: has no ONNX graph ({reason})") from error
-    marks = {"prefix": frame.prefix, "suffix": frame.suffix}
-    return {**marks, "window": frame.capacity, "context": model.config.context}
+    zero = np.zeros(len(model.tagset.tags), np.float32)
+    _write_crf(to.parent, zero, zero[:, None] + zero, zero)
+    tokenizer = Tokenizer.from_str(model.tokenizer.backend_tokenizer.to_str())
+    tokenizer.enable_truncation(frame.capacity + len(frame.prefix) + len(frame.suffix))
+    tokenizer.save(str(to.parent / "tokenizer.json"))
+    return {"max_tokens": 10**9, "context": model.config.context}
 
 
 def _quantise(graph: Path) -> None:
