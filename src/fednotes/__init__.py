@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fednotes.core.update import Update
     from fednotes.data.formats import convert
     from fednotes.engines.inprocess import InProcess
+    from fednotes.jobs.compare import compare
     from fednotes.jobs.forecast import Forecast, ForecastPlan, forecast
     from fednotes.jobs.job import Job
     from fednotes.jobs.results import RunResult
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from fednotes.serving.api import (
         calibrate,
         check,
-        compare,
         evaluate,
         job,
         read,
@@ -71,12 +71,11 @@ _PLACES = {
     "core.update": ("Update",),
     "data.formats": ("convert",),
     "engines.inprocess": ("InProcess",),
+    "jobs.compare": ("compare",),
     "jobs.forecast": ("Forecast", "ForecastPlan", "forecast"),
     "jobs.job": ("Job",),
     "jobs.results": ("RunResult",),
-    "serving.api": (
-        *("calibrate", "check", "compare", "evaluate", "job", "read", "reliability", "simulate"),
-    ),
+    "serving.api": (*("calibrate", "check", "evaluate", "job", "read", "reliability", "simulate"),),
     "serving.exports": ("export",),
     "serving.models": ("MentionModel", "PatientModel", "load"),
     "serving.server": ("serve",),

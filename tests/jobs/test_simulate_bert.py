@@ -11,7 +11,7 @@ from tiny_models import save_bert
 
 from fednotes.cli.display import result_table
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.jobs.compare import compare_runs
+from fednotes.jobs.compare import compare as compare_runs
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import Display, simulate

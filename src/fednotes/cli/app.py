@@ -485,9 +485,9 @@ def compare(
 ) -> None:
     """Paired bootstrap between two runs on the same test data, site by site."""
     from fednotes.cli.display import comparison_table
-    from fednotes.jobs.compare import compare_runs
+    from fednotes.jobs.compare import compare as run
 
-    console.print(comparison_table(compare_runs(a, b, condition, against, metric, samples)))
+    console.print(comparison_table(run(a, b, condition, against, metric, samples)))
 
 
 @app.command()

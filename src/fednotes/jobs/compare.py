@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,15 +39,21 @@ class Comparison(NamedTuple):
     gaps: dict[str, Gap | None]
 
 
-def compare_runs(
-    a: Path, b: Path, condition: str, against: str, metric: str = "strict", samples: int = 10_000
+def compare(
+    a: str | Path,
+    b: str | Path | None = None,
+    condition: str = "federated",
+    against: str = "alone",
+    metric: str = "strict",
+    samples: int = 10_000,
 ) -> Comparison:
-    """A paired bootstrap for each site: `condition` of run a minus `against` of run b.
+    """A paired bootstrap, site by site: `condition` of run a minus `against` of run b (or of a).
 
     Both runs' saved taggers tag the test data of run a's job again. metric: "strict" or "relaxed";
     runs on patients are compared by macro F1 ("strict") or "auroc", see `compare_patients`.
     Raises DataError if the runs do not have the same test data or a model is missing.
     """
+    a, b = Path(a), Path(a if b is None else b)
     for name in (condition, against):
         if name not in CONDITIONS:
             raise ConfigError(f"no condition is called {name!r}; {nearest(name, CONDITIONS)}")
@@ -158,7 +164,7 @@ def compare_patients(
             predicted.append(model.rank(bags) if metric == "auroc" else model.classes(bags))
         classes = [sorted({*x, *y}) for x, y in zip(*known, strict=True)]
         block = (site.test.labels[rows], predicted[0], predicted[1])
-        found[site.id] = _judged(metric, block, classes, samples)
+        found[site.id] = paired_patients(*block, metric=metric, classes=classes, samples=samples)
         blocks.append((tuple(site.test.patients[row] for row in rows), block, classes))
         folders.add(tuple(used))
     if not found:
@@ -170,11 +176,8 @@ def compare_patients(
     # Each site's diseases stand side by side, so a drawn patient is drawn at every site.
     labels, one, two = (np.concatenate([b[i] for _, b, _ in blocks], axis=1) for i in range(3))
     together = [each for _, _, classes in blocks for each in classes]
-    return found | {ALL_SITES: _judged(metric, (labels, one, two), together, samples)}
-
-
-def _judged(metric: str, block: Block, classes: Sequence[Sequence[int]], samples: int) -> Bootstrap:
-    return paired_patients(*block, metric=metric, classes=classes, samples=samples)
+    options: Any = {"metric": metric, "classes": together, "samples": samples}
+    return found | {ALL_SITES: paired_patients(labels, one, two, **options)}
 
 
 def _same_test(a: SitePatients, b: SitePatients) -> bool:

@@ -16,7 +16,6 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document
 from fednotes.data import formats
 from fednotes.data.formats.files import OnError
-from fednotes.jobs import compare as comparing
 from fednotes.jobs import simulate as simulating
 from fednotes.jobs.checking import Checked, check_against, check_files, check_job
 from fednotes.jobs.job import Job
@@ -233,16 +232,3 @@ def _platt(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:
     scores, targets = odds[:, None], np.where(right, 1, -1)[:, None]
     slope, intercept = fit_platt(lambda platt: platt_sums(platt, scores, targets), 1)[0].tolist()
     return slope, intercept
-
-
-def compare(
-    a: PathLike,
-    b: PathLike | None = None,
-    condition: str = "federated",
-    against: str = "alone",
-    metric: str = "strict",
-    samples: int = 10_000,
-) -> comparing.Comparison:
-    """A paired bootstrap, site by site: `condition` of run a minus `against` of run b (or of a)."""
-    first, second = Path(a), Path(a if b is None else b)
-    return comparing.compare_runs(first, second, condition, against, metric, samples)

@@ -30,7 +30,7 @@ from fednotes.core.types import Document, Span
 from fednotes.data.formats import LossyError
 from fednotes.data.formats.files import OnError
 from fednotes.engines.nvflare.kit import KIT_FILE
-from fednotes.jobs.compare import Comparison, compare_runs
+from fednotes.jobs.compare import Comparison, compare
 from fednotes.jobs.results import SUMMARY, read_lines, size
 from fednotes.jobs.simulate import is_run, so_far
 from fednotes.metrics.spans import KINDS
@@ -253,7 +253,7 @@ class Pages:
         parts = two_runs({n: (so_far(f), read_lines(f)) for n, f in folders.items()})
         tests, asked_for = None, bool(request.query_params.get("test"))
         if asked_for:
-            test = partial(compare_runs, condition="federated", against="federated")
+            test = partial(compare, condition="federated", against="federated")
             begun = Later(partial(test, folders[one], folders[two]))
             tests = self._tests.setdefault((one, two), begun).get()
         poll = 2 if asked_for and tests is None else 0
