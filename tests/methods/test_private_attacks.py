@@ -14,13 +14,16 @@ import torch
 from fault_net import Net, seal_of
 from fault_toy import JOB, SITES
 from private_sites import made, patients, theta
+from tiny_models import save_bert
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.update import Total
 from fednotes.engines.requests import Patience
 from fednotes.engines.secure import SecureSum
+from fednotes.jobs.job_file import parse_job
 from fednotes.methods import private
-from fednotes.methods.private import NOISY, PrivateSite
+from fednotes.methods.finetune import METHOD as FINETUNE
+from fednotes.methods.private import NOISY, PrivateSite, privately
 from fednotes.privacy.noise import SCALE
 
 SPREAD = 1.2  # of a difference of two noises, in units of s: √2 but for chance
@@ -128,7 +131,7 @@ def test_no_refusal_tells_which_tags_a_site_has(
     sent[name] = sent[name].clone()
     sent[name][..., beginning] = -math.inf
     answer = site.noisy_gradients(sent, round=0)
-    assert caplog.text.count("a gradient cannot be computed (ModelError)") == units
+    assert f"gradients that cannot be computed: {{'ModelError': {units}}}" in caplog.text
     assert answer.tensors.keys() == sent.keys()
 
 
@@ -153,3 +156,20 @@ def test_scores_do_not_say_which_forms_training_had(tmp_path: Path) -> None:
         assert "strict" in scores
         assert "unseen" not in scores
         assert scores["counts"]["unseen_gold"] == scores["counts"]["gold"] > 0
+
+
+def test_a_sentence_is_no_unit_of_a_model_that_reads_documents(tmp_path: Path) -> None:
+    """What it reads at once is a document: one sentence less would be another gradient of the rest,
+    2 C away, and not C."""
+    pytest.importorskip("transformers")
+    encoder = str(save_bert(tmp_path / "bert"))
+    model: dict[str, Any] = {"encoder": encoder, "context": "document"}
+    table: Any = {"method": "finetune", "model": model, "synthetic": {}}
+    table["privacy"] = {"noise": 1.0, "unit": "sentence"}
+    config: Any = FINETUNE.for_sites(
+        parse_job(table, "job", Path(), "job.toml").config, [patients()]
+    )
+    with pytest.raises(ConfigError, match='reads whole documents: set unit = "document"'):
+        privately(FINETUNE).Site(patients(), config)
+    read = replace(config.model, context="sentence")
+    assert len(privately(FINETUNE).Site(patients(), replace(config, model=read)).units) == 6

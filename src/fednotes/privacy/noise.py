@@ -55,8 +55,7 @@ class Stream:
 
 def chosen(stream: Stream, units: int, rate: float) -> Truth:
     """(units,) each with probability `rate`, to 2^-53 and never above it."""
-    # [abadi lot]
-    return (stream.words(units) >> np.uint64(11)) < np.uint64(int(rate * 2**53))
+    return (stream.words(units) >> 11) < int(rate * 2**53)  # [abadi lot]
 
 
 def cut(gradient: Tensors, clip: float, grids: Mapping[str, float]) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ import logging
 import math
 import platform
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -233,7 +234,7 @@ class PrivateSite(MethodSite):
                 "all of them are done"
             )
         load_into(self._shared, tensors)
-        key = self._key()
+        key, failed = self._key(), Counter[str]()
         stream = Stream(key)
         total = {n: torch.zeros(p.shape, dtype=torch.int64) for n, p in self._parameters.items()}
         self.site.model.train(True)
@@ -248,10 +249,12 @@ class PrivateSite(MethodSite):
             try:
                 clipped = self.clipped(self.units[unit])
             except Exception as error:  # a refusal would tell of the unit, which adds nothing
-                logger.warning("a gradient cannot be computed (%s)", type(error).__name__)
+                failed[type(error).__name__] += 1
                 continue
             for name, part in clipped.items():
                 total[name] += part  # [abadi noise]
+        if failed:  # for this site's people alone
+            logger.warning("gradients that cannot be computed: %s", dict(failed))
         stream = Stream(receipt(key, "noise", fingerprint(total)))
         for value in total.values():
             noise = torch.from_numpy(discrete_gaussian(stream, value.numel()))
@@ -380,6 +383,11 @@ def units_of(site: Any, unit: Unit) -> list[np.ndarray]:
     corpus = site.train_set
     owners = corpus.encoded.sentence_document
     if unit == "sentence":
+        if getattr(site.model.config, "context", unit) != unit:  # one less would change the rest
+            raise ConfigError(
+                '[privacy] unit = "sentence": this model reads whole documents: set unit = '
+                '"document" or "patient", or [model] context = "sentence"'
+            )
         return [np.array([at]) for at in range(len(owners))]
     of = {id(d): n for n, own in enumerate(owned(site.id, corpus.documents, unit)) for d in own}
     number = np.array([of[id(d)] for d in corpus.documents])[owners]
