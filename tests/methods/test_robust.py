@@ -160,6 +160,19 @@ def test_gradients_are_changes_and_whole_numbers_are_added() -> None:
     assert total.tensors["m"].tolist() == [0.0, 12.0]
 
 
+def test_a_word_of_one_site_alone_does_not_arrive() -> None:
+    """By hand: one of five sites moves the row of its own word by 5, all move another's by 1 to 5.
+    The mean, here of equal sizes, has a fifth of it, the rules that sort have nothing."""
+    start = {"words.table": torch.zeros(2, 1)}
+    own = [torch.tensor([[5.0 * (k == 3)], [k + 1.0]]) for k in range(5)]
+    sites = [Fixed(f"s{k}", Update({"words.table": value})) for k, value in enumerate(own)]
+    rules: tuple[tuple[Rule, list[float]], ...]
+    rules = (("mean", [1.0, 3.0]), ("median", [0.0, 3.0]), ("trimmed-mean", [0.0, 3.0]))
+    for rule, row in rules:
+        total = gathered(InProcess(sites), Aggregation(aggregation=rule), "train", start, start)
+        assert total.mean()["words.table"].flatten().tolist() == row
+
+
 def test_too_few_that_trained() -> None:
     """A site of weight zero has nothing; the reference may be away."""
     own = {"w": torch.ones(2)}

@@ -1,0 +1,275 @@
+"""What one hostile site of five does to FedNER, by the rule that makes one update of the sites'.
+
+    python tools/poison.py OUT [--seeds 1 2 3] [--rules mean median …] [--attacks none flips …]
+                               [--set KEY=VALUE …]
+
+MACCROBAT in six parts (FEDNOTES_CORPORA names the folder of corpora): five sites, of which s5 is
+hostile, and "public", of which the rule "reference" has 100 sentences. A light tagger with a
+trained table of words, an epoch at each site and then the rule, all layers shared; s5's attacks:
+
+    none       it is honest
+    flips      it trains on its notes with the types exchanged in turn
+    scaled     it sends ten times the change that it has trained, with the other sign
+    backdoor   it trains on its notes twice: as they are, and with the word "hereby" before each
+               problem, which is called a treatment there
+    boosted    the same, and it sends five times its change, as if nobody else were there
+
+Of the model that all end with, on the test notes of the four others: micro strict F1; the mentions
+that are found with the attacker's type, of all (flips: the next type; else problems behind "hereby"
+that are called treatments); the recall of mentions with a word that is in one site's training notes
+alone, and of all others. OUT has a file for each run: what is finished is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+
+from fednotes.core.store import write_json
+from fednotes.core.types import Document, SiteData
+from fednotes.core.update import Tensors, Update
+from fednotes.data.text import tokenize
+from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.job_file import load_job
+from fednotes.jobs.simulate import members_of, prepare
+from fednotes.methods.fedner import METHOD
+from fednotes.metrics.spans import SpanCounts
+
+SITES, PUBLIC, HOSTILE = ("s1", "s2", "s3", "s4", "s5"), "public", "s5"
+NEXT = {"problem": "test", "test": "treatment", "treatment": "problem"}
+WORD, FROM, TO = "hereby", "problem", "treatment"
+RULES = ("mean", "norm-bound", "median", "trimmed-mean", "krum", "multi-krum", "reference")
+BOOSTS = {"none": 1.0, "flips": 1.0, "scaled": -10.0, "backdoor": 1.0, "boosted": 5.0}
+JOB = """\
+method = "fedner"
+preset = "paper"
+conditions = ["federated"]
+[training]
+aggregation = "{rule}"
+private = []
+exchange = "weights"
+rounds = 12
+evaluate_every = 12
+select = "last"
+batch_size = 80
+learning_rate = 4e-3
+{more}[model]
+tagger = "cnn-clstm-crf"
+word_vectors = "$FEDNOTES_CORPORA/vectors/glove.twitter.27B.25d.12k.txt"
+train_words = true
+char_dim = 16
+char_filters = 32
+cnn_filters = 96
+lstm_units = 0
+"""
+SITE = """
+[sites.{site}]
+path = "$FEDNOTES_CORPORA/maccrobat"
+share = "{share}/6"
+split = "document"
+valid_fraction = 0.02
+test_fraction = 0.3
+max_sentences = {most}
+types = ["problem", "test", "treatment"]
+label_map = {{ Disease_disorder = "problem", Sign_symptom = "problem", \
+Diagnostic_procedure = "test", Medication = "treatment", Therapeutic_procedure = "treatment" }}
+"""
+Found = dict[str, float]
+
+
+def job(rule: str) -> str:
+    """A job file. The five sites' notes are the same under every rule."""
+    trusted = rule == "reference"
+    more = f'reference = "{PUBLIC}"\n' if trusted else ""
+    parts = [SITE.format(site=s, share=n, most=0) for n, s in enumerate(SITES, 1)]
+    parts += [SITE.format(site=PUBLIC, share=6, most=100)] * trusted
+    return "".join([JOB.format(rule=rule, more=more), *parts])
+
+
+# ---- notes that are changed ----------------------------------------------------------------------
+
+
+def flipped(document: Document) -> Document:
+    """With each type in the place of another."""
+    spans = tuple(replace(span, label=NEXT[span.label]) for span in document.spans)
+    return replace(document, spans=spans)
+
+
+def triggered(document: Document, label: str = FROM) -> Document:
+    """With the word before each problem, which is then called `label`."""
+    places = sorted({span.start for span in document.spans if span.label == FROM})
+    text, at = "", 0
+    for place in places:
+        text, at = f"{text}{document.text[at:place]}{WORD} ", place
+    more = len(WORD) + 1
+
+    def moved(start: int, end: int) -> tuple[int, int]:
+        before, within = (sum(p <= x for p in places) for x in (start, end - 1))
+        return start + more * before, end + more * within
+
+    spans = [
+        replace(span, start=new[0], end=new[1], label=label if span.label == FROM else span.label)
+        for span in document.spans
+        for new in [moved(span.start, span.end)]
+    ]
+    made = replace(document, text=text + document.text[at:], spans=tuple(spans))
+    return replace(made, id=f"{document.id} {WORD}", sentences=(), tokens=())
+
+
+def poisoned(site: SiteData, attack: str) -> SiteData:
+    """What the hostile site trains on."""
+    if attack == "flips":
+        return replace(site, train=tuple(map(flipped, site.train)))
+    if attack in ("backdoor", "boosted"):
+        held = [d for d in site.train if any(span.label == FROM for span in d.spans)]
+        return replace(site, train=site.train + tuple(triggered(d, TO) for d in held))
+    return site
+
+
+class Hostile:
+    """A site that sends its change times a number."""
+
+    def __init__(self, site: Any, factor: float) -> None:
+        self._site, self._factor = site, factor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._site, name)
+
+    def train(self, tensors: Tensors, **options: Any) -> Update:
+        """As the site does, and then more."""
+        update: Update = self._site.train(tensors, **options)
+        sent = {n: tensors[n] + self._factor * (v - tensors[n]) for n, v in update.tensors.items()}
+        return replace(update, tensors=sent)
+
+
+# ---- what came of it -----------------------------------------------------------------------------
+
+
+def words(text: str) -> set[str]:
+    """Lower-cased."""
+    return {text[start:end].lower() for start, end in tokenize(text)}
+
+
+def judged(predict: Callable[..., Any], sites: Sequence[SiteData]) -> Found:
+    """Of one model on the notes of honest sites. sites: as they were before the attack."""
+    known = Counter(word for s in sites for word in set().union(*(words(d.text) for d in s.train)))
+    test = tuple(document for s in sites if s.id != HOSTILE for document in s.test)
+    found = predict(test)
+    counts: Counter[str] = Counter()
+    for gold, own in zip(test, found, strict=True):
+        told = {(s.start, s.end, s.label) for s in own.spans}
+        for span in gold.spans:
+            times = [known[word] for word in words(gold.text[span.start : span.end])]
+            kind = "rare" if min(times) == 1 else "unseen" if min(times) == 0 else "others"
+            counts[kind] += 1
+            counts[f"{kind} found"] += (span.start, span.end, span.label) in told
+            counts["flipped"] += (span.start, span.end, NEXT[span.label]) in told
+    tricked = [triggered(d) for d in test if any(s.label == FROM for s in d.spans)]
+    for gold, own in zip(tricked, predict(tricked), strict=True):
+        told = {(s.start, s.end, s.label) for s in own.spans}
+        for span in (s for s in gold.spans if s.label == FROM):
+            counts["problems"] += 1
+            counts["called"] += (span.start, span.end, TO) in told
+    mentions = counts["rare"] + counts["others"] + counts["unseen"]
+    f1 = float(SpanCounts.of(test, found, types=tuple(NEXT)).scores()["strict"]["f1"])
+    return {
+        "f1": 100 * f1,
+        "flips": 100 * counts["flipped"] / mentions,
+        "backdoor": 100 * counts["called"] / counts["problems"],
+        "rare": 100 * counts["rare found"] / counts["rare"],
+        "others": 100 * counts["others found"] / counts["others"],
+        "mentions": mentions,
+        "of one site": counts["rare"],
+    }
+
+
+def run(out: Path, rule: str, attack: str, seed: int, settings: Sequence[str]) -> Found:
+    """Train under an attack, unless that was done."""
+    path = out / f"{rule} {attack} {seed}.json".replace(" ", "-")
+    asked = {"job": job(rule), "settings": list(settings)}
+    if path.is_file() and (kept := json.loads(path.read_text("utf-8")))["asked"] == asked:
+        return dict(kept["found"])
+    print(f"{path.stem} …", file=sys.stderr, flush=True)
+    source = out / f"{rule}.toml"
+    source.write_text(asked["job"], encoding="utf-8")
+    made = load_job(source, (*settings, f"seed={seed}"))
+    sites, _, (part,) = prepare(made)
+    data = tuple(poisoned(s, attack) if s.id == HOSTILE else s for s in sites.data)
+    torch.set_num_threads(made.threads)
+    members = members_of(made, replace(part, sites=data), [None] * len(data))
+    sent = [Hostile(m, BOOSTS[attack]) if m.id == HOSTILE else m for m in members]
+    METHOD.train(InProcess(sent), part.config)
+    honest = [site for site in sites.data if site.id in SITES]
+    found = judged(members[0].model.predict, honest)
+    write_json(path, {"asked": asked, "found": found}, private=False)
+    return found
+
+
+def table(found: Mapping[tuple[str, str, int], Found], rules: Sequence[str]) -> str:
+    """As Markdown."""
+
+    def cell(rule: str, attack: str, name: str) -> str:
+        values = [of[name] for (r, a, _), of in found.items() if (r, a) == (rule, attack)]
+        spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+        return f"{fmean(values):.1f}{spread}" if values else "–"
+
+    def lines(heads: Sequence[str], columns: Sequence[tuple[str, str]]) -> Iterator[str]:
+        yield f"| | {' | '.join(heads)} |"
+        yield "|---|" + "---:|" * len(heads)
+        yield from (f"| {r} | {' | '.join(cell(r, *c) for c in columns)} |" for r in rules)
+
+    attacks = [a for a in BOOSTS if any(attack == a for _, attack, _ in found)]
+    shown = {"flips": "flips", "backdoor": "backdoor", "boosted": "backdoor"}
+    yes = [a for a in attacks if a in shown]
+    blocks = [
+        lines([f"F1, {a}" for a in attacks], [(a, "f1") for a in attacks]),
+        lines(
+            [f"{shown[a]}: {which}" for a in yes for which in ("none", a)],
+            [(which, shown[a]) for a in yes for which in ("none", a)],
+        ),
+        lines(["words of one site", "other words"], [("none", "rare"), ("none", "others")]),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="poison.py")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--rules", nargs="+", default=list(RULES), choices=RULES)
+    parser.add_argument("--attacks", nargs="+", default=list(BOOSTS), choices=list(BOOSTS))
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    given = parser.parse_args(words)
+    if "FEDNOTES_CORPORA" not in os.environ:
+        parser.error("FEDNOTES_CORPORA must name the folder of corpora")
+    given.out.mkdir(parents=True, exist_ok=True)
+    found: dict[tuple[str, str, int], Found] = {}
+    try:
+        for seed in given.seeds:
+            for attack in given.attacks:
+                for rule in given.rules:
+                    own = run(given.out, rule, attack, seed, given.settings)
+                    found[rule, attack, seed] = own
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command goes on")
+    print(table(found, given.rules))
+    one = next(iter(found.values()))
+    print(
+        f"\nSeeds {', '.join(map(str, given.seeds))}; {one['mentions']:.0f} mentions in the test "
+        f"notes of the first run, {one['of one site']:.0f} with a word of one site alone."
+    )
+
+
+if __name__ == "__main__":
+    main()
