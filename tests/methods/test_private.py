@@ -326,11 +326,13 @@ def test_a_run_says_what_it_promises_and_nothing_of_losses(
         assert "examples of all sites" not in text  # a number of units is none to publish
 
 
-@pytest.mark.parametrize("method", sorted({*names()} - {"fedner", "finetune", "pretrain"}))
+@pytest.mark.parametrize(
+    "method", sorted({*names()} - {"fedner", "finetune", "personal", "pretrain"})
+)
 def test_methods_that_keep_no_promise_say_so(method: str) -> None:
     table = {"method": method, "synthetic": {}, "privacy": {"epsilon": 1.0}}
     with pytest.raises(
-        ConfigError, match=rf"'{method}' keeps no promise.*fedner, finetune, pretrain can"
+        ConfigError, match=rf"'{method}' keeps no promise.*fedner, finetune, personal, pretrain can"
     ):
         parse_job(table, "job", Path(), "job.toml")
 

@@ -48,10 +48,17 @@ from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import with_spans
 from fednotes.methods import averaging, finetune, presets
-from fednotes.methods.averaging import CHANGES, Averaging, AveragingSite, run_cycles
+from fednotes.methods.averaging import (
+    CHANGES,
+    Averaging,
+    AveragingSite,
+    private_by,
+    run_cycles,
+)
 from fednotes.methods.server_steps import by_each
 from fednotes.methods.sites import Count, Number, Rate, all_tags, begun_from, judged_mentions
 from fednotes.metrics.spans import SpanCounts, forms_of
+from fednotes.privacy.promise import Privacy
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
 from fednotes.taggers.model import Model
 from fednotes.taggers.partial import Soft
@@ -79,6 +86,9 @@ class Config(Averaging):
         training; with 0 it is saved as it is, whatever the mix is.
     tags: the complete tag set, the union over the sites. shared_tags: those whose row is shared.
         A job fills both in.
+
+    With differential privacy the federated model is trained so, both of its changes, and is all
+    that is left: scores of a model that has seen the notes as they are would tell of them.
     """
 
     model: TokenClassifierConfig = field(
@@ -92,6 +102,8 @@ class Config(Averaging):
     distil_epochs: Number = 3
     tags: TagSet = field(default_factory=lambda: TagSet(()))
     shared_tags: tuple[str, ...] = ()
+    privacy: Privacy | None = None
+    min_sites: int = 0
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""
@@ -196,6 +208,7 @@ class Server(averaging.Server):
 def plain(config: Config, tags: TagSet, **changes: Any) -> finetune.Config:
     """The same as settings of fine-tuning, of these tags."""
     kept = {each.name: getattr(config, each.name) for each in fields(Averaging)}
+    kept |= {"privacy": config.privacy, "min_sites": config.min_sites}
     return finetune.Config(**kept | changes, model=config.model, tags=tags)
 
 
@@ -298,6 +311,10 @@ class Site(finetune.Site):
         The scores have those of the parts too: "own" and "federated" model, and "mix".
         """
         self.load_kept(tensors)
+        if self._settings.privacy is not None:
+            self.own.model, self.own.tells_forms = _single(self.model), self.tells_forms
+            update, self.scores = self.own.tested(), self.own.scores
+            return update
         self.own.model = self._own
         self._train_own(self.config.last_cycle)
         load_into(self.own.parameters, self._alone.result)
@@ -413,6 +430,11 @@ def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     return up + config.cycles * 4 * len(config.shared_tags), down
 
 
+def private_initial(config: Config | finetune.Config) -> dict[str, Tensor]:
+    """What sites share with differential privacy: fine-tuning's for its settings."""
+    return finetune.initial(config) if isinstance(config, finetune.Config) else initial(config)
+
+
 def one_model(config: Config | finetune.Config) -> bool:
     """Whether sites end with equal models: only where fine-tuning's do."""
     return isinstance(config, finetune.Config) and finetune.one_model(config)
@@ -433,5 +455,7 @@ METHOD = Method(
     traffic=traffic,
     warnings=begun_from,
     one_model=one_model,
-    private="its rows of tags are weighed by who has them",
+    private=private_by(
+        private_initial, finetune.private_loss, settings={"mix": 1.0, "distil_epochs": 0}
+    ),
 )
