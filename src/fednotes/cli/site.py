@@ -227,6 +227,10 @@ def site_approve(
         Path | None,
         typer.Option("--key", metavar="FILE", help="Your key, where the site's rules list keys."),
     ] = None,
+    audit: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="What `fednotes audit` found; the kit keeps a copy."),
+    ] = None,
 ) -> None:
     """Show the job that waits, and what changed since the last approved one; say yes to it.
 
@@ -244,6 +248,7 @@ def site_approve(
         key, table = str(waiting["fingerprint"]), dict(waiting["table"])
     signer = _signer(kit, quorum, key_file)
     _show_job(kit, table, key, quorum)
+    _audited(kit, table, key, audit)
     have = approvals_of(kit, quorum).standing(table).people
     if signer is not None and signer.person in have:
         say(f"{signer.person} has approved this job before: {_some(quorum, have)}")
@@ -289,6 +294,38 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     if last is not None and last.fingerprint != key:
         say(f"still approved: {named(last.table)} ({last.fingerprint[:12]})")
     say(f"next: fednotes site status {kit}; to undo this: fednotes site approve {kit} {key[:12]}")
+
+
+def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> None:
+    """Show the audit of a job, a new one or the one that the kit keeps, and judge it by the rules.
+
+    Raises ConfigError for one of another job or site, PolicyRefusal.
+    """
+    from fednotes.core.store import private_folder, write_json
+    from fednotes.engines.nvflare.kit import read_kit
+    from fednotes.jobs.deployed.site_file import policy_of
+    from fednotes.jobs.results import AUDIT, read_audit
+    from fednotes.rules.approval import fingerprint
+    from fednotes.rules.guard import RULES
+    from fednotes.rules.policy import check_audit
+
+    kept = kit / RULES / "audits" / key
+    found, name = read_audit(given or kept), read_kit(kit).name
+    if given is not None and found is None:
+        raise ConfigError(f"{given}: no {AUDIT} there; name the folder that `fednotes audit` wrote")
+    if found is not None:
+        declared = fingerprint(table.get("job", {}))
+        if (found.fingerprint, found.site) != (declared, name):
+            raise ConfigError(
+                f"{given or kept}: an audit of site {clean(found.site)!r} and the job table "
+                f"{clean(found.fingerprint)[:12]!r}, where site {name!r} and {declared[:12]!r} "
+                f"are asked about: fednotes audit JOB --site {name}, with the file that was run"
+            )
+        if given is not None:
+            private_folder(kept)
+            write_json(kept / AUDIT, found.model_dump())
+        say(f"audit: {clean(found.summary, None)}")
+    check_audit(policy_of(kit), None if found is None or found.untried else found.worst)
 
 
 def _nothing_waits(kit: Path) -> str:

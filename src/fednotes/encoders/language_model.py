@@ -344,16 +344,7 @@ class LanguageModel(nn.Module):
         masked: of `sequences.ids`, by `mask` ("mlm", "mlm+nsp") or `denoise`. Raises
         ConfigError for sequences without pairs where the next sentence is to be predicted.
         """
-        at = self._tensor(masked.positions)
-        wanted = self._tensor(masked.labels).flatten()[at]  # (predictions,)
-        adapted = nullcontext() if self.lora is None else self.lora.applied(self._maps)
-        with adapted:
-            if self.config.objective == "denoise":
-                states, pooled, model = self._denoised(masked), None, self.model
-                head: Logits = lambda s: model.lm_head(s) + model.final_logits_bias  # noqa: E731
-            else:
-                states, head, pooled = self._encoded(sequences, masked)
-        picked = states.flatten(0, 1).index_select(0, at)  # (predictions, width)
+        picked, wanted, head, pooled = self._picked(sequences, masked)
         total, right = cross_entropy(head, picked, wanted)
         masked_loss = total / max(1, len(wanted))
         next_loss = masked_loss.new_zeros(())
@@ -363,6 +354,27 @@ class LanguageModel(nn.Module):
             next_loss, sums[2], pairs = self._next_sentence(pooled, sequences)
         both = torch.stack([s.double() for s in sums])
         return Guesses(masked_loss, next_loss, len(wanted), pairs, both)
+
+    def losses(self, sequences: Sequences, masked: Masked) -> Tensor:
+        """(batch,) the summed loss of each sequence's masked tokens; arguments as of `loss`."""
+        picked, wanted, head, _ = self._picked(sequences, masked)
+        each = F.cross_entropy(head(picked).float(), wanted, reduction="none")
+        rows = self._tensor(masked.positions // masked.labels.shape[1])
+        return each.new_zeros(len(masked.labels)).index_add(0, rows, each)
+
+    def _picked(self, sequences: Sequences, masked: Masked) -> tuple[Tensor, Tensor, Logits, Any]:
+        """States (predictions, width) and tokens (predictions,) that are masked, what makes logits
+        of such states, and pooled states."""
+        at = self._tensor(masked.positions)
+        wanted = self._tensor(masked.labels).flatten()[at]
+        adapted = nullcontext() if self.lora is None else self.lora.applied(self._maps)
+        with adapted:
+            if self.config.objective == "denoise":
+                states, pooled, model = self._denoised(masked), None, self.model
+                head: Logits = lambda s: model.lm_head(s) + model.final_logits_bias  # noqa: E731
+            else:
+                states, head, pooled = self._encoded(sequences, masked)
+        return states.flatten(0, 1).index_select(0, at), wanted, head, pooled
 
     def _encoded(self, sequences: Sequences, masked: Masked) -> tuple[Tensor, Logits, Any]:
         """States (batch, tokens, width), what makes logits of them, and pooled states."""

@@ -253,6 +253,18 @@ class Audit(BaseModel):
         """The attacks that would apply and say nothing: they were not tried, or fail undefended."""
         return [leak.attack for leak in self.attacks if leak.applies and not leak.proven]
 
+    @property
+    def untried(self) -> list[str]:
+        """The attacks that would apply and failed before they said anything."""
+        return [leak.attack for leak in self.attacks if leak.applies and leak.success is None]
+
+    @property
+    def summary(self) -> str:
+        """How it went, in a line."""
+        best = max(self.attacks, key=lambda leak: leak.advantage, default=Leak(attack="none"))
+        silent = f"; say nothing: {', '.join(self.unproven)}" if self.unproven else ""
+        return f"the best attack, {best.attack}, is {best.advantage:.3f} above chance{silent}"
+
 
 def read_audit(folder: Path) -> Audit | None:
     """A folder's audit.json; None where there is none. Raises DataError as `read_result`."""

@@ -20,7 +20,15 @@ from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ModelError
 from fednotes.core.parsing import kept_table, mapping, number
 from fednotes.core.store import write_text
-from fednotes.jobs.results import CONDITIONS, PROMISED, SCORES, SUMMARY, RunResult, read_result
+from fednotes.jobs.results import (
+    CONDITIONS,
+    PROMISED,
+    SCORES,
+    SUMMARY,
+    RunResult,
+    read_audit,
+    read_result,
+)
 
 CARD = "README.md"
 _DESCRIBED = ("tagger.json", "model.json", "phenotyper.json", "config.json")
@@ -89,6 +97,7 @@ def card(model: Path, run: Path | None = None) -> str:
         interval=result.interval(site, condition),
         spent=spent,
         mark=result.marks.get(condition, ""),
+        audit=read_audit(place) if place is not None and condition == "federated" else None,
         secure=bool(mapping(result.config.get("federation")).get("secure_sum")),
         promised=promised,
         settings=[(k, v) for k, v in _flat(result.config) if k.split(".")[0] not in _HIDDEN],

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Interval, MinLen
 
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, RefusedError
@@ -75,7 +75,9 @@ class Policy:
     together (`rules/guard.py`); a job without [privacy] is then refused. epsilon_unit: the smallest
     that ε may be promised of. hours: such as
     "19:00-06:00", the end excluded; an update of a request that was served may leave later.
-    timezone: "local", "UTC" or a name. steady_replies: under a secure sum, answers leave at times
+    timezone: "local", "UTC" or a name. audit: "required": a person can approve a job with an audit
+    of it alone (`audit/`), no attack of which succeeds by more than audit_bound above chance.
+    steady_replies: under a secure sum, answers leave at times
     that say little of how many notes there are. share_scores: the server may see this site's
     scores, and outside a secure sum the counts that they are made of. individual_updates: the
     server may look at this site's own update (`aggregation` of a job), where `secure_sum` lets it
@@ -102,6 +104,8 @@ class Policy:
     epsilon_unit: Literal["", "patient", "document", "sentence"] = ""
     hours: str = ""
     timezone: str = "local"
+    audit: Literal["required", "off"] = "off"
+    audit_bound: Annotated[float, Interval(ge=0, le=1)] = 0.1
     steady_replies: bool = True
     share_scores: bool = False
     individual_updates: bool = False
@@ -186,6 +190,21 @@ def check_job(
     policy.require(few, "max_rounds", f"the job {wants}", f"at most {most:,}")
     _check_each(policy, "the job", each)
     _check_sum(policy, "the job", secure=secure, scores=not secure)
+
+
+def check_audit(policy: Policy, worst: float | None) -> None:
+    """Whether a person may approve a job. Raises PolicyRefusal.
+
+    worst: by how much the best attack of its audit at this site succeeds above chance; None: there
+    is none that tried every attack.
+    """
+    if policy.audit == "required":
+        asked = "there is no audit of this job at this site, or not every attack could be tried"
+        allowed = "approvals with one alone (`fednotes audit`, `fednotes site approve --audit`)"
+        policy.require(worst is not None, "audit", asked, allowed)
+        asked = f"an attack of the audit succeeds {worst or 0:.3f} above chance"
+        small = (worst or 0) <= policy.audit_bound
+        policy.require(small, "audit_bound", asked, f"{policy.audit_bound:g} at most")
 
 
 def check_request(
