@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from fednotes.cli.app import app
 from fednotes.core.errors import ModelError
+from fednotes.jobs.results import AUDIT, Audit, Leak
 from fednotes.report.card import card, write_cards
 
 yaml = pytest.importorskip("yaml")
@@ -135,3 +136,26 @@ def test_a_model_without_its_run_has_a_card_too(run: Path, tmp_path: Path) -> No
     assert "None are known here" in text
     with pytest.raises(ModelError, match="no model here"):
         card(tmp_path)
+
+
+def test_a_card_tells_its_run_s_audit(run: Path) -> None:
+    """Of the model of the federation; what failed undefended is said to say nothing."""
+    model = next(run.glob("federated/sites/*/model"))
+    assert "false alarms" not in card(model)
+    told: dict[str, Any] = {"success": 0.5, "low": 0.25, "high": 0.75, "chance": 0.01}
+    leaks = [
+        Leak(attack="words | a", control=1.0, proven=True, **told),
+        Leak(attack="names", control=0.2, **told),
+        Leak(attack="none here", applies=False, why="no"),
+    ]
+    (run / AUDIT).write_text(Audit(attacks=leaks).model_dump_json())
+    try:
+        text = card(model)
+        alone = card(next(run.glob("alone/*/sites/*/model")))
+    finally:
+        (run / AUDIT).unlink()
+    assert "- Attack on one site's notes, words \\| a: 0.500 (0.250 to 0.750) of what" in text
+    assert "named at 1 % false alarms; by chance 0.010, undefended 1.000.\n" in text
+    assert "undefended 0.200, so it says nothing.\n" in text
+    assert "none here" not in text
+    assert "false alarms" not in alone

@@ -142,6 +142,7 @@ def test_a_wish_that_breaks_a_rule_is_refused(
 def test_every_rule_has_a_case() -> None:
     others = {"approvals", "approvers"}  # test_approvers.py
     others |= {"max_epsilon", "epsilon_unit"}  # test_budget.py
+    others |= {"audit", "audit_bound"}  # tests/cli/test_approval_screen.py
     keys = set(Policy.__dataclass_fields__) - {"source", "timezone", "steady_replies"} - others
     assert {case[0] for case in CASES} == keys
 

@@ -155,7 +155,8 @@ def remembered(scene: Scene, control: bool) -> Remembered:
 
 def _logit(losses: Table) -> Table:
     """φ = log(p / (1 − p)) of p = exp(−loss)."""
-    return -losses - np.log(-np.expm1(-np.maximum(losses, 1e-9)))
+    logits: Table = -losses - np.log(-np.expm1(-np.maximum(losses, 1e-9)))
+    return logits
 
 
 def _secrets(rng: np.random.Generator, own: Any) -> Iterator[Secret]:
@@ -338,8 +339,6 @@ def _guesses(model: Any, texts: Sequence[tuple[Table, Table]]) -> Table:
 
 
 def _absent(scene: Scene, what: str = "") -> str:
-    if scene.job.data == "patients":
-        return "models of patients' features are not attacked here"
     none = what == "number" and scene.job.data != "notes"
     return "the model says where mentions are, and no words" if none else ""
 
@@ -361,8 +360,8 @@ def _attack(name: str, sees: str, how: Callable[[Scene, bool], Trial], what: str
         "differential privacy ([privacy]); less training on more notes helps, and for names to "
         "take them out of the notes before",
         partial(_absent, what=what),
-        partial(how, control=False),
-        partial(how, control=True),
+        lambda scene: how(scene, False),
+        lambda scene: how(scene, True),
         0.5,
     )
 
