@@ -65,6 +65,8 @@ def test_patients(tmp_path: Path) -> None:
     assert [(f.patient, f.concepts) for f in of_all] == [("p1", 2), ("p2", 0)]
     assert model("Known asthma.").labels == {"asthma": "present", "gout": "absent"}
     assert [f.patient for f in model(["Known gout.", "Seen today."])] == ["1", "2"]
+    both = model([["Known asthma.", "Known gout."], "Seen today."])
+    assert [f.labels for f in both] == [of_all[0].labels, model("Seen today.").labels]
     assert model([]) == model({}) == []
     labelled = [
         {"patient": str(n), "text": t, "labels": {"gout": "present"}}

@@ -155,6 +155,39 @@ def test_an_answer_that_is_read_slowly_is_read_whole(monkeypatch: pytest.MonkeyP
     assert asyncio.run(asked()) == length
 
 
+def test_a_slow_answer_is_waited_for_and_a_silent_connection_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that takes five deadlines, then two at once on the same connection, then half of one."""
+    monkeypatch.setattr(server, "HEAD", 0.3)
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(1.5 if scope["path"] == "/slow" else 0)
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async def asked() -> tuple[bytes, ...]:
+        protocol, options = server.prompt(), uvicorn.Config(slow, log_config=None)
+        state, loop = uvicorn.server.ServerState(), asyncio.get_running_loop()
+        served = await loop.create_server(lambda: protocol(options, state, {}), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*served.sockets[0].getsockname())
+        head = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        found = []
+        for sent in (head % b"/slow", head % b"/" + head % b"/slow"):
+            writer.write(sent)
+            found += [await reader.readuntil(b"ok") for _ in range(sent.count(b"GET"))]
+        writer.write(b"GET / HTTP/1.1\r\nHost: loc")
+        found.append(await asyncio.wait_for(reader.read(), 20))
+        writer.close()
+        served.close()
+        return tuple(found)
+
+    *answers, end = asyncio.run(asked())
+    assert [answer.count(b" 200 ") for answer in answers] == [1, 1, 1]
+    assert end == b""
+
+
 def test_a_token_and_tls(place: Place, model: Path) -> None:
     token = place.folder / "token"
     token.write_text(TOKEN)

@@ -21,7 +21,7 @@ from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.formats import read
 from fednotes.taggers.saving import build_model, save_model
 from fednotes.ui.pages import Desk, application, opened, shown
-from fednotes.ui.review import Filter, Later, Review, compared
+from fednotes.ui.review import Filter, Later, Review, compared, filter_of
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
@@ -179,6 +179,13 @@ def test_confidence_bounds_and_orders(file_of: Path) -> None:
         )
     }
     assert [*numbers.values()] == [[0, 3, 2, 1, 4], [1, 2, 3, 0, 4], [0, 2, 3], [1, 2]]
+
+
+def test_of_an_address_what_is_no_value_is_left_out() -> None:
+    odd = {"kind": "x", "least": "nan", "order": "", "site": "s", "open": "", "page": "2"}
+    assert filter_of(odd) == Filter(site="s")
+    good = {"kind": "all", "least": "12.5", "order": "certain", "most": "-1", "open": "1"}
+    assert filter_of(good) == Filter("all", least=12.5, order="certain", open=True)
 
 
 INJECTIONS = [
