@@ -126,7 +126,8 @@ class Deployed(Rounds):
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> dict[str, Update]:
         """As `sum`, without adding: sites are told so, and may refuse by their policy."""
-        exchange = _Exchange(self, task, tensors or {}, options, each=True)
+        exchange = _Exchange(self, task, tensors or {}, options)
+        exchange.request = replace(exchange.request, each=True)
         updates = self._summing.each(exchange)
         self._close(exchange, updates)
         return updates
@@ -257,12 +258,7 @@ class _Exchange:
     """One request of a method on its way (`summing.Exchange`)."""
 
     def __init__(
-        self,
-        engine: Deployed,
-        task: str,
-        tensors: Tensors,
-        options: Mapping[str, Option],
-        each: bool = False,
+        self, engine: Deployed, task: str, tensors: Tensors, options: Mapping[str, Option]
     ) -> None:
         self._members, self.least = engine._members, engine._least
         sites, preparing = engine._step, engine._preparing
@@ -273,7 +269,6 @@ class _Exchange:
         # What the request stands for without any, for sites that do not have them.
         self._tensors: Tensors | None = engine._tensors if told else None
         asked: dict[str, Any] = {"tensors": tensors, "options": options, "preparing": preparing}
-        asked["each"] = each
         self.request = self._members.request(task, first=first, told=told, **asked)
         self._attached = Attached()
         self._answers, self._odd = Answers(), list[str]()
