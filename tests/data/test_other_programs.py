@@ -30,6 +30,7 @@ from tiny_notes import NOTE
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import LossyError, convert, guess_format, read, write
+from fednotes.jobs.checking import check_files
 
 File = Callable[..., Path]
 
@@ -242,6 +243,33 @@ def test_fhir_of_hospitals(file: File, tmp_path: Path) -> None:
     assert again.entry[1].resource.type.text == "Discharge"
     (link, _) = again.entry[0].resource.presentedForm
     assert (link.contentType, link.url) == ("application/pdf", "x")
+
+
+def test_what_else_a_bundle_holds_is_counted(file: File, tmp_path: Path) -> None:
+    """By type, as far as it is one; another's words are not repeated, and no list is endless."""
+    note = {
+        "resourceType": "DocumentReference",
+        "id": "d",
+        "content": [{"attachment": _attached("Rash.")}],
+    }
+    others: list[Any] = ["Patient", "Observation", "Observation", "\x1b[2J<b>", 7, "X" * 99]
+    others += [f"Type{chr(65 + n)}{chr(97 + m)}" for n in range(8) for m in range(8)]
+    held = [note, *({"resourceType": kind} for kind in others), None]
+    path = file(
+        json.dumps({"resourceType": "Bundle", "entry": [{"resource": r} for r in held]}), "b.json"
+    )
+    with pytest.raises(
+        LossyError, match="Observation resources: 2; Patient resources: 1"
+    ) as caught:
+        convert(path, tmp_path / "out.jsonl", "jsonl")
+    lost = convert(path, tmp_path / "out.jsonl", "jsonl", allow_loss=True).lost
+    assert caught.value.lost == lost
+    assert (lost.total(), len(lost)) == (len(others) + 1, 40)
+    assert lost["resources of other types"] == 4 + 64 - 37
+    (found,) = (f for f in check_files([path]).findings if f.code == "passed_over")
+    assert found.counts == dict(lost)
+    assert "Patient resources: 1" in found.message
+    assert found.message.isprintable()
 
 
 def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:

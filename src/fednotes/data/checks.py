@@ -22,7 +22,7 @@ from fednotes.core.cleaning import joiners
 from fednotes.core.errors import Problem
 from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, SiteData, TagSet
-from fednotes.data.formats.files import Problems
+from fednotes.data.formats.files import UNANNOTATED, Problems
 from fednotes.data.split import MIN_WORDS, sentence_keys
 from fednotes.data.stats import overlapping_forms
 from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_of
@@ -148,6 +148,10 @@ def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Find
     if problems.without:
         counts = {"texts": len(problems.without)}
         yield _finding(where, "texts_without_annotations", counts, name=name)
+    counts = {k: n for k, n in sorted(problems.unread.items()) if n and k != UNANNOTATED}
+    if counts:
+        kinds = ", ".join(f"{kind}: {number:,}" for kind, number in counts.items())
+        yield _finding(where, "passed_over", counts, name=name, kinds=kinds)
 
 
 def bare_documents(documents: Sequence[Document], where: str) -> Iterator[Finding]:

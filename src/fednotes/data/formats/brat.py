@@ -70,7 +70,7 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
         texts = {p.with_suffix("") for p in corpus.visible(path, True) if p.suffix == ".txt"}
         bare = texts - {file.with_suffix("") for file in files}
         problems.without += sorted(text.with_name(f"{text.name}.txt") for text in bare)
-        problems.unread["texts without annotations"] += len(bare)
+        problems.unread[corpus.UNANNOTATED] += len(bare)
     return corpus.gather(files, partial(_read_pair, base), problems, "document")
 
 

@@ -17,7 +17,9 @@ import binascii
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ LOOSE = 0
 _MENTION, _REST = "urn:fednotes:mention", "urn:fednotes:document"
 _PLACES = {"DocumentReference": "content", "DiagnosticReport": "presentedForm"}
 _ID = re.compile(r"[A-Za-z0-9.-]{1,64}")
+_TYPE, _TYPES = re.compile(r"[A-Z][A-Za-z]{1,40}"), 40  # of resources; so many are named
 _PLAIN = {"attachment": {"contentType": "text/plain"}}
 _CHARSET = re.compile(r"utf|(us-)?ascii$|iso-8859-|latin-?\d|windows-\d|cp\d", re.IGNORECASE)
 
@@ -43,7 +46,7 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
-    """A document for each of the resources that hold notes; other resources are passed over.
+    """A document for each of the resources that hold notes; others are passed over, and counted.
 
     id: the resource's; patient: its subject's. Noted are attachments that are no base64 or no
     plain text, and texts that are elsewhere: nothing is fetched.
@@ -55,7 +58,8 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     found: list[Any] = []
     for value in corpus.json_rows(path):
         found += resources(value)
-    return jsonl.of_items(found, "resource", _record, path, problems)
+    record = partial(_record, unread=problems.unread)
+    return jsonl.of_items(found, "resource", record, path, problems)
 
 
 def resources(value: Any) -> list[Any]:
@@ -105,8 +109,11 @@ def bundle(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"resourceType": "Bundle", "type": "collection", "entry": held}
 
 
-def _record(resource: Any, noting: jsonl.Noting) -> dict[str, Any] | None:
+def _record(resource: Any, noting: jsonl.Noting, unread: Counter[str]) -> dict[str, Any] | None:
     if (text := text_of(resource)) is None:
+        kind, others = mapping(resource).get("resourceType"), "resources of other types"
+        name = f"{kind} resources" if isinstance(kind, str) and _TYPE.fullmatch(kind) else others
+        unread[name if name in unread or len(unread) < _TYPES else others] += 1
         return None
     place = _PLACES[resource["resourceType"]]
     rest: dict[str, Any] = {}

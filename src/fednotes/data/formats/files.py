@@ -28,6 +28,7 @@ from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.text import normalise, tokenize
 
 _HEAD = 1 << 16  # bytes that are enough to tell a format
+UNANNOTATED = "texts without annotations"  # a kind of what is unread
 LARGEST = 1 << 26  # characters of one note; more is a quote that was never closed
 
 
