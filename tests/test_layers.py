@@ -66,9 +66,9 @@ LEVELS: dict[str, str] = {
     ),
     "experiments": "grids tables | attention | reproduce",
     "jobs": (
-        "job kinds predict results | deployed.agreement simulate | job_file | checking compare "
-        "deployed.site_file | deployed.preflight deployed.server deployed.site forecast | "
-        "deployed.runs deployed.status"
+        "job kinds predict results | card deployed.agreement simulate | job_file | "
+        "checking compare deployed.site_file | deployed.preflight deployed.server deployed.site "
+        "forecast | deployed.runs deployed.status"
     ),
     "methods": (
         "sites | compression distill private server_steps word_rows | "

@@ -40,8 +40,8 @@ from proxy import Proxy, proxy
 from tiny_models import save_bert
 
 from fednotes.engines.nvflare import processes
+from fednotes.jobs.card import card
 from fednotes.jobs.results import PROMISED
-from fednotes.report.card import card
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 JOB = f"""

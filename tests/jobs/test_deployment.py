@@ -40,6 +40,12 @@ def test_weights_are_those_of_a_simulation(job: str, tmp_path: Path) -> None:
     hospitals.run()
     for name in data:
         assert weights(hospitals.results(name) / "model") == expected[name]
+        text = (hospitals.results(name) / "model" / "README.md").read_text()
+        scores = json.loads((hospitals.results(name) / "scores.json").read_text())
+        assert f"| Strict | f1 | {scores['strict']['f1']:.3f} |\n" in text  # and no mean beside it
+        assert f'condition "federated"; {len(data)} sites.' in text
+        assert "Secure sum of the sites' updates: " in text
+        assert not any(word in text for word in (*data, "examples", "simulated", str(tmp_path)))
     scores = json.loads((hospitals.results("posts") / "scores.json").read_text())
     summary = json.loads((tmp_path / "sim" / "summary.json").read_text())
     assert scores == summary["sites"]["posts"]["federated"]

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from tiny_jobs import TABLE
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.jobs.card import card
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import RunResult, read_result
 from fednotes.jobs.simulate import simulate
-from fednotes.report.card import card
 from fednotes.report.html import write_report
 from fednotes.taggers.saving import load_model
 

@@ -20,6 +20,7 @@ from tiny_jobs import TABLE
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.update import Total
 from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.card import card
 from fednotes.jobs.deployed.site_file import parsed
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import PROMISED
@@ -31,7 +32,6 @@ from fednotes.methods.private import NOISY, privately
 from fednotes.privacy import noise as noise_room
 from fednotes.privacy.noise import SCALE, Stream
 from fednotes.privacy.promise import COUNTS, Privacy, epsilon_of
-from fednotes.report.card import card
 
 
 def values(tensors: dict[str, torch.Tensor], grids: dict[str, float]) -> np.ndarray:

@@ -305,7 +305,7 @@ def _abort(out: Path, on: Path | None) -> None:
 
 
 def _told(out: Path, name: str, result: RunResult) -> None:
-    from fednotes.report.card import write_cards
+    from fednotes.jobs.card import write_cards
     from fednotes.report.html import write_report
 
     f1 = result.metrics.get("valid_f1")

@@ -289,7 +289,7 @@ def export_card(
     model: Saved, out: Annotated[Path | None, typer.Argument(help="A file; else stdout.")] = None
 ) -> None:
     """What a model is, how it was made and what it can do, as a README.md."""
-    from fednotes.report.card import card
+    from fednotes.jobs.card import card
     from fednotes.serving.exports import export
 
     if out is None:

@@ -1,4 +1,4 @@
-"""Pages of results, and cards of models. Called, as `fednotes.report(…)`, `html.write_report`."""
+"""Pages of results. Called, as `fednotes.report(…)`, `html.write_report`."""
 
 import sys
 from importlib import import_module

@@ -17,6 +17,7 @@ from fednotes.core.types import Document
 from fednotes.data import formats
 from fednotes.data.formats.files import OnError
 from fednotes.jobs import simulate as simulating
+from fednotes.jobs.card import write_cards
 from fednotes.jobs.checking import Checked, check_against, check_files, check_job
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import built_in_jobs, load_table, over, parse_job
@@ -37,7 +38,6 @@ from fednotes.metrics.calibration import (
 )
 from fednotes.metrics.calibration import calibrate as fit_calibration
 from fednotes.patients.classifiers import fit_platt, platt_sums
-from fednotes.report.card import write_cards
 from fednotes.serving.models import MentionModel, PatientModel, load
 
 PathLike = str | Path

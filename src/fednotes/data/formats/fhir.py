@@ -111,9 +111,9 @@ def bundle(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _record(resource: Any, noting: jsonl.Noting, unread: Counter[str]) -> dict[str, Any] | None:
     if (text := text_of(resource)) is None:
-        kind, others = mapping(resource).get("resourceType"), "resources of other types"
-        name = f"{kind} resources" if isinstance(kind, str) and _TYPE.fullmatch(kind) else others
-        unread[name if name in unread or len(unread) < _TYPES else others] += 1
+        kind, odd = mapping(resource).get("resourceType"), "resources of other types"
+        name = f"{kind} resources" if isinstance(kind, str) and _TYPE.fullmatch(kind) else odd
+        unread[name if name in unread or len(unread) < _TYPES else odd] += 1
         return None
     place = _PLACES[resource["resourceType"]]
     rest: dict[str, Any] = {}

@@ -29,6 +29,7 @@ from fednotes.core.errors import (
     TrainingError,
 )
 from fednotes.core.federation import MethodSite, Option, State
+from fednotes.core.parsing import kept_table
 from fednotes.core.store import private_folder, replace_file, write_json
 from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import default_cache
@@ -36,6 +37,7 @@ from fednotes.engines.history import OPENED
 from fednotes.engines.host import SiteHost, explained
 from fednotes.engines.launch import Setup
 from fednotes.engines.secure import AnswerTimes, SecureSeal
+from fednotes.jobs.card import SCORES_FILE, OwnRun, write_cards
 from fednotes.jobs.deployed.agreement import (
     AGREE,
     DESCRIBE,
@@ -52,7 +54,8 @@ from fednotes.jobs.deployed.agreement import (
 )
 from fednotes.jobs.deployed.site_file import SITE_FILE, job_of_site, load_own, of_kit, whole_table
 from fednotes.jobs.job import Job
-from fednotes.jobs.results import PROMISED
+from fednotes.jobs.results import PROMISED, RunResult
+from fednotes.jobs.simulate import versions
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.guard import SiteGuard, require_approved
@@ -117,8 +120,17 @@ def _host(setup: Setup) -> SiteHost:
             given |= {"secret": secret, "question": lambda: host.question}
         return job.module.Site(data, config, directory=results, **given)
 
+    def lay() -> None:
+        scores = kept_table(results / SCORES_FILE)
+        sites = {name: {"federated": scores} if name == site else {} for name in setup.sites}
+        facts: Any = {"sites": sites, "run": setup.run, "versions": versions()}
+        facts |= {"method": job.method, "holds": job.kind.name, "seed": job.seed}
+        facts |= {"title": job.title, "config": table["job"]}
+        named = {"job": str(table["name"]), "fingerprint": key}
+        write_cards(results, OwnRun(site, RunResult(**facts), named))
+
     def make() -> Any:  # anew, on notes that are read once
-        made = AgreedSite(data.id, job, setup.sites, described, member, results)
+        made = AgreedSite(data.id, job, setup.sites, described, member, results, lay)
         guard.covered = made.covered
         return made
 
@@ -177,7 +189,8 @@ class AgreedSite:
     """A site that has a method's tasks once all have agreed.
 
     sites: all of the job's, in its order. make: builds the method's site of its configuration.
-    own: what it said of itself. results: the folder that its own scores are written to.
+    own: what it said of itself. results: the folder that its own scores are written to. lay: puts a
+    card beside its model.
     """
 
     def __init__(
@@ -188,9 +201,10 @@ class AgreedSite:
         own: Description,
         make: Callable[[Any], MethodSite],
         results: Path,
+        lay: Callable[[], None],
     ) -> None:
         self.id, self._job, self._own, self._make = id, job, own, make
-        self._sites, self._results = sites, results
+        self._sites, self._results, self._lay = sites, results, lay
         self.tasks: frozenset[str] = frozenset({AGREE}) | job.module.Site.tasks
         self._text = ""
         self.site: Any = None
@@ -237,10 +251,11 @@ class AgreedSite:
         """The method's own; the site's scores are then in its own folder."""
         update: Update = self.__getattr__("finish")(tensors, **options)
         if self.site.scores:
-            write_json(self._results / "scores.json", self.site.scores)
+            write_json(self._results / SCORES_FILE, self.site.scores)
         if promise := getattr(self.site, "promise", None):
             logger.info("%s", promise)
             write_json(self._results / PROMISED, {"promise": str(promise), **promise.told()})
+        self._lay()
         return update
 
     def covered(self, task: str) -> Mapping[str, int]:

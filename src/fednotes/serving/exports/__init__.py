@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.store import write_folder, write_out
+from fednotes.jobs.card import card
 from fednotes.patients.phenotyper import is_phenotyper
-from fednotes.report.card import card
 
 FORMS = {"hf": (), "onnx": ("int8",), "sklearn": ("dictionary",), "card": ()}  # and their options
 

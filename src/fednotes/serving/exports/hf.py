@@ -17,7 +17,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import read_json
 from fednotes.core.store import write_json
 from fednotes.encoders.pretrained import positions_of
-from fednotes.report.card import CARD, card
+from fednotes.jobs.card import CARD, card
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.token_classifier import TokenClassifier
 
@@ -36,7 +36,9 @@ def writer(model: Path) -> Callable[[Path], None]:
 
     def fill(folder: Path) -> None:
         loaded.save(folder)
-        (folder / CARD).write_text(card(model), encoding="utf-8")
+        kept = model / CARD  # a person, or the run, knew more
+        text = kept.read_bytes() if kept.is_file() else card(model).encode()
+        (folder / CARD).write_bytes(text)
         config = folder / "config.json"
         facts = read_json(config, strict=False)
         facts["id2label"] = {row: _as_bio(tag) for row, tag in facts["id2label"].items()}

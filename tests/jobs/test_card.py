@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from fednotes.cli.app import app
 from fednotes.core.errors import ModelError
-from fednotes.jobs.results import AUDIT, Audit, Leak
-from fednotes.report.card import card, write_cards
+from fednotes.jobs.card import OwnRun, card, write_cards
+from fednotes.jobs.results import AUDIT, Audit, Leak, RunResult
 
 yaml = pytest.importorskip("yaml")
 
@@ -106,6 +106,31 @@ def test_of_two_sites_nothing_tells_the_others(run: Path, tmp_path: Path, whose:
         assert ("examples of all sites together" in text) == (len(sites) == 3)
         assert (mean in text.replace(own, "")) == (len(sites) == 3 and mean != own)
         assert ("mean of the sites" in text) == (len(sites) == 3)
+
+
+def test_a_real_sites_card_is_of_what_it_knows(run: Path, tmp_path: Path) -> None:
+    """Of one of two sites: its own scores and their interval, the job; nothing that is of both."""
+    summary = json.loads((run / "summary.json").read_text())
+    (name, own), (other, _), _ = sorted(summary["sites"].items())
+    model = tmp_path / "results" / "run1" / "model"
+    model.mkdir(parents=True)
+    source = run / "federated" / "sites" / name / "model" / "tagger.json"
+    (model / "tagger.json").write_bytes(source.read_bytes())
+    facts = {"sites": {name: {"federated": own["federated"]}, other: {}}, "run": "run1", "seed": 2}
+    facts |= {"method": "fedner", "config": {"federation": {"secure_sum": True}}, "title": "A #1"}
+    known = OwnRun(name, RunResult(**facts), {"job": "j", "fingerprint": "abc"})
+    write_cards(model.parent, known)
+    text = (model / "README.md").read_text()
+    f1 = own["federated"]["strict"]["f1"]
+    metrics = {m["name"]: m["value"] for m in head(text)["model-index"][0]["results"][0]["metrics"]}
+    assert metrics["Strict f1"] == pytest.approx(f1, abs=5e-5)
+    assert "notes of the site whose model this is" in text
+    assert "95 % interval of strict F1" in text
+    assert '`fedner`, condition "federated"; 2 sites.' in text
+    assert "Secure sum of the sites' updates: yes" in text
+    assert "Job `j`, SHA-256 `abc`" in text
+    assert "A \\#1" in text
+    assert not any(word in text for word in ("mean", "examples", "simulated", name, other))
 
 
 def test_what_others_wrote_stays_a_line(run: Path) -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -30,7 +30,7 @@ from fednotes.jobs.results import (
     read_result,
 )
 
-CARD = "README.md"
+CARD, SCORES_FILE = "README.md", "scores.json"
 _DESCRIBED = ("tagger.json", "model.json", "phenotyper.json", "config.json")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#$])")  # in Markdown
 _HIDDEN = ("sites", "synthetic", "silos", "title", "method", "seed", "conditions")  # of a job
@@ -38,35 +38,47 @@ _TELLING = 2  # sites of which what is one's own, and the sum or the mean, tell 
 _ABOVE = 6  # folders in which a model's run is looked for
 
 
-def write_cards(run: Path) -> None:
-    """Lay a card beside each model of a run that has none: a person may have edited one."""
+def write_cards(run: Path, own: OwnRun | None = None) -> None:
+    """Lay a card beside each model of a run that has none: a person may have edited one.
+
+    own: what a real site knows of the run, in place of what its folder says.
+    """
     for folder in sorted(run.rglob("model")):
         if not (folder / CARD).exists() and _described(folder):
-            write_text(folder / CARD, card(folder, run))
+            write_text(folder / CARD, card(folder, run, own))
 
 
-def card(model: Path, run: Path | None = None) -> str:
+class OwnRun(NamedTuple):
+    """What a real site knows of a run: its own name, the result without what is of other sites, and
+    the job's name and fingerprint."""
+
+    site: str
+    result: RunResult
+    job: Mapping[str, str]
+
+
+def card(model: Path, run: Path | None = None, known: OwnRun | None = None) -> str:
     """The card of a saved model.
 
     run: its run's folder; looked for above the model's if not given. Without one the card says what
-    the model is, and the scores that lie beside it. Raises ModelError where there is no model,
-    DataError for a damaged run.
+    the model is, and the scores that lie beside it; known: and what a site knows of its run. Raises
+    ModelError where there is no model, DataError for a damaged run.
     """
     facts = _described(model)
     if not facts:
         raise ModelError(f"{model}: no model here; name the folder that training wrote")
     above = [p for p in model.resolve().parents[:_ABOVE] if (p / SUMMARY).is_file()]
     place = run or next(iter(above), None)
-    result, job = RunResult(), dict[str, Any]()
-    if place is not None:
+    result, job, condition, site = RunResult(), dict[str, Any](), "federated", ""
+    if known is not None:
+        site, result, job = known.site, known.result, dict(known.job)
+    elif place is not None:
         result, job = read_result(place), kept_table(place / "job.json")
-    condition, site = "federated", ""
-    if place is not None:
         parts = model.resolve().relative_to(place.resolve()).parts
         condition = next((p for p in parts if p in CONDITIONS), condition)
         site = parts[-2] if len(parts) > 2 and parts[-3] == "sites" else ""
     own = mapping(mapping(result.sites.get(site)).get(condition))
-    own = own or kept_table(model.parent / "scores.json")
+    own = own or kept_table(model.parent / SCORES_FILE)
     of_all = len(result.sites) not in (0, _TELLING)  # whether sums and means are told
     whole = mapping(result.mean.get(condition)) if of_all else {}
     spent = mapping(result.conditions.get(condition))
@@ -76,7 +88,7 @@ def card(model: Path, run: Path | None = None) -> str:
     if condition == "alone" or not of_all or promised:
         spent = {key: value for key, value in spent.items() if key != "examples"}
     environment = Environment(
-        loader=PackageLoader("fednotes.report"),
+        loader=PackageLoader("fednotes.jobs"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
