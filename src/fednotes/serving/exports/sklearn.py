@@ -61,6 +61,7 @@ def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]
 def _steps(model: Phenotyper) -> Iterator[tuple[str, Any]]:
     """What makes a patient's features of counts or vectors."""
     from sklearn.feature_extraction.text import TfidfTransformer
+    from sklearn.pipeline import FeatureUnion, Pipeline
     from sklearn.preprocessing import Binarizer, MinMaxScaler, Normalizer
 
     network, width = model.network, model.space.width
@@ -69,8 +70,6 @@ def _steps(model: Phenotyper) -> Iterator[tuple[str, Any]]:
             yield "tfidf", _set(TfidfTransformer(), width, idf_=model.idf)
         return
     config, state = network.config, {n: v.detach().numpy() for n, v in network.state().items()}
-    if config.length:
-        raise ConfigError(f"a network with length = {config.length} has no scikit-learn pipeline")
     if network.embedding is not None:
         rows = np.arange(width)
         if network.known is not None:  # all others share row 0
@@ -78,8 +77,17 @@ def _steps(model: Phenotyper) -> Iterator[tuple[str, Any]]:
             rows[network.known] = np.arange(1, network.rows)
         if config.mean == "concepts":
             yield "once", Binarizer()
-        yield "shares", Normalizer("l1")
-        yield "mean", _linear(state["embedding"][rows].T)
+        table, fill = state["embedding"][rows], state["embedding"][:1]
+        if config.length:  # places = max(n, length), of which row 0 has those that are empty
+            at_least = MinMaxScaler(feature_range=(config.length, _MOST), clip=True)
+            at_least = _set(at_least, 1, scale_=np.ones(1), min_=np.zeros(1))
+            places = Pipeline([("n", _linear(np.ones((1, width)))), ("at_least", at_least)])
+            yield "places", FeatureUnion([("places", places), ("counts", "passthrough")])
+            yield "shares", Normalizer("max")  # of the places: 1; no count is above them
+            table = np.vstack((fill, table - fill))
+        else:
+            yield "shares", Normalizer("l1")
+        yield "mean", _linear(table.T)
     yield "dense", _linear(state["hidden_weight"])
     bias = state["hidden_bias"].astype(np.float64)
     clip = config.layer == "rectified"
