@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -196,6 +201,37 @@ def test_the_page_is_for_who_has_its_address(
     client = testclient.TestClient(page, base_url="http://127.0.0.1:8080")
     assert client.get(words[1].partition("?")[0]).status_code == 403
     assert "discharge" in client.get(words[1]).text
+
+
+def test_the_page_is_shown_from_a_notebook(run: tuple[Path, fn.RunResult]) -> None:
+    """A loop runs there already; interrupting the cell ends the page and not the kernel."""
+    pytest.importorskip("uvicorn")
+    status, main = list[int](), threading.main_thread().ident
+    assert main is not None
+
+    def look(told: str) -> None:
+        def asked() -> None:
+            try:
+                urlopen(told.split()[1], timeout=20)
+            except HTTPError as error:  # it sends no cookie when it is led on
+                status.append(error.code)
+            finally:
+                signal.pthread_kill(main, signal.SIGINT)
+
+        threading.Thread(target=asked).start()
+
+    async def cell() -> str:
+        fn.ui(run[0] / "run", tell=look)
+        return "next cell"
+
+    loop = asyncio.new_event_loop()
+    try:
+        assert loop.run_until_complete(cell()) == "next cell"
+    finally:
+        loop.close()
+    assert status == [403]
+    with pytest.raises(ConfigError, match="name a run"):
+        fn.ui()
 
 
 def test_a_model_in_other_forms(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:

@@ -619,11 +619,28 @@ def run(
     options |= {"access_log": False, "server_header": False, "proxy_headers": False}
     options |= {"log_config": None, "log_level": "critical"}  # its words of an error may hold text
     options |= {"ssl_certfile": certificate, "ssl_keyfile": key}
+    server = Listening(uvicorn.Config(app, host, port, **options))
     try:
-        Listening(uvicorn.Config(app, host, port, **options)).run()
+        _in_a_thread(server) if _of_a_notebook() else server.run()
     except SystemExit:
         where = f"{host}:{port}: nothing can listen there"
         raise FednotesError(f"{where}: is the port in use, or the address another's?") from None
+
+
+def _of_a_notebook() -> bool:
+    """Whether a loop runs here already, which is no server's."""
+    with suppress(RuntimeError):
+        return bool(asyncio.get_running_loop())
+    return False
+
+
+def _in_a_thread(server: Any) -> None:
+    """Run beside a notebook's loop, until its cell is interrupted."""
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            pool.submit(server.run).result()
+        except KeyboardInterrupt:
+            server.should_exit = True
 
 
 def serve(

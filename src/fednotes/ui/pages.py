@@ -472,6 +472,8 @@ def ui(
     decisions are kept; beside the notes or the run if not given. tell: is told the address. The
     others: as `read` and `load`. Raises FednotesError.
     """
+    if not paths:
+        raise ConfigError("name a run, a model and notes, or a site's kit")
     file = None if corrections is None else Path(corrections)
     given: Any = {"device": device, "backbone": backbone}
     desk = opened([*map(Path, paths)], format, file, on_error, **given)
