@@ -405,7 +405,7 @@ def audited(
     monkeypatch: pytest.MonkeyPatch, runs: int, *, clip: float = 1.0, noise: float = 1.0
 ) -> tuple[float, float]:
     """What is promised, and what the guesses refute. clip, noise: what becomes of them."""
-    count, guesses = 400, min(600, 25 * runs)
+    count, guesses = 400, min(1500, 25 * runs)
     privacy = Privacy(noise=1.5, rate=1.0, clip=1.0, unit="sentence", where="site")
     site: Any = object.__new__(privately(FEDNER).Site)
     site.promise = private.Promise(privacy, 1.5, 10**6, 1)
@@ -453,5 +453,5 @@ def test_a_broken_clip_and_missing_noise_are_caught(
 def test_half_the_noise_is_caught_by_more_canaries(
     broken: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    promised, refuted = audited(monkeypatch, 100, **broken)
+    promised, refuted = audited(monkeypatch, 400, **broken)
     assert refuted > promised
