@@ -138,10 +138,12 @@ def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
     site_notes: Any, tmp_path: Path
 ) -> None:
     """Sites keep what their noise is made of: a killed site and a killed server change nothing, so
-    no round is paid twice. The server has no loss, no count, and says what was promised."""
-    ends = []
+    no round is paid twice, and noisy counts are told once. The server has no loss, no count but
+    those, and says what was promised."""
+    ends, scores, counted = [], set(), 'unit = "document"\nscores = 4.0'
+    job = PRIVATE.replace('unit = "document"', counted)
     for kill in ("", "posts", "server"):
-        hospitals = Hospitals(tmp_path / (kill or "none"), PRIVATE, site_notes, policy=NOISE)
+        hospitals = Hospitals(tmp_path / (kill or "none"), job, site_notes, policy=NOISE)
         for name in hospitals.names:
             path = hospitals.setups[name].state / SECRET
             path.parent.mkdir(parents=True)
@@ -152,7 +154,9 @@ def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
         ends.append(hospitals.ends())
         summary = json.loads((hospitals.server / "summary.json").read_text())
         rounds = summary["privacy"]["federated"]["rounds"]
-        assert summary["metrics"] == {"epsilon": summary["privacy"]["federated"]["epsilon"]}
+        assert summary["metrics"].keys() == {"epsilon", "valid_f1"}
+        scores.add(summary["metrics"]["valid_f1"])
+        assert summary["metrics"]["epsilon"] == summary["privacy"]["federated"]["epsilon"]
         assert 7.5 < summary["metrics"]["epsilon"] <= 8
         for name in hospitals.names:
             kit = hospitals.setups[name].kit
@@ -160,8 +164,10 @@ def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
             noisy = host._site.site
             assert noisy._question() == host.question != b""  # or a lie about drop-outs would tell
             (spent,) = json.loads((kit / RULES / "privacy.json").read_text()).values()
+            assert len(spent["counts"]) == 1
             assert (len(spent["answers"]), spent["epsilon"]) == (
                 rounds,
                 summary["metrics"]["epsilon"],
             )
     assert ends[0] == ends[1] == ends[2]
+    assert len(scores) == 1
