@@ -327,12 +327,13 @@ def test_a_run_says_what_it_promises_and_nothing_of_losses(
 
 
 @pytest.mark.parametrize(
-    "method", sorted({*names()} - {"fedner", "finetune", "personal", "pretrain"})
+    "method", sorted({*names()} - {"fedner", "finetune", "personal", "phenotype", "pretrain"})
 )
 def test_methods_that_keep_no_promise_say_so(method: str) -> None:
     table = {"method": method, "synthetic": {}, "privacy": {"epsilon": 1.0}}
     with pytest.raises(
-        ConfigError, match=rf"'{method}' keeps no promise.*fedner, finetune, personal, pretrain can"
+        ConfigError,
+        match=rf"'{method}' keeps no promise.*fedner, finetune, personal, phenotype, pretrain can",
     ):
         parse_job(table, "job", Path(), "job.toml")
 

@@ -29,14 +29,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.settings import build
 from fednotes.core.tensors import below, load_into, prefixed, restoring, taken
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.methods.averaging import AveragingSite, Server, run_cycles
+from fednotes.methods.averaging import AveragingSite, Server, private_by, run_cycles
 from fednotes.methods.phenotype_stages import (
     PRESETS,
     Classifiers,
@@ -44,6 +44,7 @@ from fednotes.methods.phenotype_stages import (
     Config,
     shared_network,
 )
+from fednotes.methods.private import owner_of
 from fednotes.methods.server_steps import by_each, for_names
 from fednotes.metrics.classification import ClassCounts
 from fednotes.patients.classifiers import (
@@ -55,7 +56,14 @@ from fednotes.patients.classifiers import (
     inverse_document_frequencies,
 )
 from fednotes.patients.codes import category_counts, choose
-from fednotes.patients.cohort import Bags, SitePatients, pooled_patients, require_alike
+from fednotes.patients.cohort import (
+    ABSENT,
+    PRESENT,
+    Bags,
+    SitePatients,
+    pooled_patients,
+    require_alike,
+)
 from fednotes.patients.dan import KNOWN, Dan
 from fednotes.patients.phenotyper import (
     PhenotypeConfig,
@@ -63,6 +71,8 @@ from fednotes.patients.phenotyper import (
     load_phenotyper,
     network_settings,
 )
+from fednotes.privacy.promise import Unit
+from fednotes.privacy.secure_sum.crypto import digest
 
 __all__ = ["METHOD", "Config", "Site", "train"]
 
@@ -106,6 +116,9 @@ class Site(MethodSite):
         self.num_examples = max(number, len(self._labelled) if config.phenotypes else 0)
         self._require_covered(number)
         self.scores: dict[str, Any] = {}
+        # of training with differential privacy
+        self.model, self.shared = nn.Module(), dict[str, nn.Parameter]()
+        self.private = dict[str, nn.Parameter]()
 
     @property
     def id(self) -> str:
@@ -604,6 +617,38 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     return config.stage_1 + config.classifier_cycles * bool(config.phenotypes), sum(sizes)
 
 
+def private_initial(config: Config) -> dict[str, Tensor]:
+    """Classifiers at zero, of the classes that every disease has."""
+    classes = [(ABSENT, PRESENT)] * len(config.phenotypes)
+    return LinearSVMs(classes, config.space.width, config.model.classifier).sent()
+
+
+def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
+    """Each labelled patient; and the site's classifiers, made without a count of any.
+
+    Raises ConfigError for other units.
+    """
+    if unit != "patient":
+        raise ConfigError(
+            f'[privacy] unit = "{unit}": an example is all that a patient has: set unit = "patient"'
+        )
+    classes = torch.tensor([[1.0, 1.0, 0.0]] * len(site.config.phenotypes))
+    idf = {} if site.data.space.dense else {"idf": torch.ones(site.data.space.width).double()}
+    site.prepare({"classes": classes, **idf})
+    site.shared = {n: nn.Parameter(v) for n, v in private_initial(site.config).items()}
+    found: dict[tuple[str, ...], list[int]] = {}
+    for row, patient in enumerate(site._labelled.patients):
+        found.setdefault(owner_of(patient, "", unit), []).append(row)
+    return [np.array(rows) for rows in found.values()]
+
+
+def private_loss(site: Site, rows: np.ndarray) -> Tensor:
+    """The mean loss of one patient's labels."""
+    assert site._classifiers is not None
+    each = [site._classifiers.loss(site.shared, row) for row in rows.tolist()]
+    return torch.stack(each).mean()
+
+
 def warnings(config: Config) -> tuple[str, ...]:
     """What a person should know before training."""
     robust = (
@@ -636,5 +681,13 @@ METHOD = Method(
     warnings=warnings,
     one_model=lambda config: True,
     each=by_each,
-    private="patients' codes, concepts and labels are counted exactly before it trains",
+    private=replace(
+        private_by(private_initial, private_loss, settings={"calibrate": False, "min_patients": 0}),
+        rounds=lambda config, epoch: config.classifier_cycles * config.classifier_epochs * epoch,
+        units=private_units,
+        content=lambda data: digest(
+            repr(data.train.patients).encode(), data.train.labels.tobytes()
+        ),
+        counts=None,
+    ),
 )

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import relu, softplus
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of
@@ -33,6 +34,7 @@ from fednotes.patients.cohort import (
 )
 from fednotes.patients.dan import KNOWN, Dan, DanConfig, Mixtures, RowAdam
 from fednotes.patients.phenotyper import PhenotypeConfig, Phenotyper
+from fednotes.privacy.promise import Privacy
 
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
     files("fednotes.methods").joinpath("phenotype.toml").read_text("utf-8")
@@ -85,10 +87,20 @@ class Config(Averaging):
     phenotypes: tuple[str, ...] = ()
     questionable: tuple[str, ...] = ()
     vectors: bool = False
+    privacy: Privacy | None = None
+    min_sites: int = 0
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""
         super().__post_init__()
+        own = self.model.classifier
+        told = (self.model.representation, own.class_weights, own.solver)
+        if self.privacy and told != ("none", "none", "sgd"):
+            raise ConfigError(
+                "[privacy] takes classifiers of concepts or of text alone, without exact counts of "
+                'patients: set model.representation = "none", model.classifier.class_weights = '
+                '"none" and model.classifier.solver = "sgd"'
+            )
         if self.model.network.updates == "rows" and (self.proximal or self.weight_decay):
             raise ConfigError(
                 "proximal and weight_decay pull on every concept in each step: set "
@@ -276,8 +288,19 @@ class Classifiers:
         self._train, self._valid = data.train.labelled(), data.valid.labelled()
         self._features = model.features(self._train.bags)
         self._held_out = model.features(self._valid.bags)
-        targets = machines.targets(self._train.labels)
-        self._patients = np.count_nonzero(targets, axis=0)  # (machines,) n_k of each
+        self._targets = machines.targets(self._train.labels)
+        self._patients = np.count_nonzero(self._targets, axis=0)  # (machines,) n_k of each
+
+    def loss(self, weights: Mapping[str, Tensor], row: int) -> Tensor:
+        """The mean loss of all labels of one patient, by machines that are tensors."""
+        x, settings = self._features, self.machines.config
+        entries = slice(int(x.offsets[row]), int(x.offsets[row + 1]))
+        values = torch.from_numpy(x.values[entries]).float()
+        columns = torch.from_numpy(x.columns[entries])
+        score = values @ weights["svm.weight"][columns] + weights["svm.intercept"]  # (machines,)
+        sign = torch.from_numpy(self._targets[row]).float()
+        each = softplus(-sign * score) if settings.loss == "log" else relu(1 - sign * score)
+        return (each * sign.abs()).sum() / sign.abs().sum().clamp(min=1)
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
         """`classifier_epochs` epochs of stochastic gradient descent from the given machines; or
