@@ -253,6 +253,20 @@ def test_a_model_in_other_forms(run: tuple[Path, fn.RunResult], tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_device_that_is_not_here_is_named(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
+    model = run[0] / "run" / "federated" / "sites" / "reports" / "model"
+    calls: list[Any] = [
+        lambda: fn.load(model, "gpu"),
+        lambda: fn.simulate("demo", tmp_path / "out", device="gpu"),
+        lambda: fn.forecast("demo", tmp_path / "out", device="gpu"),
+        lambda: fn.ui(model, device="gpu"),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="device 'gpu' is not available here"):
+            call()
+    assert not (tmp_path / "out").exists()
+
+
 def test_calibrated_by_notes_of_ones_own(sure: tuple[Path, Path], tmp_path: Path) -> None:
     """Kept, used by `load` and by `predict`, and said; the order of spans stays."""
     place, notes = sure

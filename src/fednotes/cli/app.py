@@ -123,7 +123,6 @@ def simulate(
     from fednotes.serving.api import simulate as run
 
     parsed = load_job(job, tuple(settings or ()))
-    check_device(device)
     changes = [word for setting in settings or () for word in ("--set", setting)]
     repeated = ["fednotes", "simulate", job, "--out", str(out), *changes]
     with RichDisplay(console, ask=_asks(yes)) as display:
@@ -174,7 +173,6 @@ def forecast(
         raise FednotesError(f"--fractions {fractions} --part {part}: expected as 1/4") from error
     except ConfigError as error:  # by the name of the value, which is that of the option
         raise ConfigError(f"--{error}") from error
-    check_device(device)
     words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
     options: Any = {"resume": resume, "overwrite": overwrite, "device": device}
     options |= {"site": site, "site_file": site_file, "total": total, "pilots": pilot or ()}
@@ -239,17 +237,6 @@ def _renamed(label_map: list[str] | None) -> dict[str, str]:
     return renamed
 
 
-def check_device(device: str) -> None:
-    """Raises FednotesError for a device that this machine lacks."""
-    import torch
-
-    try:
-        if torch.empty(1, device=device).is_meta:
-            raise RuntimeError("a device without memory")
-    except (RuntimeError, AssertionError) as error:
-        raise FednotesError(f"--device {device}: not available on this machine") from error
-
-
 @contextmanager
 def _read_in() -> Iterator[None]:
     """Imports without the garbage collector, which takes a fifth of their time for nothing."""
@@ -281,7 +268,6 @@ def predict(
         from fednotes.jobs.predict import predict_patients, predict_text
         from fednotes.patients.phenotyper import is_phenotyper
 
-    check_device(device)
     given = (model, path, format.value, out, device)
     if is_phenotyper(model):
         if threshold:
@@ -320,7 +306,6 @@ def serve(
     from fednotes.serving.server import Limits
     from fednotes.serving.server import serve as run
 
-    check_device(device)
     limits = Limits(max_bytes, max_texts, max_characters, max_requests)
     files: Any = {"token_file": token_file, "certificate": certificate, "key": key}
     run(load(model, device, dictionary or backbone), host, port, limits=limits, tell=say, **files)
@@ -349,7 +334,6 @@ def evaluate(
     from fednotes.jobs.predict import Evaluation, evaluate_path, evaluate_patients
     from fednotes.patients.phenotyper import is_phenotyper
 
-    check_device(device)
     renamed = _renamed(label_map)
     asked = tuple(dict.fromkeys(name.strip() for name in types.split(",") if name.strip()))
     if types and not asked:
@@ -400,7 +384,6 @@ def calibrate(
     from fednotes.serving import api
     from fednotes.serving.models import load
 
-    check_device(device)
     if plot is not None:
         picture({}, plot)  # what is in its way is told before anything is done
     renamed = _renamed(label_map)
@@ -562,7 +545,6 @@ def ui(
     """Look at runs, a model's errors in notes, and what left: a page on this computer alone."""
     from fednotes.ui.pages import ui as run
 
-    check_device(device)
     options: Any = {"corrections": corrections, "device": device, "backbone": backbone}
     run(*paths, port=port, format=format, on_error=on_error.value, tell=say, **options)
 

@@ -34,7 +34,10 @@ def device_of(spec: str | torch.device) -> torch.device:
     Raises ConfigError where this machine has none.
     """
     try:
-        return torch.empty(0, device=spec).device
+        found = torch.empty(0, device=spec)
+        if found.is_meta:
+            raise RuntimeError("a device without memory")
+        return found.device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {str(spec)!r} is not available here; use 'cpu'") from error
 

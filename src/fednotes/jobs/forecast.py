@@ -38,6 +38,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import number
 from fednotes.core.settings import checked
 from fednotes.core.store import write_json
+from fednotes.core.tensors import device_of
 from fednotes.data.split import sentence_documents, subsample
 from fednotes.encoders.features import default_cache
 from fednotes.jobs.deployed.site_file import job_of_site, load_deployed, load_own, read_site_file
@@ -143,6 +144,7 @@ def forecast(
         raise ConfigError("--site and --total go together, and --site-file and --pilot with them")
     plan, out = plan or ForecastPlan(), Path(out)
     display = displayed(progress)
+    device_of(device)
     options: Any = {"resume": resume, "overwrite": overwrite, "device": device, "command": command}
     if not isinstance(source, Job):
         home = site, site_file, total

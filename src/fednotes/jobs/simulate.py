@@ -29,6 +29,7 @@ from fednotes.core.federation import EVALUATE, Method, MethodSite
 from fednotes.core.parsing import mapping, number, parse_json, read_json
 from fednotes.core.stopping import goes_on
 from fednotes.core.store import LOCK, held, make_private, private_folder, write_json, write_text
+from fednotes.core.tensors import device_of
 from fednotes.encoders.features import default_cache
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import RoundResult
@@ -152,6 +153,7 @@ def simulate(
     Raises ConfigError if `out` holds another run, BusyError while a run goes on there.
     """
     display = displayed(display)
+    device_of(device)
     replace_old = overwrite and not resume
     require_place(out)
     with ExitStack() as mine:

@@ -29,7 +29,7 @@ from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingErr
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build, checked
 from fednotes.core.store import write_folder
-from fednotes.core.tensors import below, load_into, prefixed
+from fednotes.core.tensors import below, device_of, load_into, prefixed
 from fednotes.patients.classifiers import Features, LinearSVMs, SvmConfig, tfidf
 from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
 from fednotes.patients.dan import KNOWN, Dan, DanConfig
@@ -180,6 +180,7 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
 
     The message names the folder.
     """
+    device_of(device)
     if not is_phenotyper(path):
         raise ModelError(f"{path}: no phenotyping model here (there is no {_STEM}.json)")
     try:

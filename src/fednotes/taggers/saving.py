@@ -35,6 +35,7 @@ from fednotes.core.errors import ConfigError, ModelError, nearest
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build
 from fednotes.core.store import write_folder
+from fednotes.core.tensors import device_of
 from fednotes.core.types import TagSet
 from fednotes.taggers.model import Kind, Model, ModelConfig
 
@@ -175,9 +176,11 @@ def load_model(
     same. A model that has none ignores them.
 
     Raises ModelError (folder, vectors or backbone missing, damaged or not those the model was
-    trained with, a later format, weights that are not finite), MissingExtra.
+    trained with, a later format, weights that are not finite), MissingExtra, ConfigError for a
+    device that is not here.
     """
     path = Path(directory)
+    device_of(device)
     if (path / "config.json").is_file() and not _described(path):
         from fednotes.taggers.token_classifier import open_token_classifier
 
