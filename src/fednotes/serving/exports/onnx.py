@@ -37,7 +37,7 @@ from fednotes.taggers.saving import load_model
 from fednotes.taggers.tagger import Tagger
 from fednotes.taggers.token_classifier import TokenClassifier
 
-FORMAT, OPSET, IR = 2, 18, 10
+FORMAT, OPSET, IR, CRF = 2, 18, 10, "crf.npz"
 GATES = (0, 3, 1, 2)  # ONNX has input, output, forget and cell gates; here i, f, g, o
 QUANTISED = ("MatMul", "Gemm", "LSTM", "Gather")
 
@@ -135,13 +135,13 @@ def _kernel(name: str, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
 def _beside_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
     """Write what stands beside the graph; what the graph reads of a token."""
     config, crf = model.config, model.crf.crf
-    scores = {"start": crf.start, "transitions": crf.transitions, "end": crf.end}
-    allowed = allowed_transitions(model.tagset)
-    arrays = {
-        name: np.where(may, score.detach().numpy(), -np.inf).astype(np.float32)
-        for (name, score), may in zip(scores.items(), allowed, strict=True)
-    }
-    _write_crf(folder, **arrays)
+    scores = zip(
+        (crf.start, crf.transitions, crf.end), allowed_transitions(model.tagset), strict=True
+    )
+    start, transitions, end = (
+        np.where(may, score.detach().numpy(), -np.inf).astype(np.float32) for score, may in scores
+    )
+    np.savez(folder / CRF, start=start, transitions=transitions, end=end)
     rows = {row: word for word, row in model.vectors.index.items()} if model.vectors else {}
     words = {rows.get(row, f"\n{row}"): row for row in range(max(rows, default=0) + 1)}
     Tokenizer(WordLevel(words, unk_token="\n0")).save(str(folder / "tokenizer.json"))
@@ -149,10 +149,6 @@ def _beside_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
     ends = (room + 1) // 2, room // 2  # of a longer word its head and its tail are kept
     facts: dict[str, Any] = {"hashed": max(1, config.hashed_words), "max_tokens": config.max_tokens}
     return {**facts, "letters": letters, "ends": ends}
-
-
-def _write_crf(folder: Path, start: np.ndarray, transitions: np.ndarray, end: np.ndarray) -> None:
-    np.savez(folder / "crf.npz", start=start, transitions=transitions, end=end)
 
 
 # ---- a token classifier: the library's model, traced ---------------------------------------------
@@ -182,7 +178,7 @@ def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
         reason = str(error).partition("\n")[0][:200]
         raise ModelError(f"{model.config.encoder}: has no ONNX graph ({reason})") from error
     zero = np.zeros(len(model.tagset.tags), np.float32)
-    _write_crf(to.parent, zero, zero[:, None] + zero, zero)
+    np.savez(to.with_name(CRF), start=zero, transitions=zero[:, None] + zero, end=zero)
     tokenizer = Tokenizer.from_str(model.tokenizer.backend_tokenizer.to_str())
     tokenizer.enable_truncation(frame.capacity + len(frame.prefix) + len(frame.suffix))
     tokenizer.save(str(to.parent / "tokenizer.json"))
