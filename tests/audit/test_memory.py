@@ -162,5 +162,29 @@ def test_noise_makes_them_forget(
             assert leak.low > leak.chance
 
 
+@pytest.mark.slow
+def test_a_language_model_tells_numbers_and_no_more_under_noise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A tiny BERT of which all is trained: first the control, then the job with its promise."""
+    for name, small in {"MODELS": 2, "CONTROL": 4, "PLANTED": {1: 1, 10: 2}}.items():
+        monkeypatch.setattr(memory, name, small)
+    table = {
+        "method": "pretrain",
+        "synthetic": {"sites": 1, "sentences": 20},
+        "model": {"encoder": str(save_bert(tmp_path / "bert")), "train": "all"},
+        "training": {"cycles": 40, "length": 32, "batch_size": 8, "learning_rate": 5e-3},
+        "privacy": PRIVATE | {"where": "site", "epsilon": 0.5},  # of ten notes together 5
+    }
+    table["training"] |= {"min_tokens": 0, "min_steps": 0, "head_cycles": 0}
+    job = parse_job(table, "job", Path(), "job")
+    made = Scene(job, load_sites(job))
+    for attack in memory.ATTACKS[3:]:
+        assert attack.name.startswith("canaries")
+        assert attack.control(made).details["exposure"] > 5  # of 6.6
+    for attack in memory.ATTACKS[3:]:
+        assert attack.tried(made).low < 0.01
+
+
 def test_they_are_found_by_lying_there() -> None:
     assert {*memory.ATTACKS} <= {*attacks()}
