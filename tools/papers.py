@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "papers.md"
-PAPERS = "fedner|tagsets|bert|phenotype|robust|abadi|canonne|mironov|kairouz"
+PAPERS = "fedner|tagsets|bert|phenotype|robust|abadi|canonne|mironov|kairouz|audit"
 MARKER = re.compile(rf"\[(?:{PAPERS}) [a-z0-9][a-z0-9 .-]*\]")
 _ROW = re.compile(r"^\|\s*`(\[[^`]+\])`\s*\|\s*(.+?)\s*\|\s*(.+?)\s*\|$", re.MULTILINE)
 

@@ -174,7 +174,7 @@ def test_neither_steps_of_adam_nor_few_bits_nor_low_ranks_hide_them() -> None:
 
 
 def test_noise_hides_tokens_of_an_encoder(bert: Path) -> None:
-    of = tuned(bert, {"train": "encoder"}, cycles=2, privacy={**PRIVATE, "rate": 0.1})
+    of = tuned(bert, {"train": "encoder"}, cycles=2, privacy=PRIVATE)
     hidden(leak(of, "lowest maps"))
 
 
@@ -209,6 +209,15 @@ def test_counts_of_an_evaluation_tell_types() -> None:
     assert secure.success is not None
     assert secure.success < 1
     assert not told("from counts", privacy=PRIVATE).applies
+
+
+@pytest.mark.slow
+def test_an_evaluation_may_come_late(bert: Path) -> None:
+    """After more cycles than are kept, in few bits."""
+    few = {"local_steps": 1, "cycles": 10, "evaluate_every": 10, "compression": "packed"}
+    scene = Scene(of := tuned(bert, {"train": "top", "top": 1}, **few), load_sites(of))
+    assert leak(scene, "from counts").success == 1.0
+    assert sum(bool(seen.tensors) for seen in scene.seen) < 10
 
 
 def test_two_sums_that_differ_by_a_site_tell_its_counts() -> None:

@@ -80,8 +80,8 @@ class Trial:
             for s in (there, absent)
         )
         last = int(np.searchsorted(wrong, FALSE, side="right")) - 1  # there is one after it: 1.0
-        more = (FALSE - wrong[last]) / (wrong[last + 1] - wrong[last])
-        success = float(named[last] + more * (named[last + 1] - named[last]))
+        more = (FALSE - wrong[last]) / (wrong[last + 1] - wrong[last])  # [audit named]
+        success = float(named[last] + more * (named[last + 1] - named[last]))  # [audit named]
         auc = float(np.trapezoid(named, wrong))
         counts = {"targets": float(len(there)), "decoys": float(len(absent))}
         return cls.share(success, len(there), FALSE, auc=auc, **counts, **details)
@@ -315,21 +315,21 @@ class _Wire(InProcess):
     def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
         """As there; of later sums the counts alone are kept, for they need little room."""
         self._updates, self._reads = dict[str, Update](), dict[str, Read]()
-        total = super().sum(task, tensors, **options)
-        self._known |= tensors or {}  # nothing is sent twice
-        sent = dict(self._known)
+        whole = total = super().sum(task, tensors, **options)
+        sent = self._known = {**self._known, **(tensors or {})}  # nothing is sent twice
         own, read = self._updates.pop(self._site), self._reads.pop(self._site)
         rest, others = tuple(self._updates.values()), tuple(self._reads.values())
         told = own
         if self.summing is not None:
             told = Update(total.mean() if total.weight > 0 else {}, metrics=total.metrics)
-        if len(self.seen) >= KEPT:
-            sent, told = {}, Update(metrics=told.metrics)
+        late = len(self.seen) >= KEPT
+        if late:
+            sent, told, total = {}, Update(metrics=told.metrics), replace(total, tensors={})
         seen = Seen(task, sent, told.tensors, told.metrics, own, rest, total, read, others)
-        if task == "send" and tensors:  # of a change, in a code
+        if task == "send" and tensors and not late:  # of a change, in a code
             seen = self._plain(seen, tensors, int(options["sites"]))
         self.seen.append(seen)
-        return total
+        return whole
 
     def _plain(self, coded: Seen, code: Tensors, sites: int) -> Seen:
         """An answer of training, of what a server reads in a code (`methods/compression.py`)."""
@@ -352,10 +352,10 @@ class _Wire(InProcess):
 
     def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
         """As there, as many as are needed."""
-        for round in super().rounds(start, min(stop, start + (MOST if self._judges else 1))):
+        for round in super().rounds(start, min(stop, start + (MOST if self._judges else KEPT))):
             yield round
-            if self.seen[-1].task == EVALUATE:
-                break
+            if self.seen[-1].task == EVALUATE or (not self._judges and self.seen[-1].read.rows):
+                break  # by chance no note is in a private round
         raise _Ended
 
     @contextmanager

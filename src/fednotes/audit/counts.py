@@ -57,7 +57,7 @@ ATTACKS = (
     Attack(
         "types from counts",
         "the counts of a site's evaluation",
-        "a secure sum, where others have other types; noise ([privacy]), which has no evaluation",
+        "a secure sum, where others have other types; noise ([privacy])",
         _untold,
         lambda scene: Trial.of(*_types(scene)),
         lambda scene: Trial.of(*_types(scene.bare())),
