@@ -140,6 +140,32 @@ def test_what_others_wrote_stays_a_line(run: Path) -> None:
     assert head(path.read_text())["license"] == "other"
 
 
+def test_a_title_of_any_characters_is_read_again(run: Path, tmp_path: Path) -> None:
+    """YAML has no surrogates; Markdown reads entities."""
+    summary = json.loads((run / "summary.json").read_text())
+    title = "Gänge &amp; 😀 𝛽"
+    (tmp_path / "summary.json").write_text(json.dumps({**summary, "title": title}))
+    model = tmp_path / "federated" / "sites" / min(summary["sites"]) / "model"
+    model.mkdir(parents=True)
+    (model / "tagger.json").write_bytes(next(run.rglob("tagger.json")).read_bytes())
+    text = card(model)
+    assert head(text)["model-index"][0]["name"] == title
+    assert "\n# Gänge \\&amp; 😀 𝛽\n" in text
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"kind": "tagger", "tagset": {"types": 4}},
+        {"kind": "phenotyper"},
+        {"kind": "phenotyper", "phenotypes": 4},
+    ],
+)
+def test_a_damaged_description_has_a_card(tmp_path: Path, facts: dict[str, Any]) -> None:
+    (tmp_path / "model.json").write_text(json.dumps(facts))
+    assert f"Kind: `{facts['kind']}`" in card(tmp_path)
+
+
 def test_a_card_that_a_person_edited_stays(run: Path) -> None:
     path = next(run.rglob("README.md"))
     written = path.read_text()
@@ -172,6 +198,7 @@ def test_a_card_tells_its_run_s_audit(run: Path) -> None:
         Leak(attack="words | a", control=1.0, proven=True, **told),
         Leak(attack="names", control=0.2, **told),
         Leak(attack="none here", applies=False, why="no"),
+        Leak(attack="success alone", success=0.5),
     ]
     (run / AUDIT).write_text(Audit(attacks=leaks).model_dump_json())
     try:
@@ -183,4 +210,6 @@ def test_a_card_tells_its_run_s_audit(run: Path) -> None:
     assert "named at 1 % false alarms; by chance 0.010, undefended 1.000.\n" in text
     assert "undefended 0.200, so it says nothing.\n" in text
     assert "none here" not in text
+    assert "success alone: 0.500 of what" in text
+    assert "by chance 0.000, so it says nothing.\n" in text
     assert "false alarms" not in alone

@@ -236,6 +236,22 @@ def test_at_home_a_site_has_its_curve_and_the_pilots_model(tmp_path: Path) -> No
         fn.forecast(short, tmp_path / "x", PLAN, **own)
 
 
+def test_a_forecast_does_not_lie_among_other_files(tmp_path: Path) -> None:
+    """Its runs would lie among notes; its own folder, and an empty one, go as far as the job."""
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "1.txt").write_text("No pain.")
+    for place in ("notes", "notes/1.txt"):
+        with pytest.raises(ConfigError, match="not the folder of a forecast, nor empty"):
+            fn.forecast("demo", tmp_path / place, PLAN)
+    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["1.txt"]
+    own = tmp_path / "own"
+    (own / "alone-0.5-1").mkdir(parents=True)
+    (own / "forecast.json").write_text("{}")
+    alone = {**TABLE, "synthetic": {**TABLE["synthetic"], "sites": 1}}  # a table is a job too
+    with pytest.raises(ConfigError, match="nobody to federate with"):
+        fn.forecast(alone, own, PLAN)
+
+
 def test_the_command(tmp_path: Path, give: Any) -> None:
     one = 'method = "fedner"\n[synthetic]\nsites = 1\n[training]\nepochs = 1\n'
     (tmp_path / "job.toml").write_text(one, encoding="utf-8")

@@ -305,6 +305,9 @@ def test_calibrated_by_notes_of_ones_own(sure: tuple[Path, Path], tmp_path: Path
     assert again.before == before
     assert again.calibration == model.calibration
     assert fn.calibrate(place, fn.read(notes)) == again
+    assert fn.reliability(place, notes) == after
+    with pytest.raises(DataError, match="expected annotated Documents, not str"):
+        fn.reliability(place, texts)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="has no label 'Sign'"):
         fn.calibrate(place, notes, label_map={"Sign": "ADR"})
     with pytest.raises(DataError, match="5 are needed"):

@@ -32,7 +32,7 @@ from fednotes.jobs.results import (
 
 CARD, SCORES_FILE = "README.md", "scores.json"
 _DESCRIBED = ("tagger.json", "model.json", "phenotyper.json", "config.json")
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|#$])")  # in Markdown
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|#$&])")  # in Markdown
 _HIDDEN = ("sites", "synthetic", "silos", "title", "method", "seed", "conditions")  # of a job
 _TELLING = 2  # sites of which what is one's own, and the sum or the mean, tell the other's
 _ABOVE = 6  # folders in which a model's run is looked for
@@ -124,16 +124,17 @@ def _described(model: Path) -> dict[str, Any]:
 
 def _model(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Kind, labels and version, of whatever kind."""
-    labels = [str(t) for t in mapping(facts.get("tagset")).get("types", ())]
+    labels = mapping(facts.get("tagset")).get("types")
     if "id2label" in facts:
         tags = [str(tag) for tag in mapping(facts["id2label"]).values()]
         labels = [*dict.fromkeys(tag.partition("-")[2] for tag in tags if "-" in tag)]
     own = facts.get("fednotes")
-    patients = facts.get("kind") == "phenotyper"
+    if patients := facts.get("kind") == "phenotyper":
+        labels = facts.get("phenotypes") or facts.get("code_names")
     return {
         "kind": facts.get("kind", "token-classifier"),
         "library": "transformers" if "id2label" in facts else "fednotes",
-        "labels": facts.get("phenotypes") or facts.get("code_names") if patients else labels,
+        "labels": [*map(str, labels)] if isinstance(labels, list) else [],
         "patients": patients,
         "version": own.get("version", "?") if isinstance(own, dict) else own or "?",
     }
@@ -177,5 +178,5 @@ def _code(value: object) -> str:
 
 
 def _quoted(value: object) -> str:
-    """Anybody's text in YAML."""
-    return json.dumps(one_line(value, 200))
+    """Anybody's text in YAML, which has no halves of characters."""
+    return json.dumps(one_line(value, 200), ensure_ascii=False)

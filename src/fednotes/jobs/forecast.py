@@ -22,6 +22,7 @@ OUT/CONDITION-FRACTION-SEED/ are runs as `simulate` leaves them, without their m
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,6 +54,7 @@ from fednotes.taggers.saving import load_model
 
 STEEPEST, LEARNT, PAIRED, DRIFT = 1.5, 0.05, 1.0, 0.1
 _TRIED, _DRAWS = 400_000, 4_000
+_OWN = re.compile(r"(alone|federated)-|forecast\.json$|\.")  # what lies in a forecast's folder
 Inside = Annotated[float, Interval(gt=0, lt=1)]
 Range = tuple[float, float, float]  # the low end of an interval of 80 %, the median, the high end
 
@@ -116,7 +118,7 @@ class Forecast(BaseModel):
 
 
 def forecast(
-    source: Job | str | Path,
+    source: Job | Mapping[str, Any] | str | Path,
     out: str | Path,
     plan: ForecastPlan | None = None,
     *,
@@ -133,16 +135,20 @@ def forecast(
 ) -> Forecast:
     """Train curves and pilot of a job, and say of each site what it may gain; forecast.json.
 
-    source: a job, or its file, with settings such as "seed=2". site: the one whose notes are here,
-    if the others' are not; then the job's file says who they are, `total` how many training
-    sentences all have together; site_file: the site's own file; pilots: what runs with `plan.part`
-    of the sentences left here, folders with a model and, if known, their summary.json.
+    source: a job, its table, or its file, with settings such as "seed=2". site: the one whose notes
+    are here, if the others' are not; then the job's file says who they are, `total` how many
+    training sentences all have together; site_file: the site's own file; pilots: what runs with
+    `plan.part` of the sentences left here, folders with a model and, if known, their summary.json.
     progress and the others: as in `simulate`.
     Raises ConfigError for a job that nothing can be said of; as `simulate`.
     """
     if bool(site) != bool(total) or ((site_file or pilots) and not site):
         raise ConfigError("--site and --total go together, and --site-file and --pilot with them")
     plan, out = plan or ForecastPlan(), Path(out)
+    if out.exists() and not (out.is_dir() and all(_OWN.match(p.name) for p in out.iterdir())):
+        raise ConfigError(f"{out} is not the folder of a forecast, nor empty: give another --out")
+    if isinstance(source, Mapping):
+        source = parse_job(source, "job", Path.cwd(), "job")
     display = displayed(progress)
     device_of(device)
     options: Any = {"resume": resume, "overwrite": overwrite, "device": device, "command": command}

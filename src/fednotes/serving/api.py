@@ -171,17 +171,24 @@ def _documents(given: PathLike | Sequence[Document]) -> tuple[tuple[Document, ..
     """Documents, and what messages call them."""
     if isinstance(given, str | Path):
         return formats.read(given), str(given)
-    return tuple(given), "the corpus"
+    held = tuple(given)
+    if wrong := next((each for each in held if not isinstance(each, Document)), None):
+        raise DataError(
+            f"expected annotated Documents, not {type(wrong).__name__}; `read` gives them"
+        )
+    return held, "the corpus"
 
 
 def reliability(
-    model: MentionModel | PatientModel,
+    model: MentionModel | PatientModel | PathLike,
     documents: PathLike | Sequence[Document],
     *,
     label_map: Mapping[str, str] | None = None,
 ) -> Reliability:
     """How far the model's confidences are what they say, on annotated documents that it did not
     learn from. Arguments and errors as of `evaluate`; ConfigError for a model of patients."""
+    if not isinstance(model, MentionModel | PatientModel):
+        model = load(model)
     if not isinstance(model, MentionModel):
         raise ConfigError("confidences are of mentions, and this model finds phenotypes")
     chances, right, owner = _judged(model, documents, label_map, model.calibration)
