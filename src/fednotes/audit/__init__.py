@@ -80,7 +80,7 @@ class Trial:
             for s in (there, absent)
         )
         last = int(np.searchsorted(wrong, FALSE, side="right")) - 1  # there is one after it: 1.0
-        more = (FALSE - wrong[last]) / (wrong[last + 1] - wrong[last])  # [audit named]
+        more = (FALSE - wrong[last]) / (wrong[last + 1] - wrong[last])
         success = float(named[last] + more * (named[last + 1] - named[last]))  # [audit named]
         auc = float(np.trapezoid(named, wrong))
         counts = {"targets": float(len(there)), "decoys": float(len(absent))}

@@ -5,7 +5,7 @@ Y = X Wᵀ of the lowest layer has the gradient ∂L/∂W = (∂L/∂Y)ᵀ X: it
 X, (tokens, width), of which each is one token at one place. Fewer tokens than columns span less
 than everything, and what lies in the span was in the batch:
 
-    d(v, i) = |x - P x|, x the row of word v at place i, P onto the rows of the gradient
+    d(v, i) = |x - P x| / |x|, x the row of word v at place i, P onto the rows of the gradient
     score of v: -min_i d(v, i)
 
 The paper's second step, which finds the order of the words, is left out. Dropout moves the rows,
@@ -101,8 +101,8 @@ def _told(model: Any, changes: list[Tensor], read: Read, others: Any = ()) -> Tr
         near = []
         for part in torch.from_numpy(words).split(TOGETHER):
             x = _rows(library, first, part, places)
-            left = (x - x @ span.T @ span).norm(dim=2)  # [audit span]
-            near.append(-left.min(dim=1).values)  # [audit span]
+            left = (x - x @ span.T @ span).norm(dim=2) / x.norm(dim=2)
+            near.append(-left.min(dim=1).values)
         scores.append(torch.cat(near))
     return Trial.of(*scores, span=float(rank), width=float(rows.shape[1]))
 
