@@ -306,6 +306,8 @@ def test_calibrated_by_notes_of_ones_own(sure: tuple[Path, Path], tmp_path: Path
     assert again.calibration == model.calibration
     assert fn.calibrate(place, fn.read(notes)) == again
     assert fn.reliability(place, notes) == after
+    with pytest.raises(fn.FednotesError, match="70000: nothing can listen there"):
+        fn.serve(place, port=70000)
     with pytest.raises(DataError, match="expected annotated Documents, not str"):
         fn.reliability(place, texts)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="has no label 'Sign'"):

@@ -622,7 +622,7 @@ def run(
     server = Listening(uvicorn.Config(app, host, port, **options))
     try:
         _in_a_thread(server) if _of_a_notebook() else server.run()
-    except SystemExit:
+    except (SystemExit, OverflowError):
         where = f"{host}:{port}: nothing can listen there"
         raise FednotesError(f"{where}: is the port in use, or the address another's?") from None
 
