@@ -218,7 +218,7 @@ def test_at_home_a_site_has_its_curve_and_the_pilots_model(tmp_path: Path) -> No
     own: Any = {"site": "north", "total": 100}
     found = [
         fn.forecast(path, tmp_path / "one", PLAN, **own),
-        fn.forecast(path, tmp_path / "two", PLAN, site_file=file, pilots=[pilot], **own),
+        fn.forecast(path, tmp_path / "two", PLAN, site_file=file, pilots=pilot, **own),
     ]
     assert isinstance(found[0], fn.Forecast)
     assert [len(each.sites["north"].pilot) for each in found] == [0, 1]
@@ -250,6 +250,20 @@ def test_a_forecast_does_not_lie_among_other_files(tmp_path: Path) -> None:
     alone = {**TABLE, "synthetic": {**TABLE["synthetic"], "sites": 1}}  # a table is a job too
     with pytest.raises(ConfigError, match="nobody to federate with"):
         fn.forecast(alone, own, PLAN)
+
+
+def test_a_plan_is_a_table_too_and_settings_are_of_a_file(tmp_path: Path) -> None:
+    alone = {**TABLE, "synthetic": {**TABLE["synthetic"], "sites": 1}}
+    with pytest.raises(ConfigError, match="nobody to federate with"):
+        fn.forecast(alone, tmp_path / "x", {"seeds": 2, "part": 0.5})
+    with pytest.raises(ConfigError, match=r"plan: unknown key 'seed'"):
+        fn.forecast(alone, tmp_path / "x", {"seed": 2})
+    with pytest.raises(ConfigError, match="plan"):
+        fn.forecast(alone, tmp_path / "x", "fast")  # type: ignore[arg-type]
+    for given in (alone, job(tmp_path)):
+        with pytest.raises(ConfigError, match="settings are of a job's file"):
+            fn.forecast(given, tmp_path / "x", PLAN, settings=["seed=2"])
+    assert not (tmp_path / "x").exists()
 
 
 def test_the_command(tmp_path: Path, give: Any) -> None:

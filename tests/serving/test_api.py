@@ -158,6 +158,38 @@ def test_scores_are_the_commands(sure: tuple[Path, Path]) -> None:
         fn.evaluate(model, [replace(d, spans=()) for d in fn.read(notes)])
 
 
+def test_an_opened_model_is_as_good_as_its_folder(
+    sure: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a model is named; what is neither is refused, no number too."""
+    import fednotes.ui.pages as pages
+
+    place, notes = sure
+    model = fn.load(place)
+    assert isinstance(model, fn.MentionModel)
+    card = fn.export(model, "card", tmp_path / "opened.md").read_text()
+    assert card == fn.export(place, "card", tmp_path / "named.md").read_text()
+    seen: list[Any] = []
+    monkeypatch.setattr(pages, "opened", lambda paths, *_, **__: seen.append(paths) or pages.Desk())
+    monkeypatch.setattr(pages, "run", lambda *_, **__: None)
+    fn.ui(model, notes)
+    assert seen == [[place, notes]]
+    with pytest.raises(DataError, match="5 are needed"):
+        fn.calibrate(model, fn.read(notes)[:2])
+    calls = [(fn.calibrate, notes), (fn.export, "card", tmp_path / "x"), (fn.ui,), (fn.serve,)]
+    for call, *more in calls:
+        for wrong in (None, fn.MentionModel(model.model)):
+            if call is not fn.serve or wrong is None:
+                with pytest.raises(ConfigError, match=f"expected .*, not {type(wrong).__name__}$"):
+                    call(wrong, *more)
+    for threshold in ("a", None, [0.5]):
+        with pytest.raises(ConfigError, match="a confidence is from 0 to 1"):
+            model("No pain.", threshold=threshold)  # type: ignore[arg-type]
+    assert model("No pain.", threshold=np.float32(1)).spans == ()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at least 1 document"):
+        model.stream(["No pain."], batch="x")  # type: ignore[arg-type]
+
+
 def test_runs_are_compared(run: tuple[Path, fn.RunResult]) -> None:
     """A run's conditions, as the command's default is."""
     folder, _ = run

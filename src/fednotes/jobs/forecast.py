@@ -37,7 +37,7 @@ from pydantic import BaseModel
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import number
-from fednotes.core.settings import checked
+from fednotes.core.settings import build, checked
 from fednotes.core.store import write_json
 from fednotes.core.tensors import device_of
 from fednotes.data.split import sentence_documents, subsample
@@ -120,13 +120,13 @@ class Forecast(BaseModel):
 def forecast(
     source: Job | Mapping[str, Any] | str | Path,
     out: str | Path,
-    plan: ForecastPlan | None = None,
+    plan: ForecastPlan | Mapping[str, Any] | None = None,
     *,
     settings: Sequence[str] = (),
     site: str = "",
     site_file: str | Path | None = None,
     total: int = 0,
-    pilots: Sequence[str | Path] = (),
+    pilots: str | Path | Sequence[str | Path] = (),
     progress: Told = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -135,16 +135,20 @@ def forecast(
 ) -> Forecast:
     """Train curves and pilot of a job, and say of each site what it may gain; forecast.json.
 
-    source: a job, its table, or its file, with settings such as "seed=2". site: the one whose notes
-    are here, if the others' are not; then the job's file says who they are, `total` how many
-    training sentences all have together; site_file: the site's own file; pilots: what runs with
-    `plan.part` of the sentences left here, folders with a model and, if known, their summary.json.
-    progress and the others: as in `simulate`.
+    source: a job, its table, or its file, with settings such as "seed=2". plan: one, or its keys.
+    site: the one whose notes are here, if the others' are not; then the job's file says who they
+    are, `total` how many training sentences all have together; site_file: the site's own file;
+    pilots: what one or more runs with `plan.part` of the sentences left here, folders with a model
+    and, if known, their summary.json. progress and the others: as in `simulate`.
     Raises ConfigError for a job that nothing can be said of; as `simulate`.
     """
     if bool(site) != bool(total) or ((site_file or pilots) and not site):
         raise ConfigError("--site and --total go together, and --site-file and --pilot with them")
-    plan, out = plan or ForecastPlan(), Path(out)
+    if settings and isinstance(source, Job | Mapping):
+        raise ConfigError("settings are of a job's file or name; change this job or table itself")
+    if not isinstance(plan, ForecastPlan):
+        plan = build(ForecastPlan, {} if plan is None else plan, "plan")
+    out = Path(out)
     if out.exists() and not (out.is_dir() and all(_OWN.match(p.name) for p in out.iterdir())):
         raise ConfigError(f"{out} is not the folder of a forecast, nor empty: give another --out")
     if isinstance(source, Mapping):
@@ -185,7 +189,7 @@ def forecast(
     runs = [*sorted(runs), ("alone", 1.0, job.seed)]
     runs += [("federated", plan.part, seed) for seed in at if not site]
     made = {name: dict[str, list[Trained]](alone=[], federated=[]) for name in own}
-    left = [*map(Path, pilots)]
+    left = [*map(Path, [pilots] if isinstance(pilots, str | Path) else pilots)]
     spent = [read_result(folder) for folder in left if (folder / SUMMARY).is_file()]
     for folder in left:
         model, mine = load_model(folder / "model"), own[site]

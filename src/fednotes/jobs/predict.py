@@ -192,8 +192,8 @@ def confident(
 
     threshold: spans of less confidence are left out. Raises ConfigError for an impossible one.
     """
-    if not 0.0 <= threshold <= 1.0:
-        raise ConfigError(f"threshold = {threshold}: a confidence is from 0 to 1")
+    if not (isinstance(threshold, int | float | np.number) and 0.0 <= threshold <= 1.0):
+        raise ConfigError(f"threshold = {threshold!r}: a confidence is from 0 to 1")
     found = recogniser.predict(documents, confidence=True)
     found = calibration.on(found) if calibration else found
     return tuple(

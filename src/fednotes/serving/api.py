@@ -38,7 +38,7 @@ from fednotes.metrics.calibration import (
 )
 from fednotes.metrics.calibration import calibrate as fit_calibration
 from fednotes.patients.classifiers import fit_platt, platt_sums
-from fednotes.serving.models import MentionModel, PatientModel, load
+from fednotes.serving.models import MentionModel, PatientModel, folder_of, load
 
 PathLike = str | Path
 
@@ -196,7 +196,7 @@ def reliability(
 
 
 def calibrate(
-    path: PathLike,
+    path: MentionModel | PatientModel | PathLike,
     notes: PathLike | Sequence[Document],
     *,
     label_map: Mapping[str, str] | None = None,
@@ -207,9 +207,10 @@ def calibrate(
 
     Platt scaling of their log-odds. Kept, as `calibration.json` in the model's folder, where
     five-fold cross-validation shows a log loss that is lower by more than its standard error; else
-    nothing is written. Raises DataError as `evaluate`, and for fewer than five notes.
+    nothing is written; a model that is open stays as it is. Raises DataError as `evaluate`, and for
+    fewer than five notes.
     """
-    folder = Path(path)
+    folder = folder_of(path)
     model = load(folder, device, backbone, calibrated=False)
     if not isinstance(model, MentionModel):
         raise ConfigError(

@@ -35,23 +35,30 @@ def load(
     Raises ConfigError for what is no path, ModelError for a folder that holds no model, or a
     damaged one, MissingExtra.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"expected a model's folder, not {type(path).__name__}")
-    folder = Path(path)
+    folder = folder_of(path)
     if is_phenotyper(folder):
         model = load_phenotyper(folder, device)
-        return PatientModel(PatientReader.of(folder, model, backbone))
-    return MentionModel(
-        load_model(folder, device, backbone), Calibration.of(folder) if calibrated else None
-    )
+        return PatientModel(PatientReader.of(folder, model, backbone), folder)
+    calibration = Calibration.of(folder) if calibrated else None
+    return MentionModel(load_model(folder, device, backbone), calibration, folder)
+
+
+def folder_of(given: object, expected: str = "a model's folder") -> Path:
+    """A path, or where an opened model was read. Raises ConfigError for what is neither."""
+    path = given.folder if isinstance(given, MentionModel | PatientModel) else given
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"expected {expected}, not {type(given).__name__}")
+    return Path(path)
 
 
 class MentionModel:
     """A model that finds mentions. model: what methods and `evaluate` work with. calibration: of
-    its confidences, if it has one (`fednotes calibrate`)."""
+    its confidences, if it has one (`fednotes calibrate`). folder: where it was read."""
 
-    def __init__(self, model: Model, calibration: Calibration | None = None) -> None:
-        self.model, self.calibration = model, calibration
+    def __init__(
+        self, model: Model, calibration: Calibration | None = None, folder: Path | None = None
+    ) -> None:
+        self.model, self.calibration, self.folder = model, calibration, folder
 
     def __repr__(self) -> str:
         return f"<MentionModel {self.model.config.kind}: {reprlib.repr([*self.types])}>"
@@ -92,7 +99,7 @@ class MentionModel:
 
         batch: documents that are read together, their sentences by like length.
         """
-        if batch < 1:
+        if not isinstance(batch, int) or batch < 1:
             raise ConfigError(f"batch = {batch}: at least 1 document is read at a time")
         if isinstance(texts, str | Document):
             raise ConfigError("a stream is of several texts: give a list, or call the model")
@@ -140,10 +147,10 @@ Notes = str | Sequence[Patient] | Mapping[str, Patient]
 
 class PatientModel:
     """A model that finds phenotypes of patients, or their billing codes, in their notes. reader:
-    what `evaluate` works with."""
+    what `evaluate` works with. folder: where it was read."""
 
-    def __init__(self, reader: PatientReader) -> None:
-        self.reader = reader
+    def __init__(self, reader: PatientReader, folder: Path | None = None) -> None:
+        self.reader, self.folder = reader, folder
 
     def __repr__(self) -> str:
         return f"<PatientModel: {reprlib.repr([*self.types])}>"

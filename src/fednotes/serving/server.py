@@ -666,7 +666,7 @@ def serve(
         raise ConfigError(f"--host {host}: others could ask there: name a --token-file FILE")
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key go together")
-    opened = load(model) if isinstance(model, str | Path) else model
+    opened = model if isinstance(model, MentionModel | PatientModel) else load(model)
     app = application(opened, limits, token)
     opened(["Aspirin was given."])  # what is compiled or read at the first time
     if not loopback(host) and certificate is None:

@@ -37,7 +37,7 @@ from fednotes.metrics.spans import KINDS
 from fednotes.report.html import environment, parts_of_page, two_runs
 from fednotes.rules.ledger import ledger_of, show, verify
 from fednotes.serving.api import read
-from fednotes.serving.models import MentionModel, load
+from fednotes.serving.models import MentionModel, PatientModel, folder_of, load
 from fednotes.serving.server import Refused, read_body, run
 from fednotes.taggers.saving import is_model
 from fednotes.ui.review import (
@@ -456,7 +456,7 @@ def named(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def ui(
-    *paths: str | Path,
+    *paths: str | Path | MentionModel | PatientModel,
     port: int = 0,
     format: str = "",
     corrections: str | Path | None = None,
@@ -468,15 +468,16 @@ def ui(
     """Look at runs, a model's errors in notes, and what left: a page on this computer alone, until
     SIGINT or SIGTERM.
 
-    paths: runs; a model and notes; a site's kit. port: 0 takes a free one. corrections: where
-    decisions are kept; beside the notes or the run if not given. tell: is told the address. The
-    others: as `read` and `load`. Raises FednotesError.
+    paths: runs; a model, opened or not, and notes; a site's kit. port: 0 takes a free one.
+    corrections: where decisions are kept; beside the notes or the run if not given. tell: is told
+    the address. The others: as `read` and `load`. Raises FednotesError.
     """
     if not paths:
         raise ConfigError("name a run, a model and notes, or a site's kit")
     file = None if corrections is None else Path(corrections)
     given: Any = {"device": device, "backbone": backbone}
-    desk = opened([*map(Path, paths)], format, file, on_error, **given)
+    named_by = [folder_of(path, "a run, a model or notes") for path in paths]
+    desk = opened(named_by, format, file, on_error, **given)
 
     def ready(place: str) -> None:
         tell(

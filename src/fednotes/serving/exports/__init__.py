@@ -9,12 +9,13 @@ from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.store import write_folder, write_out
 from fednotes.jobs.card import card
 from fednotes.patients.phenotyper import is_phenotyper
+from fednotes.serving.models import MentionModel, PatientModel, folder_of
 
 FORMS = {"hf": (), "onnx": ("int8",), "sklearn": ("dictionary",), "card": ()}  # and their options
 
 
 def export(
-    model: str | Path,
+    model: str | Path | MentionModel | PatientModel,
     form: str,
     out: str | Path,
     *,
@@ -23,12 +24,12 @@ def export(
 ) -> Path:
     """Write a saved model in a form that other programs read; where it is.
 
-    form: "hf" (transformers), "onnx", "sklearn", or "card". out: a folder that is new or empty; of
-    a card, a file. int8: of "onnx", eight bits a number. dictionary: of "sklearn", where the
-    model's is, or its encoder, if it has moved. Raises ConfigError for a form that the model does
-    not have or a folder that is not empty, ModelError, MissingExtra.
+    model: opened, or its folder. form: "hf" (transformers), "onnx", "sklearn", or "card". out: a
+    new or empty folder; of a card, a file. int8: of "onnx", eight bits a number. dictionary: of
+    "sklearn", where the model's is, or its encoder, if it has moved. Raises ConfigError
+    for a form that the model does not have or a folder that is not empty, ModelError, MissingExtra.
     """
-    folder, out = Path(model), Path(out)
+    folder, out = folder_of(model), folder_of(out, "a path to write")
     if form == "spacy":
         told = 'nlp.add_pipe("fednotes", config={"model": "MODEL"})'
         raise ConfigError(f"spaCy reads a saved model as it is, without an export: {told}")
