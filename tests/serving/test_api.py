@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import fednotes as fn
 from fednotes.cli.app import app
-from fednotes.core.errors import ConfigError, DataError, MissingExtra
+from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra
 from fednotes.core.types import Span
 from fednotes.data.formats import jsonl
 from fednotes.taggers.saving import save_model
@@ -188,6 +188,13 @@ def test_an_opened_model_is_as_good_as_its_folder(
     assert model("No pain.", threshold=np.float32(1)).spans == ()  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least 1 document"):
         model.stream(["No pain."], batch="x")  # type: ignore[arg-type]
+
+
+def test_what_is_no_path_is_refused_in_one_line(sure: tuple[Path, Path]) -> None:
+    calls: list[tuple[Any, ...]] = [(fn.read, None), (fn.job, 5), (fn.simulate, "demo", None)]
+    for call, *given in [*calls, (fn.evaluate, sure[0], 5)]:
+        with pytest.raises(FednotesError, match=r"^expected (a|annotated) .*, not (int|NoneType)"):
+            call(*given)
 
 
 def test_runs_are_compared(run: tuple[Path, fn.RunResult]) -> None:

@@ -82,8 +82,11 @@ def test_patients(tmp_path: Path) -> None:
             wrong()
     with pytest.raises(ConfigError, match="calibrated in training"):
         fn.calibrate(place, [])
-    with pytest.raises(DataError, match="not int"):
-        model({"p1": [3]})  # type: ignore[list-item]
+    note = Document("n", "Known asthma.")
+    assert model(note) == model(note.text) == model([note])[0] == model([[note]])[0]
+    for wrong_notes in ({"p1": [3]}, {"p1": 3}, [3], 3):
+        with pytest.raises(DataError, match="not int"):
+            model(wrong_notes)  # type: ignore[call-overload]
     with pytest.raises(DataError, match="half a character"):
         model("\ud83d")
 

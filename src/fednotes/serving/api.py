@@ -6,7 +6,7 @@ The commands of the command line stand above the same functions of `jobs/`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def read(
     format: guessed from the content if not given. on_error: with "skip", what cannot be used is
     left out. Raises DataError with file and line for what is wrong.
     """
-    if not Path(path).exists():
+    if not folder_of(path, "a file or folder of notes").exists():
         raise DataError(f"{path}: no such file or folder")
     if format is not None:
         return formats.read(Path(path), format, on_error)
@@ -101,7 +101,7 @@ def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -
     given = source if isinstance(source, Mapping) else {}
     folder, name, where = Path.cwd(), "job", "job"
     if source is not None and not isinstance(source, Mapping):
-        given, path = load_table(source)
+        given, path = load_table(folder_of(source, "a job's file, name or table"))
         folder, name, where = path.resolve().parent, path.stem, str(path)
     try:  # a run keeps it as JSON
         table = json.loads(json.dumps(over(given, changes), default=_plain))
@@ -136,7 +136,7 @@ def simulate(
     """
     made = source if isinstance(source, Job) else job(source)
     options: Any = {"resume": resume, "overwrite": overwrite, "device": device, "command": command}
-    result = simulating.simulate(made, Path(out), display=progress, **options)
+    result = simulating.simulate(made, folder_of(out, "a folder"), display=progress, **options)
     write_cards(Path(out))
     return result
 
@@ -171,7 +171,7 @@ def _documents(given: PathLike | Sequence[Document]) -> tuple[tuple[Document, ..
     """Documents, and what messages call them."""
     if isinstance(given, str | Path):
         return formats.read(given), str(given)
-    held = tuple(given)
+    held = tuple(given) if isinstance(given, Iterable) else (given,)
     if wrong := next((each for each in held if not isinstance(each, Document)), None):
         raise DataError(
             f"expected annotated Documents, not {type(wrong).__name__}; `read` gives them"

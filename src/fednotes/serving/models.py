@@ -141,8 +141,8 @@ class PatientFinding:
     concepts: int | None = None
 
 
-Patient = str | Sequence[str]  # one note, or all notes of a patient
-Notes = str | Sequence[Patient] | Mapping[str, Patient]
+Patient = Text | Sequence[Text]  # one note, or all notes of a patient
+Notes = Text | Sequence[Patient] | Mapping[str, Patient]
 
 
 class PatientModel:
@@ -173,7 +173,7 @@ class PatientModel:
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
-        self, notes: str
+        self, notes: Text
     ) -> PatientFinding: ...
     @overload
     def __call__(
@@ -183,22 +183,22 @@ class PatientModel:
     def __call__(self, notes: Notes) -> PatientFinding | list[PatientFinding]:
         """What the model says of a patient of one note; of each of several, which have a note or a
         list of notes; or of patients by name: `model({"p1": ["first note", "second note"]})`."""
-        if isinstance(notes, str):
+        if isinstance(notes, str) or not isinstance(notes, Iterable):
             return self({"1": [notes]})[0]
         if not isinstance(notes, Mapping):
             notes = {str(number): own for number, own in enumerate(notes, 1)}
         given = {
-            patient: [_checked(note) for note in ([own] if isinstance(own, str) else own)]
+            patient: [
+                _document(one, 1).text
+                for one in ([own] if isinstance(own, str) or not isinstance(own, Iterable) else own)
+            ]
             for patient, own in notes.items()
         }
         if not given:
             return []
         rows = {row["patient"]: row for row in self.reader.results(given, told=False)}
         nothing: Any = {"probabilities": {}, "labels": {}}
-        return [
-            PatientFinding(**nothing | {"patient": patient} | rows.get(patient, {}))
-            for patient in given
-        ]
+        return [PatientFinding(**nothing | {"patient": p} | rows.get(p, {})) for p in given]
 
 
 def _document(text: Text, number: int) -> Document:
