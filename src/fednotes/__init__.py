@@ -4,10 +4,14 @@
 read when it is first used, so that the import itself costs nothing.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# ONNX Runtime tells its maker of its use, over the network, unless this is said before it begins.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from fednotes.core.errors import FednotesError

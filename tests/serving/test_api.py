@@ -264,9 +264,11 @@ def test_the_page_is_shown_from_a_notebook(run: tuple[Path, fn.RunResult]) -> No
         return "next cell"
 
     loop = asyncio.new_event_loop()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells ignore it
     try:
         assert loop.run_until_complete(cell()) == "next cell"
     finally:
+        signal.signal(signal.SIGINT, before)
         loop.close()
     assert status == [403]
     with pytest.raises(ConfigError, match="name a run"):
