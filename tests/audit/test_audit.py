@@ -4,6 +4,8 @@ page names."""
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from tiny_models import save_bert
 
 from fednotes.audit import Scene, Trial, attacks, counts, words
 from fednotes.cli import app
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import Audit, Leak, read_audit
@@ -94,6 +96,9 @@ def test_who_sees_nothing_has_the_chance() -> None:
     assert found.low < CHANCE < found.high
     with pytest.raises(ConfigError, match="something that is not"):
         Trial.of([1.0], [])
+    for wrong in ([math.nan, 1.0], [math.inf]):  # would be more than all others
+        with pytest.raises(ConfigError, match="no number"):
+            Trial.of(wrong, [0.0])
 
 
 def test_the_interval_is_that_of_wilson() -> None:
@@ -157,6 +162,13 @@ def test_tokens_lie_in_the_span_of_the_lowest_maps(bert: Path) -> None:
     top = leak(tuned(bert, {"train": "top", "top": 1}, **one), "lowest maps")
     assert not top.applies
     assert "no map" in top.why
+
+
+def test_half_of_low_ranks_says_nothing_at_first(bert: Path) -> None:
+    """The other half begins at zero, so the first step is rounding alone; later ones tell."""
+    one = {"local_steps": 1, "compression": "none", "evaluate_every": 3, "cycles": 3}
+    found = leak(tuned(bert, {"train": "lora"}, **one), "lowest maps")
+    assert found.details["auc"] > 0.6
 
 
 @pytest.mark.slow
@@ -227,6 +239,11 @@ def test_two_sums_that_differ_by_a_site_tell_its_counts() -> None:
     assert found.advantage > 0.5
     for settings in ({"federation": SECURE}, {}):
         assert not told("two sums", **settings).applies
+    of = job(federation={**SECURE, "min_sites": 2})
+    scene = Scene(of, load_sites(of))
+    none = dict.fromkeys(scene.seen[-1].own.metrics, 0.0)  # of a site without validation notes
+    scene.seen[-1] = replace(scene.seen[-1], own=replace(scene.seen[-1].own, metrics=none))
+    assert leak(scene, "two sums").why == "no evaluation counts anything of the site"
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -285,6 +302,15 @@ def test_the_command_says_what_is_missing(
         assert ended.value.code == 2
         assert said in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
+
+
+def test_a_share_that_is_none_is_refused(tmp_path: Path) -> None:
+    """A chance above 1 would hide every success."""
+    for name, value in (("chance", 1e300), ("success", -1.0), ("control", 2.0)):
+        told = {"attacks": [{"attack": "words", "success": 1.0, name: value}]}
+        (tmp_path / "audit.json").write_text(json.dumps(told))
+        with pytest.raises(DataError, match=rf"attacks\.0\.{name}: Input should be "):
+            read_audit(tmp_path)
 
 
 def test_what_is_not_tried_or_fails_is_told() -> None:

@@ -15,7 +15,10 @@ from tiny_jobs import TABLE
 from tiny_models import save_bert
 
 from fednotes.audit import Scene, Trial, attacks, memory
+from fednotes.core.errors import DataError
 from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.data.notes import Note
+from fednotes.data.notes.sites import SiteNotes
 from fednotes.data.split import sentence_documents
 from fednotes.encoders.language_model import LanguageModelConfig, build_language_model
 from fednotes.jobs.job import load_sites
@@ -103,6 +106,18 @@ def test_a_name_stands_in_the_place_of_a_mention() -> None:
     assert texts[0] == secret.right[0]
     assert texts[1:] == [before.text[s.start : s.end] for s in before.spans][1:]
     assert [s.label for s in planted.spans] == [s.label for s in before.spans]
+
+
+def test_planted_notes_are_of_patients_and_losses_are_numbers() -> None:
+    """A promise of each patient needs whose each note is, that of an invented name too."""
+    notes = [Note(f"n{i}", "Pain in the knee.", f"p{i}", None, "f") for i in range(3)]
+    data = SiteNotes("s", lambda: iter(notes), lambda: iter(()), 3, 3, 0, 0, 1, 1, 1)
+    own = memory._Notes(data, np.random.default_rng(1), 3)
+    sown = [(memory.Secret("name", ("A B", "C D"), 10, (0,)), 0)] * 2
+    patients = [note.patient for note in own.training(np.array([True] * 3), sown, 1).train()]
+    assert len({*patients} - {None}) == 5
+    with pytest.raises(DataError, match="astray"):
+        memory._logit(np.array([0.1, np.nan]))
 
 
 def test_masked_words_cost_what_the_model_s_own_logits_say(tmp_path: Path) -> None:

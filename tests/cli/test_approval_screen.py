@@ -13,12 +13,13 @@ from kits import given, site_kit
 from rich.cells import cell_len
 from rich.console import Console
 
+from fednotes.audit import attacks
 from fednotes.cli import groups
 from fednotes.cli import site as kit_cli
 from fednotes.jobs.deployed.site_file import SITE_FILE, policy_of
 from fednotes.jobs.results import AUDIT, Audit, Leak
 from fednotes.rules.approval import fingerprint
-from fednotes.rules.guard import NotApproved, approvals_of, pending, require_approved
+from fednotes.rules.guard import RULES, NotApproved, approvals_of, pending, require_approved
 from fednotes.rules.policy import Policy
 
 SITES = ["h1", "h2", "h3"]
@@ -204,11 +205,13 @@ def test_a_key_is_asked_for_where_it_says_something(kit: Path, tmp_path: Path) -
 def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     """Of this site and this job table, with all attacks tried and none above the bound; then the
     kit's copy is enough for the next who approves."""
-    table = {"name": "ner", "job": {"method": "fedner"}, "sites": SITES, "min_sites": 3}
+    job = {"method": "fedner", "sites": {name: {} for name in SITES}}
+    table = {"name": "ner", "job": job, "sites": SITES, "min_sites": 3}
     (kit / SITE_FILE).write_text('[data]\npath = "x"\n[policy]\naudit = "required"\n')
     asked(kit, table)
     fine = Leak(attack="words", success=0.1, chance=0.01, control=1.0, proven=True)
-    right = Audit(site="h1", fingerprint=fingerprint(table["job"]), attacks=[fine])
+    others = [Leak(attack=each.name, applies=False, why="no") for each in attacks()]
+    right = Audit(site="h1", fingerprint=fingerprint(job), attacks=[fine, *others])
     worse = fine.model_copy(update={"success": 0.12, "proven": False})
 
     def approve(found: Audit | None, code: int = 0) -> str:
@@ -221,9 +224,10 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     for change in ({"site": "h2"}, {"fingerprint": "0" * 64}):
         assert "are asked about" in approve(right.model_copy(update=change), 2)
     untried = Leak(attack="b", why="could not be tried: x")
-    told = approve(right.model_copy(update={"attacks": [fine, untried]}), 2)
-    assert "not every attack could be tried" in told
-    told = approve(right.model_copy(update={"attacks": [fine, worse]}), 2)
+    for some in ([fine, *others, untried], [], others[1:]):  # or of a version with fewer
+        told = approve(right.model_copy(update={"attacks": some}), 2)
+        assert "not every attack could be tried" in told
+    told = approve(right.model_copy(update={"attacks": [fine, *others, worse]}), 2)
     assert "succeeds 0.110 above chance; this site allows 0.1 at most" in told
     assert approvals_of(kit).decisions() == ()
     assert "the best attack, words, is 0.090 above chance" in approve(right)
@@ -231,13 +235,16 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     assert "no audit.json there" in given(
         "approve", kit, fingerprint(table), "--audit", kit, code=2
     )
+    asked(kit, fewer := {**table, "sites": SITES[:2]})  # of which a sum tells more
+    assert "not of the sites that the job's table has" in approve(right, 2)
+    assert not (kit / RULES / "audits" / fingerprint(fewer)).exists()
 
 
 def test_without_the_rule_an_audit_is_shown(kit: Path, tmp_path: Path) -> None:
-    table = {"name": "ner", "job": {}, "sites": SITES}
+    table = {"name": "ner", "job": {"sites": {name: {} for name in SITES}}, "sites": SITES}
     asked(kit, table)
     leak = Leak(attack="a\nb", success=1.0, chance=0.01, control=0.1)
-    found = Audit(site="h1", fingerprint=fingerprint({}), attacks=[leak])
+    found = Audit(site="h1", fingerprint=fingerprint(table["job"]), attacks=[leak])
     (tmp_path / AUDIT).write_text(found.model_dump_json())
     told = given("approve", kit, "--yes", "--audit", tmp_path)
     assert "is 0.990 above chance; say nothing: a" in told

@@ -69,12 +69,14 @@ class Trial:
         """Of scores, more being more likely there, of what is there and of what is not.
 
         Between two thresholds the adversary draws lots, so who sees nothing has the chance.
-        Raises ConfigError where either is empty.
+        Raises ConfigError where either is empty, or a score is no number.
         """
         there, absent = (np.asarray(s, np.float64).ravel() for s in (inside, outside))
         if not len(there) or not len(absent):
             raise ConfigError("an attack needs something that is there and something that is not")
         levels = np.unique(np.concatenate((there, absent)))[::-1]
+        if not np.isfinite(levels).all():
+            raise ConfigError("a score is no number: training went astray, lower learning_rate")
         named, wrong = (
             np.append(0.0, len(s) - np.searchsorted(np.sort(s), levels)) / len(s)
             for s in (there, absent)
@@ -109,6 +111,11 @@ class Read:
     def note(self, table: str, ids: np.ndarray, size: int) -> None:
         """Rows that were read."""
         self.rows[table] = np.bincount(ids.ravel(), minlength=size) + self.rows.get(table, 0)
+
+    def known(self, table: str, others: Sequence[Read]) -> tuple[np.ndarray, np.ndarray]:
+        """Which rows were read here, and which by nobody."""
+        every = [self.rows[table], *(o.rows[table] for o in others if table in o.rows)]
+        return every[0] > 0, np.sum(every, axis=0) == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,11 +198,14 @@ class Scene:
         return wire.seen
 
     @property
+    def answers(self) -> list[Seen]:
+        """Those that tell of training."""
+        return [seen for seen in self.seen if seen.tensors and seen.read.rows]
+
+    @property
     def training(self) -> Seen | None:
-        """The first answer that tells of training; None where there is none. A warm-up's is not
-        meant, which has fewer tensors."""
-        found = [seen for seen in self.seen if seen.tensors and seen.read.rows]
-        return max(found, key=lambda seen: len(seen.tensors), default=None)
+        """The first of them, but for a warm-up's, which has fewer tensors; None: there is none."""
+        return max(self.answers, key=lambda seen: len(seen.tensors), default=None)
 
 
 @dataclass(frozen=True)

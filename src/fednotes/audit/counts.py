@@ -8,18 +8,18 @@ from fednotes.core.update import Total
 from fednotes.metrics.spans import SpanCounts
 
 
-def _judged(scene: Scene) -> Seen | None:
-    """The first evaluation by counts of mentions."""
-    found = (seen for seen in scene.seen if seen.task == EVALUATE)
-    return next((seen for seen in found if SpanCounts.from_metrics(seen.metrics).by_type), None)
+def _judged(scene: Scene) -> list[Seen]:
+    """Evaluations that count anything of the site."""
+    return [s for s in scene.seen if s.task == EVALUATE and any(s.own.metrics.values())]
 
 
 def _types(scene: Scene) -> tuple[list[int], list[int]]:
     """Annotated mentions, as the server is told: of types that the site has, and of the others."""
-    seen = _judged(scene)
-    if seen is None:
+    judged = [s for s in _judged(scene) if SpanCounts.from_metrics(s.metrics).by_type]
+    if not judged:
         return [], []
-    own, told = (SpanCounts.from_metrics(m).by_type for m in (seen.own.metrics, seen.metrics))
+    both = judged[0].own.metrics, judged[0].metrics
+    own, told = (SpanCounts.from_metrics(metrics).by_type for metrics in both)
     asked = dict.fromkeys((*scene.part.config.tags.types, *told))
     gold = [(told[n].gold if n in told else 0, bool(n in own and own[n].gold)) for n in asked]
     return [number for number, there in gold if there], [n for n, there in gold if not there]
@@ -39,12 +39,12 @@ def _not_apart(scene: Scene) -> str:
         return "no sum is secure: each site's counts are told as they are"
     if not least or least >= sites:
         return f"a sum is over all {sites} sites, or there is none (min_sites)"
-    return "" if any(seen.task == EVALUATE for seen in scene.seen) else "no evaluation is summed"
+    return "" if _judged(scene) else "no evaluation counts anything of the site"
 
 
 def _difference(scene: Scene) -> Trial:
     """The share of the site's counts that are told; who sees one sum alone divides it."""
-    seen = next(seen for seen in scene.seen if seen.task == EVALUATE)
+    seen = _judged(scene)[0]
     without = Total.of(seen.rest).metrics
     own = {name: number for name, number in seen.own.metrics.items() if number}  # 0 is no secret
     sites = len(scene.part.sites)

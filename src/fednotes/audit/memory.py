@@ -131,12 +131,7 @@ def remembered(scene: Scene, control: bool) -> Remembered:
     with TemporaryDirectory() as cache:
         for model in range(MODELS):
             secrets = [*_secrets(rng, own)]
-            sown = [
-                (s, at)
-                for s in secrets
-                for at in s.carriers
-                for _ in range(again if s.times == 1 else 1)
-            ]
+            sown = [(s, at) for s in secrets for at in s.carriers * (again if s.times == 1 else 1)]
             given = own.training(inside[:, model], sown, again)
             settings: Any = replace(job.config, seed=job.seed + model)  # type: ignore[type-var]
             config = job.module.alone(job.module.for_sites(settings, (given,)), (given,))[0]
@@ -154,7 +149,9 @@ def remembered(scene: Scene, control: bool) -> Remembered:
 
 
 def _logit(losses: Table) -> Table:
-    """φ = log(p / (1 − p)) of p = exp(−loss)."""
+    """φ = log(p / (1 − p)) of p = exp(−loss). Raises DataError for a loss that is no number."""
+    if not np.isfinite(losses).all():
+        raise DataError("a trained model gives no numbers: training went astray")
     logits: Table = -losses - np.log(-np.expm1(-np.maximum(losses, 1e-9)))
     return logits
 
@@ -276,7 +273,7 @@ class _Notes:
         kept = [note for note, here in zip(self.judged, inside, strict=True) if here] * again
         for at, (secret, _) in enumerate(sown):
             text = _SAID[secret.what].format(secret.right[0])
-            kept.append(Note(f"planted{at}", text, None, None, "planted"))
+            kept.append(Note(f"planted{at}", text, f"planted{at}", None, "planted"))
 
         def source() -> Iterator[Note]:
             yield from kept

@@ -14,6 +14,7 @@ more tokens than columns span everything, and a step of Adam is made of the sign
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -29,6 +30,7 @@ DECOYS = 1500  # words of the vocabulary that are tried beside those that are th
 PLACES = 128  # of a sequence, at most
 TOGETHER = 32  # words in one call
 FAINT = 1e-6  # of the largest singular value: rounding
+SLIGHT = 0.05  # of the furthest that the maps move in a round: rounding
 WHOLE = 0.8  # of the columns, at most, are the span: where all are spanned, the largest
 
 
@@ -68,36 +70,38 @@ def _rows(library: Any, first: nn.Linear, words: Tensor, places: int) -> Tensor:
     return read[0].double()
 
 
-def _changes(scene: Scene) -> list[Tensor]:
-    """(rows, width) each: what is seen of the lowest maps, or of low-rank changes of them."""
-    seen, model = scene.training, scene.member.model
-    library = _library(model)
-    if seen is None or library is None:
-        return []
-    lowest, maps = _lowest(library), getattr(model, "_maps", [])
+def _changes(scene: Scene) -> list[tuple[list[Tensor], Read, Sequence[Read]]]:
+    """(rows, width) each: what is seen of the lowest maps, or of low-rank changes of them, in each
+    answer where they move: half of low ranks begins at 0, which stops the other's first step."""
+    model, found = scene.member.model, []
+    library, maps = _library(model), getattr(model, "_maps", [])
+    lowest = [] if library is None else _lowest(library)
     names = {id(p): n for n, p in model.named_parameters()}
-    found = [seen.change(names.get(id(linear.weight), "")) for linear in lowest]
-    down = seen.change("lora.down")
-    if down is not None:
-        each = list(down) if down.dim() == 3 else down.split([m.in_features for m in maps], dim=1)
-        found += [part for m, part in zip(maps, each, strict=True) if any(m is o for o in lowest)]
-    return [value for value in found if value is not None and value.any()]
+    for seen in scene.answers if lowest else ():
+        own = [seen.change(names.get(id(linear.weight), "")) for linear in lowest]
+        if (down := seen.change("lora.down")) is not None:
+            wide = [m.in_features for m in maps]
+            each = list(down) if down.dim() == 3 else down.split(wide, dim=1)
+            own += [v for m, v in zip(maps, each, strict=True) if any(m is o for o in lowest)]
+        if moved := [value for value in own if value is not None and value.any()]:
+            found.append((moved, seen.read, seen.others))
+    far = [sum(float(value.norm()) for value in moved) for moved, *_ in found]
+    return [one for one, own in zip(found, far, strict=True) if own >= SLIGHT * max(far)]
 
 
-def _told(model: Any, changes: list[Tensor], read: Read, others: Any = ()) -> Trial:
+def _told(model: Any, changes: list[Tensor], read: Read, others: Sequence[Read] = ()) -> Trial:
     library = _library(model)
-    config, counts = library.config, read.rows[""]
+    config, (own, nobody) = library.config, read.known("", others)
     _, sizes, rows = torch.linalg.svd(
         torch.cat([change / change.norm() for change in changes]), full_matrices=False
     )
     rank = min(int((sizes > FAINT * sizes[0]).sum()), int(WHOLE * rows.shape[1]))
     span = rows[:rank]
-    nobody = np.flatnonzero(sum((o.rows.get("", 0) for o in others), counts) == 0)
-    nobody = nobody[nobody != config.pad_token_id]
-    decoys = rng_of(0, "decoys").permutation(nobody)[:DECOYS]
+    free = np.flatnonzero(nobody & (np.arange(len(own)) != config.pad_token_id))
+    decoys = rng_of(0, "decoys").permutation(free)[:DECOYS]
     places = min(PLACES, getattr(config, "max_position_embeddings", PLACES) - 2)
     first, scores = _lowest(library)[0], []
-    for words in (np.flatnonzero(counts), decoys):
+    for words in (np.flatnonzero(own), decoys):
         near = []
         for part in torch.from_numpy(words).split(TOGETHER):
             x = _rows(library, first, part, places)
@@ -107,17 +111,9 @@ def _told(model: Any, changes: list[Tensor], read: Read, others: Any = ()) -> Tr
     return Trial.of(*scores, span=float(rank), width=float(rows.shape[1]))
 
 
-def _tried(scene: Scene) -> Trial:
-    seen = scene.training
-    assert seen is not None
-    return _told(scene.member.model, _changes(scene), seen.read, seen.others)
-
-
 def _control(scene: Scene) -> Trial:
     """The gradient of a few sentences, without dropout."""
-    library = _library(scene.member.model)
-    lowest = _lowest(library)
-    width = lowest[0].in_features
+    width = _lowest(_library(scene.member.model))[0].in_features
     bare = scene.bare(batch="each", batch_size=2, accumulate=1, length=max(8, width // 4))
     member, read = bare.member, Read()
     library = _library(member.model)
@@ -152,7 +148,7 @@ ATTACKS = (
         lambda scene: (
             "" if _changes(scene) else "no map that reads an encoder's embeddings leaves a site"
         ),
-        _tried,
+        lambda scene: _told(scene.member.model, *_changes(scene)[0]),
         _control,
     ),
 )

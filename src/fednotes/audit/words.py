@@ -52,11 +52,7 @@ def _told(scene: Scene, bias: bool) -> Trial:
     assert seen is not None
     inside, outside = [], []
     for name, read in _tables(seen, bias).items():
-        own = torch.from_numpy(seen.read.rows[read] > 0)
-        nobody = ~own
-        for other in seen.others:
-            if read in other.rows:
-                nobody &= torch.from_numpy(other.rows[read] == 0)
+        own, nobody = map(torch.from_numpy, seen.read.known(read, seen.others))
         change = seen.change(name) if bias else _moved(seen, name, len(own))
         assert change is not None
         inside.append(change[own])

@@ -299,8 +299,10 @@ def site_reject(kit: Kit, job: Job = "") -> None:
 def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> None:
     """Show the audit of a job, a new one or the one that the kit keeps, and judge it by the rules.
 
-    Raises ConfigError for one of another job or site, PolicyRefusal.
+    Raises ConfigError for one of another job, site or federation, PolicyRefusal.
     """
+    from fednotes.audit import attacks
+    from fednotes.core.parsing import mapping
     from fednotes.core.store import private_folder, write_json
     from fednotes.engines.nvflare.kit import read_kit
     from fednotes.jobs.deployed.site_file import policy_of
@@ -310,7 +312,7 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
     from fednotes.rules.policy import check_audit
 
     kept = kit / RULES / "audits" / key
-    found, name = read_audit(given or kept), read_kit(kit).name
+    found, name, worst = read_audit(given or kept), read_kit(kit).name, None
     if given is not None and found is None:
         raise ConfigError(f"{given}: no {AUDIT} there; name the folder that `fednotes audit` wrote")
     if found is not None:
@@ -321,11 +323,17 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
                 f"{clean(found.fingerprint)[:12]!r}, where site {name!r} and {declared[:12]!r} "
                 f"are asked about: fednotes audit JOB --site {name}, with the file that was run"
             )
+        if {*table.get("sites", ())} != {*mapping(mapping(table.get("job")).get("sites"))}:
+            raise ConfigError(
+                "the run is not of the sites that the job's table has, which was audited; reject it"
+            )
         if given is not None:
             private_folder(kept)
             write_json(kept / AUDIT, found.model_dump())
         say(f"audit: {clean(found.summary, None)}")
-    check_audit(policy_of(kit), None if found is None or found.untried else found.worst)
+        lacks = {attack.name for attack in attacks()} - {leak.attack for leak in found.attacks}
+        worst = None if lacks or found.untried else found.worst
+    check_audit(policy_of(kit), worst)
 
 
 def _nothing_waits(kit: Path) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
 from fednotes.core.cleaning import one_line
@@ -39,6 +40,7 @@ Scores = Mapping[str, Any]  # kind of score → measure → number, as `metrics/
 
 
 Number = int | FiniteFloat | None
+Share = Annotated[FiniteFloat, Interval(ge=0, le=1)]
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -212,11 +214,11 @@ class Leak(BaseModel):
     closes: str = ""
     applies: bool = True
     why: str = ""
-    success: FiniteFloat | None = None
-    chance: FiniteFloat = 0.0
-    low: FiniteFloat | None = None
-    high: FiniteFloat | None = None
-    control: FiniteFloat | None = None
+    success: Share | None = None
+    chance: Share = 0.0
+    low: Share | None = None
+    high: Share | None = None
+    control: Share | None = None
     proven: bool = False
     details: dict[str, FiniteFloat] = {}
 
