@@ -29,6 +29,7 @@ from phenotype_patients import (
 
 from fednotes.core.errors import ConfigError, DataError, ModelError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of
+from fednotes.core.update import Update
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.methods import phenotype
 from fednotes.methods.phenotype import PRESETS, Config, Site
@@ -365,6 +366,30 @@ def test_sites_with_other_vectors_are_refused() -> None:
         with pytest.raises(DataError, match=r"have different \[concepts\] vectors"):
             phenotype.for_sites(paper_config(), sites)
     assert pooled_patients((one, two)).vectors is one.vectors
+
+
+def test_a_rule_takes_the_vectors_that_stage_1_begins_with_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of three sites says that they are others; the median does not hear of it."""
+    begun: list[torch.Tensor] = []
+    honest = Site.first_vectors
+
+    def begin(_: Any, server: Any) -> None:
+        begun.append(server.shared["embedding"])
+        raise TrainingError("enough is known")
+
+    def said(site: Site, tensors: Any) -> Update:
+        update, factor = honest(site, tensors), 1e6 if site.id == data[1].id else 1.0
+        return replace(update, tensors={n: factor * v for n, v in update.tensors.items()})
+
+    data = with_vectors(sites_of(3))
+    monkeypatch.setattr(phenotype, "run_cycles", begin)
+    for rule in ("mean", "median"):
+        with pytest.raises(TrainingError, match="enough is known"):
+            trained(data, phenotype.for_sites(paper_config(aggregation=rule), data))
+        monkeypatch.setattr(Site, "first_vectors", said)
+    torch.testing.assert_close(begun[0], begun[1])
 
 
 def test_vectors_of_another_width_are_refused() -> None:

@@ -45,7 +45,7 @@ from fednotes.methods.phenotype_stages import (
     shared_network,
 )
 from fednotes.methods.private import owner_of
-from fednotes.methods.server_steps import by_each, for_names
+from fednotes.methods.server_steps import by_each, for_names, gathered
 from fednotes.metrics.classification import ClassCounts
 from fednotes.patients.classifiers import (
     CLASSES,
@@ -403,7 +403,7 @@ def _codes(federation: Federation, config: Config, resumed: State | None) -> Sta
         resumed = replace(resumed, tensors=kept)
     parameters = initial(config, len(outputs), told.get(KNOWN))
     if config.vectors and resumed is None:
-        parameters |= federation.sum("first_vectors", told).mean()
+        parameters |= gathered(federation, config, "first_vectors", told, {}).mean()
     server = _CodeServer(config, parameters, judged, resumed)
     server.outputs, server.known = outputs, told
     run_cycles(federation, server)  # [phenotype algorithm 1 stage 1]
