@@ -401,7 +401,8 @@ def test_two_annotators(tmp_path: Path) -> None:
         for own in tags
     ]  # fmt: skip
     for name, documents in zip("ab", made, strict=True):
-        write([*documents, Document(f"only {name}", "x")], tmp_path / f"{name}.jsonl", "jsonl")
+        odd = Document(f"only {name}", "x"), Document("of another text", name)
+        write([*documents, *odd], tmp_path / f"{name}.jsonl", "jsonl")
     found = check_against(tmp_path / "a.jsonl", tmp_path / "b.jsonl", None, "refuse")
     scores = found.to_dict()["agreement"]
     flat = [[tag for row in own for tag in row] for own in tags]
@@ -413,7 +414,7 @@ def test_two_annotators(tmp_path: Path) -> None:
     whole = Evaluator(*spans, tags=["X", "Y"]).evaluate()["overall"]
     assert scores["strict"] == pytest.approx(whole["strict"].f1, abs=1e-12)
     assert scores["relaxed"] == pytest.approx(whole["ent_type"].f1, abs=1e-12)
-    assert (scores["documents"], scores["apart"], scores["tokens"]) == (9, 2, 108)
+    assert (scores["documents"], scores["apart"], scores["tokens"]) == (9, 3, 108)
     told = [f.message for f in found.findings if f.code == "agreement"]
     assert len(told) == 1
     assert f"{scores['kappa']:.3f}" in told[0]

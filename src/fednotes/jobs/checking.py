@@ -129,7 +129,7 @@ def agreed(one: Iterable[Document], other: Iterable[Document]) -> dict[str, Any]
     """How well two annotations agree: of documents with the same id and text.
 
     F1 of mentions, flattened to the outermost, strict and relaxed (any overlap), over all types
-    and by type; Cohen's kappa of the tokens' types. apart: documents that only one of them has.
+    and by type; Cohen's kappa of the tokens' types. apart: the other ids, each once.
     """
     known = {document.id: document for document in other}
     mine = list(one)
@@ -142,7 +142,8 @@ def agreed(one: Iterable[Document], other: Iterable[Document]) -> dict[str, Any]
     tokens, kappa = token_kappa(flat[0], flat[1])
     f1 = {kind: counts.total.score(kind)["f1"] for kind in ("strict", "relaxed")}
     by_type = {name: own.score("strict")["f1"] for name, own in counts.by_type.items()}
-    numbers = {"documents": len(pairs), "apart": len(mine) + len(known) - 2 * len(pairs)}
+    ids = {document.id for document in mine} | known.keys()
+    numbers = {"documents": len(pairs), "apart": len(ids) - len(pairs)}
     numbers |= {"gold": counts.total.gold, "predicted": counts.total.predicted, "tokens": tokens}
     return {**numbers, **f1, "kappa": kappa, "strict_by_type": by_type}
 
