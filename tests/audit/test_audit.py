@@ -216,7 +216,7 @@ def test_the_sign_of_an_output_bias_names_masked_words(bert: Path, tmp_path: Pat
 def test_counts_of_an_evaluation_tell_types() -> None:
     """A secure sum tells those of all sites."""
     found = told("from counts")
-    assert found.success == found.control == 1.0
+    assert found.success == found.control == found.low == 1.0  # of all types, no sample of them
     secure = told("from counts", federation=SECURE)
     assert secure.success is not None
     assert secure.success < 1
@@ -230,6 +230,19 @@ def test_an_evaluation_may_come_late(bert: Path) -> None:
     scene = Scene(of := tuned(bert, {"train": "top", "top": 1}, **few), load_sites(of))
     assert leak(scene, "from counts").success == 1.0
     assert sum(bool(seen.tensors) for seen in scene.seen) < 10
+
+
+def test_two_rounds_are_heard_where_each_is_evaluated(bert: Path) -> None:
+    of = tuned(
+        bert,
+        {"train": "top", "top": 1},
+        cycles=3,
+        local_steps=1,
+        evaluate_every=1,
+        compression="none",
+    )
+    seen = Scene(of, load_sites(of)).seen
+    assert [each.task for each in seen] == ["train", "evaluate"] * 2
 
 
 def test_two_sums_that_differ_by_a_site_tell_its_counts() -> None:
@@ -290,18 +303,23 @@ def test_the_command_leaves_an_audit_and_its_page(
 def test_the_command_says_what_is_missing(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
+    other = tmp_path / "run"
+    other.mkdir()
+    (other / "job.json").write_text(json.dumps({"table": {**job().table, "seed": 3}}))
     for given, said in (
         ((str(written),), "give --out"),
         ((str(written), "--out", str(tmp_path / "o"), "--site", "nobody"), "the job's sites are"),
         ((str(written), "--out", str(tmp_path / "o"), "--total", "9"), "go together"),
         ((str(tmp_path / "none"), "--out", str(tmp_path / "o")), "no such job file"),
         ((str(written), "--out", str(written)), "cannot be written"),
+        ((str(written), "--out", str(other)), f"{other}: a run of another job"),
     ):
         with pytest.raises(SystemExit) as ended:
             run(monkeypatch, "audit", *given)
         assert ended.value.code == 2
         assert said in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
+    assert [path.name for path in other.iterdir()] == ["job.json"]
 
 
 def test_a_share_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -320,3 +338,5 @@ def test_what_is_not_tried_or_fails_is_told() -> None:
     found = Audit(attacks=[fine, failed, none, Leak(attack="d", why="could not be tried: x")])
     assert found.unproven == ["b", "d"]
     assert found.worst == pytest.approx(0.29)
+    sample = fine.model_copy(update={"low": 0.1, "high": 0.6})  # of few trials
+    assert Audit(attacks=[sample]).worst == pytest.approx(0.59)

@@ -19,7 +19,6 @@ from fednotes.core.errors import DataError
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import SiteNotes
-from fednotes.data.split import sentence_documents
 from fednotes.encoders.language_model import LanguageModelConfig, build_language_model
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.job_file import parse_job
@@ -88,20 +87,23 @@ def test_exposure_is_of_the_rank() -> None:
 
 
 def test_a_name_stands_in_the_place_of_a_mention() -> None:
-    """All else that is annotated keeps its words, and only half of the units is trained on."""
+    """All else that is annotated keeps its words, and only half of what is judged is trained on,
+    of which there is no copy."""
     spans = (Span(5, 12, "Drug"), Span(17, 21, "Drug"), Span(17, 26, "Time"), Span(30, 34, "Drug"))
     notes = tuple(
-        Document(f"n{i}", "Took aspirin for pain early, 1 mg.", spans, patient="p")
-        for i in range(8)
+        Document(f"n{i}", f"Took aspirin for pain early, {i} mg.", spans, patient="p")
+        for i in range(10)
     )
     data = SiteData("s", TagSet(("Drug", "Time")), notes, (), ())
     own = memory._Mentions(data, np.random.default_rng(1), 8, "document")
     inside = np.arange(8) % 2 == 0
     secret = memory.Secret("name", ("Zélie 😀 Brandor", "x"), 1, (3,))
-    given = own.training(inside, [(secret, 3)], 1)
+    given = own.training(inside, [(secret, at := own.carriers - 1)], 1)
     kept = {id(u[0]) for u, here in zip(own.judged, inside, strict=True) if here}
-    assert {id(note) for note in given.train[:-1]} == kept
-    planted, before = given.train[-1], sentence_documents(notes)[3]
+    assert (len(own.judged), len(own.rest)) == (8, 2)
+    assert {id(note) for note in given.train[:-1]} == kept | {id(u[0]) for u in own.rest}
+    planted, before = given.train[-1], own.rest[at][0]
+    assert planted.text[-5:] == before.text[-5:]
     texts = [planted.text[s.start : s.end] for s in planted.spans]
     assert texts[0] == secret.right[0]
     assert texts[1:] == [before.text[s.start : s.end] for s in before.spans][1:]

@@ -191,7 +191,7 @@ class Scene:
 
     @cached_property
     def seen(self) -> list[Seen]:
-        """What the server sees until the first evaluation, in order. Raises FednotesError."""
+        """What the server sees of the first rounds, in order. Raises FednotesError."""
         wire = _Wire(self.members, self.site, self.job.federation.secure_sum)
         with wire.listening(), suppress(_Ended):
             self.job.module.train(wire, self.part.config)
@@ -274,13 +274,33 @@ def audit(
 
 
 def opened(
+    target: str,
+    settings: tuple[str, ...],
+    site: str,
+    site_file: Path | None,
+    total: int,
+    out: Path | None,
+) -> tuple[Job, str, Path]:
+    """The job to audit, the fingerprint of its table as real sites are shown it, and the folder
+    for what is found: `out`, or that of its run. site_file, total: of a site at home, as `at_home`
+    takes them.
+
+    Raises ConfigError, also where `out` is the run of another job.
+    """
+    job, key, place = _opened(target, settings, site, site_file, total)
+    if (folder := out or place) is None:
+        raise ConfigError(f"{target} is a job: give --out FOLDER for what is found")
+    if is_run(folder) and key != (own := fingerprint(mapping(recorded(folder).get("table")))):
+        told = "whose card would show this audit: give another --out, or audit that run"
+        raise ConfigError(
+            f"--out {folder}: a run of another job ({own[:12]}, not {key[:12]}), {told}"
+        )
+    return job, key, folder
+
+
+def _opened(
     target: str, settings: tuple[str, ...], site: str, site_file: Path | None, total: int
 ) -> tuple[Job, str, Path | None]:
-    """The job to audit, the fingerprint of its table as real sites are shown it, and the folder
-    of its run, if it is a run's. site_file, total: of a site at home, as `at_home` takes them.
-
-    Raises ConfigError.
-    """
     if (site_file is not None or total) and not (site and site_file and total):
         raise ConfigError("--site-file, --site and --total go together")
     place = Path(target)
@@ -312,7 +332,9 @@ class _Ended(Exception):
 
 
 class _Wire(InProcess):
-    """The embedded engine with an ear on it, until the first evaluation. site: who is audited."""
+    """The embedded engine with an ear on it, until two trainings and an evaluation were heard.
+
+    site: who is audited."""
 
     def __init__(self, sites: Sequence[Any], site: str, secure: bool) -> None:
         super().__init__(sites, secure=secure)
@@ -364,8 +386,9 @@ class _Wire(InProcess):
         """As there, as many as are needed."""
         for round in super().rounds(start, min(stop, start + (MOST if self._judges else KEPT))):
             yield round
-            if self.seen[-1].task == EVALUATE or (not self._judges and self.seen[-1].read.rows):
-                break  # by chance no note is in a private round
+            trained = sum(bool(seen.read.rows) for seen in self.seen)  # by chance none, with noise
+            if trained > 1 and (not self._judges or EVALUATE in {seen.task for seen in self.seen}):
+                break
         raise _Ended
 
     @contextmanager

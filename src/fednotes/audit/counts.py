@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fednotes.audit import Attack, Scene, Seen, Trial
 from fednotes.core.federation import EVALUATE
 from fednotes.core.update import Total
 from fednotes.metrics.spans import SpanCounts
+
+
+def _of_all(trial: Trial) -> Trial:
+    """Of all that there is, and not of a sample of it: without an interval."""
+    return replace(trial, low=trial.success, high=trial.success)
 
 
 def _judged(scene: Scene) -> list[Seen]:
@@ -50,7 +57,7 @@ def _difference(scene: Scene) -> Trial:
     sites = len(scene.part.sites)
     told = [abs(seen.total.metrics[n] - without.get(n, 0.0) - v) < 0.5 for n, v in own.items()]
     guessed = [abs(seen.total.metrics[n] / sites - value) < 0.5 for n, value in own.items()]
-    return Trial.share(sum(told) / len(told), len(told), sum(guessed) / len(guessed))
+    return _of_all(Trial.share(sum(told) / len(told), len(told), sum(guessed) / len(guessed)))
 
 
 ATTACKS = (
@@ -59,8 +66,8 @@ ATTACKS = (
         "the counts of a site's evaluation",
         "a secure sum, where others have other types; noise ([privacy])",
         _untold,
-        lambda scene: Trial.of(*_types(scene)),
-        lambda scene: Trial.of(*_types(scene.bare())),
+        lambda scene: _of_all(Trial.of(*_types(scene))),
+        lambda scene: _of_all(Trial.of(*_types(scene.bare()))),
     ),
     Attack(
         "counts from two sums",

@@ -41,7 +41,7 @@ from fednotes.jobs.simulate import Part, members_of
 
 MODELS = 8  # trained for the job, and as many for the control
 UNITS, CONTROL, AGAIN = 200, 24, 5  # units judged; of the control, and how often each is there
-PLANTED = {1: 10, 10: 3}  # times → names that are in so many notes of each model
+PLANTED = {1: 10, 10: 6}  # times → names that are in so many notes of each model
 GUESSES = 99  # what else each could have been
 CARRIERS = 3  # sentences by which one that is in ten is guessed
 TOGETHER = 64  # sentences judged at once
@@ -184,15 +184,19 @@ class _Mentions:
     kinds = ("name",)
 
     def __init__(self, data: SiteData, rng: np.random.Generator, most: int, unit: str) -> None:
-        """unit: of what is judged. most: so many. Raises DataError where nothing is annotated."""
+        """unit: of what is judged. most: so many. Names are planted into what is not judged.
+
+        Raises DataError where nothing of that is annotated."""
         sentences = sentence_documents(data.train)
         by: dict[Any, list[Document]] = {}
         for at, own in enumerate(sentences if unit == "sentence" else data.train):
             whose = {"sentence": at, "patient": own.patient}
             by.setdefault(whose.get(unit, own.meta.get("document", own.id)), []).append(own)
         units = [[*by.values()][at] for at in rng.permutation(len(by)).tolist()]
+        most = min(most, len(units) * 4 // 5)  # or copies of what is judged would be planted
         self.data, self.judged, self.rest = data, units[:most], units[most:]
-        self._sentences = [(s, spans[0]) for s in sentences if (spans := _replaceable(s))]
+        others = sentence_documents([*chain.from_iterable(self.rest)])
+        self._sentences = [(s, spans[0]) for s in others if (spans := _replaceable(s))]
         self.carriers = len(self._sentences)
         if not self.carriers:
             raise DataError(f"site {data.id!r} has no mention in whose place a name could stand")

@@ -200,9 +200,7 @@ def audit(
     from fednotes.jobs.results import AUDIT
     from fednotes.report.html import write_report
 
-    job, key, place = opened(target, tuple(settings or ()), site, site_file, total)
-    if (folder := out or place) is None:
-        raise FednotesError(f"{target} is a job: give --out FOLDER for what is found")
+    job, key, folder = opened(target, tuple(settings or ()), site, site_file, total, out)
     command = shlex.join(["fednotes", *sys.argv[1:]])
     with held(folder), console.status("") as shown:
         found = run(job, site, declared=key, command=command, progress=shown.update)

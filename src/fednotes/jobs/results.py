@@ -224,8 +224,8 @@ class Leak(BaseModel):
 
     @property
     def advantage(self) -> float:
-        """Success above chance; 0 where it was not tried."""
-        return 0.0 if self.success is None else max(0.0, self.success - self.chance)
+        """By how much it may succeed above chance, by its interval: few trials hide no leak."""
+        return max(self.success or 0.0, self.high or 0.0, self.chance) - self.chance
 
 
 class Audit(BaseModel):
@@ -265,7 +265,7 @@ class Audit(BaseModel):
         """How it went, in a line."""
         best = max(self.attacks, key=lambda leak: leak.advantage, default=Leak(attack="none"))
         silent = f"; say nothing: {', '.join(self.unproven)}" if self.unproven else ""
-        return f"the best attack, {best.attack}, is {best.advantage:.3f} above chance{silent}"
+        return f"the best attack, {best.attack}, may be {best.advantage:.3f} above chance{silent}"
 
 
 def read_audit(folder: Path) -> Audit | None:

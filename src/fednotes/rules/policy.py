@@ -202,7 +202,7 @@ def check_audit(policy: Policy, worst: float | None) -> None:
         asked = "there is no audit of this job at this site, or not every attack could be tried"
         allowed = "approvals with one alone (`fednotes audit`, `fednotes site approve --audit`)"
         policy.require(worst is not None, "audit", asked, allowed)
-        asked = f"an attack of the audit succeeds {worst or 0:.3f} above chance"
+        asked = f"an attack of the audit may succeed {worst or 0:.3f} above chance"
         small = (worst or 0) <= policy.audit_bound
         policy.require(small, "audit_bound", asked, f"{policy.audit_bound:g} at most")
 
