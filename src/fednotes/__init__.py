@@ -5,7 +5,9 @@ read when it is first used, so that the import itself costs nothing.
 """
 
 import os
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -85,6 +87,16 @@ _PLACES = {
     "serving.server": ("serve",),
 }
 _CALLED = ("report", "ui")  # rooms of the package, which can be called
+
+
+def called(room: str, module: str, name: str) -> None:
+    """A room that is imported can be called, as what one of its modules has by that name."""
+
+    class Room(ModuleType):
+        def __call__(self, *given: Any, **options: Any) -> Any:
+            return getattr(import_module(f"{room}.{module}"), name)(*given, **options)
+
+    sys.modules[room].__class__ = Room
 
 
 def __getattr__(name: str) -> Any:

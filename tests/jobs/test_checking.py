@@ -19,7 +19,8 @@ from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.checks import Finding
 from fednotes.data.formats import examine, read, write
 from fednotes.jobs.checking import Checked, check_against, check_files, check_job
-from fednotes.jobs.predict import evaluate_path
+from fednotes.serving.api import evaluate
+from fednotes.serving.models import MentionModel
 
 
 def of(found: Checked, code: str) -> tuple[Finding, ...]:
@@ -353,7 +354,6 @@ class Finder:
 )
 def test_only_annotated_types_are_scored(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     types: tuple[str, ...],
     precision: float,
     silent: tuple[str, ...],
@@ -364,8 +364,7 @@ def test_only_annotated_types_are_scored(
     path = tmp_path / "gold.jsonl"
     row = json.dumps({"text": "drug rash", "spans": [[0, 4, "Drug"]]}) + "\n"
     path.write_text(row * 10)
-    monkeypatch.setattr("fednotes.jobs.predict.load_model", lambda *given: Finder())
-    found = evaluate_path(tmp_path, path, None, "cpu", types=types)
+    found = evaluate(MentionModel(Finder()), path, types=types)
     assert found.scores["strict"]["precision"] == precision
     assert (found.silent, found.left) == (silent, left)
     assert set(found.scores["by_type"]) <= set(types or ("Drug",))

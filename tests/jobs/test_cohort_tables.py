@@ -16,7 +16,7 @@ from patient_files import SECRET, job, labels_of, load, save_model, write, write
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import holding
 from fednotes.jobs.job import load_sites
-from fednotes.jobs.predict import evaluate_patients
+from fednotes.serving.api import evaluate
 
 TERMS = ("asthma", "cough", "gout")
 Run = Callable[..., tuple[str, str]]
@@ -180,7 +180,7 @@ def test_evaluate_against_a_table(run: Run, model: Path, place: Path) -> None:
         text = f"{SECRET} has {TERMS[i % 3]}."
         lines.append(json.dumps({"patient": str(i), "text": text, "labels": labels}))
     (place / "gold.jsonl").write_text("\n".join(lines))
-    assert scores == evaluate_patients(model, place / "gold.jsonl", "cpu")[0]
+    assert scores == evaluate(model, place / "gold.jsonl").scores
     told = [line for line in err.splitlines() if line.startswith("note: ")]
     assert told[0].startswith(f"note: {place / 'labels.csv'}:53: the label is none of")
     assert f"note: 4 labelled patient(s) have no notes in {place / 'notes.csv'}: left out" in told

@@ -20,12 +20,13 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from fednotes.cli import app
 from fednotes.core.errors import DataError
-from fednotes.jobs.predict import evaluate_patients, predict_patients
+from fednotes.jobs.predict import predict_patients
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import FeatureSpace, Vectors
 from fednotes.patients.concepts import Made
 from fednotes.patients.features import ConceptsConfig, features_for
 from fednotes.patients.phenotyper import Phenotyper
+from fednotes.serving.api import evaluate
 
 NAME = "Zebulonovic"  # stands for what must never be shown
 TERMS = ("asthma", "gout", "hypertension")
@@ -212,9 +213,9 @@ def test_labels_are_renamed(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "gold.jsonl"
     path.write_text(json.dumps(row), encoding="utf-8")
     with pytest.raises(DataError, match=r"labels GOUT, the model knows asthma.*--map"):
-        evaluate_patients(model, path, "cpu")
-    scores, unknown = evaluate_patients(model, path, "cpu", {"GOUT": "gout"})
-    assert (scores["macro"]["f1"], unknown) == (1.0, ())
+        evaluate(model, path)
+    found = evaluate(model, path, label_map={"GOUT": "gout"})
+    assert (found.scores["macro"]["f1"], found.unknown) == (1.0, ())
 
 
 def test_names_that_become_one_hold_where_they_agree(run: Run, model: Path, tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_names_that_become_one_hold_where_they_agree(run: Run, model: Path, tmp_
         for row, (foo, gout) in zip(rows, order, strict=True):
             row["labels"] = {"gout": gout, "Foo": foo}
         path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-        assert evaluate_patients(model, path, "cpu", {"Foo": "gout"})[0]["macro"]["f1"] == 1.0
+        assert evaluate(model, path, label_map={"Foo": "gout"}).scores["macro"]["f1"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -259,10 +260,10 @@ def test_bad_gold_is_named_by_line(
     path = tmp_path / "gold.jsonl"
     path.write_text(json.dumps(first) + "\n" + second + "\n", encoding="utf-8")
     if told is None:  # a further note of a patient needs no labels
-        assert evaluate_patients(model, path, "cpu")[0]["macro"]["f1"] == 1.0
+        assert evaluate(model, path).scores["macro"]["f1"] == 1.0
         return
     with pytest.raises(DataError) as error:
-        evaluate_patients(model, path, "cpu")
+        evaluate(model, path)
     assert told in str(error.value)
 
 

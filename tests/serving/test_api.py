@@ -192,9 +192,27 @@ def test_an_opened_model_is_as_good_as_its_folder(
 
 def test_what_is_no_path_is_refused_in_one_line(sure: tuple[Path, Path]) -> None:
     calls: list[tuple[Any, ...]] = [(fn.read, None), (fn.job, 5), (fn.simulate, "demo", None)]
+    calls += [(fn.compare, None), (fn.report, None), (fn.forecast, None, "out")]
+    calls += [(fn.convert, None, "out", "jsonl"), (fn.convert, "in", None, "jsonl")]
     for call, *given in [*calls, (fn.evaluate, sure[0], 5)]:
         with pytest.raises(FednotesError, match=r"^expected (a|annotated) .*, not (int|NoneType)"):
             call(*given)
+
+
+def test_what_is_none_of_the_known_is_refused_in_one_line(sure: tuple[Path, Path]) -> None:
+    place, notes = sure
+    odd: Any = 5
+    with pytest.raises(ConfigError, match="expected a corpus to compare with, not int"):
+        fn.check(notes, against=odd)
+    with pytest.raises(ConfigError, match="unknown format 5: known: ade, "):
+        fn.read(notes, format=odd)
+    with pytest.raises(ConfigError, match="5 is no form of a model; known: card, "):
+        fn.export(place, odd, "out")
+    with pytest.raises(ConfigError, match="expected a table of labels and new names, not int"):
+        fn.evaluate(place, notes, label_map=odd)
+    for call in (fn.read, fn.check, lambda *a, **o: fn.evaluate(place, *a, **o)):
+        with pytest.raises(ConfigError, match=r"on_error = 'skipp'; did you mean 'skip'\?"):
+            call(notes, on_error="skipp")
 
 
 def test_runs_are_compared(run: tuple[Path, fn.RunResult]) -> None:

@@ -302,6 +302,7 @@ def test_fhir_comes_back_with_mentions_and_is_else_as_it_was(client: TestClient)
         ),
         (_document("a" * 100_001), "too-long", "100,001"),
         ([1], "invalid", "dictionary"),
+        ({"resourceType": "Patient", "id": "7"}, "invalid", "send a DocumentReference or a"),
     ],
 )
 def test_fhir_that_is_wrong_is_an_outcome(

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document
-from fednotes.jobs.predict import evaluate_path, predict_text
+from fednotes.jobs.predict import predict_text
+from fednotes.serving.api import evaluate
 from fednotes.taggers.saving import (
     build_model,
     kinds,
@@ -212,7 +213,7 @@ def test_predict_and_evaluate_take_every_kind(
     assert line["text"] == TEXT
     assert len(line["spans"]) == len(wanted.spans)
     FORMATS["jsonl"].write(DOCUMENTS, tmp_path / "gold.jsonl")
-    found = evaluate_path(tmp_path / "model", tmp_path / "gold.jsonl", None, "cpu")
+    found = evaluate(tmp_path / "model", tmp_path / "gold.jsonl")
     assert found.scores["support"] == sum(len(d.spans) for d in DOCUMENTS)
     assert found.unknown == ()
 

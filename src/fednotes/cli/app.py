@@ -220,9 +220,10 @@ def _tell(notes: Iterable[str]) -> None:
         say(note if note.startswith("warning: ") else f"note: {note}")
 
 
-def _no_dictionary(model: Path, dictionary: str | None) -> None:
-    if dictionary is not None:
-        raise FednotesError(f"--dictionary: {model} is no phenotyping model, it reads none")
+def _no_patients(model: Path, **given: object) -> None:
+    """Raises FednotesError for an option of phenotyping models, with one that finds mentions."""
+    for name in (name for name, value in given.items() if value is not None):
+        raise FednotesError(f"--{name}: {model} is no phenotyping model, it reads none")
 
 
 def _renamed(label_map: list[str] | None) -> dict[str, str]:
@@ -272,7 +273,7 @@ def predict(
             raise FednotesError("--threshold is for mentions; phenotypes have probabilities")
         predict_patients(*given, dictionary or backbone, text=text)
     else:
-        _no_dictionary(model, dictionary)
+        _no_patients(model, dictionary=dictionary)
         options: Any = {"text": text, "on_error": on_error.value, "threshold": threshold}
         predict_text(*given, backbone, **options)
 
@@ -329,26 +330,20 @@ def evaluate(
 ) -> None:
     """Score a saved model on annotated text, or on labelled patients."""
     from fednotes.cli.display import patient_score_table, score_table
-    from fednotes.jobs.predict import Evaluation, evaluate_path, evaluate_patients
     from fednotes.patients.phenotyper import is_phenotyper
+    from fednotes.serving.api import evaluate as run
+    from fednotes.serving.models import load
 
     renamed = _renamed(label_map)
     asked = tuple(dict.fromkeys(name.strip() for name in types.split(",") if name.strip()))
     if types and not asked:
         raise FednotesError(f"--types {types}: names no type")
     of_patients = is_phenotyper(model)
-    if of_patients:
-        if format or asked or on_error is OnError.skip:
-            option = "--format" if format else "--types" if asked else "--on-error"
-            raise FednotesError(f"{option} is for annotated text, not for labelled patients")
-        place = dictionary or backbone
-        found = Evaluation(*evaluate_patients(model, path, device, renamed, place, labels))
-    else:
-        _no_dictionary(model, dictionary)
-        if labels is not None:
-            raise FednotesError(f"--labels: {model} is no phenotyping model: it scores mentions")
-        rest: Any = {"types": asked, "on_error": on_error.value}
-        found = evaluate_path(model, path, format or None, device, renamed, backbone, **rest)
+    if not of_patients:
+        _no_patients(model, dictionary=dictionary, labels=labels)
+    opened = load(model, device, dictionary or backbone, calibrated=False)
+    rest: Any = {"types": asked, "format": format or None, "on_error": on_error.value}
+    found = run(opened, path, label_map=renamed, labels=labels, **rest)
     for line in found.told():
         print(f"note: {one_line(line)}", file=sys.stderr)
     if json_output:

@@ -96,10 +96,10 @@ class MissingExtra(FednotesError):
         super().__init__(f"this needs the package {package!r}: pip install 'fednotes[{extra}]'")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str]) -> str:
     """A hint for a misspelt name: `did you mean 'rounds'?`, or the list of what is known."""
     options = sorted(known)
-    match = get_close_matches(name, options, n=1, cutoff=0.6)
+    match = get_close_matches(str(name), options, n=1, cutoff=0.6)
     if match:
         return f"did you mean {match[0]!r}?"
     return f"known: {', '.join(options)}" if options else "none are known"

@@ -26,7 +26,7 @@ from fednotes.core.parsing import regular
 if TYPE_CHECKING:
     from dataclasses import dataclass as checked
 
-__all__ = ["adapter", "assign", "build", "checked", "expand", "read_toml"]
+__all__ = ["adapter", "assign", "build", "checked", "expand", "path_of", "read_toml"]
 
 T = TypeVar("T")
 _CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -223,6 +223,13 @@ def _step_into(table: dict[str, Any], name: str, assignment: str) -> list[dict[s
     if not inner or not all(isinstance(value, dict) for value in inner):
         raise ConfigError(f"--set {assignment}: {name!r} is not a table of this job")
     return inner
+
+
+def path_of(given: object, expected: str) -> Path:
+    """A path that a person gave. expected: what of. Raises ConfigError for what is none."""
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(f"expected {expected}, not {type(given).__name__}")
+    return Path(given)
 
 
 def expand(text: str, where: str) -> str:

@@ -21,7 +21,7 @@ from fednotes.data.checks import (
     problem_findings,
 )
 from fednotes.data.formats import examine, read
-from fednotes.data.formats.files import OnError
+from fednotes.data.formats.files import OnError, refuses
 from fednotes.data.tags import flatten
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job, Sites
@@ -98,7 +98,7 @@ def check_files(
             wrong += own
             number += len(own)
             continue
-        if on_error == "refuse":
+        if refuses(on_error):
             wrong += problems.found
             number += problems.number
             problems.counts.clear()

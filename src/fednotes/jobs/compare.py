@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.settings import path_of
 from fednotes.core.types import Document, SiteData
 from fednotes.encoders.features import default_cache
 from fednotes.jobs.job import POOLED, Job, load_sites
@@ -53,7 +54,7 @@ def compare(
     runs on patients are compared by macro F1 ("strict") or "auroc", see `compare_patients`.
     Raises DataError if the runs do not have the same test data or a model is missing.
     """
-    a, b = Path(a), Path(a if b is None else b)
+    a, b = (path_of(run, "a run's folder") for run in (a, a if b is None else b))
     for name in (condition, against):
         if name not in CONDITIONS:
             raise ConfigError(f"no condition is called {name!r}; {nearest(name, CONDITIONS)}")

@@ -37,7 +37,7 @@ from pydantic import BaseModel
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import number
-from fednotes.core.settings import build, checked
+from fednotes.core.settings import build, checked, path_of
 from fednotes.core.store import write_json
 from fednotes.core.tensors import device_of
 from fednotes.data.split import sentence_documents, subsample
@@ -148,7 +148,7 @@ def forecast(
         raise ConfigError("settings are of a job's file or name; change this job or table itself")
     if not isinstance(plan, ForecastPlan):
         plan = build(ForecastPlan, {} if plan is None else plan, "plan")
-    out = Path(out)
+    out = path_of(out, "a folder")
     if out.exists() and not (out.is_dir() and all(_OWN.match(p.name) for p in out.iterdir())):
         raise ConfigError(f"{out} is not the folder of a forecast, nor empty: give another --out")
     if isinstance(source, Mapping):

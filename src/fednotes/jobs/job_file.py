@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.federation import Method
-from fednotes.core.settings import adapter, assign, build, checked, expand, read_toml
+from fednotes.core.settings import adapter, assign, build, checked, expand, path_of, read_toml
 from fednotes.jobs.job import (
     POOLED,
     FederationConfig,
@@ -105,7 +105,7 @@ def load_table(name: str | Path, settings: tuple[str, ...] = ()) -> tuple[dict[s
 
     Raises ConfigError.
     """
-    path = Path(name)
+    path = path_of(name, "a job's file, name or table")
     if not path.is_file():
         known = built_in_jobs()
         if str(name) not in known:

@@ -126,10 +126,18 @@ def _require_apart(name: str, out: Path | None) -> None:
 
 
 def _require_mapping(
-    label_map: Mapping[str, str], found: Sequence[str], known: Sequence[str], path: Path | str
-) -> None:
-    """Raises ConfigError for a label that is not there, or that becomes none of the model's."""
-    for old, new in label_map.items():
+    label_map: Mapping[str, str] | None,
+    found: Sequence[str],
+    known: Sequence[str],
+    path: Path | str,
+) -> Mapping[str, str]:
+    """The mapping, {} if there is none. Raises ConfigError for what is no mapping, a label that is
+    not there, or that becomes none of the model's."""
+    if not isinstance(label_map, Mapping | None):
+        raise ConfigError(
+            f"label_map: expected a table of labels and new names, not {type(label_map).__name__}"
+        )
+    for old, new in (label_map or {}).items():
         if old not in found:
             near = nearest(old, found)
             near = f"; {near}" if near.startswith("did") else ""
@@ -139,6 +147,7 @@ def _require_mapping(
             )
         if new and new not in known:
             raise ConfigError(f"--map {old}={new}: the model has no {new!r}; {nearest(new, known)}")
+    return label_map or {}
 
 
 # ---- mentions --------------------------------------------------------------------------------
@@ -202,33 +211,6 @@ def confident(
     )
 
 
-def evaluate_path(
-    model: Path,
-    path: Path,
-    format: str | None,
-    device: str,
-    label_map: Mapping[str, str] | None = None,
-    backbone: str | None = None,
-    *,
-    types: Sequence[str] = (),
-    on_error: OnError = "refuse",
-) -> Evaluation:
-    """Scores of a saved model on annotated documents.
-
-    Scored are the model's types that the documents annotate, for their silence about another
-    says nothing; or `types`, which may be among those that they do not mention.
-    label_map: as in the job; unknown labels are left out of the scores. backbone, on_error: as
-    in `predict_text`.
-    Raises DataError if the file annotates none of the model's types, ConfigError for a label to
-    map or a type that is not there.
-    """
-    recogniser = load_model(model, device, backbone)
-    documents, problems = examine(path, format)
-    problems.refuse(on_error, documents)
-    found = evaluate_documents(recogniser, documents, str(path), label_map, types=types)
-    return replace(found, skipped=str(problems))
-
-
 def evaluate_documents(
     recogniser: Model,
     documents: tuple[Document, ...],
@@ -236,8 +218,17 @@ def evaluate_documents(
     label_map: Mapping[str, str] | None = None,
     *,
     types: Sequence[str] = (),
+    skipped: str = "",
 ) -> Evaluation:
-    """`evaluate_path` of documents. path: how messages call them."""
+    """Scores of a model on annotated documents.
+
+    Scored are the model's types that the documents annotate, for their silence about another
+    says nothing; or `types`, which may be among those that they do not mention. path: how messages
+    call the documents; skipped: what of it could not be used. label_map: as in the job; unknown
+    labels are left out of the scores.
+    Raises DataError if the file annotates none of the model's types, ConfigError for a label to
+    map or a type that is not there.
+    """
     gold, scored, found = gold_of(recogniser, documents, path, label_map, types)
     known = recogniser.tagset.types
     return Evaluation(
@@ -245,6 +236,7 @@ def evaluate_documents(
         tuple(label for label in found if label not in known),
         tuple(label for label in known if label not in scored and label not in found),
         tuple(label for label in known if label not in scored and label in found),
+        skipped,
     )
 
 
@@ -258,8 +250,8 @@ def gold_of(
     """Documents with flat spans of the model's types; the types that can be scored; and all labels
     that the documents have. Arguments and errors as of `evaluate_documents`."""
     known = recogniser.tagset.types
-    _require_mapping(label_map or {}, types_of(documents), known, path)
-    documents = relabel(documents, label_map or {}, None)
+    label_map = _require_mapping(label_map, types_of(documents), known, path)
+    documents = relabel(documents, label_map, None)
     found = types_of(documents)
     for label in types:
         if label not in known:
@@ -428,34 +420,21 @@ def _csv(results: Iterator[dict[str, Any]], labelled: bool, counted: bool) -> st
 
 
 def evaluate_patients(
-    model: Path,
+    reader: PatientReader,
     path: Path,
-    device: str,
     label_map: Mapping[str, str] | None = None,
-    place: str | None = None,
     labels: Path | None = None,
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+) -> Evaluation:
     """Scores of a phenotyping model on labelled patients, and the phenotypes it does not know.
 
     path: a folder of the i2b2 2008 obesity challenge (intuitive judgments), or JSON lines with
     "patient", "text" and "labels" ({name: "present" | "absent" | "questionable"}), several lines
     a patient if need be; or, with `labels`, notes as in `predict_patients`. labels: a table of
-    them (`patients/labels.py`); what is wrong in it goes to stderr. label_map, place: as in
-    `evaluate_path`, `predict_patients`; where two labels of a patient come to the same phenotype
+    them (`patients/labels.py`); what is wrong in it goes to stderr. label_map: as in
+    `evaluate_documents`; where two labels of a patient come to the same phenotype
     and differ, neither holds, and how many there are goes to stderr.
     Raises DataError if no phenotype is in common.
     """
-    reader = PatientReader.of(model, load_phenotyper(model, device), place)
-    return patient_scores(reader, path, label_map, labels)
-
-
-def patient_scores(
-    reader: PatientReader,
-    path: Path,
-    label_map: Mapping[str, str] | None = None,
-    labels: Path | None = None,
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """As `evaluate_patients`, of a model that was read."""
     phenotyper = reader.model
     if phenotyper.machines is None:
         raise ConfigError("the model ends with stage 1: it predicts codes, no phenotypes to score")
@@ -470,8 +449,8 @@ def patient_scores(
                 f"{labels}: no patient with notes in {path} is labelled: are ids the same?"
             )
     before = tuple(dict.fromkeys(name for own in gold.values() for name in own))
-    _require_mapping(label_map or {}, before, phenotyper.phenotypes, labels or path)
-    gold, found, clashes = renamed(gold, label_map or {})
+    label_map = _require_mapping(label_map, before, phenotyper.phenotypes, labels or path)
+    gold, found, clashes = renamed(gold, label_map)
     if clashes:
         print(
             f"note: {clashes} pair(s) of patient and phenotype have two different labels after "
@@ -495,4 +474,5 @@ def patient_scores(
         for name, of in scores["by_output"].items()
     }
     unknown = tuple(name for name in found if name not in names)
-    return {**scores, "ranking": ranked["macro"], "by_output": by_output}, unknown
+    scores = {**scores, "ranking": ranked["macro"], "by_output": by_output}
+    return Evaluation(scores, unknown)

@@ -18,6 +18,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.parsing import mapping, number
+from fednotes.core.settings import path_of
 from fednotes.core.store import write_out, write_text
 from fednotes.jobs.results import (
     CONDITIONS,
@@ -59,13 +60,13 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     Raises DataError if `summary.json` is missing or a result file is not what it should be,
     FednotesError if the report cannot be written.
     """
-    folder = Path(run)
+    folder = path_of(run, "a run's folder")
     audited, result = read_audit(folder), None
     if audited is not None and not (folder / SUMMARY).is_file():
         told = {"method": audited.method, "title": audited.title, "command": audited.command}
         result = RunResult.model_validate(told)
     parts = parts_of_page(result or read_result(folder), read_lines(folder)) | {"audit": audited}
-    target = Path(out) if out is not None else folder / "report.html"
+    target = folder / "report.html" if out is None else path_of(out, "a file to write")
     page = environment().get_template("report.html").render(parts)
     (write_text if out is None else write_out)(target, page)
     return target

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.settings import path_of
 from fednotes.core.types import Document
 from fednotes.data import formats
-from fednotes.data.formats.files import OnError
+from fednotes.data.formats.files import OnError, refuses
 from fednotes.jobs import simulate as simulating
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.checking import Checked, check_against, check_files, check_job
@@ -25,8 +26,8 @@ from fednotes.jobs.predict import (
     Evaluation,
     documents_of,
     evaluate_documents,
+    evaluate_patients,
     gold_of,
-    patient_scores,
 )
 from fednotes.jobs.results import RunResult
 from fednotes.metrics.calibration import (
@@ -51,10 +52,10 @@ def read(
     format: guessed from the content if not given. on_error: with "skip", what cannot be used is
     left out. Raises DataError with file and line for what is wrong.
     """
-    if not folder_of(path, "a file or folder of notes").exists():
+    if not path_of(path, "a file or folder of notes").exists():
         raise DataError(f"{path}: no such file or folder")
     if format is not None:
-        return formats.read(Path(path), format, on_error)
+        return formats.read(path, format, on_error)
     return documents_of(str(path), on_error=on_error)
 
 
@@ -78,7 +79,7 @@ def check(
     if named := [name for name in names if name.endswith(".toml") or name in known]:
         if len(names) > 1:
             raise ConfigError(f"{named[0]}: check one job at a time, and nothing beside it")
-        if format or against or on_error == "skip":
+        if format or against or not refuses(on_error):
             option = "--format" if format else "--against" if against else "--on-error"
             raise ConfigError(f"{option} is for a corpus; a job's sites have their own")
         return check_job(named[0], tuple(settings))
@@ -88,7 +89,8 @@ def check(
         return check_files([Path(name) for name in names], format or None, on_error)
     if len(names) > 1:
         raise ConfigError("--against compares one corpus with another: name one")
-    return check_against(Path(names[0]), Path(against), format or None, on_error)
+    other = path_of(against, "a corpus to compare with")
+    return check_against(Path(names[0]), other, format or None, on_error)
 
 
 def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -> Job:
@@ -101,7 +103,7 @@ def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -
     given = source if isinstance(source, Mapping) else {}
     folder, name, where = Path.cwd(), "job", "job"
     if source is not None and not isinstance(source, Mapping):
-        given, path = load_table(folder_of(source, "a job's file, name or table"))
+        given, path = load_table(source)
         folder, name, where = path.resolve().parent, path.stem, str(path)
     try:  # a run keeps it as JSON
         table = json.loads(json.dumps(over(given, changes), default=_plain))
@@ -136,7 +138,7 @@ def simulate(
     """
     made = source if isinstance(source, Job) else job(source)
     options: Any = {"resume": resume, "overwrite": overwrite, "device": device, "command": command}
-    result = simulating.simulate(made, folder_of(out, "a folder"), display=progress, **options)
+    result = simulating.simulate(made, path_of(out, "a folder"), display=progress, **options)
     write_cards(Path(out))
     return result
 
@@ -148,35 +150,47 @@ def evaluate(
     types: Sequence[str] = (),
     label_map: Mapping[str, str] | None = None,
     labels: PathLike | None = None,
+    format: str | None = None,
+    on_error: OnError = "refuse",
 ) -> Evaluation:
     """Scores of a model on annotated documents, or a file or folder of them; or on patients.
 
     model: opened, or its folder. Scored are its types that they annotate, or `types`. label_map:
-    labels by other names. A model of patients takes a file or folder of labelled patients, or of
-    notes, with a table of `labels` beside it. Raises DataError where no label is common.
+    labels by other names. format, on_error: as `read`. A model of patients takes a file or folder
+    of labelled patients, or of notes, with a table of `labels` beside it, and the first four
+    options of none. Raises DataError where no label is common.
     """
     if not isinstance(model, MentionModel | PatientModel):
         model = load(model)
     if isinstance(model, PatientModel):
-        if types or not isinstance(documents, str | Path):
-            raise ConfigError("patients are scored in a file or folder, and all their phenotypes")
-        beside = None if labels is None else Path(labels)
-        return Evaluation(*patient_scores(model.reader, Path(documents), label_map, beside))
+        if format or types or not refuses(on_error):
+            option = "--format" if format else "--types" if types else "--on-error"
+            raise ConfigError(f"{option} is for annotated text, not for labelled patients")
+        if not isinstance(documents, str | Path):
+            raise ConfigError("patients are scored in a file or folder")
+        beside = None if labels is None else path_of(labels, "a table of labels")
+        return evaluate_patients(model.reader, Path(documents), label_map, beside)
     if labels is not None:
-        raise ConfigError("a table of labels is of patients, and this model finds mentions")
-    return evaluate_documents(model.model, *_documents(documents), label_map, types=types)
+        named = model.folder or "the model"
+        raise ConfigError(f"--labels: {named} is no phenotyping model: it finds mentions")
+    given, where, skipped = _documents(documents, format, on_error)
+    return evaluate_documents(model.model, given, where, label_map, types=types, skipped=skipped)
 
 
-def _documents(given: PathLike | Sequence[Document]) -> tuple[tuple[Document, ...], str]:
-    """Documents, and what messages call them."""
+def _documents(
+    given: PathLike | Sequence[Document], format: str | None = None, on_error: OnError = "refuse"
+) -> tuple[tuple[Document, ...], str, str]:
+    """Documents, what messages call them, and what of them could not be read."""
     if isinstance(given, str | Path):
-        return formats.read(given), str(given)
+        documents, problems = formats.examine(given, format)
+        problems.refuse(on_error, documents)
+        return documents, str(given), str(problems)
     held = tuple(given) if isinstance(given, Iterable) else (given,)
     if wrong := next((each for each in held if not isinstance(each, Document)), None):
         raise DataError(
             f"expected annotated Documents, not {type(wrong).__name__}; `read` gives them"
         )
-    return held, "the corpus"
+    return held, "the corpus", ""
 
 
 def reliability(
@@ -229,7 +243,7 @@ def _judged(
     label_map: Mapping[str, str] | None,
     calibration: Calibration | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    given, where = _documents(documents)
+    given, where, _ = _documents(documents)
     gold, scored, _ = gold_of(model.model, given, where, label_map)
     predicted = model.model.predict(gold, confidence=True)
     chances, right, owner = judged(gold, predicted, scored)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.settings import path_of
 from fednotes.core.types import Document, Span
 from fednotes.jobs.predict import PatientReader, confident
 from fednotes.metrics.calibration import Calibration
@@ -45,10 +45,8 @@ def load(
 
 def folder_of(given: object, expected: str = "a model's folder") -> Path:
     """A path, or where an opened model was read. Raises ConfigError for what is neither."""
-    path = given.folder if isinstance(given, MentionModel | PatientModel) else given
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"expected {expected}, not {type(given).__name__}")
-    return Path(path)
+    known = given.folder if isinstance(given, MentionModel | PatientModel) else None
+    return known or path_of(given, expected)
 
 
 class MentionModel:

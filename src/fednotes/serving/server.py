@@ -490,6 +490,9 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
         except DataError as error:
             raise Refused(422, f"a resource cannot be read: {error}") from None
         notes = [(one, text) for one, text in given if text is not None]
+        if not notes and resource.get("resourceType") != "Bundle":
+            held = " or a ".join(fhir.PLACES)
+            raise Refused(422, f"there is no note in it: send a {held}, or a Bundle of these")
         texts = most.taken([text for _, text in notes])
         pairs = zip(notes, await results(texts, texts), strict=True)
         return fhir.bundle(

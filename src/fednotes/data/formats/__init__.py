@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra, nearest
 from fednotes.core.parsing import mapping, shipped
+from fednotes.core.settings import path_of
 from fednotes.core.store import beside, new_folder, sync_folder
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import published
@@ -291,8 +292,8 @@ def convert(
     format, on_error: as `read`; allow_loss: as `write`. Raises as these, and FednotesError where
     `out` lies in what is read: it would be a part of that corpus.
     """
-    inside = Path(os.path.realpath(out)).is_relative_to(os.path.realpath(source))
-    if inside:
+    source, out = path_of(source, "a corpus"), path_of(out, "a path to write")
+    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(source)):
         raise FednotesError(f"{out} lies in {source}, which is read: name a place elsewhere")
     documents, problems = examine(source, format)
     problems.refuse(on_error, documents)

@@ -33,7 +33,7 @@ from fednotes.data.formats.bioc import objects
 
 LOOSE = 0
 _MENTION, _REST = "urn:fednotes:mention", "urn:fednotes:document"
-_PLACES = {"DocumentReference": "content", "DiagnosticReport": "presentedForm"}
+PLACES = {"DocumentReference": "content", "DiagnosticReport": "presentedForm"}
 _ID = re.compile(r"[A-Za-z0-9.-]{1,64}")
 _TYPE, _TYPES = re.compile(r"[A-Z][A-Za-z]{1,40}"), 40  # of resources; so many are named
 _PLAIN = {"attachment": {"contentType": "text/plain"}}
@@ -70,7 +70,7 @@ def resources(value: Any) -> list[Any]:
 
 def text_of(resource: Any) -> str | None:
     """The note that a resource holds; None where its type holds none. Raises DataError."""
-    place = _PLACES.get(str(mapping(resource).get("resourceType")))
+    place = PLACES.get(str(mapping(resource).get("resourceType")))
     if place is None:
         return None
     held = objects(resource, place)
@@ -115,7 +115,7 @@ def _record(resource: Any, noting: jsonl.Noting, unread: Counter[str]) -> dict[s
         name = f"{kind} resources" if isinstance(kind, str) and _TYPE.fullmatch(kind) else odd
         unread[name if name in unread or len(unread) < _TYPES else odd] += 1
         return None
-    place = _PLACES[resource["resourceType"]]
+    place = PLACES[resource["resourceType"]]
     rest: dict[str, Any] = {}
     spans, extensions = [], objects(resource, "extension")
     for extension in extensions:
@@ -183,9 +183,9 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 def _resource(document: Document, number: int) -> dict[str, Any]:
     kept = dict(mapping(document.meta.get("fhir")))
     kind = kept.get("resourceType")
-    kept = kept if kind in _PLACES else {"resourceType": "DocumentReference"}
+    kept = kept if kind in PLACES else {"resourceType": "DocumentReference"}
     rest = jsonl.rest(document)
-    if kind in _PLACES:
+    if kind in PLACES:
         rest["meta"] = {k: v for k, v in rest["meta"].items() if k != "fhir"}
     named = bool(_ID.fullmatch(document.id))
     rest |= {} if named else {"id": document.id}
@@ -198,7 +198,7 @@ def _resource(document: Document, number: int) -> dict[str, Any]:
     own = [{"url": _REST, "valueBase64Binary": _encoded(raw)}] if raw else []
     extension = [*kept.pop("extension", ()), *own, *map(_extension, document.spans)]
     made = {**kept, "id": document.id if named else f"note-{number}"}
-    place = _PLACES[made["resourceType"]]
+    place = PLACES[made["resourceType"]]
     made[place] = _filled(made.get(place) or [_PLAIN if place == "content" else {}], document.text)
     return {"status": "current", **made} | ({"extension": extension} if extension else {})
 

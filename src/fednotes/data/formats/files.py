@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast, get_args
 
-from fednotes.core.errors import DataError, Problem
+from fednotes.core.errors import ConfigError, DataError, Problem, nearest
 from fednotes.core.parsing import JsonError, NotAFile, parse_json, regular, require_file
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.text import normalise, tokenize
@@ -341,6 +341,15 @@ def same_text(left: str, right: str) -> bool:
 # ---- what is wrong -------------------------------------------------------------------------------
 
 OnError = Literal["refuse", "skip"]
+
+
+def refuses(on_error: str) -> bool:
+    """Whether a corpus with something wrong in it is refused. Raises ConfigError for no OnError."""
+    if on_error not in (known := get_args(OnError)):
+        raise ConfigError(f"on_error = {on_error!r}; {nearest(on_error, known)}")
+    return on_error == "refuse"
+
+
 _KEPT = 10_000  # problems that are kept one by one; more are counted alone
 DERIVED = -1  # the line of an id that the reader made
 
@@ -395,7 +404,8 @@ class Problems:
     def refuse(self, on_error: OnError = "refuse", kept: Sequence[Document] = ()) -> None:
         """Raises DataError of all problems, if there is one; with "skip" only where no document is
         kept."""
-        if self.found and (on_error == "refuse" or not kept):
+        refused = refuses(on_error)
+        if self.found and (refused or not kept):
             raise DataError.of(self.found, self.number)
 
     def __str__(self) -> str:
