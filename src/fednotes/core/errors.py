@@ -7,10 +7,12 @@ number, a label or a count at most.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 
 class FednotesError(Exception):
@@ -94,6 +96,39 @@ class MissingExtra(FednotesError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"this needs the package {package!r}: pip install 'fednotes[{extra}]'")
+
+
+@contextmanager
+def needs(package: str, extra: str) -> Iterator[None]:
+    """What is imported in the block is of a package that an extra brings. Raises MissingExtra.
+
+    package: "" for one of several, which the import names.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(package or str(error.name), extra) from error
+
+
+@contextmanager
+def within(
+    place: str, kind: type[FednotesError], *kinds: type[FednotesError], become: Any = None
+) -> Iterator[None]:
+    """Errors of these kinds name the place that they are of. become: what they are then, if not
+    what they were."""
+    try:
+        yield
+    except (kind, *kinds) as error:
+        raise (become or type(error))(f"{place}: {error}") from error
+
+
+@contextmanager
+def readable(path: object, kind: type[FednotesError]) -> Iterator[None]:
+    """A file that the disk does not give in the block is an error of this kind."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

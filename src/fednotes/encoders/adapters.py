@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError, MissingExtra, ModelError
+from fednotes.core.errors import ConfigError, ModelError, needs
 from fednotes.core.tensors import seeded
 
 CHANGED = "query value q v q_lin v_lin q_proj v_proj query_proj value_proj".split()  # maps, by name
@@ -117,11 +117,9 @@ def install(model: Any) -> list[nn.Module]:
     Raises ModelError for a model that does not take its attention from the registry or whose
     self-attentions cannot be told; MissingExtra without transformers.
     """
-    try:
+    with needs("transformers", "transformers"):
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
-    except ImportError:
-        raise MissingExtra("transformers", "transformers") from None
     AttentionInterface.register(NAME, prompt_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)

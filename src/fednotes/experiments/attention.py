@@ -31,7 +31,14 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra, ModelError
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    MissingExtra,
+    ModelError,
+    needs,
+)
 from fednotes.core.seeds import rng_of
 from fednotes.core.store import replace_file, write_text
 from fednotes.data.clinical import sentences
@@ -294,10 +301,8 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
     NaN where all values of one are equal. Raises DataError (sizes differ, fewer than two values),
     MissingExtra without SciPy.
     """
-    try:
+    with needs("scipy", "plot"):
         from scipy.stats import spearmanr
-    except ModuleNotFoundError:
-        raise MissingExtra("scipy", "plot") from None
     x, y = np.ravel(a), np.ravel(b)
     if len(x) != len(y) or len(x) < 2:
         sizes = f"{len(x)} and {len(y)} values"
@@ -584,10 +589,8 @@ def plot(heads: Mapping[str, Heads], path: Path) -> None:
 
     Raises MissingExtra without matplotlib, FednotesError where the file cannot be written.
     """
-    try:
+    with needs("matplotlib", "plot"):
         import matplotlib
-    except ModuleNotFoundError:
-        raise MissingExtra("matplotlib", "plot") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -25,7 +25,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -33,7 +32,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from annotated_types import Ge, Gt, Interval
 
 from fednotes import methods
-from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.errors import ConfigError, within
 from fednotes.core.federation import Method, MethodConfig
 from fednotes.core.settings import build, checked, expand
 from fednotes.core.types import Scheme, SiteData
@@ -447,11 +446,9 @@ def _phenotypes(table: Mapping[str, Any], where: str) -> dict[str, tuple[str, ..
         place = f"{where} [phenotypes] {name}"
         if not isinstance(codes, list | tuple) or not codes:
             raise ConfigError(f'{place} = {codes!r}: expected a list of codes such as "icd10:I10"')
-        try:
+        with within(place, ConfigError):
             for code in codes:
                 parse(str(code))
-        except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from error
         made[name] = tuple(map(str, codes))
     return made
 
@@ -574,15 +571,6 @@ class Sites:
     def told(self) -> tuple[str, ...]:
         """What a run says of its data: `warnings`, and what was changed on the way."""
         return (*(f"warning: {text}" for text in self.warnings), *self.notes)
-
-
-@contextmanager
-def site_named(name: str, kind: type[FednotesError] = FednotesError) -> Iterator[None]:
-    """Errors of a kind name the site that they are of."""
-    try:
-        yield
-    except kind as error:
-        raise type(error)(f"site {name!r}: {error}") from error
 
 
 def load_sites(job: Job, progress: Progress | None = None, cache: Path | None = None) -> Sites:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fednotes import methods
-from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.errors import ConfigError, nearest, within
 from fednotes.core.federation import Method
 from fednotes.core.settings import adapter, assign, build, checked, expand, path_of, read_toml
 from fednotes.jobs.job import (
@@ -128,10 +128,8 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         if key in _TABLES and not isinstance(table[key], Mapping):
             raise ConfigError(f"{where}: {key} is a value, expected a table [{key}]")
     top = build(TopConfig, {k: v for k, v in table.items() if k in top_keys}, where)
-    try:
+    with within(where, ConfigError):
         method = methods.find(top.method)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
     kind = KINDS[method.holds]
     for other in KINDS.values():
         if found := sorted((other.tables - kind.tables) & table.keys()):
@@ -247,10 +245,8 @@ def _config(
         raise ConfigError(f"{where} [model]: {told}") from error
     made: Any = build(method.Config, values | {"model": model}, f"{where} [training]")
     if "privacy" in filled:
-        try:
+        with within(f"{where} [training]", ConfigError):
             method.private.require(made)
-        except ConfigError as error:
-            raise ConfigError(f"{where} [training]: {error}") from error
     return made
 
 

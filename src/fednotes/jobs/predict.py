@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError, ModelError, nearest
+from fednotes.core.errors import ConfigError, DataError, ModelError, nearest, within
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.formats import FORMATS, examine, guess_format
@@ -350,10 +350,8 @@ class PatientReader:
     @classmethod
     def of(cls, folder: Path, model: Phenotyper, place: str | None = None) -> PatientReader:
         """place: where its dictionary, or encoder, is now. Raises ModelError naming the folder."""
-        try:
+        with within(str(folder), ModelError):
             return cls(model, opened(model.space.recipe, place))
-        except ModelError as error:
-            raise ModelError(f"{folder}: {error}") from error
 
     def read(
         self, notes: Mapping[str, Sequence[str]], told: bool = True

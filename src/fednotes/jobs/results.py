@@ -15,7 +15,7 @@ from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import DataError, MissingExtra
+from fednotes.core.errors import DataError, needs
 from fednotes.core.parsing import (
     MOST_BYTES,
     JsonError,
@@ -130,10 +130,8 @@ class RunResult(BaseModel):
 
     def to_pandas(self) -> Any:
         """The table as a DataFrame. Raises MissingExtra without pandas."""
-        try:
+        with needs("pandas", "pandas"):
             import pandas
-        except ModuleNotFoundError as error:
-            raise MissingExtra("pandas", "pandas") from error
         return pandas.DataFrame(self.table())
 
     def _repr_html_(self) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from annotated_types import Ge
 
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import ConfigError, DataError, within
 from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import checked
@@ -254,7 +254,7 @@ class Site(AveragingSite, MethodSite):
 
     def _tokens(self, notes: NoteSource) -> Tokens:
         tokenizer = self.model.tokenizer
-        try:
+        with within(f"site {self.data.id!r}", DataError):
             return cached_tokens(
                 notes,
                 tokenizer.tokenize,
@@ -262,8 +262,6 @@ class Site(AveragingSite, MethodSite):
                 self.model.vocabulary,
                 self._folder,
             )
-        except DataError as error:
-            raise DataError(f"site {self.data.id!r}: {error}") from error
 
     def _length(self, epoch: int) -> int:
         """Tokens of a sequence: `length`, from the last cycles up to the kept one `long_length`."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from annotated_types import Gt
 
-from fednotes.core.errors import ConfigError, DataError, MissingExtra, ModelError
+from fednotes.core.errors import ConfigError, DataError, MissingExtra, ModelError, needs
 from fednotes.core.parsing import JsonError, read_json
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import build, checked
@@ -231,10 +231,8 @@ def picture(shown: Mapping[str, Reliability], path: str | Path = ".png") -> byte
 
 
 def _figure(shown: Mapping[str, Reliability]) -> Any:
-    try:
+    with needs("matplotlib", "plot"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise MissingExtra("matplotlib", "plot") from None
     figure = Figure(figsize=(4.6, 5.4), dpi=130, layout="constrained")
     panel, below = figure.subplots(2, sharex=True, height_ratios=(4, 1))
     panel.plot((0, 1), (0, 1), color="#8a8a8a", lw=1, ls="--")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fednotes.core.errors import ConfigError, DataError, MissingExtra
+from fednotes.core.errors import ConfigError, DataError, needs
 from fednotes.core.types import Document
 from fednotes.metrics.classification import (
     ClassCounts,
@@ -73,10 +73,8 @@ def paired_t(differences: Sequence[float]) -> PairedTest:
     n = len(differences)
     if n < 2:
         raise DataError(f"a paired test needs two differences or more, not {n}")
-    try:
+    with needs("scipy", "plot"):
         from scipy import stats
-    except ModuleNotFoundError as error:
-        raise MissingExtra("scipy", "plot") from error
     mean = fmean(differences)
     if max(differences) - min(differences) < 1e-12:  # rounding is no spread
         return PairedTest(mean, mean, mean, float(mean == 0), n)

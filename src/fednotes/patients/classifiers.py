@@ -24,7 +24,7 @@ from annotated_types import Ge, Gt
 from pydantic import FiniteFloat
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, DataError, MissingExtra
+from fednotes.core.errors import ConfigError, DataError, needs
 from fednotes.core.kernels import kernel
 from fednotes.core.settings import checked
 from fednotes.core.tensors import require_like
@@ -420,11 +420,9 @@ def fit(
     nobody is held out. Returns the sum of weighted losses and over how many pairs of patient and
     machine it is. Raises MissingExtra without scikit-learn.
     """
-    try:
+    with needs("scikit-learn", "phenotype"):
         from scipy.sparse import csr_matrix
         from sklearn.linear_model import LogisticRegression
-    except ImportError:
-        raise MissingExtra("scikit-learn", "phenotype") from None
     if not C and len(held_out[0]):
         losses = []
         for choice in CHOICES:

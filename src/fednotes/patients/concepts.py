@@ -52,7 +52,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from fednotes.core.errors import DataError, MissingExtra, ModelError
+from fednotes.core.errors import DataError, ModelError, needs
 from fednotes.core.tensors import load_state, save_state
 from fednotes.data.formats.files import listing
 from fednotes.data.notes import Note
@@ -250,10 +250,8 @@ class Matcher:
 
     def _build(self) -> None:
         """The automaton, and each matched term's length and concepts."""
-        try:
+        with needs("pyahocorasick", "concepts"):
             import ahocorasick  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            raise MissingExtra("pyahocorasick", "concepts") from None
         self._automaton = ahocorasick.Automaton(ahocorasick.STORE_INTS)
         lengths, numbers, owners = array("B"), array("i"), array("i")
         for at, term in enumerate(self.dictionary.terms):

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from annotated_types import Ge
 
-from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.core.errors import ConfigError, DataError, ModelError, within
 from fednotes.core.settings import build, checked, expand
 from fednotes.core.types import Document
 from fednotes.data.text import split_sentences, tokenize
@@ -170,10 +170,8 @@ def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
         "context": config.context,
         "most": config.most,
     }
-    try:
+    with within("[concepts] dictionary", DataError, ConfigError):
         return _features(config, recipe, expand(str(recipe["dictionary"]), "dictionary"))
-    except (DataError, ConfigError) as error:
-        raise type(error)(f"[concepts] dictionary: {error}") from error
 
 
 def opened(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features:
@@ -191,14 +189,12 @@ def opened(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features
         raise ModelError(f"the model's features are of the unknown kind {kind!r}")
     settings, what, option = kinds[kind]
     facts = ("kind", "fingerprint", "names")
-    try:
+    with within("the model's features cannot be made", ConfigError, become=ModelError):
         if not isinstance(recipe.get("fingerprint", ""), str):
             raise ConfigError(f"recipe fingerprint = {recipe['fingerprint']!r}: expected text")
         if what not in recipe:
             raise ConfigError(f"recipe: the key {what!r} is missing")
         config = build(settings, {n: v for n, v in recipe.items() if n not in facts}, "recipe")
-    except ConfigError as error:
-        raise ModelError(f"the model's features cannot be made: {error}") from error
     named = recipe[what]
     place = dictionary or named
     try:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Interval
 
-from fednotes.core.errors import ConfigError, MissingExtra
+from fednotes.core.errors import ConfigError, needs
 from fednotes.core.settings import checked
 from fednotes.privacy.noise import SCALE
 
@@ -209,10 +209,8 @@ def _accounting() -> Iterator[tuple[Any, Any, Any]]:
     load = importlib.import_module
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
+        with needs("dp-accounting", "privacy"):
             events = load("dp_accounting.dp_event")
             rdp = load("dp_accounting.rdp.rdp_privacy_accountant")
             pld = load("dp_accounting.pld.pld_privacy_accountant")
-        except ImportError as error:
-            raise MissingExtra("dp-accounting", "privacy") from error
         yield events, rdp, pld

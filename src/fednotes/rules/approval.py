@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from fednotes.core.cleaning import clean
-from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError, readable
 from fednotes.core.parsing import read_json
 from fednotes.core.store import alone, replace_file
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES, joined, need_cryptography
@@ -160,12 +160,10 @@ def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    try:
+    with readable(path, ConfigError):
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES)
         mode = path.stat().st_mode
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     if mode & 0o077:
         raise ConfigError(f"{path}: others can read it: chmod 600 {path}")
     locked = b"ENCRYPTED" in text

@@ -32,7 +32,7 @@ from pydantic import BaseModel, Field
 
 from fednotes import __version__
 from fednotes.core.cleaning import NAME, clean
-from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra
+from fednotes.core.errors import ConfigError, DataError, FednotesError, needs, readable
 from fednotes.core.parsing import JsonError, parse_json, regular
 from fednotes.core.settings import checked
 from fednotes.core.types import Document, Span
@@ -421,13 +421,11 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
 
     Raises MissingExtra.
     """
-    try:
+    with needs("", "serve"):
         import prometheus_client
         from fastapi import FastAPI
         from fastapi.exceptions import RequestValidationError
         from fastapi.responses import JSONResponse, PlainTextResponse
-    except ImportError as error:
-        raise MissingExtra(error.name or "fastapi", "serve") from error
 
     most, meters, batches = limits or Limits(), _Meters(), Batches(model)
 
@@ -536,11 +534,8 @@ def _known(part: str | int) -> str:
 
 def read_token(path: PathLike) -> str:
     """The token in a file that its owner alone can read. Raises ConfigError."""
-    try:
-        with open(path, "rb", opener=regular) as file:
-            mode, raw = os.fstat(file.fileno()).st_mode, file.read(_MOST_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    with readable(path, ConfigError), open(path, "rb", opener=regular) as file:
+        mode, raw = os.fstat(file.fileno()).st_mode, file.read(_MOST_BYTES)
     if mode & 0o077:
         raise ConfigError(f"{path}: others can read it: chmod 600 {path}")
     token = raw.decode("latin-1").strip()
@@ -603,10 +598,8 @@ def run(
     key: PEM files, for TLS. extra: that brings what this needs.
     Raises FednotesError where nothing can listen there, MissingExtra.
     """
-    try:
+    with needs("uvicorn", extra):
         import uvicorn
-    except ImportError as error:
-        raise MissingExtra("uvicorn", extra) from error
 
     class Listening(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:

@@ -31,7 +31,7 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from fednotes import __version__
-from fednotes.core.errors import ConfigError, ModelError, nearest
+from fednotes.core.errors import ConfigError, ModelError, nearest, readable
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build
 from fednotes.core.store import write_folder
@@ -293,10 +293,8 @@ def _specification(file: Path, facts: dict[str, Any]) -> tuple[ModelConfig, TagS
 
 def _read_tensors(description: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
     file = description.with_suffix(".safetensors")
-    try:
+    with readable(file, ModelError):
         data = file.read_bytes()
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read ({error.strerror})") from error
     if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
         raise ModelError(
             f"{file}: damaged or not the one that {description.name} describes (its SHA-256 "

@@ -35,7 +35,7 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from fednotes import __version__
-from fednotes.core.errors import ConfigError, FednotesError, ModelError
+from fednotes.core.errors import ConfigError, FednotesError, ModelError, within
 from fednotes.core.parsing import mapping, read_json
 from fednotes.core.settings import build, checked
 from fednotes.core.tensors import device_of, seeded
@@ -234,10 +234,8 @@ class TokenClassifier(Model):
             raise ConfigError(
                 f"window = {config.window}: {where} reads {positions} sub-words at most"
             )
-        try:
+        with within(f"window = {config.window or positions}", ModelError, become=ConfigError):
             self._frame = Frame.of(where, tokenizer, model, config.window)
-        except ModelError as error:
-            raise ConfigError(f"window = {config.window or positions}: {error}") from error
         one, frame = np.ones(1, np.int64), self._frame
         ids, mask = frame.rows(np.full(1, frame.pad), 0 * one, one, self.device)
         try:  # one sub-word: whether it runs, and how wide its layers are
@@ -440,11 +438,9 @@ def open_token_classifier(directory: Path, device: str | torch.device = "cpu") -
     if not isinstance(own, dict):
         raise ModelError(f"{directory / 'config.json'}: damaged ('fednotes' is no table)")
     table = {k: v for k, v in own.items() if k != "version"} | {"encoder": str(directory.resolve())}
-    try:
+    with within(str(directory), ConfigError, become=ModelError):
         config = build(TokenClassifierConfig, table, "config.json (fednotes)")
         return TokenClassifier(config, tagset, tokenizer, model).to(device).train(False)
-    except ConfigError as error:
-        raise ModelError(f"{directory}: {error}") from error
 
 
 @lru_cache(maxsize=2)

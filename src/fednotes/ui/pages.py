@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, urlencode
 from markupsafe import Markup, escape
 
 from fednotes.core.cleaning import clean
-from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
+from fednotes.core.errors import ConfigError, FednotesError, needs
 from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import LossyError
@@ -99,15 +99,13 @@ class Desk:
 
 def application(desk: Desk) -> Callable[..., Any]:
     """The ASGI application of a page, for those who have its token."""
-    try:
+    with needs("starlette", "ui"):
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
         from starlette.exceptions import HTTPException
         from starlette.middleware.base import BaseHTTPMiddleware
         from starlette.routing import Mount, Route
         from starlette.staticfiles import StaticFiles
-    except ImportError as error:
-        raise MissingExtra("starlette", "ui") from error
     pages = Pages(desk)
 
     def route(path: str, handler: Callable[[Request, Form], Response], *methods: str) -> Route:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import DataError, MissingExtra
+from fednotes.core.errors import DataError, needs
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.formats import files as corpus
@@ -27,12 +27,10 @@ _MOST = 1 << 29  # bytes of a file, unpacked
 
 
 def _spacy() -> tuple[Any, Any, Any, Any]:
-    try:
+    with needs("spacy", "spacy"):
         from spacy.tokens import Doc, DocBin
         from spacy.tokens import Span as SpacySpan
         from spacy.vocab import Vocab
-    except ImportError:
-        raise MissingExtra("spacy", "spacy") from None
     return Doc, DocBin, SpacySpan, Vocab
 
 

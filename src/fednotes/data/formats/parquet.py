@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fednotes.core.errors import DataError, MissingExtra
+from fednotes.core.errors import DataError, needs
 from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, TagSet
@@ -30,11 +30,9 @@ _MOST, _BYTES = 1 << 20, 1 << 30  # rows of a file, and bytes of them in memory
 
 
 def _arrow() -> Any:
-    try:
+    with needs("pyarrow", "arrow"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError:
-        raise MissingExtra("pyarrow", "arrow") from None
     return pyarrow
 
 

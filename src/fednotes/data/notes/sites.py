@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.errors import ConfigError, DataError, FednotesError, within
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.data.notes import SHARED, Key, Note, NoteStream, left_out, patient_of
 from fednotes.data.overlap import TextIndex, shares_sentence
@@ -211,7 +211,7 @@ def site_notes(
 def _scanned(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
     patients, lengths, order, digests = array("q"), array("q"), array("Q"), bytearray()
     excluded = 0
-    try:
+    with within(f"site {corpus.id!r}", FednotesError):
         stream = corpus.notes()
         for note in stream:
             key = patient_of(note)
@@ -222,8 +222,6 @@ def _scanned(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
             order.append(seed_of(seed, "max_notes", *key, note.id) if corpus.max_notes else 0)
             digests += _digest(note)
             del note  # or two texts would be in memory while the next one is read
-    except FednotesError as error:
-        raise type(error)(f"site {corpus.id!r}: {error}") from error
     counts = stream.counts if isinstance(stream, NoteStream) else {}
     gone = left_out({**counts, SHARED: excluded})
     if len(patients) == excluded:
@@ -236,10 +234,8 @@ def _scanned(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
 def _deal(scans: Sequence[_Scan], patients: Sequence[Key], seed: int, silos: int, by: By) -> None:
     """Send each note that is not left out to a silo."""
     keys = [list(_units(scan, patients, by)) for scan in scans]
-    try:
+    with within(f"[silos] number = {silos}", DataError, become=ConfigError):
         where = assign((key for own in keys for key in own if key is not None), silos, seed)
-    except DataError as error:
-        raise ConfigError(f"[silos] number = {silos}: {error}") from error
     for scan, own in zip(scans, keys, strict=True):
         scan.code = np.array([-1 if key is None else 2 * where[key] for key in own], np.int64)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fednotes.core.errors import ConfigError, MissingExtra, RefusedError, nearest
+from fednotes.core.errors import ConfigError, RefusedError, nearest, needs
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import checked
 from fednotes.core.store import make_private, private_folder, write_folder, write_json, write_text
@@ -56,7 +56,7 @@ from fednotes.engines.nvflare.kit import (
     kit_files,
 )
 
-try:
+with needs("cryptography", "deploy"):
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import rsa
@@ -69,8 +69,6 @@ try:
         load_pem_private_key,
     )
     from cryptography.x509.oid import AttributeOID, NameOID
-except ImportError as error:
-    raise MissingExtra("cryptography", "deploy") from error
 
 STATE = "cert.json"
 DAYS, ROOT_DAYS = 360, 3650  # that a kit's certificate lives, and a root

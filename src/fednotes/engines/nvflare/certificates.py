@@ -21,12 +21,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fednotes.core.errors import ConfigError, MissingExtra, RefusedError
+from fednotes.core.errors import ConfigError, RefusedError, needs, readable
 from fednotes.core.store import replace_file, write_text
 from fednotes.engines.nvflare.kit import SERVER, WATCH, read_kit
 from fednotes.privacy.secure_sum.crypto import joined
 
-try:
+with needs("cryptography", "deploy"):
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import padding, rsa
@@ -39,8 +39,6 @@ try:
         load_pem_private_key,
     )
     from cryptography.x509.oid import AttributeOID, NameOID
-except ImportError as error:
-    raise MissingExtra("cryptography", "deploy") from error
 
 T = TypeVar("T")
 ROOTS, TRUST, PENDING = "rootCA.pem", "trust.pem", "renewal"
@@ -211,11 +209,8 @@ def bytes_of(path: Path) -> bytes:
 
     Raises ConfigError if it cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            return file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    with readable(path, ConfigError), path.open("rb") as file:
+        return file.read(MOST_BYTES + 1)
 
 
 def take(kit: Path, data: bytes) -> bool:

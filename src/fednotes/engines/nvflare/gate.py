@@ -30,12 +30,12 @@ from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 from typing import Any
 
-from fednotes.core.errors import FednotesError, MissingExtra, RefusedError
+from fednotes.core.errors import FednotesError, RefusedError, needs
 from fednotes.engines.nvflare.certificates import Trust, names_of, settle, take
 from fednotes.engines.nvflare.kit import INSIDE
 from fednotes.engines.nvflare.processes import JOB_ID, KIT_VARIABLE
 
-try:
+with needs("nvflare", "deploy"):
     from cryptography.x509 import load_pem_x509_certificate
     from nvflare.apis.event_type import EventType
     from nvflare.apis.fl_component import FLComponent
@@ -58,8 +58,6 @@ try:
     from nvflare.private.fed.client.admin_commands import AdminCommands
     from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
     from nvflare.private.fed.utils import identity_utils
-except ImportError as error:
-    raise MissingExtra("nvflare", "deploy") from error
 
 NUMBER, SAID = "fednotes_trust_number", "fednotes_trust"  # headers
 SUBMITTER = "project_admin"  # the role in a certificate whose signature a job needs

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
+from fednotes.core.errors import ConfigError, FednotesError, needs
 from fednotes.core.parsing import kept_table
 from fednotes.core.settings import build, checked
 from fednotes.core.store import lock, make_private, owned, write_json
@@ -355,10 +355,8 @@ def main(kit: Path) -> NoReturn:
 
 def _run(module: str) -> int:
     """NVFlare's program as its own `__main__` runs it, but that its end is a failure."""
-    try:
+    with needs("nvflare", "deploy"):
         from nvflare.fuel.f3.mpm import MainProcessMonitor
-    except ImportError as error:
-        raise MissingExtra("nvflare", "deploy") from error
     program = importlib.import_module(module)
 
     def until_it_ends(args: Any) -> int:

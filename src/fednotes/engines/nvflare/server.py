@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fednotes.core.errors import FednotesError, MissingExtra, RefusedError, TrainingError
+from fednotes.core.errors import FednotesError, RefusedError, TrainingError, needs
 from fednotes.engines import launch
 from fednotes.engines.launch import Setup
 from fednotes.engines.nvflare.gate import check_certificates
 
-try:
+with needs("nvflare", "deploy"):
     from nvflare.apis.client import Client
     from nvflare.apis.controller_spec import ClientTask, Task
     from nvflare.apis.fl_constant import ReturnCode
@@ -35,8 +35,6 @@ try:
     from nvflare.apis.signal import Signal
     from nvflare.apis.wf_comm_spec import WFCommSpec
     from nvflare.fuel.sec.audit import AuditService
-except ImportError as error:
-    raise MissingExtra("nvflare", "deploy") from error
 
 T = TypeVar("T")
 Frame = bytes | bytearray | memoryview

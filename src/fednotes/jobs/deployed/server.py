@@ -26,7 +26,14 @@ from typing import Any, Protocol
 
 import torch
 
-from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, ModelError, TrainingError
+from fednotes.core.errors import (
+    ConfigError,
+    FednotesError,
+    MissingExtra,
+    ModelError,
+    TrainingError,
+    readable,
+)
 from fednotes.core.federation import Option, State
 from fednotes.core.messages import Frame
 from fednotes.core.parsing import kept_table, parse_json
@@ -221,10 +228,8 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
     """The method's configuration, which all the sites have too."""
     path = setup.state / "agreement.json"
     if engine.resume() is not None:
-        try:
+        with readable(path, ConfigError):
             return agreed_config(job, from_text(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     found = {s: from_tensors(s, t) for s, t in engine.public(DESCRIBE).items()}
     require_as_declared(job, found)
     config = agreed_config(job, found)

@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import ConfigError, DataError, Problem, nearest
+from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem, nearest, within
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import build
 from fednotes.core.types import Document, SiteData, Span, TagSet
@@ -46,7 +46,6 @@ from fednotes.jobs.job import (
     Sites,
     SyntheticConfig,
     TagsConfig,
-    site_named,
 )
 from fednotes.jobs.results import HINTS, some_of
 
@@ -152,7 +151,7 @@ class _Corpora:
                     f"site {name!r} asks for the type {label!r}, its files have "
                     f"{', '.join(mapped) or 'no entity'}; {nearest(label, mapped)}"
                 )
-        with site_named(name):
+        with within(f"site {name!r}", FednotesError):
             chosen = {part: _where(documents, site.where) for part, documents in raw.items()}
             if site.share:
                 number, of = site.shares
@@ -169,7 +168,7 @@ class _Corpora:
             if not (text := getattr(site, part)):
                 continue
             try:
-                with site_named(name, ConfigError):
+                with within(f"site {name!r}", ConfigError):
                     path = self.job.located(text, f"sites.{name}.{part}")
                     raw[part], problems = self._read_once(path, site.format)
                 problems.refuse(site.on_error, raw[part])
@@ -223,7 +222,7 @@ class _Corpora:
         """Train, valid and test documents with flat labels."""
         site: SiteConfig = self.job.sites[name]
         flat = {part: self._flat(name, site, part, raw[part], types) for part in raw}
-        with site_named(name):
+        with within(f"site {name!r}", FednotesError):
             parts = self._split(site, flat)
         for part in ("valid", "test") if site.train and site.repeats == "drop" else ():
             parts["train"], dropped = without_leaks(parts["train"], parts[part])

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import ConfigError, DataError, FednotesError, within
 from fednotes.core.seeds import seed_of
 from fednotes.data.notes import Note, left_out, read_notes
 from fednotes.encoders.features import default_cache
@@ -34,7 +34,6 @@ from fednotes.jobs.job import (
     Sites,
     SyntheticPatientsConfig,
     patient_tables,
-    site_named,
 )
 from fednotes.patients import synthetic, tables
 from fednotes.patients.codes import hold_out, phenotype_labels
@@ -85,7 +84,7 @@ def load_patient_sites(
     used: dict[str, set[str]] = {"trained": set(), "tested": set()}  # likewise
     tests: set[tuple[str, ...]] = set()
     for name, site in _sites(job):
-        with site_named(name):
+        with within(f"site {name!r}", FednotesError):
             source = _generated(job, name) if job.synthetic else _read(job, name, site)
             # Sites that divide a corpus judge the same test patients: these are one person each.
             test = site.test or (site.labels,)
@@ -435,13 +434,11 @@ def _silos(job: Job, sites: Sequence[SitePatients]) -> list[SitePatients]:
     assert job.silos is not None
     number = job.silos.number
     whole = pooled_patients(sites)
-    try:
+    with within(f"[silos] number = {number}", DataError, become=ConfigError):
         trains = deal(whole.train, number, job.seed)
         valids = (
             deal(whole.valid, number, job.seed) if len(whole.valid) else (whole.valid,) * number
         )
-    except DataError as error:
-        raise ConfigError(f"[silos] number = {number}: {error}") from error
     made = []
     for at, (train, valid) in enumerate(zip(trains, valids, strict=True), 1):
         everyone = (p for part in (train, valid, whole.test) for p in part.patients)

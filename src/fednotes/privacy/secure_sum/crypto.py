@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fednotes.core.errors import MissingExtra, RefusedError, TrainingError
+from fednotes.core.errors import RefusedError, TrainingError, needs
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -34,10 +34,8 @@ Words = NDArray[np.uint64]
 
 def need_cryptography() -> None:
     """Raises MissingExtra where the package is not installed."""
-    try:
+    with needs("cryptography", "secure"):
         import cryptography  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra("cryptography", "secure") from error
 
 
 def joined(*parts: str | int | bytes) -> bytes:

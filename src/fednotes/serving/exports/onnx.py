@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, MissingExtra, ModelError
+from fednotes.core.errors import ConfigError, ModelError, needs
 from fednotes.data.tags import allowed_transitions
 from fednotes.data.text import TOKEN
 from fednotes.encoders.pretrained import Frame, quiet
@@ -58,10 +58,8 @@ def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
             "are not in a tagger's own graph: train it without contextual, or a token-classifier"
         )
     for package in ("onnx", "onnxruntime", *(["onnxscript"] if loaded.whole else [])):
-        try:
+        with needs(package, "onnx"):
             import_module(package)
-        except ImportError:
-            raise MissingExtra(package, "onnx") from None
 
     def fill(folder: Path) -> None:
         from onnx import helper, load, save

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, MissingExtra
+from fednotes.core.errors import ConfigError, needs
 from fednotes.core.store import write_json
 from fednotes.patients.cohort import LABELS
 from fednotes.patients.features import ConceptFeatures, opened
@@ -35,11 +35,9 @@ def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]
     loaded = load_phenotyper(model)
     if loaded.machines is None:
         raise ConfigError(f"{model}: ends with stage 1: it has no classifiers of phenotypes")
-    try:
+    with needs("skops", "sklearn"):
         import skops.io
         from sklearn.pipeline import Pipeline
-    except ImportError:
-        raise MissingExtra("skops", "sklearn") from None
     features = opened(loaded.space.recipe, dictionary)
     names: tuple[str, ...] = ()
     if isinstance(features, ConceptFeatures):
