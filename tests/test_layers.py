@@ -71,7 +71,7 @@ LEVELS: dict[str, str] = {
         "forecast | deployed.runs deployed.status"
     ),
     "methods": (
-        "sites | compression distill private server_steps word_rows | "
+        "sites | compression private server_steps word_rows | distill | "
         "adversarial averaging fedner | finetune phenotype_stages pretrain | personal phenotype"
     ),
     "metrics": "calibration classification spans | compare | gap",

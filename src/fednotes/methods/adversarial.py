@@ -276,4 +276,5 @@ METHOD = replace(
     alone=lambda config, sites: distill.alone(replace(config, platforms=()), sites),
     pooled=lambda config, *sites: distill.pooled(replace(config, platforms=()), *sites),
     traffic=lambda config, sizes: distill.messages(config, nbytes(initial(config))),
+    private="parameters after local steps leave a site, and those of what tells its notes apart",
 )

@@ -42,7 +42,9 @@ from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Total, Update, contribution
 from fednotes.data.batches import buckets
 from fednotes.data.split import pool
+from fednotes.data.tags import decode, encode
 from fednotes.methods import presets
+from fednotes.methods.private import Privately
 from fednotes.methods.sites import (
     Adam,
     Best,
@@ -58,6 +60,7 @@ from fednotes.methods.sites import (
     judged_mentions,
     save_global,
 )
+from fednotes.privacy.promise import Privacy
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses, ModelConfig
 from fednotes.taggers.saving import build_model, model_config
@@ -93,7 +96,12 @@ class Config:
         nothing is chosen by it.
     select: the model that is kept, of the "last" round or of the "best" evaluation, by F1 on
         what the sites' validation data annotate.
-    tags: the complete tag set T, the union over the sites; a job fills it in.
+    tags: the complete tag set T, the union over the sites; a job fills it in, and what it says of
+        privacy, of `sites` and of `min_sites`.
+
+    With differential privacy a round is E_loc epochs of noisy sums of gradients, θ_t what sites
+    were sent first in it, and a unit's annotation is completed when it is drawn, from its own text
+    alone.
     """
 
     model: ModelConfig = field(default_factory=TaggerConfig)
@@ -114,8 +122,15 @@ class Config:
     select: Literal["last", "best"] = "last"
     seed: int = 0
     tags: TagSet = field(default_factory=lambda: TagSet(()))
+    privacy: Privacy | None = None
+    sites: int = 0
+    min_sites: int = 0
 
     def __post_init__(self) -> None:
+        if self.privacy and not self.model.softens:
+            raise ConfigError(
+                f"[privacy] takes models that tag words: not [model] kind = {self.model.kind!r}"
+            )
         if self.unannotated in ("soft", "marginal") and not self.model.softens:
             raise ConfigError(
                 f'unannotated = "{self.unannotated}" needs a model with a CRF; '
@@ -240,13 +255,16 @@ class Site(MentionSite):
                 "or leave it out with types"
             )
         super().__init__(data, config, config.tags, **options)
-        self.parameters: dict[str, Tensor] = dict(self.model.trainable())
+        self.shared, self.private = self.model.trainable(), {}
+        self.parameters: dict[str, Tensor] = dict(self.shared)
         self.weights = np.ones(self.num_examples)  # w_{i,t}
         self._next: tuple[int, np.ndarray] | None = None  # round t and w_{i,t+1}
         self.history: list[dict[str, Any]] = []  # of the weights, a line a round
         self.rounds = 0
         self.pseudo = 0  # mentions of other types in the current annotation
         self._begun: tuple[int, PreparedCorpus] | None = None
+        self._open: PreparedCorpus | None = None  # with the site's own annotation alone
+        self.teacher: Tensors = {}  # θ_t, of training with differential privacy
         self._source: Tensor | None = None  # (sentences, size) g_i^src, directions alone
         self._sent: Update | None = None
 
@@ -428,6 +446,37 @@ class Site(MentionSite):
             )
         return self._begun[1]
 
+    def taught(self, indices: np.ndarray) -> tuple[PreparedCorpus, str]:
+        """The training set in which some sentences are completed by `teacher`, from these alone;
+        and how."""
+        how = self._unannotated(self.rounds)
+        if how == "outside":
+            return self.train_set, how
+        if self._open is None:
+            self._open = self.model.annotate(self.train_set, self.data.train, self.known)
+        if how == "marginal":
+            return self._open, how
+        corpus, present = self._open, snapshot(self.shared)
+        load_into(self.shared, self.teacher)
+        try:
+            if how == "soft":
+                return self.model.soften(corpus, indices), how
+            found = self.model.guessed(corpus, indices)
+        finally:
+            load_into(self.shared, present)
+        encoded = corpus.encoded
+        tags = encoded.tags.copy()
+        for row in indices.tolist():
+            part = slice(encoded.bounds[row], encoded.bounds[row + 1])
+            offsets, of = encoded.offsets[part], encoded.documents[encoded.sentence_document[row]]
+            gold, guess = (
+                replace(of, spans=tuple(decode(ids[part], offsets, encoded.tagset)))
+                for ids in (encoded.tags, found)
+            )
+            completed = pseudo_complete(gold, guess, self.known)
+            tags[part], _ = encode(completed.spans, offsets, encoded.tagset)
+        return replace(corpus, encoded=replace(encoded, tags=tags)), how
+
     # instance weights
 
     def _advance(self, round: int) -> None:
@@ -537,7 +586,7 @@ def for_sites(config: C, sites: Sequence[SiteData]) -> C:
     """
     if config.weighting and len(sites) < FEWEST_CONTRIBUTORS:
         raise RefusedError(_too_few(len(sites)))
-    return replace(config, tags=all_tags(sites))
+    return replace(config, tags=all_tags(sites), sites=len(sites))
 
 
 def alone(config: C, sites: Sequence[SiteData]) -> tuple[C, ...]:
@@ -599,6 +648,26 @@ def save(config: Config, final: State, folder: Path) -> bool:
     return save_global(config.model, config.tags, config.seed, final, folder)
 
 
+def private_round(config: Config, epoch: int) -> int:
+    """Noisy sums in a round with differential privacy, of so many to an epoch."""
+    return math.ceil(config.local_epochs * epoch)
+
+
+def private_before(site: Site, step: int, kept: Tensors) -> Tensors:
+    """The round that an answer is of, and its θ_t: what the first answer of it was asked with."""
+    privacy = site.config.privacy
+    assert privacy is not None
+    site.rounds, later = divmod(step, private_round(site.config, math.ceil(1 / privacy.rate)))
+    site.teacher = kept if later else snapshot(site.shared)
+    return site.teacher
+
+
+def private_loss(site: Site, indices: np.ndarray) -> Tensor:
+    """The mean loss of some sentences, their annotation completed from them alone."""
+    corpus, how = site.taught(indices)
+    return weighted_loss(site.model.losses(corpus, indices), np.ones(len(indices)), how)[0]
+
+
 METHOD = Method(
     Config,
     Site,
@@ -613,5 +682,11 @@ METHOD = Method(
     traffic=traffic,
     warnings=warnings,
     save=save,
-    private="a site's parameters after local steps leave it, and gradients of what it has guessed",
+    private=Privately(
+        {"weighting": False, "aggregation": "size", "select": "last", "trace": False},
+        initial,
+        private_loss,
+        lambda config, epoch: config.rounds * private_round(config, epoch),
+        before=private_before,
+    ),
 )

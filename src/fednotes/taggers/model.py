@@ -223,26 +223,36 @@ class Model(nn.Module):
         return corpus.annotated(documents, known)
 
     @torch.no_grad()
-    def soften(self, corpus: PreparedCorpus) -> PreparedCorpus:
+    def soften(self, corpus: PreparedCorpus, rows: np.ndarray | None = None) -> PreparedCorpus:
         """The same corpus whose target is this model's posterior, given the known types' spans.
 
-        Without dropout. Unchanged where every type is known: nothing is left to guess. Raises
-        ConfigError where its specification has `softens` False.
+        rows: of these sentences alone, and of the others nothing. Without dropout. Unchanged where
+        every type is known: nothing is left to guess. Raises ConfigError where its specification
+        has `softens` False.
         """
         own: PreparedCorpus = self.own(corpus)
         if own.complete or not own.sentences:
             return replace(own, soft=None)
+        rows = np.arange(own.sentences) if rows is None else rows
         unary = np.zeros((len(own.encoded.form), len(self.tagset.tags)), np.float32)
-        rows, pairs = [], []
+        pairs = np.zeros((0, 0, 0), np.float32)
         with evaluating(self):
-            for indices in self._parts(own.lengths):
-                read = self._read(own, indices)
-                unary[read.tokens], of_pairs = read.posterior()
-                rows.append(indices)
-                pairs.append(of_pairs)
-        return replace(
-            own, soft=Soft(unary, np.concatenate(pairs)[np.argsort(np.concatenate(rows))])
-        )
+            for part in self._parts(own.lengths[rows]):
+                read = self._read(own, rows[part])
+                unary[read.tokens], found = read.posterior()
+                pairs = pairs if len(pairs) else np.zeros((own.sentences, *found.shape[1:]), "f4")
+                pairs[rows[part]] = found
+        return replace(own, soft=Soft(unary, pairs))
+
+    @torch.no_grad()
+    def guessed(self, corpus: PreparedCorpus, rows: np.ndarray) -> np.ndarray:
+        """(tokens,) tags that this model predicts for some sentences, read at once; else 0."""
+        own: PreparedCorpus = self.own(corpus)
+        ids = np.zeros(len(own.encoded.form), np.int64)
+        with evaluating(self):
+            read = self._read(own, rows)
+            ids[read.tokens] = read.best()
+        return ids
 
     def losses(
         self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray, *, states: bool = False

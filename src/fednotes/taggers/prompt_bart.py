@@ -388,7 +388,7 @@ class PromptBart(Model):
             how.progress(len(documents), len(documents))
         return corpus
 
-    def soften(self, corpus: PreparedCorpus) -> NoReturn:
+    def soften(self, corpus: PreparedCorpus, rows: np.ndarray | None = None) -> NoReturn:
         """Raises ConfigError: a pointer model has no posterior that can be summed."""
         raise ConfigError(
             'soft distillation needs a model with a CRF: set kind = "tagger" or '

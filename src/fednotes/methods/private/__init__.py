@@ -55,8 +55,10 @@ class Privately:
     settings: those that must have one value; a job need not say so. initial(config): what sites
     share, before training. loss(site, indices): mean loss of some sentences. rounds(config, epoch):
     the most rounds, of so many to an epoch. units(site, unit): the sentences (or what `loss` takes
-    in their place) of each unit. content(data): a digest of what a site holds. counts(site,
-    documents): mentions that it finds rightly, finds, and that are annotated; None: it has none.
+    in their place) of each unit. content(data): a digest of what a site holds. before(site, step,
+    kept): before each answer, the parameters of its question being there; what it gives is kept for
+    the next one, and may be made of parameters alone. counts(site, documents): mentions that it
+    finds rightly, finds, and that are annotated; None: it has none.
     """
 
     settings: Mapping[str, Any]
@@ -65,6 +67,7 @@ class Privately:
     rounds: Callable[[Any, int], int]
     units: Callable[[Any, Unit], list[np.ndarray]] = lambda site, unit: units_of(site, unit)
     content: Callable[[Any], bytes] = lambda data: _digest(data)
+    before: Callable[[Any, int, Tensors], Tensors] = lambda site, step, kept: kept
     counts: Callable[[Any, Sequence[Document]], list[float]] | None = lambda site, documents: (
         _mentions(site, documents)
     )
@@ -219,6 +222,7 @@ class PrivateSite(MethodSite):
         judged = self.site.data.valid if self.promise.privacy.scores else ()
         self._judged = owned(data.id, judged, self.promise.privacy.unit)
         self._config, self.steps = config, 0
+        self._kept: Tensors = {}
         self._shared: dict[str, torch.nn.Parameter] = self.site.shared
         self._own: dict[str, torch.nn.Parameter] = self.site.private
         self._adam = Adam(self._own, config.learning_rate)
@@ -234,6 +238,7 @@ class PrivateSite(MethodSite):
                 "all of them are done"
             )
         load_into(self._shared, tensors)
+        self._kept = self.of.before(self.site, self.steps, self._kept)
         key, failed = self._key(), Counter[str]()
         stream = Stream(key)
         total = {n: torch.zeros(p.shape, dtype=torch.int64) for n, p in self._parameters.items()}
@@ -286,7 +291,8 @@ class PrivateSite(MethodSite):
 
     def _key(self) -> bytes:
         """Of the randomness of the next answer."""
-        sent = fingerprint({n: p.detach() for n, p in self._parameters.items()})
+        now = {n: p.detach() for n, p in self._parameters.items()}
+        sent = fingerprint({**now, **prefixed("kept.", self._kept)})
         about = (repr(self.promise), repr(self._config), self.steps, self._question(), sent)
         where = (platform.node(), torch.__version__, torch.get_num_threads())
         return receipt(self._secret, *about, self._data, *where)
@@ -335,13 +341,15 @@ class PrivateSite(MethodSite):
         return {"steps": 1, "batch": behind[task]} if task in behind else {}
 
     def state(self) -> State:
-        """Private layers, their optimizer, the secret."""
+        """Private layers, their optimizer, what is kept of earlier parameters, the secret."""
         own = prefixed("private.", {name: p.detach() for name, p in self._own.items()})
-        return State(self.steps, own | self._adam.state(), {"secret": self._secret.hex()})
+        own |= prefixed("kept.", self._kept) | self._adam.state()
+        return State(self.steps, own, {"secret": self._secret.hex()})
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
         load_into(self._own, below(state.tensors, "private."))
+        self._kept = below(state.tensors, "kept.")
         self._adam.restore(state.tensors)
         self._secret, self.steps = bytes.fromhex(state.fact("secret", str)), state.round
 
