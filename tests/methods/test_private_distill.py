@@ -40,7 +40,7 @@ def three() -> list[SiteData]:
     """Up to eight notes, two of a patient; each site annotates one of three types."""
     made = []
     for of, own in zip(generate(num_sites=3, sentences_per_site=40, seed=5), TYPES, strict=True):
-        notes = relabel(of.complete.train[: 8], {}, {own})
+        notes = relabel(of.complete.train[:8], {}, {own})
         owned = tuple(replace(d, patient=f"p{n // 2}") for n, d in enumerate(notes))
         made.append(SiteData(of.data.id, TagSet((own,)), owned, owned, owned))
     return made
