@@ -238,5 +238,3 @@ def test_what_couples_units_is_refused_by_name() -> None:
             parse_job({**table, "training": training}, "job", Path(), "job.toml")
     with pytest.raises(ConfigError, match="not \\[model\\] kind = 'prompt-bart'"):
         parse_job({**table, "preset": "paper"}, "job", Path(), "job.toml")
-    with pytest.raises(ConfigError, match="'adversarial' keeps no promise"):
-        parse_job({**table, "method": "adversarial"}, "job", Path(), "job.toml")
