@@ -412,7 +412,7 @@ def audited(
     site.of = replace(FEDNER.private, loss=lambda own, at: 10 * own.shared["w"][at].sum())
     site.site, site._own, site.steps = Canaries(count), {}, 0
     site._shared, site._secret, site._data = site.site.shared, SECRET, b""
-    site._question = bytes
+    site._question, site._kept = bytes, {}
     site._config, site.units = config_of(patients()), [np.array([n]) for n in range(count)]
     site._grids = {"w": site.promise.grids[0]}
     rng, scores, was_in = np.random.default_rng(1), [], []
