@@ -155,10 +155,7 @@ class Scene:
     """
 
     def __init__(self, job: Job, sites: Sites, site: str = "") -> None:
-        """Raises ConfigError where the job has no such site, or holds what no attack knows."""
-        if job.data == "patients":
-            told = "attacks know models of notes, not of patients: nothing can be said of it"
-            raise ConfigError(f"method = {job.method!r}: {told}")
+        """Raises ConfigError where the job has no such site."""
         names = [data.id for data in sites.data]
         self.site = site or names[0]
         if self.site not in names:
@@ -173,6 +170,7 @@ class Scene:
         config: Any = self.job.config
         made = _changed(config.model, model or {})
         changes = {"min_tokens": 0, "min_steps": 0, "compression": "none", "privacy": None}
+        changes |= {"min_patients": 0, "aggregation": "mean"}
         config = _changed(config, {**changes, **settings, "model": made})
         plain = replace(self.job.federation, secure_sum=False, min_sites=0)
         job = replace(self.job, config=config, privacy=None, federation=plain)
@@ -189,10 +187,15 @@ class Scene:
         found = next(m for m in self.members if m.id == self.site)
         return getattr(found, "site", found)
 
+    @property
+    def patients(self) -> bool:
+        """Whether the job is of patients."""
+        return self.job.data == "patients"
+
     @cached_property
     def seen(self) -> list[Seen]:
         """What the server sees of the first rounds, in order. Raises FednotesError."""
-        wire = _Wire(self.members, self.site, self.job.federation.secure_sum)
+        wire = _Wire(self.members, self.site, self.job.federation.secure_sum, self.patients)
         with wire.listening(), suppress(_Ended):
             self.job.module.train(wire, self.part.config)
         return wire.seen
@@ -214,7 +217,8 @@ class Attack:
 
     sees, closes: what the adversary must see, and what closes it; for people. absent(scene): why
     it is nothing for this job, "" where it is. tried: against the job as it is; control: likewise
-    without defence, where its success must be `least` at least.
+    without defence, where its success must be `least` at least. patients: whether it is of models
+    of patients; None: of both kinds.
     """
 
     name: str
@@ -224,12 +228,15 @@ class Attack:
     tried: Callable[[Scene], Trial]
     control: Callable[[Scene], Trial]
     least: float = 0.9
+    patients: bool | None = False
 
     def on(self, scene: Scene) -> Leak:
         """Both trials, where it is one for this job."""
         told: Any = {"attack": self.name, "sees": self.sees, "closes": self.closes}
         try:
-            if why := self.absent(scene):
+            other = self.patients is not None and self.patients != scene.patients
+            why = "of models of another kind" if other else self.absent(scene)
+            if why:
                 return Leak(**told, applies=False, why=why)
             found, control = self.tried(scene), self.control(scene)
         except FednotesError as error:
@@ -334,10 +341,12 @@ class _Ended(Exception):
 class _Wire(InProcess):
     """The embedded engine with an ear on it, until two trainings and an evaluation were heard.
 
+    Of patients the first round of both stages, or with noise, which is new in each, several.
     site: who is audited."""
 
-    def __init__(self, sites: Sequence[Any], site: str, secure: bool) -> None:
+    def __init__(self, sites: Sequence[Any], site: str, secure: bool, patients: bool) -> None:
         super().__init__(sites, secure=secure)
+        self._patients, self._kept = patients, KEPT * (3 if patients else 1)
         self._models = {id(m): m for m in (getattr(s, "site", s).model for s in sites)}
         self._site, self._judges = site, any(EVALUATE in s.tasks for s in sites)
         self.seen: list[Seen] = []
@@ -347,21 +356,35 @@ class _Wire(InProcess):
     def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
         """As there; of later sums the counts alone are kept, for they need little room."""
         self._updates, self._reads = dict[str, Update](), dict[str, Read]()
-        whole = total = super().sum(task, tensors, **options)
+        total = super().sum(task, tensors, **options)
+        self._heard(task, tensors, options, total)
+        return total
+
+    def each(
+        self, task: str, tensors: Tensors | None = None, /, **options: Option
+    ) -> dict[str, Update]:
+        """As there."""
+        self._updates, self._reads = dict[str, Update](), dict[str, Read]()
+        found = super().each(task, tensors, **options)
+        self._heard(task, tensors, options, Total.of(found.values()))
+        return found
+
+    def _heard(
+        self, task: str, tensors: Tensors | None, options: Mapping[str, Option], total: Total
+    ) -> None:
         sent = self._known = {**self._known, **(tensors or {})}  # nothing is sent twice
         own, read = self._updates.pop(self._site), self._reads.pop(self._site)
         rest, others = tuple(self._updates.values()), tuple(self._reads.values())
         told = own
         if self.summing is not None:
             told = Update(total.mean() if total.weight > 0 else {}, metrics=total.metrics)
-        late = len(self.seen) >= KEPT
+        late = len(self.seen) >= self._kept
         if late:
             sent, told, total = {}, Update(metrics=told.metrics), replace(total, tensors={})
         seen = Seen(task, sent, told.tensors, told.metrics, own, rest, total, read, others)
         if task == "send" and tensors and not late:  # of a change, in a code
             seen = self._plain(seen, tensors, int(options["sites"]))
         self.seen.append(seen)
-        return whole
 
     def _plain(self, coded: Seen, code: Tensors, sites: int) -> Seen:
         """An answer of training, of what a server reads in a code (`methods/compression.py`)."""
@@ -378,12 +401,15 @@ class _Wire(InProcess):
         """As there."""
         self._now = self._reads[site.id] = Read()
         self._updates[site.id] = update = super().run(site, task, sent, options)
-        if len(self.seen) >= KEPT:
+        if len(self.seen) >= self._kept:
             self._updates[site.id] = Update(metrics=update.metrics)
         return update
 
     def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
         """As there, as many as are needed."""
+        if self._patients:
+            yield from super().rounds(start, min(stop, start + (1 if self._judges else KEPT)))
+            return
         for round in super().rounds(start, min(stop, start + (MOST if self._judges else KEPT))):
             yield round
             trained = sum(bool(seen.read.rows) for seen in self.seen)  # by chance none, with noise
@@ -400,6 +426,8 @@ class _Wire(InProcess):
                 for words in sorted(tables, key=lambda table: -table.num_embeddings)[:1]:
                     stack.callback(words.register_forward_pre_hook(self._embedded).remove)
                 name = "_read" if hasattr(model, "_read") else "loss"
+                if not hasattr(model, name):
+                    continue  # of patients, whose methods have models of their own
                 setattr(model, name, partial(self._given, model, getattr(model, name)))
                 stack.callback(delattr, model, name)
             yield

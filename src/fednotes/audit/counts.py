@@ -1,23 +1,61 @@
-"""What the counts of an evaluation tell: of the site's types, and of two sums that differ by it."""
+"""What counts tell: an evaluation's of the site's types, and two sums that differ by the site."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+
+import numpy as np
 
 from fednotes.audit import Attack, Scene, Seen, Trial
 from fednotes.core.federation import EVALUATE
-from fednotes.core.update import Total
+from fednotes.core.update import Total, Update
 from fednotes.metrics.spans import SpanCounts
 
 
-def _of_all(trial: Trial) -> Trial:
+def of_all(trial: Trial) -> Trial:
     """Of all that there is, and not of a sample of it: without an interval."""
     return replace(trial, low=trial.success, high=trial.success)
+
+
+COUNTS = ("count_codes", "count_concepts", "count_labels")  # of patients, before a stage
 
 
 def _judged(scene: Scene) -> list[Seen]:
     """Evaluations that count anything of the site."""
     return [s for s in scene.seen if s.task == EVALUATE and any(s.own.metrics.values())]
+
+
+def counting(scene: Scene) -> list[Seen]:
+    """What counts anything of the site: the first evaluation; of patients all, by sums of their own
+    too."""
+    if not scene.patients:
+        return _judged(scene)[:1]
+    return [s for s in scene.seen if s.task in COUNTS and numbers(s.own, s.own).any()] + _judged(
+        scene
+    )
+
+
+def numbers(of: Update | Total, like: Update) -> np.ndarray:
+    """(counts,) of an answer that counts, by the names of another."""
+    parts = [of.tensors[name].double().flatten().numpy() for name in like.tensors]
+    told = [of.metrics.get(name, 0.0) for name in like.metrics if name != "loss"]
+    return np.concatenate([*parts, told])
+
+
+def exact(scene: Scene, sums: int) -> Trial:
+    """The share of the site's counts that are told: by one sum, of which each site has its part, or
+    by two, one of them without the site. Who sees none says the most frequent number."""
+    secure, told, every = scene.job.federation.secure_sum, list[bool](), Counter[float]()
+    for seen in counting(scene):
+        sides = seen.own, seen.total, Total.of(seen.rest)
+        own, whole, without = (numbers(side, seen.own) for side in sides)
+        known = whole / (1 + len(seen.rest)) if secure and sums == 1 else whole - without
+        there = own != 0  # 0 is no secret
+        told += (np.abs(known - own)[there] < 0.5).tolist()
+        every.update(own[there].tolist())
+    share = Trial.share(sum(told) / len(told), len(told), max(every.values()) / len(told))
+    return of_all(share)
 
 
 def _types(scene: Scene) -> tuple[list[int], list[int]]:
@@ -46,18 +84,7 @@ def _not_apart(scene: Scene) -> str:
         return "no sum is secure: each site's counts are told as they are"
     if not least or least >= sites:
         return f"a sum is over all {sites} sites, or there is none (min_sites)"
-    return "" if _judged(scene) else "no evaluation counts anything of the site"
-
-
-def _difference(scene: Scene) -> Trial:
-    """The share of the site's counts that are told; who sees one sum alone divides it."""
-    seen = _judged(scene)[0]
-    without = Total.of(seen.rest).metrics
-    own = {name: number for name, number in seen.own.metrics.items() if number}  # 0 is no secret
-    sites = len(scene.part.sites)
-    told = [abs(seen.total.metrics[n] - without.get(n, 0.0) - v) < 0.5 for n, v in own.items()]
-    guessed = [abs(seen.total.metrics[n] / sites - value) < 0.5 for n, value in own.items()]
-    return _of_all(Trial.share(sum(told) / len(told), len(told), sum(guessed) / len(guessed)))
+    return "" if counting(scene) else "no evaluation counts anything of the site"
 
 
 ATTACKS = (
@@ -66,15 +93,16 @@ ATTACKS = (
         "the counts of a site's evaluation",
         "a secure sum, where others have other types; noise ([privacy])",
         _untold,
-        lambda scene: _of_all(Trial.of(*_types(scene))),
-        lambda scene: _of_all(Trial.of(*_types(scene.bare()))),
+        lambda scene: of_all(Trial.of(*_types(scene))),
+        lambda scene: of_all(Trial.of(*_types(scene.bare()))),
     ),
     Attack(
         "counts from two sums",
         "two sums of one question, one of them without the site",
         "sums over all sites: leave min_sites out of [federation], or set it in [policy]",
         _not_apart,
-        _difference,
-        lambda scene: _difference(scene.bare()),
+        lambda scene: exact(scene, 2),
+        lambda scene: exact(scene.bare(), 2),
+        patients=None,
     ),
 )

@@ -37,6 +37,7 @@ from fednotes.data.notes.sites import SiteNotes
 from fednotes.data.split import sentence_documents
 from fednotes.encoders.packing import IGNORED, Masked, Sequences
 from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.job import Job
 from fednotes.jobs.simulate import Part, members_of
 
 MODELS = 8  # trained for the job, and as many for the control
@@ -133,12 +134,7 @@ def remembered(scene: Scene, control: bool) -> Remembered:
             secrets = [*_secrets(rng, own)]
             sown = [(s, at) for s in secrets for at in s.carriers * (again if s.times == 1 else 1)]
             given = own.training(inside[:, model], sown, again)
-            settings: Any = replace(job.config, seed=job.seed + model)  # type: ignore[type-var]
-            config = job.module.alone(job.module.for_sites(settings, (given,)), (given,))[0]
-            part = Part("alone", (given,), config, scene.site)
-            site: Any = members_of(job, part, [None], cache=Path(cache))[0]
-            job.module.train(InProcess([site]), config)
-            site = getattr(site, "site", site)  # a private one has the method's in it
+            site = trained(scene, job, given, model, cache)
             site.model.eval()
             with torch.no_grad():
                 found.units[:, model] = _logit(own.losses(site))
@@ -146,6 +142,16 @@ def remembered(scene: Scene, control: bool) -> Remembered:
             for secret, row in zip(secrets, scores, strict=True):
                 found.planted.setdefault((secret.what, secret.times), []).append(row)
     return found
+
+
+def trained(scene: Scene, job: Job, given: Any, model: int, cache: str) -> Any:
+    """The audited site after the whole of a training alone on what is given, a seed a model."""
+    settings: Any = replace(job.config, seed=job.seed + model)  # type: ignore[type-var]
+    config = job.module.alone(job.module.for_sites(settings, (given,)), (given,))[0]
+    part = Part("alone", (given,), config, scene.site)
+    site: Any = members_of(job, part, [None], cache=Path(cache))[0]
+    job.module.train(InProcess([site]), config)
+    return getattr(site, "site", site)  # a private one has the method's in it
 
 
 def _logit(losses: Table) -> Table:

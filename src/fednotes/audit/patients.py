@@ -1,0 +1,296 @@
+"""What methods on patients tell: concepts, codes and labels of a site's patients, and who they are.
+
+    concepts    a concept's vector, or its weights in the classifiers, move only if a patient has it
+                (Melis et al. 2019, of words)
+    counts      sites count patients by code, concept and label before a stage, in exact numbers
+    codes,      the gradient of an output's bias is Σ p − y over patients: of one patient its sign
+    labels      says whether he has the code (Zhao, Mopuri, Bilen 2020), of many its size how many
+    members     LiRA (`memory.lira`), by how sure a model is of what a patient truly has
+
+Decoys are concepts and codes that nobody has, or, where each is somewhere, those that the site
+lacks. Of the codes and labels of many patients the commoner half is told from the rarer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import islice
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from fednotes.audit import Attack, Scene, Trial
+from fednotes.audit.counts import COUNTS, counting, exact, of_all
+from fednotes.audit.memory import CONTROL, UNITS, lira, trained
+from fednotes.core.errors import DataError
+from fednotes.core.seeds import rng_of
+from fednotes.methods.private import NOISY
+from fednotes.patients.classifiers import CHOICES
+from fednotes.patients.codes import output_matrix
+from fednotes.patients.cohort import ABSENT, PRESENT, SitePatients
+
+MODELS = 16  # trained for the job, and as many for the control
+ALONE = 16  # patients of the control whose gradients are seen each for itself
+OFTEN: dict[str, Any] = {
+    "cycles": 10,
+    "local_epochs": 20,
+    "local_steps": 0,
+    "classifier_epochs": 50,
+    "batch_size": 8,
+}
+OFTEN |= {"keep_cycle": 0, "proximal": 0.0, "weight_decay": 0.0, "calibrate": False}
+_Table = np.ndarray
+_Parts = tuple[_Table, _Table]  # scores of what is there, and of what is not
+
+
+def _change(scene: Scene, name: str) -> _Table | None:
+    """What the first training tells of a tensor; with noise all trainings that were heard."""
+    found = []
+    for seen in scene.seen:
+        change = seen.change(name) if seen.task in ("train", NOISY) else None
+        if change is not None:
+            behind = seen.tensors.get("patients")  # of classifiers, which are sent as sums
+            found.append(change if behind is None else change / behind.clamp(min=1e-9))
+    return torch.stack(found).sum(0).numpy() if found else None
+
+
+def _apart(scores: _Table, each: list[_Table]) -> _Parts:
+    """each: (things,) whether a site has it, the audited one first."""
+    nobody = ~np.any(each, axis=0)
+    return scores[each[0]], scores[nobody if nobody.any() else ~each[0]]
+
+
+# ---- concepts ------------------------------------------------------------------------------------
+
+
+def _has(site: Any, name: str) -> _Table:
+    """(rows,) whether a training patient has the concept that a row of this table is of."""
+    if name == "embedding":
+        read = [part.read.concepts for batch in site._codes.steps(0) for part in batch]
+        had: _Table = (
+            np.bincount(
+                np.concatenate([*read, np.zeros(0, np.int64)]), None, site._codes.network.rows
+            )
+            > 0
+        )
+        return had[1:] if site._codes.known else had  # the first is of all that have none
+    bags = site.data.train.labelled().bags
+    return np.bincount(bags.concepts, None, bags.width) > 0
+
+
+def _concepts(scene: Scene, name: str) -> _Parts:
+    change = _change(scene, name)
+    if change is None or scene.part.config.space.dense:
+        return np.zeros(0), np.zeros(0)
+    if name == "svm.weight" and scene.part.config.model.representation != "none":
+        return np.zeros(0), np.zeros(0)
+    sites = [getattr(member, "site", member) for member in scene.members]
+    each = [_has(site, name) for site in sorted(sites, key=lambda site: site.id != scene.site)]
+    far = np.linalg.norm(change, axis=1)
+    return _apart(far[-len(each[0]) :], each)
+
+
+# ---- counts --------------------------------------------------------------------------------------
+
+
+def _counted(scene: Scene) -> _Parts:
+    """Of lists of codes, concepts and labels, as they are told."""
+    inside, outside = [np.zeros(0)], [np.zeros(0)]
+    for seen in scene.seen:
+        for name, own in seen.own.tensors.items() if seen.task in COUNTS else ():
+            each = [own, *(other.tensors[name] for other in seen.rest)]
+            there, absent = _apart(seen.tensors[name].numpy(), [n.numpy() > 0 for n in each])
+            inside.append(there)
+            outside.append(absent)
+    return np.concatenate(inside), np.concatenate(outside)
+
+
+# ---- codes and labels ----------------------------------------------------------------------------
+
+
+def _common(scene: Scene, name: str) -> _Parts:
+    """Outputs that more of the site's patients have than the middle one, and the others."""
+    change, site = _change(scene, name), scene.member
+    if change is None:
+        return np.zeros(0), np.zeros(0)
+    if name == "output_bias":
+        found = [part.labels for batch in site._codes.steps(0) for part in batch]
+        labels = np.concatenate([np.zeros((0, len(change)), np.int8), *found])
+        has, known = labels == PRESENT, (labels == PRESENT) | (labels == ABSENT)
+    else:
+        has, known = site._classifiers._targets > 0, site._classifiers._targets != 0
+    share = has.sum(0) / np.maximum(known.sum(0), 1)
+    more = share > np.median(share)
+    return change[more], change[~more]
+
+
+def _single(scene: Scene, name: str) -> _Parts:
+    """Outputs that a patient has and has not, by the gradient of that patient alone."""
+    bare = scene.bare()
+    assert bare.seen
+    site, found = bare.member, []
+    if name == "output_bias":
+        site._codes.share = 1
+        for (part,) in islice(site._codes.steps(0), ALONE):
+            (gradient,) = torch.autograd.grad(part.loss([part]), part.network.output_bias)
+            found.append((-gradient.numpy(), part.labels[0] == PRESENT, part.labels[0] == ABSENT))
+    else:
+        own = site._classifiers
+        for row, target in enumerate(own._targets[:ALONE]):
+            weights = {n: torch.zeros_like(v) for n, v in own.machines.sent().items()}
+            bias = weights[name].requires_grad_()
+            (gradient,) = torch.autograd.grad(own.loss(weights, row), bias)
+            found.append((-gradient.numpy(), target > 0, target < 0))
+    scores, has, lacks = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return scores[has], scores[lacks]
+
+
+# ---- members -------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4)
+def _asked(scene: Scene, control: bool) -> tuple[dict[str, _Table], _Table]:
+    """(patients, models) how sure models are of codes, and of labels; nan where there are none; and
+    whether a patient was in each. control: on few patients, often, with nothing held back."""
+    own, job = scene.part.config, scene.job
+    settings: dict[str, Any] = {"least_occurrences": min(1, own.least_occurrences)}
+    if own.learns and scene.seen:  # what all sites have agreed, by counts that are public then
+        settings |= {"outputs": scene.member._codes.outputs, "minimum": 1}
+    if control:
+        network = replace(own.model.network, dropout=0.0)
+        machines = replace(own.model.classifier, C=CHOICES[-1])
+        job = scene.bare({"network": network, "classifier": machines}, **OFTEN).job
+    job = replace(job, config=replace(job.config, **settings))  # type: ignore[type-var]
+    data: SitePatients = next(each for each in scene.sites.data if each.id == scene.site)
+    coded = np.array([patient in data.codes for patient in data.train.patients], bool)
+    of_use = (data.train.labels >= 0).any(1) | (coded & own.learns)
+    rng = rng_of(job.seed, "audit", scene.site)
+    order = rng.permutation(np.flatnonzero(of_use))
+    judged, rest = np.split(order, [CONTROL if control else UNITS])
+    if len(judged) < MODELS:
+        raise DataError(f"site {scene.site!r} has too few patients to tell those in training apart")
+    cohort, inside = data.train.take(judged), rng.random((len(judged), MODELS)) < 0.5
+    found = {what: np.full(inside.shape, np.nan) for what in ("codes", "labels")}
+    with TemporaryDirectory() as cache:
+        for model in range(MODELS):
+            rows = np.sort(np.append(judged[inside[:, model]], rest[: 0 if control else None]))
+            given = replace(data, train=data.train.take(rows), test=data.test.take([]))
+            site = trained(scene, job, given, model, cache)
+            if (codes := site._codes) is not None:
+                whole = codes.config.whole_causes
+                labels = output_matrix(cohort.patients, data.codes, codes.outputs, whole)
+                with torch.no_grad():
+                    told = codes.network.eval()(cohort.bags).numpy()
+                found["codes"][:, model] = _sure(told, (labels == PRESENT) * 1 - (labels == ABSENT))
+            if (of := site._classifiers) is not None:
+                told = of.machines.scores(of.model.features(cohort.bags))
+                found["labels"][:, model] = _sure(told, of.machines.targets(cohort.labels))
+    return found, inside
+
+
+def _sure(scores: _Table, targets: _Table) -> _Table:
+    """(patients,) the mean log-odds, or margin, of what is so; nan where nothing is known."""
+    number = np.abs(targets).sum(1)
+    sure = (scores * targets).sum(1) / np.maximum(number, 1)
+    return np.where(number > 0, sure, np.nan)
+
+
+def _members(scene: Scene, what: str, control: bool) -> Trial:
+    found, inside = _asked(scene, control)
+    known = ~np.isnan(found[what]).any(1)
+    scores, inside = lira(found[what][known], inside[known]), inside[known]
+    return Trial.of(scores[inside], scores[~inside], models=MODELS)
+
+
+def _no_model(scene: Scene, what: str) -> str:
+    config = scene.part.config
+    there = config.learns if what == "codes" else config.phenotypes
+    return "" if there else f"the job trains no model of {what}"
+
+
+# ---- attacks -------------------------------------------------------------------------------------
+
+
+def _either(parts: Any, why: str, scene: Scene) -> str:
+    inside, outside = parts(scene)
+    return "" if len(inside) and len(outside) else why
+
+
+def _attack(name: str, sees: str, closes: str, why: str, parts: Any, control: Any = None) -> Attack:
+    """By scores of all that there is to be told."""
+    return Attack(
+        name,
+        sees,
+        closes,
+        partial(_either, parts, f"{why}, or all is alike at the site"),
+        lambda scene: of_all(Trial.of(*parts(scene))),
+        lambda scene: of_all(Trial.of(*(control(scene) if control else parts(scene.bare())))),
+        patients=True,
+    )
+
+
+_NOISE = 'noise ([privacy], with representation = "none")'
+_PUBLIC = f"{_NOISE}; a representation that is public already (its folder)"
+_TABLES = {
+    "embedding": ("concepts' vectors", f'{_PUBLIC}; representation = "none" has none'),
+    "svm.weight": ("classifiers of concepts", f"{_NOISE}; classifiers of a representation"),
+}
+_BIASES = {
+    "output_bias": ("codes from the output bias", "the network that predicts codes", _PUBLIC),
+    "svm.intercept": ("labels from the intercepts", "the classifiers", _NOISE),
+}
+ATTACKS = (
+    *(
+        _attack(
+            f"concepts from {what}",
+            f"the first update of {what}",
+            f"{closes}. A secure sum hides whose they are, not which",
+            f"no {what} leave a site",
+            partial(_concepts, name=name),
+        )
+        for name, (what, closes) in _TABLES.items()
+    ),
+    _attack(
+        "codes and concepts from counts",
+        "counts of a site's patients by code, concept and label",
+        f"{_NOISE}, under which nothing is counted. A secure sum hides whose they are",
+        "nothing is counted",
+        _counted,
+    ),
+    Attack(
+        "exact counts",
+        "counts of a site's patients by code, concept, label and what is predicted",
+        f"a secure sum; {_NOISE}, under which nothing is counted",
+        lambda scene: "" if counting(scene) else "nothing is counted",
+        lambda scene: exact(scene, 1),
+        lambda scene: exact(scene.bare(), 1),
+        patients=True,
+    ),
+    *(
+        _attack(
+            name,
+            f"the first update of {what}",
+            f"{closes}; a secure sum, where other sites' patients are others",
+            "no such update leaves a site",
+            partial(_common, name=bias),
+            partial(_single, name=bias),
+        )
+        for bias, (name, what, closes) in _BIASES.items()
+    ),
+    *(
+        Attack(
+            f"membership, by {what}",
+            f"the trained model, and a patient with {what}, to ask whether he was in training",
+            f"{_NOISE}; more patients, fewer cycles",
+            partial(_no_model, what=what),
+            partial(_members, what=what, control=False),
+            partial(_members, what=what, control=True),
+            0.5,
+            patients=True,
+        )
+        for what in ("codes", "labels")
+    ),
+)
