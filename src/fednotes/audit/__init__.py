@@ -7,7 +7,7 @@ the control fails, the attack proves nothing.
 
     success   the share of what is there that the adversary names while he names 1 % of what is not
               (Carlini et al. 2022, "Membership Inference Attacks From First Principles", section 3)
-    chance    what naming at random gives: 0.01 on that scale
+    chance    what naming at random gives: 0.01 on that scale, with few decoys more
 
 An attack is one file of this folder, or one of its kin: a module with `ATTACKS` is found by lying
 there. No result holds a word of any note.
@@ -68,7 +68,8 @@ class Trial:
     def of(cls, inside: Any, outside: Any, **details: float) -> Self:
         """Of scores, more being more likely there, of what is there and of what is not.
 
-        Between two thresholds the adversary draws lots, so who sees nothing has the chance.
+        Between two thresholds the adversary draws lots, so who sees nothing has the chance, a bit
+        more than FALSE where decoys are few: now and then none is high.
         Raises ConfigError where either is empty, or a score is no number.
         """
         there, absent = (np.asarray(s, np.float64).ravel() for s in (inside, outside))
@@ -86,7 +87,8 @@ class Trial:
         success = float(named[last] + more * (named[last + 1] - named[last]))  # [audit named]
         auc = float(np.trapezoid(named, wrong))
         counts = {"targets": float(len(there)), "decoys": float(len(absent))}
-        return cls.share(success, len(there), FALSE, auc=auc, **counts, **details)
+        chance = (1 + int(FALSE * len(absent) + 1e-9)) / (1 + len(absent))  # without any order
+        return cls.share(success, len(there), chance, auc=auc, **counts, **details)
 
     @classmethod
     def share(cls, success: float, of: int, chance: float, **details: float) -> Self:
@@ -235,7 +237,7 @@ class Attack:
         told: Any = {"attack": self.name, "sees": self.sees, "closes": self.closes}
         try:
             other = self.patients is not None and self.patients != scene.patients
-            why = "of models of another kind" if other else self.absent(scene)
+            why = "it is of models of another kind" if other else self.absent(scene)
             if why:
                 return Leak(**told, applies=False, why=why)
             found, control = self.tried(scene), self.control(scene)

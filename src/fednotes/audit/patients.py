@@ -4,11 +4,11 @@
                 (Melis et al. 2019, of words)
     counts      sites count patients by code, concept and label before a stage, in exact numbers
     codes,      the gradient of an output's bias is Σ p − y over patients: of one patient its sign
-    labels      says whether he has the code (Zhao, Mopuri, Bilen 2020), of many its size how many
-    members     LiRA (`memory.lira`), by how sure a model is of what a patient truly has
+    labels      says whether he has the code (Zhao, Mopuri, Bilen 2020)
+    members     LiRA (`memory.lira`), by the loss of what a patient truly has
 
 Decoys are concepts and codes that nobody has, or, where each is somewhere, those that the site
-lacks. Of the codes and labels of many patients the commoner half is told from the rarer.
+lacks.
 """
 
 from __future__ import annotations
@@ -111,20 +111,17 @@ def _counted(scene: Scene) -> _Parts:
 # ---- codes and labels ----------------------------------------------------------------------------
 
 
-def _common(scene: Scene, name: str) -> _Parts:
-    """Outputs that more of the site's patients have than the middle one, and the others."""
+def _outputs(scene: Scene, name: str) -> _Parts:
+    """Codes, or classes of diseases, that a training patient has, and the others."""
     change, site = _change(scene, name), scene.member
     if change is None:
         return np.zeros(0), np.zeros(0)
     if name == "output_bias":
-        found = [part.labels for batch in site._codes.steps(0) for part in batch]
-        labels = np.concatenate([np.zeros((0, len(change)), np.int8), *found])
-        has, known = labels == PRESENT, (labels == PRESENT) | (labels == ABSENT)
+        parts = [part.labels == PRESENT for batch in site._codes.steps(0) for part in batch]
     else:
-        has, known = site._classifiers._targets > 0, site._classifiers._targets != 0
-    share = has.sum(0) / np.maximum(known.sum(0), 1)
-    more = share > np.median(share)
-    return change[more], change[~more]
+        parts = [site._classifiers._targets > 0]
+    had = np.concatenate([np.zeros((1, len(change)), bool), *parts]).any(0)
+    return change[had], change[~had]
 
 
 def _single(scene: Scene, name: str) -> _Parts:
@@ -153,7 +150,7 @@ def _single(scene: Scene, name: str) -> _Parts:
 
 @lru_cache(maxsize=4)
 def _asked(scene: Scene, control: bool) -> tuple[dict[str, _Table], _Table]:
-    """(patients, models) how sure models are of codes, and of labels; nan where there are none; and
+    """(patients, models) minus the loss of codes, and of labels; nan where there are none; and
     whether a patient was in each. control: on few patients, often, with nothing held back."""
     own, job = scene.part.config, scene.job
     settings: dict[str, Any] = {"least_occurrences": min(1, own.least_occurrences)}
@@ -178,24 +175,25 @@ def _asked(scene: Scene, control: bool) -> tuple[dict[str, _Table], _Table]:
         for model in range(MODELS):
             rows = np.sort(np.append(judged[inside[:, model]], rest[: 0 if control else None]))
             given = replace(data, train=data.train.take(rows), test=data.test.take([]))
-            site = trained(scene, job, given, model, cache)
+            site = trained(scene, job, given, 0, cache)  # who knows the job knows its seed
             if (codes := site._codes) is not None:
                 whole = codes.config.whole_causes
                 labels = output_matrix(cohort.patients, data.codes, codes.outputs, whole)
                 with torch.no_grad():
                     told = codes.network.eval()(cohort.bags).numpy()
-                found["codes"][:, model] = _sure(told, (labels == PRESENT) * 1 - (labels == ABSENT))
+                targets = (labels == PRESENT) * 1 - (labels == ABSENT)
+                found["codes"][:, model] = _sure(told, targets, lambda m: np.logaddexp(0, -m))
             if (of := site._classifiers) is not None:
                 told = of.machines.scores(of.model.features(cohort.bags))
-                found["labels"][:, model] = _sure(told, of.machines.targets(cohort.labels))
+                targets = of.machines.targets(cohort.labels)
+                found["labels"][:, model] = _sure(told, targets, lambda m: np.maximum(0, 1 - m))
     return found, inside
 
 
-def _sure(scores: _Table, targets: _Table) -> _Table:
-    """(patients,) the mean log-odds, or margin, of what is so; nan where nothing is known."""
-    number = np.abs(targets).sum(1)
-    sure = (scores * targets).sum(1) / np.maximum(number, 1)
-    return np.where(number > 0, sure, np.nan)
+def _sure(scores: _Table, targets: _Table, loss: Any) -> _Table:
+    """(patients,) minus the loss of what is so; nan where nothing is known."""
+    known = targets != 0
+    return np.where(known.any(1), -(loss(targets * scores) * known).sum(1), np.nan)
 
 
 def _members(scene: Scene, what: str, control: bool) -> Trial:
@@ -275,7 +273,7 @@ ATTACKS = (
             f"the first update of {what}",
             f"{closes}; a secure sum, where other sites' patients are others",
             "no such update leaves a site",
-            partial(_common, name=bias),
+            partial(_outputs, name=bias),
             partial(_single, name=bias),
         )
         for bias, (name, what, closes) in _BIASES.items()
