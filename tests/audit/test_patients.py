@@ -132,11 +132,11 @@ def test_two_sums_of_patients_that_differ_by_a_site_tell_its_counts() -> None:
 
 def test_the_gradient_of_one_patient_names_codes_and_labels() -> None:
     """Each of them; where all codes are somewhere at the site, none is told."""
-    for name in ("output bias", "intercepts"):
+    for name in ("codes from biases", "labels from intercepts"):
         found = told(name)
         assert found.control == 1.0 or not found.applies
     common = {"minimum": 20}
-    assert "alike" in told("output bias", training=common).why
+    assert "alike" in told("codes from biases", training=common).why
 
 
 # ---- members -------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_noise_hides_concepts_and_nothing_is_counted() -> None:
     assert found.success is not None
     assert found.success < 0.3
     assert found.details["auc"] == pytest.approx(0.5, abs=0.2)
-    for name in ("codes and concepts", "exact counts", "output bias", "two sums"):
+    for name in ("codes and concepts", "exact counts", "codes from biases", "two sums"):
         assert not told(name, **PRIVATE).applies
 
 

@@ -100,6 +100,20 @@ def test_a_run_has_noise_alone_beside_its_sums_and_learns(monkeypatch: pytest.Mo
     assert np.mean([s.scores["ranking"]["auroc"] for s in sites]) > 0.7
 
 
+def test_other_notes_of_the_same_patients_have_other_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one secret, and nobody in the sum: only what is read of the notes differs."""
+    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.zeros(count, bool))
+    train = SITES[0].train
+    other = replace(train, bags=train.bags.take([*range(1, len(train)), 0]))
+    sums = []
+    for cohort in (train, train, other):
+        site = PRIVATE.Site(replace(SITES[0], train=cohort), config_of(), secret=bytes(32))
+        shared = {n: v.detach() for n, v in site.site.shared.items()}
+        sums.append(site.noisy_gradients(shared, round=0).tensors["svm.weight"])
+    assert torch.equal(sums[0], sums[1])
+    assert not torch.equal(sums[0], sums[2])
+
+
 def test_what_counts_patients_exactly_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'unit = "document": .* set unit = "patient"'):
         PRIVATE.Site(SITES[0], config_of(unit="document"))

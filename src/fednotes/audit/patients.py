@@ -237,8 +237,8 @@ _TABLES = {
     "svm.weight": ("classifiers of concepts", f"{_NOISE}; classifiers of a representation"),
 }
 _BIASES = {
-    "output_bias": ("codes from the output bias", "the network that predicts codes", _PUBLIC),
-    "svm.intercept": ("labels from the intercepts", "the classifiers", _NOISE),
+    "output_bias": ("codes from biases", "the network that predicts codes", _PUBLIC),
+    "svm.intercept": ("labels from intercepts", "the classifiers", _NOISE),
 }
 ATTACKS = (
     *(

@@ -685,9 +685,7 @@ METHOD = Method(
         private_by(private_initial, private_loss, settings={"calibrate": False, "min_patients": 0}),
         rounds=lambda config, epoch: config.classifier_cycles * config.classifier_epochs * epoch,
         units=private_units,
-        content=lambda data: digest(
-            repr(data.train.patients).encode(), data.train.labels.tobytes()
-        ),
+        content=lambda data: digest(data.train.fingerprint().encode()),
         counts=None,
     ),
 )
