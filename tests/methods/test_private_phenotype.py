@@ -97,7 +97,8 @@ def test_a_run_has_noise_alone_beside_its_sums_and_learns(monkeypatch: pytest.Mo
     sites = [PRIVATE.Site(data, config) for data in SITES]
     final = PRIVATE.train(InProcess(sites), config)
     assert final.round == 16
-    assert np.mean([s.scores["ranking"]["auroc"] for s in sites]) > 0.7
+    # The noise is new each time: 25 runs had 0.696 to 0.732, a mean of 0.714, a deviation of 0.010.
+    assert np.mean([s.scores["ranking"]["auroc"] for s in sites]) > 0.66
 
 
 def test_other_notes_of_the_same_patients_have_other_noise(monkeypatch: pytest.MonkeyPatch) -> None:
