@@ -164,19 +164,13 @@ def epsilon_of(noise: float, delta: float, rate: float, rounds: int, scores: flo
     one Gaussian of everybody besides, if not 0."""
     if not rounds:
         return 0.0
-    with _accounting() as (events, rdp, _):
+    with _accounting() as (events, rdp):
         accountant = rdp.RdpAccountant(list(ORDERS))  # [mironov rdp]
-        accountant.compose(_round(events, noise, rate), rounds)  # [mironov rdp]
+        one = events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise))
+        accountant.compose(one, rounds)  # [mironov rdp]
         if scores:
             accountant.compose(events.GaussianDpEvent(scores))  # [mironov rdp]
         return float(accountant.get_epsilon(delta))  # [mironov rdp]
-
-
-def tight_epsilon(noise: float, delta: float, rate: float, rounds: int) -> float:
-    """The same of continuous noise, by its privacy loss distribution: smaller, and no promise."""
-    with _accounting() as (events, _, pld):
-        accountant = pld.PLDAccountant()
-        return float(accountant.compose(_round(events, noise, rate), rounds).get_epsilon(delta))
 
 
 @lru_cache(maxsize=64)
@@ -199,18 +193,13 @@ def noise_for(epsilon: float, delta: float, rate: float, rounds: int, scores: fl
     return high * STEP
 
 
-def _round(events: Any, noise: float, rate: float) -> Any:
-    return events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise))
-
-
 @contextmanager
-def _accounting() -> Iterator[tuple[Any, Any, Any]]:
-    """`dp-accounting`: its events and both accountants. Raises MissingExtra."""
+def _accounting() -> Iterator[tuple[Any, Any]]:
+    """`dp-accounting`: its events, and its accountants by Rényi. Raises MissingExtra."""
     load = importlib.import_module
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with needs("dp-accounting", "privacy"):
             events = load("dp_accounting.dp_event")
             rdp = load("dp_accounting.rdp.rdp_privacy_accountant")
-            pld = load("dp_accounting.pld.pld_privacy_accountant")
-        yield events, rdp, pld
+        yield events, rdp
