@@ -26,11 +26,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
+from maccrobat import TYPES, site_of
+
 from fednotes.core.stopping import call
 from fednotes.core.store import write_text
 from fednotes.jobs.results import SUMMARY, read_result
 
-SITES, TYPES = ("s1", "s2", "s3", "s4", "s5"), ("problem", "test", "treatment")
+SITES = ("s1", "s2", "s3", "s4", "s5")
 OLD, KNOWN = SITES[:-1], TYPES[:-1]  # the last ones join
 Measured = dict[str, list[float | None]]  # what is compared → F1 before, later and anew
 JOB = """\
@@ -39,24 +41,13 @@ preset = "best"
 conditions = ["federated"]
 model.encoder = '{encoder}'
 """
-SITE = """
-[sites.{site}]
-path = "$FEDNOTES_CORPORA/maccrobat"
-share = "{share}"
-split = "document"
-valid_fraction = 0.1
-test_fraction = 0.2
-types = [{types}]
-label_map = {{ Disease_disorder = "problem", Sign_symptom = "problem", \
-Diagnostic_procedure = "test", Medication = "treatment", Therapeutic_procedure = "treatment" }}
-"""
+SPLIT = "valid_fraction = 0.1\ntest_fraction = 0.2\n"
 
 
 def job(sites: Sequence[str], types: Sequence[str], encoder: str) -> str:
     """A job file. A site's notes, and which of them are for tests, are the same in all of them."""
-    named = ", ".join(f'"{name}"' for name in types)
     shares = {site: f"{place}/{len(SITES)}" for place, site in enumerate(SITES, 1)}
-    parts = [SITE.format(site=site, share=shares[site], types=named) for site in sites]
+    parts = [site_of(site, shares[site], SPLIT, tuple(types)) for site in sites]
     return "".join([JOB.format(encoder=encoder), *parts])
 
 

@@ -34,6 +34,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from maccrobat import site_of
 
 from fednotes.core.store import write_json
 from fednotes.core.types import Document, SiteData
@@ -72,18 +73,7 @@ char_filters = 32
 cnn_filters = 96
 lstm_units = 0
 """
-SITE = """
-[sites.{site}]
-path = "$FEDNOTES_CORPORA/maccrobat"
-share = "{share}/6"
-split = "document"
-valid_fraction = 0.02
-test_fraction = 0.3
-max_sentences = {most}
-types = ["problem", "test", "treatment"]
-label_map = {{ Disease_disorder = "problem", Sign_symptom = "problem", \
-Diagnostic_procedure = "test", Medication = "treatment", Therapeutic_procedure = "treatment" }}
-"""
+SPLIT = "valid_fraction = 0.02\ntest_fraction = 0.3\nmax_sentences = {most}\n"
 Found = dict[str, float]
 
 
@@ -91,8 +81,8 @@ def job(rule: str) -> str:
     """A job file. The five sites' notes are the same under every rule."""
     trusted = rule == "reference"
     more = f'reference = "{PUBLIC}"\n' if trusted else ""
-    parts = [SITE.format(site=s, share=n, most=0) for n, s in enumerate(SITES, 1)]
-    parts += [SITE.format(site=PUBLIC, share=6, most=100)] * trusted
+    parts = [site_of(s, f"{n}/6", SPLIT.format(most=0)) for n, s in enumerate(SITES, 1)]
+    parts += [site_of(PUBLIC, "6/6", SPLIT.format(most=100))] * trusted
     return "".join([JOB.format(rule=rule, more=more), *parts])
 
 

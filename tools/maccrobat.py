@@ -1,0 +1,18 @@
+"""The job's table of a site that has a share of MACCROBAT, whose labels become three types."""
+
+SITE = """
+[sites.{site}]
+path = "$FEDNOTES_CORPORA/maccrobat"
+share = "{share}"
+split = "document"
+{split}types = [{types}]
+label_map = {{ Disease_disorder = "problem", Sign_symptom = "problem", \
+Diagnostic_procedure = "test", Medication = "treatment", Therapeutic_procedure = "treatment" }}
+"""
+TYPES = ("problem", "test", "treatment")
+
+
+def site_of(site: str, share: str, split: str, types: tuple[str, ...] = TYPES) -> str:
+    """share: such as 2/5. split: further lines, that say which notes are for what."""
+    named = ", ".join(f'"{name}"' for name in types)
+    return SITE.format(site=site, share=share, split=split, types=named)
