@@ -290,7 +290,8 @@ def test_run_without_matplotlib(
     models: dict[str, Path], notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers are there all the same, and the page says what brings the pictures."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
     run_attention([f"base={models['base']}"], [notes], tmp_path / "out", sample=2, length=20)
     assert {p.suffix for p in (tmp_path / "out").iterdir()} == {".json", ".md"}
     assert "pip install 'fednotes[plot]'" in (tmp_path / "out" / "attention.md").read_text()

@@ -40,7 +40,7 @@ from fednotes.core.errors import (
     needs,
 )
 from fednotes.core.seeds import rng_of
-from fednotes.core.store import replace_file, write_text
+from fednotes.core.store import write_out, write_text
 from fednotes.data.clinical import sentences
 from fednotes.data.notes import read_notes
 from fednotes.data.text import tokenize
@@ -589,35 +589,26 @@ def plot(heads: Mapping[str, Heads], path: Path) -> None:
 
     Raises MissingExtra without matplotlib, FednotesError where the file cannot be written.
     """
-    with needs("matplotlib", "plot"):
-        import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, picture = _entropy_by_depth(heads), io.BytesIO()
-    try:
-        figure.savefig(picture, dpi=130, format="png")
-        replace_file(path, picture.getvalue(), mode=0o666)
-    except OSError as error:
-        raise FednotesError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        pyplot.close(figure)
+    picture = io.BytesIO()
+    _entropy_by_depth(heads).savefig(picture, dpi=130, format="png")
+    write_out(path, picture.getvalue())
 
 
 def _entropy_by_depth(heads: Mapping[str, Heads]) -> Any:
     """A dot a head, a line through the layers' means, a colour a model (Clark et al., fig. 4)."""
-    from matplotlib import pyplot
-
+    with needs("matplotlib", "plot"):
+        from matplotlib.figure import Figure
     layers = len(next(iter(heads.values())).entropy)
     size = (max(5.2, 2.2 + 0.55 * layers), 3.9)
-    figure, panel = pyplot.subplots(figsize=size, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
+    panel = figure.subplots()
     places = np.arange(1, layers + 1)
     step = 0.48 / len(heads)  # models stand side by side within a layer
     for number, ((name, each), (colour, marker)) in enumerate(zip(heads.items(), cycle(_MARKS))):
         x = places + (number - (len(heads) - 1) / 2) * step
         across = np.repeat(x, each.entropy.shape[1])
-        dots = {"s": 16, "c": colour, "marker": marker, "alpha": 0.45, "linewidths": 0}
-        panel.scatter(across, each.entropy.ravel(), **dots)
+        y = each.entropy.ravel()
+        panel.scatter(across, y, s=16, c=colour, marker=marker, alpha=0.45, linewidths=0)
         panel.plot(x, each.by_depth, color=colour, marker=marker, ms=5, lw=2, label=name)
     bottom = -0.02 * panel.get_ylim()[1]  # a head on one token lies at 0: all of it
     panel.set(xticks=places, xlabel="layer", ylabel="entropy of attention (nats)")

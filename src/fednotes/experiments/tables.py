@@ -241,19 +241,14 @@ def plot(table: Mapping[str, Any], path: Path) -> bool:
     if not table.get("rows") or table.get("by_output"):
         return False
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ModuleNotFoundError:
         return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     columns = table["columns"] or list(table["rows"][0]["scores"])
     labels = list(dict.fromkeys(row["label"] for row in table["rows"]))
     height = 3.0 if table["x"] else 1.2 + 0.32 * len(labels)
-    figure, panels = pyplot.subplots(
-        1, len(columns), figsize=(2.9 * len(columns), height), sharey=not table["x"], squeeze=False
-    )
-    figure.set_layout_engine("constrained")
+    figure = Figure(figsize=(2.9 * len(columns), height), layout="constrained")
+    panels = figure.subplots(1, len(columns), sharey=not table["x"], squeeze=False)
     for panel, column in zip(panels[0], columns, strict=True):
         for condition in dict.fromkeys(row["condition"] for row in table["rows"]):
             rows = [row for row in table["rows"] if row["condition"] == condition]
@@ -280,5 +275,4 @@ def plot(table: Mapping[str, Any], path: Path) -> bool:
         panels[0][0].set_ylabel("strict F1 (%)")
     panels[0][-1].legend()
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
     return True
