@@ -6,16 +6,18 @@ and so is a score that is no number: a site may have nothing held out, and real 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import DataError, needs
+from fednotes.core.errors import DataError, TrainingError, needs
 from fednotes.core.parsing import (
     MOST_BYTES,
     JsonError,
@@ -25,8 +27,11 @@ from fednotes.core.parsing import (
     regular,
     shipped,
 )
-from fednotes.core.store import write_json
+from fednotes.core.store import write_json, write_text
 from fednotes.metrics.gap import Gap, Verdict, judged, verdict
+
+if TYPE_CHECKING:
+    from fednotes.engines.rounds import RoundResult
 
 VERSION = 1  # of summary.json; before it, files had none
 PROMISED = "promise.json"  # beside a real site's own scores: what was promised of privacy
@@ -313,6 +318,35 @@ def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
             if n != rows[-1][0]:
                 raise
     return found
+
+
+def rewound(path: Path, part: str, round: int) -> list[dict[str, Any]]:
+    """Drops a part's lines from `round` on, which are written again, and what is cut short; gives
+    what stays."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with suppress(ValueError, KeyError, TypeError):
+            entry = parse_json(line, strict=False)
+            if entry["part"] != part or entry["round"] < round:
+                kept.append(entry)
+    write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
+    return kept
+
+
+def line_of(result: RoundResult, part: str, condition: str, **more: Any) -> dict[str, Any]:
+    """An evaluation's line."""
+    spent = {"bytes_up": result.bytes_up, "bytes_down": result.bytes_down}
+    of = {"part": part, "condition": condition, "round": result.round}
+    return {**of, **result.metrics, **more, **spent, "seconds": round(result.seconds, 3)}
+
+
+def add_line(path: Path, entry: Mapping[str, Any]) -> None:
+    """Raises TrainingError where the file cannot be written."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+    except OSError as error:
+        raise TrainingError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def _text_of(path: Path, most: int = -1) -> str:

@@ -9,13 +9,12 @@ OUT/summary.json
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -24,9 +23,9 @@ from typing import Any
 import torch
 
 import fednotes
-from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.errors import ConfigError
 from fednotes.core.federation import EVALUATE, Method, MethodSite
-from fednotes.core.parsing import mapping, number, parse_json, read_json
+from fednotes.core.parsing import mapping, number, read_json
 from fednotes.core.stopping import goes_on
 from fednotes.core.store import LOCK, held, make_private, private_folder, write_json, write_text
 from fednotes.core.tensors import device_of
@@ -42,7 +41,10 @@ from fednotes.jobs.results import (
     Outcome,
     RunResult,
     Scores,
+    add_line,
+    line_of,
     read_result,
+    rewound,
     size,
     some_of,
 )
@@ -269,7 +271,10 @@ class _Run:
 
         def observe(result: RoundResult) -> None:
             if result.evaluated:
-                self._write(part, result)
+                own: dict[str, Any] = {"site": part.site} if part.site else {}
+                own["sites"] = site_metrics(result, part)
+                line = line_of(result, part.name, part.condition, **own)
+                add_line(self.out / METRICS, line)
             self.display.round(result)
 
         module = self.job.module
@@ -286,7 +291,7 @@ class _Run:
             secure=summed_securely(self.job, part),
         )
         state = engine.resume()
-        self._rewind(part, state.round if state else 0)
+        rewound(self.out / METRICS, part.name, state.round if state else 0)
         self.display.begin(
             part, *module.planned(part.config, [member.num_examples for member in members])
         )
@@ -306,35 +311,6 @@ class _Run:
             eta=members[0].eta,
             valid={member.id: member.valid_score for member in members},
         )
-
-    def _rewind(self, part: Part, round: int) -> None:
-        """Drop the part's lines from `round` on, which are written again, and one cut short."""
-        kept = []
-        for line in (self.out / METRICS).read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError, KeyError, TypeError):
-                entry = parse_json(line, strict=False)
-                if entry["part"] != part.name or entry["round"] < round:
-                    kept.append(line + "\n")
-        write_text(self.out / METRICS, "".join(kept))
-
-    def _write(self, part: Part, result: RoundResult) -> None:
-        entry = {
-            "part": part.name,
-            "condition": part.condition,
-            **({"site": part.site} if part.site else {}),
-            "round": result.round,
-            **result.metrics,
-            "sites": site_metrics(result, part),
-            "bytes_up": result.bytes_up,
-            "bytes_down": result.bytes_down,
-            "seconds": round(result.seconds, 3),
-        }
-        path = self.out / METRICS
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-        except OSError as error:
-            raise FednotesError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]:

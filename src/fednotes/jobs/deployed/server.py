@@ -16,11 +16,9 @@ Whoever watches gets lines, tables with `kind`:
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +34,7 @@ from fednotes.core.errors import (
 )
 from fednotes.core.federation import Option, State
 from fednotes.core.messages import Frame
-from fednotes.core.parsing import kept_table, parse_json
+from fednotes.core.parsing import kept_table
 from fednotes.core.store import write_json, write_text
 from fednotes.core.update import Tensors, Total
 from fednotes.engines.deployed import Deployed, Paused
@@ -61,14 +59,14 @@ from fednotes.jobs.deployed.agreement import (
 )
 from fednotes.jobs.deployed.site_file import own_files, parsed, read_site_file, whole_table
 from fednotes.jobs.job import Job
-from fednotes.jobs.results import VERSION, RunResult
+from fednotes.jobs.results import METRICS, VERSION, RunResult, add_line, line_of, rewound
 from fednotes.jobs.simulate import versions
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.guard import REJECTED
 
 SERVER_FILE = "server.toml"  # in the server's kit: [files] of this machine, if it needs any
 PROBLEM = "problem.json"  # in the folder that is fetched, of a run that failed
-METRICS = "metrics.jsonl"
+_PART = "federated"
 REPEATS = 3  # of one failure at one place, before a run stays stopped
 MOST_SCORES = 2**17  # numbers of a site's scores
 _REMEDY = "fednotes server stop KIT; fednotes server start KIT --files FILE"
@@ -305,8 +303,7 @@ class Progress:
         """The run starts, or goes on: what was told before is told again."""
         self._config = config
         self.rounds = resumed.round if resumed else 0
-        kept = [entry for entry in self._kept() if entry["round"] < self.rounds]
-        write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
+        kept = rewound(self.path, _PART, self.rounds)
         examples = resumed.facts.get("examples", 0) if resumed else 0
         self.plan([examples] if examples else [])
         for entry in kept:
@@ -325,19 +322,9 @@ class Progress:
         """A round was committed."""
         self.rounds, self.metrics = result.round + 1, dict(result.metrics)
         self._said.pop(("", "waiting"), None)
-        entry = {
-            "part": "federated",
-            "condition": "federated",
-            "round": result.round,
-            **result.metrics,
-            "took_part": result.sites,
-            "bytes_up": result.bytes_up,
-            "bytes_down": result.bytes_down,
-            "seconds": round(result.seconds, 3),
-        }
+        entry = line_of(result, _PART, _PART, took_part=result.sites)
         if result.evaluated:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+            add_line(self.path, entry)
         self.pipe.publish({"kind": "round", "evaluated": result.evaluated, **entry})
 
     def event(self, event: Event) -> None:
@@ -373,11 +360,3 @@ class Progress:
         if text != self._said.get((site, kind)):
             self._said[site, kind] = text
             self.pipe.publish({"kind": "event", "text": text, "site": site})
-
-    def _kept(self) -> Iterator[dict[str, Any]]:
-        with suppress(OSError):
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                with suppress(ValueError, KeyError, TypeError):
-                    entry = parse_json(line, strict=False)
-                    int(entry["round"])
-                    yield entry
