@@ -12,7 +12,7 @@ from fednotes.core.stopping import Stopped, goes_on, stops, until_it_begins
 if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
     until_it_begins(sys.argv)  # before what takes a second to import
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
@@ -27,6 +27,7 @@ from fednotes.cli.deploy import register
 from fednotes.cli.groups import (
     OnError,
     OnErrorOption,
+    Settings,
     attention,
     cache,
     console,
@@ -36,6 +37,7 @@ from fednotes.cli.groups import (
     jobs,
     say,
     show_checked,
+    tell,
 )
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, DataError, FednotesError
@@ -72,10 +74,6 @@ def _options(
     """Federated learning for clinical text."""
 
 
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job, e.g. seed=2."),
-]
 Backbone = Annotated[
     str | None,
     typer.Option(help="Where the frozen encoder is, if it has moved since training."),
@@ -135,7 +133,7 @@ def simulate(
             progress=display,
             command=shlex.join(repeated),
         )
-    _tell(result.notes)
+    tell(result.notes)
     if missing := nothing_judged(result):
         say(f"note: {missing}")
     say(f"report: {write_report(out)}")
@@ -212,12 +210,6 @@ def audit(
 def _asks(yes: bool) -> bool:
     """Whether there is a person who can be asked; without one a run goes on."""
     return not yes and console.is_terminal and sys.stdin.isatty()
-
-
-def _tell(notes: Iterable[str]) -> None:
-    """What was counted on the way; a warning stands out."""
-    for note in notes:
-        say(note if note.startswith("warning: ") else f"note: {note}")
 
 
 def _no_patients(model: Path, **given: object) -> None:
@@ -498,7 +490,7 @@ def reproduce(
     from fednotes.experiments.tables import markdown, plot
 
     folder = out or Path("runs") / "reproduce"
-    with runs_bar(console, name) as tell, goes_on("the same command"):
+    with runs_bar(console, name) as shown, goes_on("the same command"):
         table = run(
             name,
             folder,
@@ -507,9 +499,9 @@ def reproduce(
             seeds=tuple(seed or ()),
             base=tuple(base or ()),
             workers=workers,
-            tell=tell,
+            tell=shown,
             say=say,
-            agree=tell.confirm if _asks(yes) else None,
+            agree=shown.confirm if _asks(yes) else None,
         )
     console.print(Markdown(markdown(table)))
     folder /= table["name"]

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from fednotes.cli.groups import console, say
+from fednotes.cli.groups import Settings, console, say
 from fednotes.cli.ledger import ledger
 from fednotes.cli.server import Kit, certificates, server
 from fednotes.cli.site import site
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
     from fednotes.engines.nvflare.authority import ProjectConfig, Secret
     from fednotes.jobs.deployed.runs import Run
     from fednotes.jobs.results import RunResult
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job, e.g. seed=2."),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -166,15 +160,14 @@ def _passphrase(path: Path | None) -> Secret:
 
 def preflight(kit: Kit) -> None:
     """What would stop a kit, each with the remedy."""
+    from fednotes.cli.display import sheet
     from fednotes.engines.nvflare.kit import read_kit
     from fednotes.engines.nvflare.processes import status
     from fednotes.jobs.deployed.preflight import preflight as check
     from fednotes.jobs.deployed.status import connection
 
     checks = check(kit)
-    table = Table()
-    for head in ("check", "", "finding"):
-        table.add_column(head)
+    table = sheet("check", "", "finding", left=3)
     marks = {True: ("ok", ""), False: ("wrong", "bold red"), None: ("look", "yellow")}
     for found in checks:
         mark, style = marks[found.ok]

@@ -151,7 +151,7 @@ class RichDisplay(Display):
             self._bar = None
 
 
-def sheet(*heads: str, left: int = 1, **options: Any) -> Table:
+def sheet(*heads: str | Text, left: int = 1, **options: Any) -> Table:
     """An empty table. left: so many of the first columns hold words, the others numbers."""
     table = Table(**options)
     for place, head in enumerate(heads):
@@ -179,14 +179,13 @@ def result_table(result: RunResult) -> Table:
         columns = [("codes", *column) for column in SCORES["codes"]["columns"]]
     first = columns[0][0] if columns else "masked"
     what = {"masked": "masked words of held-out notes", "codes": "codes of test patients"}
-    table = Table(
-        title=f"{escape(result.title)} ({what.get(first, 'test F1 in %')}, seed {result.seed})"
-    )
-    table.add_column("site")
-    for condition in conditions:
-        mark = " *" if condition in result.marks else ""
-        for place, column in enumerate(columns):
-            table.add_column(f"{'' if place else condition + mark}\n{column[2]}", justify="right")
+    heads = [
+        f"{'' if place else condition + ' *' * (condition in result.marks)}\n{column[2]}"
+        for condition in conditions
+        for place, column in enumerate(columns)
+    ]
+    title = f"{escape(result.title)} ({what.get(first, 'test F1 in %')}, seed {result.seed})"
+    table = sheet("site", *heads, title=title)
 
     def cells(scores: Mapping[str, Any]) -> list[str]:
         return [
@@ -457,12 +456,8 @@ def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
         table.add_row(Text(site["site"]), *(f"{site[n]:,}" for n in numbers), Text(types))
     if len(stats["sites"]) == 1:
         return [table]
-    shared = Table(
-        title=f"overlapping entities: {stats['overlapping']:,} forms at two sites or more"
-    )
-    shared.add_column("forms in common")
-    for site in stats["sites"]:
-        shared.add_column(Text(site["site"]), justify="right")
+    title = f"overlapping entities: {stats['overlapping']:,} forms at two sites or more"
+    shared = sheet("forms in common", *(Text(site["site"]) for site in stats["sites"]), title=title)
     for site, row in zip(stats["sites"], stats["pairwise"], strict=True):
         shared.add_row(Text(site["site"]), *(f"{n:,}" for n in row))
     return [table, shared]

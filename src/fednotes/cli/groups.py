@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from fednotes.core.cleaning import clean, one_line
@@ -30,6 +30,12 @@ jobs = typer.Typer(help="Job files.", no_args_is_help=True, rich_markup_mode=Non
 PIPED = 400  # columns where nobody looks at a screen: no label of a table is cut short there
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
 console = Console(width=None if _SCREEN else PIPED)
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job, e.g. seed=2."),
+]
 
 
 class OnError(StrEnum):
@@ -58,13 +64,18 @@ def say(*lines: str) -> None:
         console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
 
 
+def tell(notes: Iterable[str]) -> None:
+    """What was counted on the way; a warning stands out."""
+    for note in notes:
+        say(note if note.startswith("warning: ") else f"note: {note}")
+
+
 def show_checked(found: Checked) -> None:
     """What `fednotes check` found: tables, then each problem on a line."""
     from fednotes.cli.display import count_tables, findings_table
 
     if found.job is not None and found.sites is not None:
-        for note in found.sites.notes:
-            say(note if note.startswith("warning: ") else f"note: {note}")
+        tell(found.sites.notes)
         for table in count_tables(found.job.kind.counts(found.sites.data)):
             console.print(table)
     if found.findings:
@@ -88,14 +99,11 @@ def corpus_stats(
     """Sentences, types and entities of each site, and the entities that sites share."""
     from fednotes.cli.display import stats_tables
     from fednotes.data.formats import examine
+    from fednotes.data.formats.files import named
     from fednotes.data.stats import corpus_stats as count
 
-    names = [path.name for path in paths]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in paths]
-    if len(set(names)) < len(names):
-        raise FednotesError("a path is given twice: each stands for one site")
-    read = {n: examine(path, format or None) for n, path in zip(names, paths, strict=True)}
+    places = named(paths)
+    read = {name: examine(path, format or None) for name, path in places.items()}
     for documents, problems in read.values():
         problems.refuse(on_error.value, documents)
     stats = count({name: documents for name, (documents, _) in read.items()})
@@ -122,16 +130,15 @@ def corpus_overlap(
     ] = False,
 ) -> None:
     """Does text of annotated documents occur in notes? Sentences, word 13-grams; counts only."""
+    from fednotes.cli.display import sheet
     from fednotes.data.formats import read
     from fednotes.data.notes import read_notes
     from fednotes.data.overlap import MIN_WORDS, NGRAM, index_documents, shared_text
 
     indexes = [index_documents(read(path)) for path in documents]
-    table = Table(
-        title=f"text in common: sentences of {MIN_WORDS} words or more, {NGRAM} words in a row"
-    )
-    for head in ("notes", "documents", "sentences", "shared", "in notes", "n-grams", "shared"):
-        table.add_column(head, justify="left" if head in ("notes", "documents") else "right")
+    title = f"text in common: sentences of {MIN_WORDS} words or more, {NGRAM} words in a row"
+    heads = ("notes", "documents", "sentences", "shared", "in notes", "n-grams", "shared")
+    table = sheet(*heads, left=2, title=title)
     total = 0
     for path in notes:
         texts = (note.text for note in read_notes(path, format or None))
@@ -156,6 +163,7 @@ def corpus_formats(
     as_page: Annotated[bool, typer.Option("--markdown", help="As a table of a page.")] = False,
 ) -> None:
     """The formats that are read and written, and what each keeps of a document."""
+    from fednotes.cli.display import sheet
     from fednotes.data.formats import table
 
     rows = table()
@@ -164,9 +172,8 @@ def corpus_formats(
         lines = [heads, ["---"] * len(heads), *([row.get(h, "") for h in heads] for row in rows)]
         say(*(f"| {' | '.join(line)} |" for line in lines))
         return
-    shown = Table(title="formats, and what each that is written keeps")
-    for head in heads:
-        shown.add_column(head)
+    title = "formats, and what each that is written keeps"
+    shown = sheet(*heads, left=len(heads), title=title)
     for row in rows:
         shown.add_row(*(row.get(head, "") for head in heads))
     console.print(shown)

@@ -131,10 +131,10 @@ def readable(path: object, kind: type[FednotesError]) -> Iterator[None]:
         raise kind(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: `did you mean 'rounds'?`, or the list of what is known."""
+def nearest(name: object, known: Iterable[str], none: str | None = None) -> str:
+    """A hint for a misspelt name: `did you mean 'rounds'?`, or `none`, or what is known."""
     options = sorted(known)
-    match = get_close_matches(str(name), options, n=1, cutoff=0.6)
-    if match:
+    if match := get_close_matches(str(name), options, n=1, cutoff=0.6):
         return f"did you mean {match[0]!r}?"
-    return f"known: {', '.join(options)}" if options else "none are known"
+    listed = f"known: {', '.join(options)}" if options else "none are known"
+    return listed if none is None else none

@@ -158,9 +158,9 @@ def _unit(items: Sequence[Document], index: int, by: str) -> str:
 
     value = own(items[index])
     if value is None:
-        hint = nearest(by, ("patient", "document", "sentence", *items[index].meta))
-        if by == "patient" or not hint.startswith("did"):
-            hint = "leave split out: known patients stay together, and each other document"
+        known = () if by == "patient" else ("patient", "document", "sentence", *items[index].meta)
+        told = "leave split out: known patients stay together, and each other document"
+        hint = nearest(by, known, told)
         lacking = sum(own(document) is None for document in items)
         raise DataError(
             f"cannot split by {by}: {lacking} of {len(items)} documents have none; {hint}"

@@ -21,7 +21,7 @@ from fednotes.data.checks import (
     problem_findings,
 )
 from fednotes.data.formats import examine, read
-from fednotes.data.formats.files import OnError, refuses
+from fednotes.data.formats.files import OnError, named, refuses
 from fednotes.data.tags import flatten
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job, Sites
@@ -81,15 +81,11 @@ def check_files(
     for path in paths:
         if not os.path.exists(path):
             raise DataError(f"{path}: no such file or folder")
-    names = [path.name if len(paths) > 1 else "corpus" for path in paths]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in paths]
-    if len(set(names)) < len(names):
-        raise ConfigError("a path is given twice: each is another part of the corpus")
+    places = named(paths) if len(paths) > 1 else {"corpus": paths[0]}
     wrong, number = list[Problem](), 0
     findings: list[Finding] = []
     parts: dict[str, tuple[Document, ...]] = {}
-    for name, path in zip(names, paths, strict=True):
+    for name, path in places.items():
         try:
             documents, problems = examine(path, format)
         except DataError as error:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fednotes.core.errors import ConfigError, DataError, ModelError, nearest, wi
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.formats import FORMATS, examine, guess_format
-from fednotes.data.formats.files import OnError, open_file, visible
+from fednotes.data.formats.files import OnError, read_text, visible
 from fednotes.data.notes import read_notes
 from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.metrics.calibration import Calibration
@@ -34,6 +35,7 @@ from fednotes.taggers.model import Model
 from fednotes.taggers.saving import load_model
 
 _NAME = 100  # characters of a path that a message shows
+_text = partial(read_text, empty=True, exact=True)
 
 # ---- what is read ----------------------------------------------------------------------------
 
@@ -54,13 +56,12 @@ def documents_of(
         files = visible(path) if path.is_dir() else [path]
         if not files or (path.is_dir() and any(file.suffix != ".txt" for file in files)):
             raise
-        return tuple(Document(f.stem, _decoded(str(f), _bytes(f))) for f in files)
+        return tuple(Document(f.stem, _text(f)) for f in files)
     documents, problems = examine(path, format)
     problems.refuse(on_error, documents)
     # A text without an annotation file is a note too, though no gold without mentions.
     bare = (
-        Document(f.relative_to(path).with_suffix("").as_posix(), _decoded(str(f), _bytes(f)))
-        for f in problems.without
+        Document(f.relative_to(path).with_suffix("").as_posix(), _text(f)) for f in problems.without
     )
     return (*documents, *bare)
 
@@ -103,11 +104,6 @@ def _source(name: str, text: str | None) -> Path | Document:
     return path
 
 
-def _bytes(path: Path) -> bytes:
-    with open_file(path) as file:
-        return file.read()
-
-
 def _decoded(source: str, data: bytes) -> str:
     try:
         return data.decode("utf-8")
@@ -139,11 +135,10 @@ def _require_mapping(
         )
     for old, new in (label_map or {}).items():
         if old not in found:
-            near = nearest(old, found)
-            near = f"; {near}" if near.startswith("did") else ""
+            near = nearest(old, found, "")
             raise ConfigError(
                 f"--map {old}={new}: {path} has no label {old!r}, it has "
-                f"{', '.join(found) or 'none'}{near}"
+                f"{', '.join(found) or 'none'}{near and f'; {near}'}"
             )
         if new and new not in known:
             raise ConfigError(f"--map {old}={new}: the model has no {new!r}; {nearest(new, known)}")

@@ -196,9 +196,9 @@ class Table:
         found = [at for at, name in enumerate(self.names) if name in wanted]
         if not found:
             shown = given or usual[0]
-            hint = nearest(_plain(shown), self.names)
-            if not hint.startswith("did"):  # the first line of a table without a header is a row
-                hint = f"the first line names {len(self.names)} columns, none like it"
+            # the first line of a table without a header is a row
+            none = f"the first line names {len(self.names)} columns, none like it"
+            hint = nearest(_plain(shown), self.names, none)
             remedy = f" ({key} = names it)" if key and not given else ""
             raise self.error(f"there is no column {shown!r}: {hint}{remedy}")
         if len(found) > 1:

@@ -28,7 +28,7 @@ from fednotes.core.errors import ConfigError, FednotesError, needs
 from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import LossyError
-from fednotes.data.formats.files import OnError
+from fednotes.data.formats.files import OnError, named
 from fednotes.engines.nvflare.kit import KIT_FILE
 from fednotes.jobs.compare import Comparison, compare
 from fednotes.jobs.results import SUMMARY, read_lines, size
@@ -444,13 +444,6 @@ def opened(
     elif runs and so_far(runs[0]).holds in ("", "documents"):
         desk.review = Later(partial(of_run, runs[0], kept))
     return desk
-
-
-def named(paths: Sequence[Path]) -> dict[str, Path]:
-    """Paths by their last part, or as they are where two are alike."""
-    names = [path.resolve().name for path in paths]
-    alike = len({*names}) < len(names)
-    return dict(zip(map(str, paths) if alike else names, paths, strict=True))
 
 
 def ui(

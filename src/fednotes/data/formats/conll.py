@@ -72,12 +72,11 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
 def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     before = problems.number
     parts, separator = _parse(path, problems)
-    tags = [[row[-1] for row in rows] for part in parts for rows, _ in part.sentences]
-    if not tags and problems.number > before:
-        return []
-    if not tags:
+    if any(part.sentences for part in parts):
+        return _found(parts, separator, path)
+    if problems.number == before:
         raise DataError("the file holds no tokens")
-    return _found(parts, separator, path)
+    return []
 
 
 def is_tag(text: str) -> bool:

@@ -195,6 +195,16 @@ def laid_out(sentences: Sequence[Sequence[str]]) -> tuple[str, Offsets, Offsets]
     return "\n".join(map(" ".join, sentences)), tuple(bounds), tuple(tokens)
 
 
+def named(paths: Sequence[Path]) -> dict[str, Path]:
+    """Paths by their last part, or as they are where two are alike. Raises ConfigError for one
+    that is given twice."""
+    names = [os.path.basename(os.path.abspath(path)) for path in paths]
+    found = dict(zip(map(str, paths) if len({*names}) < len(names) else names, paths, strict=True))
+    if len(found) < len(paths):
+        raise ConfigError("a path is given twice: each stands for another part")
+    return found
+
+
 def in_text(start: int, end: int, length: int) -> tuple[int, int]:
     """The offsets of a stretch of a text of that length. Raises DataError if it is none."""
     if not 0 <= start < end <= length:
@@ -274,9 +284,8 @@ def json_file(path: Path) -> Any:
 
 def json_rows(path: Path) -> list[Any]:
     """The values of a file of JSON: of its lines if each is one, or of its array, or the one."""
-    first = first_line(path)
     try:
-        parse_json(first, strict=False)
+        parse_json(first_line(path), strict=False)
     except JsonError:
         whole = json_file(path)
         return whole if isinstance(whole, list) else [whole]
@@ -287,10 +296,8 @@ def json_rows(path: Path) -> list[Any]:
 def cut(document: Document) -> list[tuple[int, int, bool]]:
     """A text cut into words (start, end, whether a blank follows that is no word) that make all of
     it again, as spaCy cuts: every end of a mention is an end of a word."""
-    spans = [
-        piece for span in document.spans for piece in ((span.start, span.end), *span.fragments)
-    ]
-    starts, ends = ({piece[i] for piece in spans} for i in (0, 1))
+    pieces = [piece for span in document.spans for piece in span.pieces]
+    starts, ends = ({piece[i] for piece in pieces} for i in (0, 1))
     text, tokens = document.text, document.tokens or tokenize(document.text).tolist()
     edges = sorted({0, len(text), *starts, *ends}.union(*tokens))
     words: list[tuple[int, int, bool]] = []
@@ -404,8 +411,7 @@ class Problems:
     def refuse(self, on_error: OnError = "refuse", kept: Sequence[Document] = ()) -> None:
         """Raises DataError of all problems, if there is one; with "skip" only where no document is
         kept."""
-        refused = refuses(on_error)
-        if self.found and (refused or not kept):
+        if (refuses(on_error) or not kept) and self.found:
             raise DataError.of(self.found, self.number)
 
     def __str__(self) -> str:

@@ -111,9 +111,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 def _task(document: Document) -> dict[str, Any]:
     rest = jsonl.rest(document)
-    data: dict[str, Any] = {"text": document.text, "id": document.id}
-    if rest:
-        data["fednotes"] = rest
+    data = {"text": document.text, "id": document.id} | ({"fednotes": rest} if rest else {})
     regions = [_region(document.text, span, n) for n, span in enumerate(document.spans, 1)]
     kind = "predictions" if any("score" in region for region in regions) else "annotations"
     return {"data": data, kind: [{"result": regions}]}

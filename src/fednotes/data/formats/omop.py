@@ -48,6 +48,7 @@ _NEEDED = {
     "note_date": "1970-01-01",
 }
 _FOUND = ("note_nlp_id", "note_id", "snippet", "offset", "lexical_variant")  # made anew
+_FIELDS = ("note_id", "person_id", "note_text")  # that a Document has
 _TOLD = ("label", "pieces", "confidence")  # in term_modifiers, by us
 _OURS, _LONGEST, _SHORT = f"{_SYSTEM}:", 250, 50  # characters of OMOP's columns of text
 
@@ -92,20 +93,18 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
                         besides.append({"span": spans[-1], "columns": columns})
             source = row.get("note_source_value", "")
             kept: dict[str, Any] = {
-                k: v for k, v in row.items() if v and k not in ("note_text", "note_id")
+                k: v for k, v in row.items() if v and v != _NEEDED.get(k) and k not in _FIELDS
             }
-            kept = {k: v for k, v in kept.items() if _NEEDED.get(k) != v and k != "person_id"}
             if source.startswith(_OURS):
                 name = source.removeprefix(_OURS)
                 del kept["note_source_value"]
             if besides:
                 kept["terms"] = besides
             who = row.get("person_id", "").strip()
-            about = {"patient": who if who not in ("", "0") else None, "meta": {"omop": kept}}
+            meta = {"omop": kept} if kept else {}
+            about = {"patient": who if who not in ("", "0") else None, "meta": meta}
             record = {"id": name, "text": text, "spans": spans, **about}
-            document = jsonl.of_record(
-                record if kept else {**record, "meta": {}}, path, line, problems
-            )
+            document = jsonl.of_record(record, path, line, problems)
             if document is not None:
                 found.append(corpus.Found(document, path, line))
     for rows in terms.values():

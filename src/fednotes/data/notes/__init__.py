@@ -153,9 +153,8 @@ def _kept(
         del note  # one text is in memory at a time
     if others and not kept:
         asked = sorted(wanted)
-        hint = nearest(asked[0].capitalize(), seen)
-        if len(seen) > _FEW_CATEGORIES and not hint.startswith("did"):
-            hint = f"there are {len(seen)} others"
+        many = f"there are {len(seen)} others" if len(seen) > _FEW_CATEGORIES else None
+        hint = nearest(asked[0].capitalize(), seen, many)
         raise DataError(f"{path}: no note of category {', '.join(asked)}: {hint}")
 
 
@@ -366,8 +365,7 @@ def _columns(
         needed.append(("category", "categories", "".join(table["category"][:1])))
     for what, called, name in needed:
         if not at[what]:
-            hint = nearest(name, header)
-            if not hint.startswith("did"):  # a table without a header has notes there
-                hint = f"the first line names {len(header)} columns, none like it"
+            none = f"the first line names {len(header)} columns, none like it"  # notes perhaps
+            hint = nearest(name, header, none)
             raise DataError.at(path, 1, f"there is no column {name!r} for the {called}: {hint}")
     return {what: own if what == "category" else own[:1] for what, own in at.items()}
