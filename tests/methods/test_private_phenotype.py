@@ -12,6 +12,7 @@ import pytest
 import torch
 from phenotype_patients import counted, sites_of
 from scipy import stats
+from tiny_taggers import assert_same, resumed
 
 from fednotes.core.errors import ConfigError
 from fednotes.engines.inprocess import InProcess
@@ -22,7 +23,8 @@ from fednotes.methods.phenotype import Config
 from fednotes.methods.private import privately
 from fednotes.patients.classifiers import SvmConfig
 from fednotes.patients.cohort import UNLABELLED
-from fednotes.patients.phenotyper import PhenotypeConfig
+from fednotes.patients.dan import DanConfig
+from fednotes.patients.phenotyper import PhenotypeConfig, load_phenotyper
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
 
@@ -126,8 +128,156 @@ def test_what_counts_patients_exactly_is_refused() -> None:
         "privacy": {"epsilon": 2.0},
     }
     parse_job(table, "job", Path(), "job.toml")
-    for model in ({}, {"representation": "none", "classifier": {"class_weights": "balanced"}}):
-        with pytest.raises(ConfigError, match=r'set model.representation = "none"'):
+    none = {"representation": "none"}
+    for model in (
+        {"representation": "elsewhere"},
+        {**none, "classifier": {"class_weights": "balanced"}},
+        {**none, "classifier": {"solver": "converged", "loss": "log"}},
+    ):
+        with pytest.raises(ConfigError, match=r'set model.representation = "learn" or "none"'):
             parse_job({**table, "model": model}, "job", Path(), "job.toml")
+    codes = {"outputs": ["icd9:250"], "least_occurrences": 0}
+    learnt = {**table, "preset": "best", "model": {"classifier": {"class_weights": "none"}}}
+    parse_job({**learnt, "training": codes}, "job", Path(), "job.toml")
+    counted: list[dict[str, Any]] = [
+        {},
+        {**codes, "outputs": []},
+        {**codes, "least_occurrences": 2},
+    ]
+    for training in counted:
+        with pytest.raises(ConfigError, match=r"told by exact counts .*give training.outputs"):
+            parse_job({**learnt, "training": training}, "job", Path(), "job.toml")
     with pytest.raises(ConfigError, match=r"calibrate = True: under \[privacy\] it must be False"):
         parse_job({**table, "training": {"calibrate": True}}, "job", Path(), "job.toml")
+
+
+# ---- both stages ---------------------------------------------------------------------------------
+
+CLASSES = ("icd9:401", "icd9:250", "icd9:428", "icd9:493")
+
+
+def learning(**given: Any) -> Any:
+    """Two answers of stage 1, and two of stage 2."""
+    network = DanConfig(embedding=5, hidden=7)
+    svm = SvmConfig(loss="log")
+    asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | given.pop("privacy", {})
+    settings = {**PHENOTYPE.private.settings, "cycles": 1, "classifier_cycles": 1, "seed": 5}
+    settings |= {"batch_size": 16, "learning_rate": 0.05, "outputs": CLASSES, **given}
+    model = PhenotypeConfig(network=network, classifier=svm)
+    return PHENOTYPE.for_sites(Config(model=model, privacy=Privacy(**asked), **settings), SITES)
+
+
+def whole(monkeypatch: pytest.MonkeyPatch, stage: int, units: Sequence[int], clip: float) -> Any:
+    """Whole numbers of a round of these patients without noise, and of what they are steps."""
+    picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
+    zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
+    monkeypatch.setattr(private, "chosen", picked)
+    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    site = PRIVATE.Site(SITES[0], learning(privacy={"clip": clip}), secret=bytes(32))
+    assert site.promise.rounds == 4
+    rng = np.random.default_rng(3)
+    sent = {
+        n: torch.from_numpy(rng.normal(size=tuple(v.shape)).astype(np.float32))
+        for n, v in site.site.shared.items()
+    }
+    answer = dict(site.noisy_gradients(sent, round=2 * stage).tensors)
+    return site, sent, answer
+
+
+def by_hand(sent: dict[str, Any], patient: str, stage: int) -> dict[str, np.ndarray]:
+    """A patient's gradients by NumPy, in float64: of the mean cross-entropy of its codes, or of the
+    mean logistic loss of its labels, which are of a representation of length 1."""
+    value = {n.removeprefix("network."): v.double().numpy() for n, v in sent.items()}
+    cohort = SITES[0].train
+    row = cohort.patients.index(patient)
+    own = cohort.bags.concepts[cohort.bags.offsets[row] : cohort.bags.offsets[row + 1]]
+    mean = value["embedding"][own].mean(0)
+    before = value["hidden_weight"] @ mean + value["hidden_bias"]
+    hidden = np.maximum(before, 0)
+    if stage:
+        labels = cohort.labels[row]
+        x = hidden / np.linalg.norm(hidden)
+        sign = np.where(labels == UNLABELLED, 0.0, 2.0 * labels - 1)
+        score = x @ value["svm.weight"] + value["svm.intercept"]
+        slope = -sign / (1 + np.exp(sign * score)) / np.abs(sign).sum()
+        return {"svm.weight": np.outer(x, slope), "svm.intercept": slope}
+    codes = {c[:8] for c in SITES[0].codes[patient]}
+    odds = value["output_weight"] @ hidden + value["output_bias"]
+    slope = (1 / (1 + np.exp(-odds)) - [c in codes for c in CLASSES]) / len(CLASSES)
+    below = (value["output_weight"].T @ slope) * (before > 0)
+    table = np.zeros_like(value["embedding"])
+    np.add.at(table, own, value["hidden_weight"].T @ below / len(own))
+    found = {"embedding": table, "hidden_weight": np.outer(below, mean), "hidden_bias": below}
+    found |= {"output_weight": np.outer(slope, hidden), "output_bias": slope}
+    return {f"network.{name}": gradient for name, gradient in found.items()}
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("clip", [0.05, 50.0])
+def test_a_patient_moves_the_stage_that_learns_by_its_clipped_gradient(
+    stage: int, clip: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand, and whole numbers that are the same in company; the other stage's part rests, and
+    nothing of it leaves. A patient without codes, or without labels, adds nothing there."""
+    chosen = [3, 8, 21]
+    site, sent, together = whole(monkeypatch, stage, chosen, clip)
+    cohorts = (site.site._learner.cohort.patients, site.site._labelled.patients)
+    singles = [whole(monkeypatch, stage, [unit], clip)[2] for unit in chosen]
+    assert together.keys() == {n for n in sent if n.startswith("svm.") == bool(stage)}
+    for name, value in together.items():
+        assert torch.equal(value, sum((s[name] for s in singles), torch.zeros_like(value)))
+    for unit, single in zip(chosen, singles, strict=True):
+        rows = site.units[unit]
+        (patient,) = {cohorts[int(r) % 2][int(r) // 2] for r in rows}
+        wanted = by_hand(sent, patient, stage)
+        length = np.sqrt(sum((w**2).sum() for w in wanted.values()))
+        found = {n: v.double().numpy() * site.promise.grids[0] for n, v in single.items()}
+        for name, gradient in wanted.items():
+            expected = gradient * min(1, clip / length)
+            np.testing.assert_allclose(found[name], expected, rtol=0, atol=2e-5 * min(clip, 1))
+        assert 0 < np.sqrt(sum((f**2).sum() for f in found.values())) <= clip
+    both = {frozenset(int(r) % 2 for r in rows) for rows in site.units}
+    assert both == {frozenset({0}), frozenset({1}), frozenset({0, 1})}
+    (without,) = {next(n for n, r in enumerate(site.units) if {x % 2 for x in r} == {1 - stage})}
+    nothing = whole(monkeypatch, stage, [without], clip)[2]
+    assert not any(value.any() for value in nothing.values())
+
+
+def test_both_stages_learn_and_are_the_same_bits_however_they_are_run(tmp_path: Path) -> None:
+    """With much less noise than any promise needs, diseases and codes of test patients are ranked;
+    under the secure sum, and killed in stage 2 and gone on with, every number is the same."""
+    config = learning(cycles=10, classifier_cycles=10, privacy={"noise": 0.1, "clip": 1.0})
+    assert PRIVATE.promise(config).rounds == 40
+
+    def run(**options: Any) -> dict[str, torch.Tensor]:
+        sites = [PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(SITES)]
+        sites[0].site.directory = tmp_path / "kept"
+        final = PRIVATE.train(InProcess(sites, **options), config)
+        assert final.round == 40
+        run.scores = [site.scores for site in sites]  # type: ignore[attr-defined]
+        return dict(final.tensors)
+
+    whole = run()
+    scores = run.scores  # type: ignore[attr-defined]
+    assert np.mean([s["ranking"]["auroc"] for s in scores]) > 0.7
+    assert np.mean([s["codes"]["auroc"] for s in scores]) > 0.65
+    saved = load_phenotyper(tmp_path / "kept" / "model")
+    assert saved.code_names == CLASSES
+    assert saved.network is not None
+    for name, value in saved.network.trainable().items():
+        assert torch.equal(value, whole[f"shared.network.{name}"])
+    assert_same(whole, run(secure=True))
+    assert_same(whole, resumed(run, tmp_path / "run", kill=30))
+
+
+def test_codes_alone_can_be_learnt_under_a_promise() -> None:
+    """Sites without labels: stage 1 is all."""
+    bare = [replace(s, **{p: replace(getattr(s, p), labels=np.zeros((len(getattr(s, p)), 0)),
+            outputs=()) for p in ("train", "valid", "test")}) for s in SITES]  # fmt: skip
+    config = PHENOTYPE.for_sites(replace(learning(), phenotypes=()), bare)
+    site = PRIVATE.Site(bare[0], config, secret=bytes(32))
+    assert site.promise.rounds == 2
+    assert {n.split(".")[0] for n in site.site.shared} == {"network"}
+    final = PRIVATE.train(InProcess([site, *(PRIVATE.Site(b, config) for b in bare[1:])]), config)
+    assert final.round == 2
+    assert "codes" in site.scores

@@ -189,10 +189,13 @@ def private_by(
         **{"precision": "float32", "aggregation": "mean"},
     }
 
-    def rounds(config: Averaging, epoch: int) -> int:
-        return math.ceil(config.cycles * (config.local_steps or config.local_epochs * epoch))
+    own = settings | more.pop("settings", {})
+    return Privately(own, initial, loss, private_rounds, **more)
 
-    return Privately(settings | more.pop("settings", {}), initial, loss, rounds, **more)
+
+def private_rounds(config: Averaging, epoch: int) -> int:
+    """Local steps of a run, of so many to an epoch."""
+    return math.ceil(config.cycles * (config.local_steps or config.local_epochs * epoch))
 
 
 def traffic_of(

@@ -653,12 +653,12 @@ def private_round(config: Config, epoch: int) -> int:
     return math.ceil(config.local_epochs * epoch)
 
 
-def private_before(site: Site, step: int, kept: Tensors) -> Tensors:
+def private_before(site: Site, round: int, kept: Tensors) -> Tensors:
     """The round that an answer is of, and its θ_t: what the first answer of it was asked with."""
     privacy = site.config.privacy
     assert privacy is not None
-    site.rounds, later = divmod(step, private_round(site.config, math.ceil(1 / privacy.rate)))
-    site.teacher = kept if later else snapshot(site.shared)
+    site.rounds, later = divmod(round, private_round(site.config, math.ceil(1 / privacy.rate)))
+    site.teacher = kept if kept and later else snapshot(site.shared)
     return site.teacher
 
 

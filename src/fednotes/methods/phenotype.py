@@ -37,6 +37,7 @@ from fednotes.core.settings import build
 from fednotes.core.tensors import below, load_into, prefixed, restoring, taken
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.methods.averaging import AveragingSite, Server, private_by, run_cycles
+from fednotes.methods.averaging import private_rounds as averaging_rounds
 from fednotes.methods.phenotype_stages import (
     PRESETS,
     Classifiers,
@@ -118,7 +119,7 @@ class Site(MethodSite):
         self.scores: dict[str, Any] = {}
         # of training with differential privacy
         self.model, self.shared = nn.Module(), dict[str, nn.Parameter]()
-        self.private = dict[str, nn.Parameter]()
+        self.private, self.stage = dict[str, nn.Parameter](), 0
 
     @property
     def id(self) -> str:
@@ -242,7 +243,7 @@ class Site(MethodSite):
             self._classifiers.finish(tensors)
             model = self._classifiers.model
         else:
-            self._learner.finish(tensors)
+            self._learner.finish(below(tensors, "network.") or tensors)
             self._network = self._learner.told
             names = self._learner.outputs
             model = Phenotyper(self.data.space, self._learner.network, code_names=names)
@@ -618,13 +619,18 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def private_initial(config: Config) -> dict[str, Tensor]:
-    """Classifiers at zero, of the classes that every disease has."""
-    classes = [(ABSENT, PRESENT)] * len(config.phenotypes)
-    return LinearSVMs(classes, config.space.width, config.model.classifier).sent()
+    """The network, if it learns, and classifiers at zero, of the classes that every disease has."""
+    network = initial(config, len(config.candidates)) if config.learns else {}
+    found, classes = prefixed("network.", network), [(ABSENT, PRESENT)] * len(config.phenotypes)
+    if classes:
+        width = config.model.network.hidden if config.learns else config.space.width
+        found |= LinearSVMs(classes, width, config.model.classifier).sent()
+    return found
 
 
 def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
-    """Each labelled patient; and the site's classifiers, made without a count of any.
+    """Each patient with codes or labels: rows of both cohorts, twice the row in the first, or twice
+    that in the second and 1. And the site's network and classifiers, made without a count of any.
 
     Raises ConfigError for other units.
     """
@@ -632,20 +638,53 @@ def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
         raise ConfigError(
             f'[privacy] unit = "{unit}": an example is all that a patient has: set unit = "patient"'
         )
-    classes = torch.tensor([[1.0, 1.0, 0.0]] * len(site.config.phenotypes))
-    idf = {} if site.data.space.dense else {"idf": torch.ones(site.data.space.width).double()}
-    site.prepare({"classes": classes, **idf})
-    site.shared = {n: nn.Parameter(v) for n, v in private_initial(site.config).items()}
+    config, first = site.config, private_initial(site.config)
+    cohorts: list[tuple[str, ...]] = [(), site._labelled.patients]
+    site.shared = {n: nn.Parameter(v) for n, v in first.items()}
+    if config.learns:
+        site._learn_codes(config.candidates, None)
+        cohorts[0], site.model = site._learner.cohort.patients, site._learner.network
+        site.shared |= {f"network.{n}": p for n, p in site._learner.network.trainable().items()}
+    if config.phenotypes:
+        classes = torch.tensor([[1.0, 1.0, 0.0]] * len(config.phenotypes))
+        idf = {} if site.data.space.dense else {"idf": torch.ones(site.data.space.width).double()}
+        site.prepare({"classes": classes, **idf, **first})
+        assert site._classifiers is not None
+        if config.learns:
+            site._classifiers.model.network = site._learner.network
     found: dict[tuple[str, ...], list[int]] = {}
-    for row, patient in enumerate(site._labelled.patients):
-        found.setdefault(owner_of(patient, "", unit), []).append(row)
+    for stage, patients in enumerate(cohorts):
+        for row, patient in enumerate(patients):
+            found.setdefault(owner_of(patient, "", unit), []).append(2 * row + stage)
     return [np.array(rows) for rows in found.values()]
 
 
+def private_rounds(config: Config, epoch: int) -> tuple[int, int]:
+    """Noisy sums of stage 1 and of stage 2, of so many to an epoch."""
+    cycles = config.classifier_cycles * config.classifier_epochs * bool(config.phenotypes)
+    return averaging_rounds(config, epoch) * config.learns, cycles * epoch
+
+
+def private_before(site: Site, round: int, kept: Tensors) -> Tensors:
+    """Of the network and the classifiers one learns and the other one rests."""
+    privacy = site.config.privacy
+    assert privacy is not None
+    site.stage = int(round >= private_rounds(site.config, math.ceil(1 / privacy.rate))[0])
+    for name, parameter in site.shared.items():
+        parameter.requires_grad_(name.startswith("svm.") == bool(site.stage))
+    return kept
+
+
 def private_loss(site: Site, rows: np.ndarray) -> Tensor:
-    """The mean loss of one patient's labels."""
+    """The mean loss of one patient's codes, or labels; none where there are no such."""
+    own = rows[rows % 2 == site.stage] // 2
+    if not len(own):
+        return torch.zeros(())
+    if not site.stage:
+        part = site._learner.some(own)
+        return part.loss([part])
     assert site._classifiers is not None
-    each = [site._classifiers.loss(site.shared, row) for row in rows.tolist()]
+    each = [site._classifiers.loss(site.shared, row) for row in own.tolist()]
     return torch.stack(each).mean()
 
 
@@ -683,9 +722,12 @@ METHOD = Method(
     each=by_each,
     private=replace(
         private_by(private_initial, private_loss, settings={"calibrate": False, "min_patients": 0}),
-        rounds=lambda config, epoch: config.classifier_cycles * config.classifier_epochs * epoch,
+        rounds=lambda config, epoch: sum(private_rounds(config, epoch)),
         units=private_units,
-        content=lambda data: digest(data.train.fingerprint().encode()),
+        content=lambda data: digest(
+            data.train.fingerprint(), repr(sorted((p, sorted(c)) for p, c in data.codes.items()))
+        ),
+        before=private_before,
         counts=None,
     ),
 )

@@ -95,11 +95,19 @@ class Config(Averaging):
         super().__post_init__()
         own = self.model.classifier
         told = (self.model.representation, own.class_weights, own.solver)
-        if self.privacy and told != ("none", "none", "sgd"):
+        if self.privacy and (told[1:] != ("none", "sgd") or told[0] not in ("learn", "none")):
             raise ConfigError(
-                "[privacy] takes classifiers of concepts or of text alone, without exact counts of "
-                'patients: set model.representation = "none", model.classifier.class_weights = '
-                '"none" and model.classifier.solver = "sgd"'
+                "[privacy] takes no exact counts of patients, nor a representation that was learnt "
+                'before: set model.representation = "learn" or "none", '
+                'model.classifier.class_weights = "none" and model.classifier.solver = "sgd"'
+            )
+        counts = self.least_occurrences or self.model.network.length or self.vectors
+        if self.privacy and self.learns and (counts or not self.outputs):
+            raise ConfigError(
+                "[privacy]: which codes are predicted and which concepts have a vector would be "
+                "told by exact counts of patients: give training.outputs, the categories of codes, "
+                "set training.least_occurrences = 0 and model.network.length = 0, and leave out "
+                '[concepts] vectors; or set model.representation = "none"'
             )
         if self.model.network.updates == "rows" and (self.proximal or self.weight_decay):
             raise ConfigError(
@@ -189,8 +197,11 @@ class CodeLearner(AveragingSite):
         self.data, self.config, self.outputs = data, config, tuple(outputs)
         self.known: Tensors = {} if known is None else {KNOWN: torch.from_numpy(known)}
         settings = config.model.network
+        if config.privacy is not None:
+            _network.cache_clear()  # each site has one of its own, whose parameters rest apart
         self.network = shared_network(settings, data.space, len(outputs), known, device)
-        self._read, self._labels = self._taken(data.coded(data.train), data)
+        self.cohort = self._predicted(data.coded(data.train), data)[0]
+        self._read, self._labels = self._taken(self.cohort, data)
         self.patients = len(self._labels)  # n_k
         parameters, rows = self.network.trainable(), settings.updates == "rows"
         optimizer: Optimizer | None = None  # averaging's own
@@ -215,12 +226,16 @@ class CodeLearner(AveragingSite):
 
     def _taken(self, cohort: Cohort, site: SitePatients) -> tuple[Read, np.ndarray]:
         """Patients as the network reads them, and their labels (patients, outputs) int8."""
+        cohort, labels = self._predicted(cohort, site)
+        return self.network.read(cohort.bags), labels
+
+    def _predicted(self, cohort: Cohort, site: SitePatients) -> tuple[Cohort, np.ndarray]:
         whole = self.config.whole_causes
         labels = output_matrix(cohort.patients, site.codes, self.outputs, whole)
-        if self.config.require_output:
-            some = (labels == PRESENT).any(axis=1)
-            cohort, labels = cohort.take(some), labels[some]
-        return self.network.read(cohort.bags), labels
+        if not self.config.require_output:
+            return cohort, labels
+        some = (labels == PRESENT).any(axis=1)
+        return cohort.take(some), labels[some]
 
     @cached_property
     def _held_out(self) -> tuple[Read, np.ndarray]:
@@ -234,9 +249,10 @@ class CodeLearner(AveragingSite):
         order = rng_of(self.config.seed, "order", self.id, epoch).permutation(len(self._labels))
         for start in range(first * size, len(order), size):
             rows = order[start : start + size]
-            yield [self._some(rows[at : at + part]) for at in range(0, len(rows), part)]
+            yield [self.some(rows[at : at + part]) for at in range(0, len(rows), part)]
 
-    def _some(self, rows: np.ndarray) -> Step:
+    def some(self, rows: np.ndarray) -> _Patients:
+        """These patients and the codes to predict for them."""
         read = self._read
         chosen = read.take(rows) if isinstance(read, Mixtures) else read[rows]
         return _Patients(self.network, chosen, self._labels[rows])
@@ -292,11 +308,10 @@ class Classifiers:
         self._patients = np.count_nonzero(self._targets, axis=0)  # (machines,) n_k of each
 
     def loss(self, weights: Mapping[str, Tensor], row: int) -> Tensor:
-        """The mean loss of all labels of one patient, by machines that are tensors."""
-        x, settings = self._features, self.machines.config
-        entries = slice(int(x.offsets[row]), int(x.offsets[row + 1]))
-        values = torch.from_numpy(x.values[entries]).float()
-        columns = torch.from_numpy(x.columns[entries])
+        """The mean loss of all labels of one patient, by machines that are tensors; what represents
+        the patient is computed without any other one."""
+        x, settings = self.model.features(self._train.bags.take([row])), self.machines.config
+        values, columns = torch.from_numpy(x.values).float(), torch.from_numpy(x.columns)
         score = values @ weights["svm.weight"][columns] + weights["svm.intercept"]  # (machines,)
         sign = torch.from_numpy(self._targets[row]).float()
         each = softplus(-sign * score) if settings.loss == "log" else relu(1 - sign * score)

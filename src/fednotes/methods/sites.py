@@ -120,10 +120,13 @@ class Adam:
         ]
         return torch.optim.AdamW(made, lr=self._rate, fused=True)
 
-    def step(self, gradients: Tensors | None = None, *, rate: float | None = None) -> None:
+    def step(
+        self, gradients: Mapping[str, Tensor | None] | None = None, *, rate: float | None = None
+    ) -> None:
         """One step along `gradients`, or along each parameter's own `.grad`.
 
-        rate: this step's learning rate, if it is not the one given first.
+        A parameter whose gradient is None rests. rate: this step's learning rate, if it is not the
+        one given first.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = group["factor"] * (self._rate if rate is None else rate)

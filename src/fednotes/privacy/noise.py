@@ -64,7 +64,7 @@ def cut(gradient: Tensors, clip: float, grids: Mapping[str, float]) -> dict[str,
     It is cut towards zero, which lengthens no vector: so the length is at most `clip` in whole
     numbers too. Nothing where it is not finite: a refusal would tell of it.
     """
-    exact = {name: value.detach().double().cpu() for name, value in gradient.items()}
+    exact = {name: value.detach().to_dense().double().cpu() for name, value in gradient.items()}
     norm = math.sqrt(sum(float(value.square().sum()) for value in exact.values()))
     if not math.isfinite(norm):
         return {}

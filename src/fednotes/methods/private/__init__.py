@@ -55,9 +55,10 @@ class Privately:
     settings: those that must have one value; a job need not say so. initial(config): what sites
     share, before training. loss(site, indices): mean loss of some sentences. rounds(config, epoch):
     the most rounds, of so many to an epoch. units(site, unit): the sentences (or what `loss` takes
-    in their place) of each unit. content(data): a digest of what a site holds. before(site, step,
-    kept): before each answer, the parameters of its question being there; what it gives is kept for
-    the next one, and may be made of parameters alone. counts(site, documents): mentions that it
+    in their place) of each unit. content(data): a digest of what a site holds. before(site, round,
+    kept): before each answer, the parameters of its question being there; those that require no
+    gradient then rest. What it gives is kept for the next one, and may be made of parameters alone.
+    counts(site, documents): mentions that it
     finds rightly, finds, and that are annotated; None: it has none.
     """
 
@@ -67,7 +68,7 @@ class Privately:
     rounds: Callable[[Any, int], int]
     units: Callable[[Any, Unit], list[np.ndarray]] = lambda site, unit: units_of(site, unit)
     content: Callable[[Any], bytes] = lambda data: _digest(data)
-    before: Callable[[Any, int, Tensors], Tensors] = lambda site, step, kept: kept
+    before: Callable[[Any, int, Tensors], Tensors] = lambda site, round, kept: kept
     counts: Callable[[Any, Sequence[Document]], list[float]] | None = lambda site, documents: (
         _mentions(site, documents)
     )
@@ -161,7 +162,7 @@ class Server(RoundServer):
         """θ_s ← θ_s − α (Σ clipped g_u + noise) / N, by Adam."""
         # [abadi descent]
         gradient = {n: (value * self._unit).float() for n, value in total.tensors.items()}
-        self._adam.step(gradient)  # [abadi descent]
+        self._adam.step({**dict.fromkeys(self.shared), **gradient})  # [abadi descent]
         self.round += 1
 
     def judge(self, total: Total) -> None:
@@ -238,10 +239,11 @@ class PrivateSite(MethodSite):
                 "all of them are done"
             )
         load_into(self._shared, tensors)
-        self._kept = self.of.before(self.site, self.steps, self._kept)
-        key, failed = self._key(), Counter[str]()
+        self._kept = self.of.before(self.site, round, self._kept)
+        key, failed = self._key(round), Counter[str]()
         stream = Stream(key)
-        total = {n: torch.zeros(p.shape, dtype=torch.int64) for n, p in self._parameters.items()}
+        learning = self._learning
+        total = {n: torch.zeros(p.shape, dtype=torch.int64) for n, p in learning.items()}
         self.site.model.train(True)
         # By chance that nobody knows: dropout by a public seed would be another for every unit
         # behind one that is left out, and all of these would move the sum.
@@ -268,7 +270,11 @@ class PrivateSite(MethodSite):
         if self._own:
             unit = self.promise.grids[1] / self._config.batch_size
             self._adam.step({n: (total[n] * unit).to(p) for n, p in self._own.items()})
-        return Update({name: total[name] for name in self._shared})
+        return Update({name: value for name, value in total.items() if name in self._shared})
+
+    @property
+    def _learning(self) -> dict[str, torch.nn.Parameter]:
+        return {name: p for name, p in self._parameters.items() if p.requires_grad}
 
     @property
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -279,21 +285,23 @@ class PrivateSite(MethodSite):
 
         No other unit is in a pass with it: by rounding they would move what it gives.
         """
-        found, parameters = dict[str, Tensor](), self._parameters
+        found, parameters = dict[str, Tensor](), self._learning
         for at in range(0, len(indices), TOGETHER):
             part = indices[at : at + TOGETHER]
             loss = self.of.loss(self.site, part) * (len(part) / len(indices))
+            if not loss.requires_grad:  # of nothing that learns now
+                continue
             own = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
             for name, gradient in zip(parameters, own, strict=True):
                 if gradient is not None:
                     found[name] = found[name] + gradient if name in found else gradient
         return cut(found, self.promise.privacy.clip, self._grids)
 
-    def _key(self) -> bytes:
+    def _key(self, round: int) -> bytes:
         """Of the randomness of the next answer."""
         now = {n: p.detach() for n, p in self._parameters.items()}
         sent = fingerprint({**now, **prefixed("kept.", self._kept)})
-        about = (repr(self.promise), repr(self._config), self.steps, self._question(), sent)
+        about = (repr(self.promise), repr(self._config), self.steps, round, self._question(), sent)
         where = (platform.node(), torch.__version__, torch.get_num_threads())
         return receipt(self._secret, *about, self._data, *where)
 
@@ -309,11 +317,12 @@ class PrivateSite(MethodSite):
             with suppress(Exception):  # a refusal would tell of the unit, which adds nothing
                 own = torch.tensor(counts(self.site, documents))
                 total += cut({COUNTS: own}, COUNTED, {COUNTS: grid})[COUNTS]
-        stream = Stream(receipt(self._key(), COUNTS, fingerprint({COUNTS: total})))
+        stream = Stream(receipt(self._key(round), COUNTS, fingerprint({COUNTS: total})))
         return Update({COUNTS: total + torch.from_numpy(discrete_gaussian(stream, 3))})
 
     def finish(self, tensors: Tensors) -> Update:
         """Test the last round's model, and save it; what comes of it stays here."""
+        load_into(self._shared, tensors)
         self.site.finish(tensors)
         self.scores = self.site.scores
         return Update()
