@@ -1,4 +1,4 @@
-"""Differential privacy of phenotyping's classifiers: gradients, what a patient moves, noise."""
+"""Differential privacy of both stages of phenotyping: what a patient moves, noise, faults."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ CLASSES = ("icd9:401", "icd9:250", "icd9:428", "icd9:493")
 
 def learning(**given: Any) -> Any:
     """Two answers of stage 1, and two of stage 2."""
-    network = DanConfig(embedding=5, hidden=7)
+    network = DanConfig(embedding=8, hidden=12)
     svm = SvmConfig(loss="log")
     asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | given.pop("privacy", {})
     settings = {**PHENOTYPE.private.settings, "cycles": 1, "classifier_cycles": 1, "seed": 5}
@@ -243,31 +243,37 @@ def test_a_patient_moves_the_stage_that_learns_by_its_clipped_gradient(
     assert not any(value.any() for value in nothing.values())
 
 
-def test_both_stages_learn_and_are_the_same_bits_however_they_are_run(tmp_path: Path) -> None:
-    """With much less noise than any promise needs, diseases and codes of test patients are ranked;
-    under the secure sum, and killed in stage 2 and gone on with, every number is the same."""
-    config = learning(cycles=10, classifier_cycles=10, privacy={"noise": 0.1, "clip": 1.0})
-    assert PRIVATE.promise(config).rounds == 40
+def run(config: Any, kept: Path | None = None, **options: Any) -> tuple[Any, list[Any]]:
+    """Three sites' training; the first one saves its model."""
+    sites = [PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(SITES)]
+    sites[0].site.directory = kept
+    final = PRIVATE.train(InProcess(sites, **options), config)
+    assert final.round == PRIVATE.promise(config).rounds
+    return dict(final.tensors), [site.scores for site in sites]
 
-    def run(**options: Any) -> dict[str, torch.Tensor]:
-        sites = [PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(SITES)]
-        sites[0].site.directory = tmp_path / "kept"
-        final = PRIVATE.train(InProcess(sites, **options), config)
-        assert final.round == 40
-        run.scores = [site.scores for site in sites]  # type: ignore[attr-defined]
-        return dict(final.tensors)
 
-    whole = run()
-    scores = run.scores  # type: ignore[attr-defined]
-    assert np.mean([s["ranking"]["auroc"] for s in scores]) > 0.7
-    assert np.mean([s["codes"]["auroc"] for s in scores]) > 0.65
+def test_both_stages_are_the_same_bits_however_they_are_run(tmp_path: Path) -> None:
+    """Under the secure sum, and killed in stage 2 and gone on with; that model is saved."""
+    config = learning()
+    whole, _ = run(config, tmp_path / "kept")
     saved = load_phenotyper(tmp_path / "kept" / "model")
     assert saved.code_names == CLASSES
     assert saved.network is not None
     for name, value in saved.network.trainable().items():
         assert torch.equal(value, whole[f"shared.network.{name}"])
-    assert_same(whole, run(secure=True))
-    assert_same(whole, resumed(run, tmp_path / "run", kill=30))
+    assert_same(whole, run(config, secure=True)[0])
+    again = resumed(lambda **options: run(config, **options)[0], tmp_path / "run", kill=2)
+    assert_same(whole, again)
+
+
+@pytest.mark.slow
+def test_both_stages_learn() -> None:
+    """With much less noise than any promise needs, diseases and codes of test patients are
+    ranked."""
+    long = {"cycles": 10, "classifier_cycles": 10, "learning_rate": 0.2}
+    _, scores = run(learning(**long, privacy={"noise": 0.1, "clip": 1.0}))
+    assert np.mean([s["ranking"]["auroc"] for s in scores]) > 0.6
+    assert np.mean([s["codes"]["auroc"] for s in scores]) > 0.7
 
 
 def test_codes_alone_can_be_learnt_under_a_promise() -> None:
