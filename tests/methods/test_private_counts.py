@@ -99,6 +99,45 @@ def test_each_answer_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     assert not np.allclose(other, np.round(other), atol=1e-3)
 
 
+def test_an_answer_is_the_sum_of_counts_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise that is 7 everywhere, of nobody."""
+    sevens = lambda stream, count: np.full(count, 7)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", sevens)
+    nobody = ended(monkeypatch, ())
+    assert nobody.noisy_counts(theta(nobody), round=0).tensors[COUNTS].tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
+    clipped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best test of the one, who has 400 mentions: the answer's part along that patient's counts,
+    with the others' taken off. Of a Gaussian it is right in Φ(1 / 2σ) of the cases. ε of so many
+    right guesses, by Clopper and Pearson at 1 - 1e-4, is below what is promised, and above it where
+    counts are not clipped."""
+    if not clipped:
+        exact = private.cut
+        monkeypatch.setattr(private, "cut", lambda own, clip, grids: exact(own, 1e9, grids))
+    asked = {**SCORES, "scores": 3.0, "where": "site"}
+    others = (NOTES[0], *NOTES[2:])
+    both = ((*others, note("2", "q", 400)), others)
+    sites = [ended(monkeypatch, notes, privacy=asked) for notes in both]
+    secret, own = bytes(32), np.array([200.0, 201.0, 400.0])
+    known, right = np.array([2.0, 5.0, 3.0]), 0
+    for number in range(trials := 200):
+        inside = number % 2
+        site = sites[1 - inside]
+        site._secret = secret[:30] + number.to_bytes(2, "big")
+        score = float((told(site) - known) @ own / np.linalg.norm(own))
+        right += (score > COUNTED / 2) == inside
+    least = float(stats.beta.ppf(1e-4, right, trials - right + 1))
+    refuted = math.log(least / (1 - least))
+    promised = epsilon_of(3.0, 1e-5, 1.0, 1)
+    assert (refuted < promised) == clipped
+    sure = float(stats.norm.cdf(1 / 6))
+    assert not clipped or stats.binomtest(right, trials, sure).pvalue > 1e-4
+
+
 def test_counts_are_told_in_the_end_and_where_the_job_has_them() -> None:
     early = made(site_of(), rounds=2, privacy=SCORES)
     with pytest.raises(RefusedError, match="none before its end"):

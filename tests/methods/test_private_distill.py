@@ -108,6 +108,26 @@ def test_a_unit_moves_the_sum_by_its_own_bits_and_by_the_clip_at_most(
         assert clip > 1 or length == pytest.approx(clip, rel=1e-3)
 
 
+@pytest.mark.parametrize("unannotated", ["soft", "pseudo"])
+def test_a_unit_is_completed_alike_where_others_are_not_there(
+    unannotated: str, without_noise: Any
+) -> None:
+    """Not a bit of what a unit adds is of the notes that lie beside it at the site."""
+
+    def sums(unit: int, owners: Sequence[str]) -> dict[str, torch.Tensor]:
+        without_noise([unit])
+        own = three()[0]
+        left = tuple(d for d in own.train if d.patient in owners)
+        site = PRIVATE.Site(
+            replace(own, train=left), config_of(unannotated=unannotated), secret=SECRET
+        )
+        return second(site, other_than(site))
+
+    every = ("p0", "p1", "p2", "p3")
+    for unit, owner in enumerate(every):
+        assert_same(sums(unit, every), sums(0, [owner]))
+
+
 def plain(site: Any, teacher: dict[str, Any], how: str, unit: Sequence[int]) -> list[torch.Tensor]:
     """The gradients of a unit's mean loss as the method without noise has them, at a site that
     holds this unit's notes and no other."""

@@ -434,6 +434,7 @@ def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
         if tokens.dropped and not any(tokenize(sentences(note.text))):
             continue  # it has no place in the tokens
         name = f"{note.source}/{note.id}"
+        # [abadi units]
         owned.setdefault(owner_of(note.patient, name, unit), []).append(at)
         at += 1
     plans = [_of_unit(tokens, own, site.config) for own in owned.values()]

@@ -125,6 +125,7 @@ class Promise:
     @property
     def counted(self) -> float:
         """What a whole number stands for in a site's noisy counts."""
+        # [abadi counts]
         return self.privacy.scores / math.sqrt(self.shares) * COUNTED / SCALE
 
     def epsilon(self, rounds: int | None = None) -> float:

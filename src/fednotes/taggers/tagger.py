@@ -335,7 +335,9 @@ class Tagger(Model):
         if prepared.hashed is not None:
             yield F.embedding(prepared.hashed[torch.from_numpy(form)].to(device), self.words.hashed)
         if prepared.characters is not None and prepared.character_lengths is not None:
-            unique, position = np.unique(form, return_inverse=True)
+            unique, first, position = np.unique(form, return_index=True, return_inverse=True)
+            order = np.argsort(first)  # by these tokens: by the corpus others would be in rounding
+            unique, position = unique[order], np.argsort(order)[position]
             pooled = self.characters(
                 prepared.characters[unique], prepared.character_lengths[unique]
             )  # (unique words, filters)

@@ -316,9 +316,10 @@ class PrivateSite(MethodSite):
         for documents in self._judged:
             with suppress(Exception):  # a refusal would tell of the unit, which adds nothing
                 own = torch.tensor(counts(self.site, documents))
-                total += cut({COUNTS: own}, COUNTED, {COUNTS: grid})[COUNTS]
+                total += cut({COUNTS: own}, COUNTED, {COUNTS: grid})[COUNTS]  # [abadi counts]
         stream = Stream(receipt(self._key(round), COUNTS, fingerprint({COUNTS: total})))
-        return Update({COUNTS: total + torch.from_numpy(discrete_gaussian(stream, 3))})
+        total += torch.from_numpy(discrete_gaussian(stream, 3))  # [abadi counts]
+        return Update({COUNTS: total})
 
     def finish(self, tensors: Tensors) -> Update:
         """Test the last round's model, and save it; what comes of it stays here."""
@@ -388,6 +389,7 @@ def owned(site: str, documents: Sequence[Document], unit: Unit) -> list[list[Doc
     found: dict[tuple[str, ...], list[Document]] = {}
     for document in documents:
         note = document.meta.get("document", document.id)
+        # [abadi units]
         found.setdefault(owner_of(document.patient, note, unit), []).append(document)
     return [*found.values()]
 
@@ -406,6 +408,7 @@ def units_of(site: Any, unit: Unit) -> list[np.ndarray]:
                 '"document" or "patient", or [model] context = "sentence"'
             )
         return [np.array([at]) for at in range(len(owners))]
+    # [abadi units]
     of = {id(d): n for n, own in enumerate(owned(site.id, corpus.documents, unit)) for d in own}
     number = np.array([of[id(d)] for d in corpus.documents])[owners]
     order = np.argsort(number, kind="stable")
