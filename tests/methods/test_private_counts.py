@@ -111,8 +111,8 @@ def test_an_answer_is_the_sum_of_counts_and_noise(monkeypatch: pytest.MonkeyPatc
 def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
     clipped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The best test of the one, who has 400 mentions: the answer's part along that patient's counts,
-    with the others' taken off. Of a Gaussian it is right in Φ(1 / 2σ) of the cases. ε of so many
+    """The best test of the one, who has 400 mentions: the answer's part along that patient's
+    counts, with the others' taken off. Of a Gaussian it is right in Φ(1 / 2σ) of the cases. ε of so many
     right guesses, by Clopper and Pearson at 1 - 1e-4, is below what is promised, and above it where
     counts are not clipped."""
     if not clipped:
@@ -124,12 +124,13 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
     sites = [ended(monkeypatch, notes, privacy=asked) for notes in both]
     secret, own = bytes(32), np.array([200.0, 201.0, 400.0])
     known, right = np.array([2.0, 5.0, 3.0]), 0
+    length = COUNTED if clipped else float(np.linalg.norm(own))
     for number in range(trials := 200):
         inside = number % 2
         site = sites[1 - inside]
         site._secret = secret[:30] + number.to_bytes(2, "big")
         score = float((told(site) - known) @ own / np.linalg.norm(own))
-        right += (score > COUNTED / 2) == inside
+        right += (score > length / 2) == inside
     least = float(stats.beta.ppf(1e-4, right, trials - right + 1))
     refuted = math.log(least / (1 - least))
     promised = epsilon_of(3.0, 1e-5, 1.0, 1)
