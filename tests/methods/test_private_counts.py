@@ -112,9 +112,9 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
     clipped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The best test of the one, who has 400 mentions: the answer's part along that patient's
-    counts, with the others' taken off. Of a Gaussian it is right in Φ(1 / 2σ) of the cases. ε of so many
-    right guesses, by Clopper and Pearson at 1 - 1e-4, is below what is promised, and above it where
-    counts are not clipped."""
+    counts, with the others' taken off. Of a Gaussian it is right in Φ(1 / 2σ) of the cases. ε of
+    so many right guesses, by Clopper and Pearson at 1 - 1e-4, is below what is promised, and above
+    it where counts are not clipped."""
     if not clipped:
         exact = private.cut
         monkeypatch.setattr(private, "cut", lambda own, clip, grids: exact(own, 1e9, grids))
