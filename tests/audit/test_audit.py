@@ -7,15 +7,17 @@ import json
 import math
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_jobs import TABLE, TAGGER
 from tiny_models import save_bert
 
-from fednotes.audit import Scene, Trial, attacks, counts, words
+from fednotes.audit import Scene, Trial, attacks, convolutions, counts, words
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.job import Job, load_sites
@@ -156,10 +158,10 @@ def test_frozen_tables_have_none(bert: Path) -> None:
 def test_tokens_lie_in_the_span_of_the_lowest_maps(bert: Path) -> None:
     """Of a gradient all; where the lowest layer stays as it is there is no such map."""
     one = {"local_steps": 1, "compression": "none"}
-    found = leak(tuned(bert, {"train": "encoder"}, **one), "lowest maps")
+    found = leak(tuned(bert, {"train": "encoder"}, **one), "tokens from the lowest")
     assert found.control is not None
     assert found.control >= 0.99
-    top = leak(tuned(bert, {"train": "top", "top": 1}, **one), "lowest maps")
+    top = leak(tuned(bert, {"train": "top", "top": 1}, **one), "tokens from the lowest")
     assert not top.applies
     assert "no map" in top.why
 
@@ -167,7 +169,7 @@ def test_tokens_lie_in_the_span_of_the_lowest_maps(bert: Path) -> None:
 def test_half_of_low_ranks_says_nothing_at_first(bert: Path) -> None:
     """The other half begins at zero, so the first step is rounding alone; later ones tell."""
     one = {"local_steps": 1, "compression": "none", "evaluate_every": 3, "cycles": 3}
-    found = leak(tuned(bert, {"train": "lora"}, **one), "lowest maps")
+    found = leak(tuned(bert, {"train": "lora"}, **one), "tokens from the lowest")
     assert found.details["auc"] > 0.6
 
 
@@ -175,19 +177,99 @@ def test_half_of_low_ranks_says_nothing_at_first(bert: Path) -> None:
 def test_neither_steps_of_adam_nor_few_bits_nor_low_ranks_hide_them() -> None:
     """Of a real encoder, after one step of Adam, and after six of low rank in few bits."""
     one = {"local_steps": 1, "compression": "none"}
-    found = leak(tuned(Path("minilm"), {"train": "encoder"}, **one), "lowest maps")
+    found = leak(tuned(Path("minilm"), {"train": "encoder"}, **one), "tokens from the lowest")
     assert found.control is not None
     assert found.control >= 0.99
     assert found.success is not None
     assert found.success > 0.8
-    ranks = leak(tuned(Path("minilm"), {"train": "lora"}), "lowest maps")
+    ranks = leak(tuned(Path("minilm"), {"train": "lora"}), "tokens from the lowest")
     assert ranks.low is not None
     assert ranks.low > 0.1
 
 
+def test_places_are_told_of_a_step_and_hardly_of_an_epoch(bert: Path) -> None:
+    found = [
+        leak(
+            tuned(bert, {"train": "encoder", "dropout": 0.0}, compression="none", **steps), "places"
+        )
+        for steps in ({"local_steps": 1}, {})
+    ]
+    assert found[0].control == 1.0
+    told = [(one.success or 0) - one.chance for one in found]
+    assert told[0] > 0.25 + told[1]
+
+
 def test_noise_hides_tokens_of_an_encoder(bert: Path) -> None:
     of = tuned(bert, {"train": "encoder"}, cycles=2, privacy=PRIVATE)
-    hidden(leak(of, "lowest maps"))
+    hidden(leak(of, "tokens from the lowest"))
+    found = leak(of, "places")
+    assert (found.success or 0) < found.chance + 0.1
+
+
+# ---- words of a light tagger ---------------------------------------------------------------------
+
+
+def test_the_order_of_words_follows_from_a_convolution_s_gradients() -> None:
+    """Gradients by the definition, a token at a time. Without repeated words each pair is told as
+    once, forwards and backwards; else as least squares of NumPy say, with a row for each penalty."""
+    rng = np.random.default_rng(3)
+    for texts, rate in (([[0, 1, 2], [3, 4, 5]], 0.0), ([[0, 1, 0, 2], [1, 0, 3]], 0.2)):
+        rows = rng.normal(size=(max(map(max, texts)) + 1, 12))
+        gradients = np.zeros((3, 20, 12))
+        for text in texts:
+            for at in range(len(text)):
+                told = rng.normal(size=20)
+                for k in range(3):
+                    if 0 <= at + k - 1 < len(text):
+                        gradients[k] += np.outer(told, rows[text[at + k - 1]])
+        often = np.bincount(np.concatenate(texts)).astype(float)
+        given = [torch.from_numpy(x) for x in (gradients, rows, often)]
+        found = convolutions.inverted([given[0]], *given[1:], rate).numpy()
+        if not rate:
+            pairs = [(a, b) for text in texts for a, b in pairwise(text)]
+            assert sorted(pairs) == sorted(zip(*np.nonzero(found > 1.5), strict=True))
+            assert found[found <= 1.5].max() < 0.5
+        spread = (rows**2).sum(0)
+        least = np.diag((spread * rate / (1 - rate) + 1e-9 * spread.mean()) ** 0.5)
+        inverse = np.linalg.pinv(np.vstack((rows, least)))[:, : len(rows)]
+        told = gradients @ inverse
+        wanted = np.zeros_like(found)
+        for turn in (1, -1):
+            x, y = (np.concatenate(part) for part in (told[:-1], told[1:])[::turn])
+            ridge = (0.1 * (x**2).sum(0).mean()) ** 0.5 * np.eye(len(rows))
+            blind = np.tile(often / often.sum(), (len(rows), 1))
+            t = np.linalg.lstsq(np.vstack((x, ridge)), np.vstack((y, ridge @ blind)))[0]
+            wanted += (t * often[:, None])[:, :] if turn == 1 else (t * often[:, None]).T
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_who_knows_how_often_words_are_there_sets_the_chance() -> None:
+    """By hand: the two pairs that are there are the best of 16 by their numbers too, then not."""
+    own = np.zeros((4, 4))
+    own[0, 1] = own[0, 2] = 1.0
+    scores = np.where(own > 0, 1.0, 0.0)
+    assert (found := Trial.order(scores, own, own)).success == 1.0
+    assert found.chance == 1.0
+    own[3, 3] = 9.0
+    assert Trial.order(scores, own, own).chance == pytest.approx(1 / 3 + 2 / 3 * 0.01 * 13 / 2)
+
+
+WIDE = {"hashed_words": 0, "char_filters": 64, "char_dim": 16, "cnn_filters": 32, "dropout": 0.0}
+
+
+def test_convolutions_tell_words_and_neighbours_of_frozen_tables() -> None:
+    """Of a small mini-batch; noise hides them, and layers that stay tell nothing."""
+    few = {"batch_size": 6}
+    for name in ("words from conv", "neighbours"):
+        found = told(name, model=WIDE, training=few)
+        assert found.control is not None
+        assert found.control >= 0.95
+        assert found.success is not None
+        assert found.success > found.chance + 0.5
+        of = told(name, model=WIDE, training=few, privacy=PRIVATE)
+        assert (of.success or 0) < of.chance + 0.3
+        own = {"private": ["cnn", "lstm", "crf"]}
+        assert told(name, model=WIDE, training=own).why.endswith("leaves a site")
 
 
 def test_the_sign_of_an_output_bias_names_masked_words(bert: Path, tmp_path: Path) -> None:

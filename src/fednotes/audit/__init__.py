@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.federation import EVALUATE, Option, SiteTasks
 from fednotes.core.parsing import mapping
+from fednotes.core.tensors import snapshot
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import CommittedRound
@@ -43,6 +44,7 @@ from fednotes.jobs.results import Audit, Leak
 from fednotes.jobs.simulate import Part, is_run, members_of, recorded
 from fednotes.methods.compression import decode
 from fednotes.methods.compression import opened as opened_code
+from fednotes.methods.word_rows import IDS
 from fednotes.rules.approval import fingerprint
 
 FALSE = 0.01  # of what is not there, named all the same
@@ -91,6 +93,19 @@ class Trial:
         return cls.share(success, len(there), chance, auc=auc, **counts, **details)
 
     @classmethod
+    def order(cls, scores: Any, own: np.ndarray, every: np.ndarray, **details: float) -> Self:
+        """Of pairs of words, or of words and places; all three of one shape.
+
+        own, every: how often each pair is there, at the site and at all. The chance is that of who
+        knows how often each of the two is in a pair, and of no pair whether it is there.
+        """
+        there, nowhere = own > 0, every == 0
+        known = np.outer(own.sum(1), own.sum(0))
+        found = cls.of(scores[there], scores[nowhere], **details)
+        chance = max(found.chance, cls.of(known[there], known[nowhere]).success)
+        return replace(found, chance=chance)
+
+    @classmethod
     def share(cls, success: float, of: int, chance: float, **details: float) -> Self:
         """A share of so many, with the interval of Wilson 1927."""
         spread = SURE**2 / of
@@ -105,10 +120,18 @@ class Read:
     """What a site's model was trained on for one answer; the truth that attacks are judged by.
 
     rows: how often each row of a word table was read, by the table's name ("": the embedding of an
-    encoder's library; "masked": the words to be guessed).
+    encoder's library; "masked": the words to be guessed). sequences: (texts, places) ids that were
+    embedded there. batches: corpora of models that find mentions, and numbers of the sentences.
     """
 
     rows: dict[str, np.ndarray] = field(default_factory=dict)
+    sequences: list[np.ndarray] = field(default_factory=list)
+    batches: list[tuple[Any, ...]] = field(default_factory=list)
+
+    @property
+    def anything(self) -> bool:
+        """Whether there was something to train on."""
+        return bool(self.rows or self.batches)
 
     def note(self, table: str, ids: np.ndarray, size: int) -> None:
         """Rows that were read."""
@@ -194,18 +217,27 @@ class Scene:
         """Whether the job is of patients."""
         return self.job.data == "patients"
 
+    @torch.no_grad()
+    def sent(self, seen: Seen) -> Any:
+        """The audited site, with the parameters that it computed an answer with."""
+        for name, parameter in (member := self.member).model.named_parameters():
+            if (value := seen.sent.get(name)) is not None:
+                parameter[seen.sent.get(name + IDS, slice(None))] = value
+        return member
+
     @cached_property
     def seen(self) -> list[Seen]:
         """What the server sees of the first rounds, in order. Raises FednotesError."""
         wire = _Wire(self.members, self.site, self.job.federation.secure_sum, self.patients)
-        with wire.listening(), suppress(_Ended):
+        models = {id(m): m for m in (getattr(s, "site", s).model for s in self.members)}
+        with hearing(models.values(), lambda: wire.now), suppress(_Ended):
             self.job.module.train(wire, self.part.config)
         return wire.seen
 
     @property
     def answers(self) -> list[Seen]:
         """Those that tell of training."""
-        return [seen for seen in self.seen if seen.tensors and seen.read.rows]
+        return [seen for seen in self.seen if seen.tensors and seen.read.anything]
 
     @property
     def training(self) -> Seen | None:
@@ -349,7 +381,6 @@ class _Wire(InProcess):
     def __init__(self, sites: Sequence[Any], site: str, secure: bool, patients: bool) -> None:
         super().__init__(sites, secure=secure)
         self._patients, self._kept = patients, KEPT * (3 if patients else 1)
-        self._models = {id(m): m for m in (getattr(s, "site", s).model for s in sites)}
         self._site, self._judges = site, any(EVALUATE in s.tasks for s in sites)
         self.seen: list[Seen] = []
         self._known: dict[str, Tensor] = {}
@@ -357,32 +388,38 @@ class _Wire(InProcess):
 
     def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
         """As there; of later sums the counts alone are kept, for they need little room."""
-        self._updates, self._reads = dict[str, Update](), dict[str, Read]()
+        given = self._given(tensors)
         total = super().sum(task, tensors, **options)
-        self._heard(task, tensors, options, total)
+        self._heard(task, given, options, total)
         return total
 
     def each(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> dict[str, Update]:
         """As there."""
-        self._updates, self._reads = dict[str, Update](), dict[str, Read]()
+        given = self._given(tensors)
         found = super().each(task, tensors, **options)
-        self._heard(task, tensors, options, Total.of(found.values()))
+        self._heard(task, given, options, Total.of(found.values()))
         return found
 
+    def _given(self, tensors: Tensors | None) -> Tensors:
+        """A copy, for a server may change its own in place; none of later ones."""
+        self._updates, self._reads = dict[str, Update](), dict[str, Read]()
+        return {} if len(self.seen) >= self._kept else snapshot(tensors or {})
+
     def _heard(
-        self, task: str, tensors: Tensors | None, options: Mapping[str, Option], total: Total
+        self, task: str, tensors: Tensors, options: Mapping[str, Option], total: Total
     ) -> None:
-        sent = self._known = {**self._known, **(tensors or {})}  # nothing is sent twice
+        late = len(self.seen) >= self._kept
         own, read = self._updates.pop(self._site), self._reads.pop(self._site)
         rest, others = tuple(self._updates.values()), tuple(self._reads.values())
         told = own
         if self.summing is not None:
             told = Update(total.mean() if total.weight > 0 else {}, metrics=total.metrics)
-        late = len(self.seen) >= self._kept
+        sent = self._known = {} if late else {**self._known, **tensors}  # nothing is sent twice
         if late:
-            sent, told, total = {}, Update(metrics=told.metrics), replace(total, tensors={})
+            told, total = Update(metrics=told.metrics), replace(total, tensors={})
+            read, others = Read(), ()
         seen = Seen(task, sent, told.tensors, told.metrics, own, rest, total, read, others)
         if task == "send" and tensors and not late:  # of a change, in a code
             seen = self._plain(seen, tensors, int(options["sites"]))
@@ -401,7 +438,7 @@ class _Wire(InProcess):
         self, site: SiteTasks, task: str, sent: Tensors, options: Mapping[str, Option]
     ) -> Update:
         """As there."""
-        self._now = self._reads[site.id] = Read()
+        self.now = self._reads[site.id] = Read()
         self._updates[site.id] = update = super().run(site, task, sent, options)
         if len(self.seen) >= self._kept:
             self._updates[site.id] = Update(metrics=update.metrics)
@@ -414,35 +451,43 @@ class _Wire(InProcess):
             return
         for round in super().rounds(start, min(stop, start + (MOST if self._judges else KEPT))):
             yield round
-            trained = sum(bool(seen.read.rows) for seen in self.seen)  # by chance none, with noise
+            trained = sum(seen.read.anything for seen in self.seen)  # by chance nothing, with noise
             if trained > 1 and (not self._judges or EVALUATE in {seen.task for seen in self.seen}):
                 break
         raise _Ended
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Note what models are given while they train."""
-        with ExitStack() as stack:
-            for model in self._models.values():
-                tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-                for words in sorted(tables, key=lambda table: -table.num_embeddings)[:1]:
-                    stack.callback(words.register_forward_pre_hook(self._embedded).remove)
-                name = "_read" if hasattr(model, "_read") else "loss"
-                if not hasattr(model, name):
-                    continue  # of patients, whose methods have models of their own
-                setattr(model, name, partial(self._given, model, getattr(model, name)))
-                stack.callback(delattr, model, name)
-            yield
 
-    def _given(self, model: Any, asked: Callable[..., Any], *given: Any, **more: Any) -> Any:
-        if model.training and hasattr(model, "word_rows"):
-            for table, ids in model.word_rows(*given[:2]).items():
-                self._now.note(table, ids, len(model.get_parameter(table)))
-        elif model.training and not hasattr(model, "tagset"):
-            self._now.note("masked", given[1].labels[given[1].labels >= 0], model.vocabulary)
-        return asked(*given, **more)
+@contextmanager
+def hearing(models: Iterable[Any], now: Callable[[], Read], trains: bool = True) -> Iterator[None]:
+    """Note what models are given, by default while they train. now: where."""
 
-    def _embedded(self, table: nn.Embedding, given: tuple[Tensor, ...]) -> None:
-        if table.training:
-            words = given[0][given[0] != table.padding_idx]
-            self._now.note("", words.cpu().numpy(), table.num_embeddings)
+    def given(model: Any, asked: Callable[..., Any], *texts: Any, **more: Any) -> Any:
+        read = now()
+        if model.training >= trains:
+            if not hasattr(model, "tagset"):
+                labels = texts[1].labels
+                read.note("masked", labels[labels >= 0], model.vocabulary)
+            else:
+                read.batches.append(texts[:2])
+            if hasattr(model, "word_rows"):
+                for table, ids in model.word_rows(*texts[:2]).items():
+                    read.note(table, ids, len(model.get_parameter(table)))
+        return asked(*texts, **more)
+
+    def embedded(table: nn.Embedding, texts: tuple[Tensor, ...]) -> None:
+        if table.training >= trains:
+            now().sequences.append(texts[0].cpu().numpy())
+            words = texts[0][texts[0] != table.padding_idx]
+            now().note("", words.cpu().numpy(), table.num_embeddings)
+
+    with ExitStack() as stack:
+        for model in models:
+            tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+            for words in sorted(tables, key=lambda table: -table.num_embeddings)[:1]:
+                stack.callback(words.register_forward_pre_hook(embedded).remove)
+            name = "_read" if hasattr(model, "_read") else "loss"
+            if not hasattr(model, name):
+                continue  # of patients, whose methods have models of their own
+            setattr(model, name, partial(given, model, getattr(model, name)))
+            stack.callback(delattr, model, name)
+        yield

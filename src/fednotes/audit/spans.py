@@ -1,4 +1,4 @@
-"""Tokens in the span of what the lowest maps of an encoder were told.
+"""Tokens, and their places, in the span of what the lowest maps of an encoder were told.
 
 Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", section 4.1. A map
 Y = X Wᵀ of the lowest layer has the gradient ∂L/∂W = (∂L/∂Y)ᵀ X: its rows are sums of the rows of
@@ -7,14 +7,18 @@ than everything, and what lies in the span was in the batch:
 
     d(v, i) = |x - P x| / |x|, x the row of word v at place i, P onto the rows of the gradient
     score of v: -min_i d(v, i)
+    score of v at i: log d of v's places in the mean over that at i, where each direction counts by
+                     λ / (s² + λ), s its singular value, and not by whether it is spanned; a
+                     little more where both are there often
 
-The paper's second step, which finds the order of the words, is left out. Dropout moves the rows,
-more tokens than columns span everything, and a step of Adam is made of the signs of such sums.
+The paper's second step, which finds what words of several sentences belong together, is left out.
+Dropout moves the rows, more tokens than columns span everything, and a step of Adam is made of the
+signs of such sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -22,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednotes.audit import Attack, Read, Scene, Trial
+from fednotes.audit import Attack, Read, Scene, Seen, Trial, hearing
 from fednotes.core.seeds import rng_of
 from fednotes.taggers.model import evaluating
 
@@ -32,6 +36,8 @@ TOGETHER = 32  # words in one call
 FAINT = 1e-6  # of the largest singular value: rounding
 SLIGHT = 0.05  # of the furthest that the maps move in a round: rounding
 WHOLE = 0.8  # of the columns, at most, are the span: where all are spanned, the largest
+SOFT = 1e-8  # λ, of the largest s²
+KNOWN = 0.02  # weight of how often a word, and a place, is there. Chosen: more hides what is seen
 
 
 class _Reached(Exception):
@@ -70,9 +76,9 @@ def _rows(library: Any, first: nn.Linear, words: Tensor, places: int) -> Tensor:
     return read[0].double()
 
 
-def _changes(scene: Scene) -> list[tuple[list[Tensor], Read, Sequence[Read]]]:
-    """(rows, width) each: what is seen of the lowest maps, or of low-rank changes of them, in each
-    answer where they move: half of low ranks begins at 0, which stops the other's first step."""
+def _changes(scene: Scene) -> list[tuple[Seen, list[Tensor]]]:
+    """Answers, and (rows, width) each: what is seen of the lowest maps, or of low-rank changes of
+    them, where they move: half of low ranks begins at 0, which stops the other's first step."""
     model, found = scene.member.model, []
     library, maps = _library(model), getattr(model, "_maps", [])
     lowest = [] if library is None else _lowest(library)
@@ -84,71 +90,131 @@ def _changes(scene: Scene) -> list[tuple[list[Tensor], Read, Sequence[Read]]]:
             each = list(down) if down.dim() == 3 else down.split(wide, dim=1)
             own += [v for m, v in zip(maps, each, strict=True) if any(m is o for o in lowest)]
         if moved := [value for value in own if value is not None and value.any()]:
-            found.append((moved, seen.read, seen.others))
-    far = [sum(float(value.norm()) for value in moved) for moved, *_ in found]
+            found.append((seen, moved))
+    far = [sum(float(value.norm()) for value in moved) for _, moved in found]
     return [one for one, own in zip(found, far, strict=True) if own >= SLIGHT * max(far)]
 
 
-def _told(model: Any, changes: list[Tensor], read: Read, others: Sequence[Read] = ()) -> Trial:
-    library = _library(model)
+def metric(changes: Sequence[Tensor], soft: bool = False) -> Tensor:
+    """(width, directions) what rows of a batch have little of, in its maps' gradients.
+
+    That is what these do not span; soft: each direction, by how little they have of it.
+    """
+    each = torch.cat([change / change.norm() for change in changes])
+    turn: Tensor
+    squares, turn = torch.linalg.eigh(each.T @ each)
+    squares = (squares / squares[-1]).clamp(min=0)
+    if soft:
+        turn *= (SOFT / (squares + SOFT)).sqrt()
+        return turn
+    rank = min(int((squares > FAINT**2).sum()), int(WHOLE * len(squares)))
+    return turn[:, : len(squares) - rank]
+
+
+def far(rows: Tensor, outside: Tensor) -> Tensor:
+    """How much of each row is outside, from 0 to 1."""
+    left, whole = (rows @ outside).norm(dim=-1), rows.norm(dim=-1)
+    share: Tensor = left / whole
+    return share
+
+
+def _distances(library: Any, outside: Tensor, words: np.ndarray, places: int) -> Tensor:
+    """(words, places)"""
+    first, parts = _lowest(library)[0], torch.from_numpy(words).split(TOGETHER)
+    return torch.cat([far(_rows(library, first, part, places), outside) for part in parts])
+
+
+def _tokens(member: Any, changes: Sequence[Tensor], read: Read, others: Sequence[Read]) -> Trial:
+    """Those that were read, among decoys that nobody read."""
+    library, outside = _library(member.model), metric(changes)
     config, (own, nobody) = library.config, read.known("", others)
-    _, sizes, rows = torch.linalg.svd(
-        torch.cat([change / change.norm() for change in changes]), full_matrices=False
-    )
-    rank = min(int((sizes > FAINT * sizes[0]).sum()), int(WHOLE * rows.shape[1]))
-    span = rows[:rank]
     free = np.flatnonzero(nobody & (np.arange(len(own)) != config.pad_token_id))
     decoys = rng_of(0, "decoys").permutation(free)[:DECOYS]
     places = min(PLACES, getattr(config, "max_position_embeddings", PLACES) - 2)
-    first, scores = _lowest(library)[0], []
-    for words in (np.flatnonzero(own), decoys):
-        near = []
-        for part in torch.from_numpy(words).split(TOGETHER):
-            x = _rows(library, first, part, places)
-            left = (x - x @ span.T @ span).norm(dim=2) / x.norm(dim=2)
-            near.append(-left.min(dim=1).values)
-        scores.append(torch.cat(near))
-    return Trial.of(*scores, span=float(rank), width=float(rows.shape[1]))
+    width, left = outside.shape
+    return Trial.of(
+        *(
+            -_distances(library, outside, words, places).min(dim=1).values
+            for words in (np.flatnonzero(own), decoys)
+        ),
+        span=float(width - left),
+        width=float(width),
+    )
 
 
-def _control(scene: Scene) -> Trial:
-    """The gradient of a few sentences, without dropout."""
-    width = _lowest(_library(scene.member.model))[0].in_features
+def _places(member: Any, changes: Sequence[Tensor], read: Read, others: Sequence[Read]) -> Trial:
+    """Where the words stood that were read, of those that know them."""
+    model = member.model
+    marks = model.specials.all if hasattr(model, "specials") else model.tokenizer.all_special_ids
+    words = np.setdiff1d(np.concatenate([ids.ravel() for ids in read.sequences]), marks)
+    places = min(PLACES, max(ids.shape[1] for ids in read.sequences))
+    own, *rest = (_stood(of, words, places) for of in (read, *others))
+    near = _distances(_library(model), metric(changes, soft=True), words, places).log().numpy()
+    known = np.log1p(np.outer(own.sum(1), own.sum(0)))  # [audit places]
+    scores = near.mean(1, keepdims=True) - near + KNOWN * known  # [audit places]
+    return Trial.order(scores, own, sum(rest, own))
+
+
+def _stood(read: Read, words: np.ndarray, places: int) -> np.ndarray:
+    """(words, places) how often each stood at each place. words: sorted."""
+    times = np.zeros((len(words), places))
+    for ids in read.sequences:
+        row, place = np.nonzero(np.isin(ids[:, :places], words))
+        np.add.at(times, (np.searchsorted(words, ids[row, place]), place), 1)
+    return times
+
+
+def undefended(
+    scene: Scene, weights: Callable[[Any], Sequence[Tensor]], fold: int = 2
+) -> tuple[Any, list[Tensor], Read]:
+    """A site; its gradients, without dropout, of a few sentences, which span a half of the columns
+    (or a smaller part) of the maps with these weights; and what was read."""
+    width = weights(scene.member.model)[0].shape[-1]
     bare = scene.bare(batch="each", batch_size=2, accumulate=1, length=max(8, width // 4))
     member, read = bare.member, Read()
-    library = _library(member.model)
-    weights = [linear.weight for linear in _lowest(library)]
-    words = library.get_input_embeddings()
-    with ExitStack() as stack, evaluating(library):
-        hook = words.register_forward_pre_hook(
-            lambda table, given: read.note("", given[0].numpy(), table.num_embeddings)
-        )
-        stack.callback(hook.remove)
-        for weight in weights:
+    model, maps = member.model, weights(member.model)
+    with ExitStack() as stack, evaluating(model):
+        stack.enter_context(hearing([model], lambda: read, trains=False))
+        for weight in maps:
             stack.callback(weight.requires_grad_, weight.requires_grad)
             weight.requires_grad_(True)
-        if hasattr(member.model, "losses"):
+        if hasattr(model, "tagset"):
             sizes = member.train_set.lengths + 2
-            fits = np.flatnonzero(sizes <= max(width // 2, sizes.min()))
-            few = fits[: max(1, int((sizes[fits].cumsum() <= width // 2).sum()))]
-            loss = member.model.losses(member.train_set, few).source.sum()
+            fits = np.flatnonzero(sizes <= max(width // fold, sizes.min()))
+            few = fits[: max(1, int((sizes[fits].cumsum() <= width // fold).sum()))]
+            loss = model.losses(member.train_set, few).source.sum()
         else:
             (part, *_) = next(iter(member.steps(0)))
-            member.model.eval()
+            model.eval()
             loss = part.loss([part])
-        gradients = torch.autograd.grad(loss, weights)
-    return _told(member.model, [gradient.double() for gradient in gradients], read)
+        gradients = torch.autograd.grad(loss, maps)
+    return member, [gradient.double() for gradient in gradients], read
 
 
-ATTACKS = (
-    Attack(
-        "tokens from the lowest maps",
+def _weights(model: Any) -> list[Tensor]:
+    return [linear.weight for linear in _lowest(_library(model))]
+
+
+def _tried(scene: Scene, how: Callable[..., Trial]) -> Trial:
+    seen, moved = _changes(scene)[0]
+    return how(scene.sent(seen), moved, seen.read, seen.others)
+
+
+def _attack(name: str, closes: str, how: Callable[..., Trial], fold: int) -> Attack:
+    return Attack(
+        name,
         "an update of the maps that read an encoder's embeddings",
-        'lowest layers that stay as they are (train = "top"); noise ([privacy])',
+        closes,
         lambda scene: (
             "" if _changes(scene) else "no map that reads an encoder's embeddings leaves a site"
         ),
-        lambda scene: _told(scene.member.model, *_changes(scene)[0]),
-        _control,
-    ),
+        lambda scene: _tried(scene, how),
+        lambda scene: how(*undefended(scene, _weights, fold), ()),
+    )
+
+
+_CLOSED = 'lowest layers that stay as they are (train = "top"); noise ([privacy])'
+ATTACKS = (
+    _attack("tokens from the lowest maps", _CLOSED, _tokens, 2),
+    _attack("places from the lowest maps", f"{_CLOSED}; more local steps", _places, 8),
 )
