@@ -17,7 +17,7 @@ import torch
 from tiny_jobs import TABLE, TAGGER
 from tiny_models import save_bert
 
-from fednotes.audit import Scene, Trial, attacks, convolutions, counts, words
+from fednotes.audit import Scene, Trial, attacks, convolutions, counts, spans, words
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.job import Job, load_sites
@@ -193,6 +193,17 @@ def test_places_are_told_of_a_step_and_hardly_of_an_epoch(bert: Path) -> None:
     assert found[0].control == 1.0
     told = [(one.success or 0) - one.chance for one in found]
     assert told[0] > 0.25 + told[1]
+
+
+def test_a_place_is_likelier_the_nearer_it_is_for_the_word() -> None:
+    """By the definition, a number at a time."""
+    distances, times = [[0.1, 0.4], [0.2, 0.3], [0.9, 0.5]], [[3, 0], [1, 1], [0, 2]]
+    found = spans.placed(np.array(distances), np.array(times))
+    for word, own in enumerate(distances):
+        for place in range(2):
+            less = sum(math.log(d) for d in own) / 2 - math.log(own[place])
+            often = sum(times[word]) * sum(of[place] for of in times)
+            assert found[word, place] == pytest.approx(less + 0.02 * math.log(1 + often))
 
 
 def test_noise_hides_tokens_of_an_encoder(bert: Path) -> None:

@@ -149,10 +149,18 @@ def _places(member: Any, changes: Sequence[Tensor], read: Read, others: Sequence
     words = np.setdiff1d(np.concatenate([ids.ravel() for ids in read.sequences]), marks)
     places = min(PLACES, max(ids.shape[1] for ids in read.sequences))
     own, *rest = (_stood(of, words, places) for of in (read, *others))
-    near = _distances(_library(model), metric(changes, soft=True), words, places).log().numpy()
-    known = np.log1p(np.outer(own.sum(1), own.sum(0)))  # [audit places]
+    near = _distances(_library(model), metric(changes, soft=True), words, places)
+    return Trial.order(placed(near.numpy(), own), own, sum(rest, own))
+
+
+def placed(distances: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """(words, places) the more, the likelier. times: how often each word is at each place, of which
+    nothing but the sums is told."""
+    known = np.log1p(np.outer(times.sum(1), times.sum(0)))  # [audit places]
+    near = np.log(distances)
+    scores: np.ndarray
     scores = near.mean(1, keepdims=True) - near + KNOWN * known  # [audit places]
-    return Trial.order(scores, own, sum(rest, own))
+    return scores
 
 
 def _stood(read: Read, words: np.ndarray, places: int) -> np.ndarray:
