@@ -17,6 +17,8 @@ from fednotes.rules.ledger import ledger_of, show, verify
 
 NOISE = "secure_sum = 'required'\nfreeze_embeddings = false\nmax_epsilon = 8.0\n"
 NOISE += "steady_replies = false\n"
+PROMISE = '[privacy]\nepsilon = 8.0\nrate = 0.5\nunit = "document"\n'
+TAUGHT = SECURE.replace("weighting = true\n", PROMISE)
 pytestmark = pytest.mark.usefixtures("one_process")
 
 
@@ -134,14 +136,15 @@ def test_no_name_of_a_file_leaves(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("job", [PRIVATE, TAUGHT], ids=["fedner", "distill"])
 def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
-    site_notes: Any, tmp_path: Path
+    job: str, site_notes: Any, tmp_path: Path
 ) -> None:
     """Sites keep what their noise is made of: a killed site and a killed server change nothing, so
     no round is paid twice, and noisy counts are told once. The server has no loss, no count but
     those, and says what was promised."""
     ends, scores, counted = [], set(), 'unit = "document"\nscores = 4.0'
-    job = PRIVATE.replace('unit = "document"', counted)
+    job = job.replace('unit = "document"', counted)
     for kill in ("", "posts", "server"):
         hospitals = Hospitals(tmp_path / (kill or "none"), job, site_notes, policy=NOISE)
         for name in hospitals.names:
