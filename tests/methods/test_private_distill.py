@@ -189,8 +189,8 @@ def test_the_teacher_is_of_the_rounds_first_answer_and_follows_the_warm_up() -> 
 
 
 def test_an_answer_is_of_its_teacher_too() -> None:
-    """The same parameters at the same step after another teacher have other noise; after the same
-    one, made again from the kept state too, the same bits."""
+    """The same parameters at the same step after another teacher have other units and other noise;
+    after the same one, made again from the kept state too, the same bits."""
     site, again, other = site_of(), site_of(), site_of()
     teacher, sent = other_than(site), snapshot(site.site.shared)
     first = second(site, teacher)
@@ -199,6 +199,7 @@ def test_an_answer_is_of_its_teacher_too() -> None:
     back.restore(again.state())
     assert_same(first, dict(back.noisy_gradients(sent, round=1).tensors))
     third = second(other, other_than(other, 8))
+    assert site._key(1) == back._key(1) != other._key(1)
     spread = [(first[n] - third[n]).double().numpy().ravel() / SCALE for n in first]
     assert np.concatenate(spread).std() > 1.2
 
@@ -207,7 +208,7 @@ def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(tmp_path:
     """Killed between two answers of a round, so that its teacher is what was kept."""
 
     def run(**options: Any) -> dict[str, torch.Tensor]:
-        config = config_of(rounds=2)
+        config = config_of(rounds=1, local_epochs=2)
         sites = [PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(three())]
         return dict(PRIVATE.train(InProcess(sites, **options), config).tensors)
 
