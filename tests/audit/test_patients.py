@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patient_files import write, write_terms
 
-from fednotes.audit import Scene, Trial, attacks, patients
+from fednotes.audit import Scene, Trial, attacks, opened, patients
 from fednotes.cli import app
+from fednotes.core.errors import ConfigError
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import Leak, read_audit
@@ -146,6 +148,7 @@ def test_the_gradient_of_one_patient_names_codes_and_labels() -> None:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer models, so that they are trained in a second."""
     monkeypatch.setattr(patients, "MODELS", 4)
+    monkeypatch.setitem(patients.OFTEN, "cycles", 3)
     patients._asked.cache_clear()
 
 
@@ -232,3 +235,33 @@ def test_the_command_takes_a_job_of_patients(
     said += (out / "audit.json").read_text() + (out / "report.html").read_text()
     made = parse_job(tomllib.loads(JOB), "job", tmp_path, "job")
     assert not [p for p in load_sites(made).data[0].train.patients if p in said]
+
+
+def test_a_real_site_audits_by_its_own_patients_alone(tmp_path: Path) -> None:
+    """The others are parts of them, so that a mean over sites is not the site's own count."""
+    write_terms(tmp_path, "pain", "fever", "cough", "rash", "unseen")
+    terms = ("pain", "fever", "cough", "rash")
+    notes = (f"{at},Has {terms[at % 4]} and {terms[at % 3]}." for at in range(40))
+    write(tmp_path / "notes.csv", "patient,text", notes)
+    codes = (f"{at},icd9,{('4019', '25000', '4280')[at % 3]}" for at in range(40))
+    write(tmp_path / "codes.csv", "patient,system,code", codes)
+    tables = "[sites.north]\n[sites.south]\n[sites.west]\n[federation]\nsecure_sum = true\n"
+    small = JOB.replace("[synthetic]\nsites = 3\npatients = 40\n", "")
+    (tmp_path / "job.toml").write_text(f'{small}[concepts]\ndictionary = "terms.tsv"\n{tables}')
+    data = 'notes = "notes.csv"\ncodes = "codes.csv"\ncodes_format = "table"\n'
+    files = '[files]\ndictionary = "terms.tsv"\n'
+    (tmp_path / "site.toml").write_text(f"[data]\n{data}{files}")
+    at = (str(tmp_path / "job.toml"), (), "north", tmp_path / "site.toml")
+    made, *_ = opened(*at, 90, tmp_path / "out")
+    sites = load_sites(made).data
+    assert [site.id for site in sites] == ["north", "south", "west"]
+    whole = {*sites[0].train.patients}
+    assert [len(site.train) < len(whole) for site in sites[1:]] == [True, True]
+    assert sites[1].train.patients != sites[2].train.patients
+    assert all({*site.train.patients} < whole for site in sites[1:])
+    attack = next(a for a in patients.ATTACKS if "vectors" in a.name)
+    found = attack.on(Scene(made, load_sites(made), "north"))
+    assert found.control == found.success == 1.0
+    assert (found.details["targets"], found.details["decoys"]) == (4.0, 1.0)
+    with pytest.raises(ConfigError, match="this site alone has"):
+        load_sites(opened(*at, 9, tmp_path / "out")[0])

@@ -48,9 +48,10 @@ def exact(scene: Scene, sums: int) -> Trial:
     by two, one of them without the site. Who sees none says the most frequent number."""
     secure, told, every = scene.job.federation.secure_sum, list[bool](), Counter[float]()
     for seen in counting(scene):
-        sides = seen.own, seen.total, Total.of(seen.rest)
-        own, whole, without = (numbers(side, seen.own) for side in sides)
-        known = whole / (1 + len(seen.rest)) if secure and sums == 1 else whole - without
+        own, whole = (numbers(side, seen.own) for side in (seen.own, seen.total))
+        known = whole / (1 + len(seen.rest)) if secure else own
+        if sums == 2:
+            known = whole - numbers(Total.of(seen.rest), seen.own)
         there = own != 0  # 0 is no secret
         told += (np.abs(known - own)[there] < 0.5).tolist()
         every.update(own[there].tolist())

@@ -5,7 +5,7 @@
     counts      sites count patients by code, concept and label before a stage, in exact numbers
     codes,      the gradient of an output's bias is Σ p − y over patients: of one patient its sign
     labels      says whether he has the code (Zhao, Mopuri, Bilen 2020)
-    members     LiRA (`memory.lira`), by the loss of what a patient truly has
+    members     LiRA (`memory.lira`), by how likely is what a patient truly has
 
 Decoys are concepts and codes that nobody has, or, where each is somewhere, those that the site
 lacks.
@@ -35,15 +35,12 @@ from fednotes.patients.cohort import ABSENT, PRESENT, SitePatients
 MODELS = 16  # trained for the job, and as many for the control
 ALONE = 16  # patients of the control whose gradients are seen each for itself
 OFTEN: dict[str, Any] = {
-    "cycles": 10,
-    "local_epochs": 20,
-    "local_steps": 0,
-    "classifier_epochs": 50,
-    "batch_size": 8,
+    **{"cycles": 10, "local_epochs": 20, "local_steps": 0, "classifier_epochs": 50},
+    **{"batch_size": 8, "keep_cycle": 0, "proximal": 0.0, "weight_decay": 0.0, "calibrate": False},
 }
-OFTEN |= {"keep_cycle": 0, "proximal": 0.0, "weight_decay": 0.0, "calibrate": False}
 _Table = np.ndarray
 _Parts = tuple[_Table, _Table]  # scores of what is there, and of what is not
+_NOTHING: _Parts = (np.zeros(0), np.zeros(0))
 
 
 def _change(scene: Scene, name: str) -> _Table | None:
@@ -63,34 +60,33 @@ def _apart(scores: _Table, each: list[_Table]) -> _Parts:
     return scores[each[0]], scores[nobody if nobody.any() else ~each[0]]
 
 
+def _read(site: Any) -> list[Any]:
+    """Stage 1's training patients of a site, some together."""
+    return [part for batch in site._codes.steps(0) for part in batch]
+
+
 # ---- concepts ------------------------------------------------------------------------------------
 
 
 def _has(site: Any, name: str) -> _Table:
     """(rows,) whether a training patient has the concept that a row of this table is of."""
     if name == "embedding":
-        read = [part.read.concepts for batch in site._codes.steps(0) for part in batch]
-        had: _Table = (
-            np.bincount(
-                np.concatenate([*read, np.zeros(0, np.int64)]), None, site._codes.network.rows
-            )
-            > 0
-        )
-        return had[1:] if site._codes.known else had  # the first is of all that have none
+        had = np.zeros(site._codes.network.rows, bool)
+        for part in _read(site):
+            had[part.read.concepts] = True
+        return had[len(site._codes.known) :]  # the first of few is of all that have none
     bags = site.data.train.labelled().bags
     return np.bincount(bags.concepts, None, bags.width) > 0
 
 
 def _concepts(scene: Scene, name: str) -> _Parts:
-    change = _change(scene, name)
-    if change is None or scene.part.config.space.dense:
-        return np.zeros(0), np.zeros(0)
-    if name == "svm.weight" and scene.part.config.model.representation != "none":
-        return np.zeros(0), np.zeros(0)
+    change, own = _change(scene, name), scene.part.config
+    told = name == "embedding" or own.model.representation == "none"
+    if change is None or own.space.dense or not told:
+        return _NOTHING
     sites = [getattr(member, "site", member) for member in scene.members]
     each = [_has(site, name) for site in sorted(sites, key=lambda site: site.id != scene.site)]
-    far = np.linalg.norm(change, axis=1)
-    return _apart(far[-len(each[0]) :], each)
+    return _apart(np.linalg.norm(change, axis=1)[-len(each[0]) :], each)
 
 
 # ---- counts --------------------------------------------------------------------------------------
@@ -98,14 +94,13 @@ def _concepts(scene: Scene, name: str) -> _Parts:
 
 def _counted(scene: Scene) -> _Parts:
     """Of lists of codes, concepts and labels, as they are told."""
-    inside, outside = [np.zeros(0)], [np.zeros(0)]
+    found = [_NOTHING]
     for seen in scene.seen:
-        for name, own in seen.own.tensors.items() if seen.task in COUNTS else ():
-            each = [own, *(other.tensors[name] for other in seen.rest)]
-            there, absent = _apart(seen.tensors[name].numpy(), [n.numpy() > 0 for n in each])
-            inside.append(there)
-            outside.append(absent)
-    return np.concatenate(inside), np.concatenate(outside)
+        for name, told in seen.tensors.items() if seen.task in COUNTS else ():
+            each = [one.tensors[name].numpy() > 0 for one in (seen.own, *seen.rest)]
+            found.append(_apart(told.numpy(), each))
+    inside, outside = map(np.concatenate, zip(*found, strict=True))
+    return inside, outside
 
 
 # ---- codes and labels ----------------------------------------------------------------------------
@@ -115,12 +110,12 @@ def _outputs(scene: Scene, name: str) -> _Parts:
     """Codes, or classes of diseases, that a training patient has, and the others."""
     change, site = _change(scene, name), scene.member
     if change is None:
-        return np.zeros(0), np.zeros(0)
-    if name == "output_bias":
-        parts = [part.labels == PRESENT for batch in site._codes.steps(0) for part in batch]
-    else:
-        parts = [site._classifiers._targets > 0]
-    had = np.concatenate([np.zeros((1, len(change)), bool), *parts]).any(0)
+        return _NOTHING
+    codes = name == "output_bias"
+    parts = (
+        [p.labels == PRESENT for p in _read(site)] if codes else [site._classifiers._targets > 0]
+    )
+    had = np.any(np.concatenate([np.zeros((1, len(change)), bool), *parts]), axis=0)
     return change[had], change[~had]
 
 
@@ -128,52 +123,59 @@ def _single(scene: Scene, name: str) -> _Parts:
     """Outputs that a patient has and has not, by the gradient of that patient alone."""
     bare = scene.bare()
     assert bare.seen
-    site, found = bare.member, []
+    codes, own, found = bare.member._codes, bare.member._classifiers, []
     if name == "output_bias":
-        site._codes.share = 1
-        for (part,) in islice(site._codes.steps(0), ALONE):
-            (gradient,) = torch.autograd.grad(part.loss([part]), part.network.output_bias)
-            found.append((-gradient.numpy(), part.labels[0] == PRESENT, part.labels[0] == ABSENT))
+        codes.share = 1
+        for part in islice(_read(bare.member), ALONE):
+            bias, target = part.network.output_bias, _signs(part.labels[0])
+            found.append((torch.autograd.grad(part.loss([part]), bias)[0], target))
     else:
-        own = site._classifiers
         for row, target in enumerate(own._targets[:ALONE]):
             weights = {n: torch.zeros_like(v) for n, v in own.machines.sent().items()}
             bias = weights[name].requires_grad_()
-            (gradient,) = torch.autograd.grad(own.loss(weights, row), bias)
-            found.append((-gradient.numpy(), target > 0, target < 0))
-    scores, has, lacks = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    return scores[has], scores[lacks]
+            found.append((torch.autograd.grad(own.loss(weights, row), bias)[0], target))
+    gradients, targets = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return -gradients[targets > 0], -gradients[targets < 0]
+
+
+def _signs(labels: _Table) -> _Table:
+    """1 of what is so, -1 of what is not, 0 of what is not known."""
+    return np.where(labels == PRESENT, 1, np.where(labels == ABSENT, -1, 0))
 
 
 # ---- members -------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4)
-def _asked(scene: Scene, control: bool) -> tuple[dict[str, _Table], _Table]:
-    """(patients, models) minus the loss of codes, and of labels; nan where there are none; and
-    whether a patient was in each. control: on few patients, often, with nothing held back."""
+def _asked(scene: Scene, control: str = "") -> tuple[dict[str, _Table], _Table]:
+    """(patients, models) log p of codes, and of labels; nan where there are none; and
+    whether a patient was in each. control: of which of them, on few patients, often, with nothing
+    held back; classifiers are of concepts themselves then."""
     own, job = scene.part.config, scene.job
     settings: dict[str, Any] = {"least_occurrences": min(1, own.least_occurrences)}
     if own.learns and scene.seen:  # what all sites have agreed, by counts that are public then
         settings |= {"outputs": scene.member._codes.outputs, "minimum": 1}
     if control:
-        network = replace(own.model.network, dropout=0.0)
-        machines = replace(own.model.classifier, C=CHOICES[-1])
-        job = scene.bare({"network": network, "classifier": machines}, **OFTEN).job
+        model: dict[str, Any] = {"classifier": replace(own.model.classifier, C=CHOICES[-1])}
+        model |= {"network": replace(own.model.network, dropout=0.0)}
+        model |= {"representation": "none"} if control == "labels" else {}
+        job = scene.bare(model, **OFTEN).job
     job = replace(job, config=replace(job.config, **settings))  # type: ignore[type-var]
     data: SitePatients = next(each for each in scene.sites.data if each.id == scene.site)
     coded = np.array([patient in data.codes for patient in data.train.patients], bool)
     of_use = (data.train.labels >= 0).any(1) | (coded & own.learns)
     rng = rng_of(job.seed, "audit", scene.site)
     order = rng.permutation(np.flatnonzero(of_use))
+    if control:  # where nobody has a disease, nobody is to be told apart by it
+        order = order[np.argsort(~(data.train.labels[order] == PRESENT).any(1), kind="stable")]
     judged, rest = np.split(order, [CONTROL if control else UNITS])
     if len(judged) < MODELS:
         raise DataError(f"site {scene.site!r} has too few patients to tell those in training apart")
     cohort, inside = data.train.take(judged), rng.random((len(judged), MODELS)) < 0.5
     found = {what: np.full(inside.shape, np.nan) for what in ("codes", "labels")}
     with TemporaryDirectory() as cache:
-        for model in range(MODELS):
-            rows = np.sort(np.append(judged[inside[:, model]], rest[: 0 if control else None]))
+        for at in range(MODELS):
+            rows = np.sort(np.append(judged[inside[:, at]], rest[: 0 if control else None]))
             given = replace(data, train=data.train.take(rows), test=data.test.take([]))
             site = trained(scene, job, given, 0, cache)  # who knows the job knows its seed
             if (codes := site._codes) is not None:
@@ -181,23 +183,21 @@ def _asked(scene: Scene, control: bool) -> tuple[dict[str, _Table], _Table]:
                 labels = output_matrix(cohort.patients, data.codes, codes.outputs, whole)
                 with torch.no_grad():
                     told = codes.network.eval()(cohort.bags).numpy()
-                targets = (labels == PRESENT) * 1 - (labels == ABSENT)
-                found["codes"][:, model] = _sure(told, targets, lambda m: np.logaddexp(0, -m))
+                found["codes"][:, at] = _sure(told, _signs(labels))
             if (of := site._classifiers) is not None:
                 told = of.machines.scores(of.model.features(cohort.bags))
-                targets = of.machines.targets(cohort.labels)
-                found["labels"][:, model] = _sure(told, targets, lambda m: np.maximum(0, 1 - m))
+                found["labels"][:, at] = _sure(told, of.machines.targets(cohort.labels))
     return found, inside
 
 
-def _sure(scores: _Table, targets: _Table, loss: Any) -> _Table:
-    """(patients,) minus the loss of what is so; nan where nothing is known."""
-    known = targets != 0
-    return np.where(known.any(1), -(loss(targets * scores) * known).sum(1), np.nan)
+def _sure(scores: _Table, targets: _Table) -> _Table:
+    """(patients,) log p of what is so, by log-odds or margins; nan where nothing is known."""
+    losses = np.logaddexp(0, -targets * scores) * np.abs(targets)
+    return np.where(targets.any(1), -losses.sum(1), np.nan)
 
 
 def _members(scene: Scene, what: str, control: bool) -> Trial:
-    found, inside = _asked(scene, control)
+    found, inside = _asked(scene, what * control)
     known = ~np.isnan(found[what]).any(1)
     scores, inside = lira(found[what][known], inside[known]), inside[known]
     return Trial.of(scores[inside], scores[~inside], models=MODELS)

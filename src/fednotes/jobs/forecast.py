@@ -26,7 +26,6 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -222,7 +221,8 @@ def at_home(
     name: str | Path, given: Sequence[str], site: str, file: str | Path | None, total: int
 ) -> Job:
     """A job as one site can read it: its notes where the job's table or its own file says, and in
-    place of the other sites' copies, `total` training sentences in all. Raises ConfigError."""
+    place of the other sites' copies, `total` training examples in all (sentences, notes or
+    patients). Raises ConfigError."""
     settings = tuple(given)
     table, path = load_table(name, settings)
     sites = table.get("sites")
@@ -237,12 +237,10 @@ def at_home(
     def load(_: Job, progress: Progress | None, cache: Path | None) -> Sites:
         found = load_own(job, cache)
         mine, others = found.data[0], [name for name in sites if name != site]
-        notes = sentence_documents(mine.train)
-        rest = (total - len(notes)) // max(1, len(others))
+        rest = (total - job.kind.size(mine)) // max(1, len(others))
         if rest < 1:
-            raise ConfigError(f"--total {total}: this site alone has {len(notes)} sentences")
-        copies = tuple(islice(cycle(notes), rest))
-        return replace(found, data=(mine, *(replace(mine, id=n, train=copies) for n in others)))
+            raise ConfigError(f"--total {total}: this site alone has {job.kind.size(mine)}")
+        return replace(found, data=(mine, *(job.kind.stand_in(mine, n, rest) for n in others)))
 
     return replace(job, kind=replace(job.kind, load=load))
 

@@ -25,7 +25,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -473,6 +473,8 @@ class SiteKind:
     job that only it has; more(table, where): Job's fields that are made of them.
     load(job, progress, cache): the sites. fingerprint(site): two runs on the same data agree in it.
     size(site): its training examples, as far as its data tell; unit: what they are, in short.
+    stand_in(site, name, size): of another site that is not here, a copy with so many of them, or
+    as many as it has where none can be there twice.
     counts(sites): what `check` shows. hints(scores, sites): what a run says of its scores.
     findings(job, sites): what to know before training. one_sentence(site): a site that is made in
     no time; invented(name, table): a site where files cannot be read. None where there is none.
@@ -488,6 +490,7 @@ class SiteKind:
     more: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda table, where: {}
     size: Callable[[Any], int] = lambda site: 1
     unit: str = "sent"
+    stand_in: Callable[[Any, str, int], Any] = lambda site, name, size: replace(site, id=name)
     hints: Callable[[Mapping[str, Any], Sequence[Any]], Iterator[str]] = lambda scores, sites: iter(
         ()
     )

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import chain
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -572,6 +572,9 @@ KIND = SiteKind(
     tables=frozenset({"tags"}),
     more=_tags,
     size=lambda site: sum(len(split_sentences(d)) for d in site.train),
+    stand_in=lambda site, name, size: replace(
+        site, id=name, train=tuple(islice(cycle(sentence_documents(site.train)), size))
+    ),
     hints=never_right,
     findings=_findings,
     one_sentence=_one_sentence,

@@ -72,4 +72,12 @@ def _counts(sites: Sequence[SiteNotes]) -> list[CountTable]:
     return [CountTable(heads, rows, words=2)]
 
 
-KIND = SiteKind("notes", NotesConfig, SyntheticConfig, load_note_sites, fingerprint, _counts)
+KIND = SiteKind(
+    "notes",
+    NotesConfig,
+    SyntheticConfig,
+    load_note_sites,
+    fingerprint,
+    _counts,
+    size=lambda site: site.train_notes,
+)

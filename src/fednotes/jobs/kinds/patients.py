@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, within
-from fednotes.core.seeds import seed_of
+from fednotes.core.seeds import rng_of, seed_of
 from fednotes.data.notes import Note, left_out, read_notes
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.vectors import load_vectors
@@ -524,6 +524,17 @@ def _counts(sites: Sequence[SitePatients]) -> list[CountTable]:
     return found
 
 
+def _stand_in(site: SitePatients, name: str, size: int) -> SitePatients:
+    """Two thirds of the patients, others each time: exact copies' mean would be the site's own."""
+    rng = rng_of(0, "stand in", name)
+
+    def some(cohort: Cohort, most: int) -> Cohort:
+        rows = rng.permutation(len(cohort))[: -(-2 * len(cohort) // 3)]
+        return cohort.take(np.sort(rows[:most]))
+
+    return replace(site, id=name, train=some(site.train, size), valid=some(site.valid, size))
+
+
 KIND = SiteKind(
     "patients",
     PatientsConfig,
@@ -533,5 +544,7 @@ KIND = SiteKind(
     _counts,
     tables=frozenset(PATIENT_TABLES),
     more=lambda table, where: {"patients": patient_tables(table, where)},
+    size=lambda site: len(site.train),
     unit="patients",
+    stand_in=_stand_in,
 )
