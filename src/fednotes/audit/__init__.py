@@ -448,6 +448,8 @@ class _Wire(InProcess):
         """As there, as many as are needed."""
         if self._patients:
             yield from super().rounds(start, min(stop, start + (1 if self._judges else KEPT)))
+            if not self._judges:  # of one promise for both stages, the last ones are the second's
+                yield from super().rounds(max(start + KEPT, stop - KEPT), stop)
             return
         for round in super().rounds(start, min(stop, start + (MOST if self._judges else KEPT))):
             yield round

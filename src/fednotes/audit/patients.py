@@ -47,8 +47,9 @@ def _change(scene: Scene, name: str) -> _Table | None:
     """What the first training tells of a tensor; with noise all trainings that were heard."""
     found = []
     for seen in scene.seen:
-        change = seen.change(name) if seen.task in ("train", NOISY) else None
-        if change is not None:
+        changes = map(seen.change, (name, f"network.{name}"))
+        change = next((change for change in changes if change is not None), None)
+        if change is not None and seen.task in ("train", NOISY):
             behind = seen.tensors.get("patients")  # of classifiers, which are sent as sums
             found.append(change if behind is None else change / behind.clamp(min=1e-9))
     return torch.stack(found).sum(0).numpy() if found else None
@@ -230,7 +231,7 @@ def _attack(name: str, sees: str, closes: str, why: str, parts: Any, control: An
     )
 
 
-_NOISE = 'noise ([privacy], with representation = "none")'
+_NOISE = "noise ([privacy])"
 _PUBLIC = f"{_NOISE}; a representation that is public already (its folder)"
 _TABLES = {
     "embedding": ("concepts' vectors", f'{_PUBLIC}; representation = "none" has none'),
