@@ -188,7 +188,8 @@ def test_noise_hides_concepts_and_nothing_is_counted() -> None:
 @pytest.mark.slow
 def test_noise_hides_them_in_both_stages() -> None:
     """The second one's rounds are heard too, which are the last of a promise."""
-    assert (plain := _scene("{}")).seen
+    plain = _scene("{}")
+    assert plain.seen
     outputs = [*plain.member._codes.outputs[:8]]
     tables = {"training": {"outputs": outputs}, "privacy": PRIVATE["privacy"]}
     found = told("concepts' vectors", **tables)
