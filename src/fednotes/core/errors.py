@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,17 @@ def within(
 
 
 @contextmanager
-def readable(path: object, kind: type[FednotesError]) -> Iterator[None]:
-    """A file that the disk does not give in the block is an error of this kind."""
+def on_disk(
+    path: object, kind: type[FednotesError], then: str = "", what: str = "be written"
+) -> Iterator[None]:
+    """What the disk refuses in the block is an error of this kind. then: ends its message."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{path}: cannot be read ({error.strerror})") from error
+        raise kind(f"{path}: cannot {what} ({error.strerror or error}){then}") from error
+
+
+readable = partial(on_disk, what="be read")
 
 
 def nearest(name: object, known: Iterable[str], none: str | None = None) -> str:

@@ -29,8 +29,9 @@ from typing import IO, Any
 from safetensors import SafetensorError
 
 from fednotes.core.cleaning import clean
-from fednotes.core.errors import BusyError, FednotesError
+from fednotes.core.errors import BusyError, FednotesError, on_disk
 
+_WHOLE = "; what was there before is whole"
 ATTEMPTS = 5  # at putting a folder into its place while others do the same
 
 
@@ -149,11 +150,9 @@ def write_text(path: Path, text: str, *, private: bool = True) -> None:
 
     private: False for what a person asked for, whose permissions the umask says.
     """
-    try:
+    with on_disk(path, FednotesError, _WHOLE):
         private_folder(path.parent) if private else path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode(), mode=0o600 if private else 0o666)
-    except OSError as error:
-        raise _disk_error(path, error) from error
 
 
 def write_json(path: Path, value: Any, *, private: bool = True) -> None:
@@ -168,28 +167,27 @@ def write_folder(path: Path, fill: Callable[[Path], None], *, private: bool = Tr
     A folder that was there before is replaced, and stays whole if `fill` fails. private: as in
     `write_text`, whatever permissions `fill` gives.
     """
-    temporary, old = beside(path), beside(path, "old")
+    folder, temporary, old = path.parent, beside(path), beside(path, "old")
     try:
-        private_folder(path.parent) if private else path.parent.mkdir(parents=True, exist_ok=True)
-        with new_folder(temporary, mode=0o700 if private else 0o777):
-            fill(temporary)
-            if private:
-                make_private(temporary)
-            sync_folder(temporary)
-        for left in reversed(range(ATTEMPTS)):
-            if path.exists():
-                with suppress(FileNotFoundError):
-                    os.replace(path, old)
-            try:
-                os.replace(temporary, path)
-                break
-            except OSError as error:  # another process was here in between: the last one stays
-                if not left or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-            shutil.rmtree(old, ignore_errors=True)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise _disk_error(path, error) from error
+        with on_disk(path, FednotesError, _WHOLE):
+            private_folder(folder) if private else folder.mkdir(parents=True, exist_ok=True)
+            with new_folder(temporary, mode=0o700 if private else 0o777):
+                fill(temporary)
+                if private:
+                    make_private(temporary)
+                sync_folder(temporary)
+            for left in reversed(range(ATTEMPTS)):
+                if path.exists():
+                    with suppress(FileNotFoundError):
+                        os.replace(path, old)
+                try:
+                    os.replace(temporary, path)
+                    break
+                except OSError as error:  # another process was here in between: the last one stays
+                    if not left or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                shutil.rmtree(old, ignore_errors=True)
+            sync_folder(folder)
     except SafetensorError as error:
         raise FednotesError(f"{path}: cannot be written ({error}); is the disk full?") from error
     finally:
@@ -198,11 +196,6 @@ def write_folder(path: Path, fill: Callable[[Path], None], *, private: bool = Tr
             if old.exists() and not path.exists():
                 os.replace(old, path)  # whatever stopped us between the two renames
             shutil.rmtree(old, ignore_errors=True)
-
-
-def _disk_error(path: Path, error: OSError) -> FednotesError:
-    reason = error.strerror or str(error)
-    return FednotesError(f"{path}: cannot be written ({reason}); what was there before is whole")
 
 
 def write_out(path: Path, text: str | bytes) -> None:
@@ -245,12 +238,9 @@ def held(folder: Path) -> Iterator[None]:
     It may be moved while it is held: the lock moves along. Raises BusyError, which names the
     process, if another one holds it; FednotesError where it cannot be written.
     """
-    try:
+    with on_disk(folder, FednotesError):
         made = not folder.exists()
         number, place = _taken(folder)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise FednotesError(f"{folder}: cannot be written ({reason})") from error
     try:
         yield
     finally:

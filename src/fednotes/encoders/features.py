@@ -31,7 +31,7 @@ from typing import IO, NamedTuple, Protocol
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, FednotesError, ModelError, nearest
+from fednotes.core.errors import ConfigError, FednotesError, ModelError, nearest, on_disk, readable
 from fednotes.core.store import lock
 from fednotes.encoders.elmo import Elmo, find_files
 from fednotes.encoders.encoder import HuggingFaceEncoder
@@ -174,14 +174,10 @@ def clear_cache(cache: Path) -> int:
     ours = [f for f in files if re.fullmatch(r"[0-9a-f]{64}\.(npy|part|json|json\.tmp)", f.name)]
     for file in ours:
         if file.suffix != ".part" or not _is_locked(file):
-            try:
+            with on_disk(file, FednotesError, what="be removed"), suppress(FileNotFoundError):
                 size = file.stat().st_size
                 file.unlink()
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise FednotesError(f"cannot remove {file}: {error.strerror}") from error
-            freed += size
+                freed += size
     return freed
 
 
@@ -253,15 +249,11 @@ class _Store:
     @classmethod
     def open(cls, cache: Path, key: str, shape: tuple[int, int, int]) -> _Store:
         folder = cache / "features"
-        try:
+        then = "; set FEDNOTES_CACHE to a folder of your own"
+        with on_disk(folder, FednotesError, then, "be the feature cache"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if stat.S_IMODE(folder.stat().st_mode) & 0o077:
                 folder.chmod(0o700)
-        except OSError as error:
-            raise FednotesError(
-                f"cannot use the feature cache {folder}: {error.strerror or error}; "
-                "set FEDNOTES_CACHE to a folder of your own"
-            ) from error
         header = io.BytesIO()
         layout = {"descr": "<f2", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(header, layout)
@@ -279,16 +271,13 @@ class _Store:
 
     def ready(self) -> np.ndarray | None:
         """The complete file, mapped; None where it is absent or damaged (then removed)."""
-        try:
-            with self.file.open("rb") as file:
-                whole = self._whole(file, self.size)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise FednotesError(f"cannot read {self.file}: {error.strerror}") from error
+        whole, at = None, self.file
+        with readable(at, FednotesError), suppress(FileNotFoundError), at.open("rb") as file:
+            whole = self._whole(file, self.size)
         if whole:
-            return np.memmap(self.file, np.dtype("<f2"), "r", len(self.header), self.shape)
-        self.discard()
+            return np.memmap(at, np.dtype("<f2"), "r", len(self.header), self.shape)
+        if whole is not None:
+            self.discard()
         return None
 
     def _whole(self, file: IO[bytes], size: int) -> bool:

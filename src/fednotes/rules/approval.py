@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from fednotes.core.cleaning import clean
-from fednotes.core.errors import ConfigError, FednotesError, RefusedError, readable
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError, on_disk, readable
 from fednotes.core.parsing import read_json
 from fednotes.core.store import alone, replace_file
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES, joined, need_cryptography
@@ -144,10 +144,8 @@ def make_key(path: Path, person: str, passphrase: str = "") -> str:
     text = key.private_bytes(
         form.Encoding.PEM, form.PrivateFormat.PKCS8, locked or form.NoEncryption()
     )
-    try:
+    with on_disk(path, ConfigError):
         replace_file(path, text, mode=0o600)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
     return public_of(key)
 
 
@@ -273,7 +271,7 @@ class Approvals:
         if signer is not None:
             made = replace(made, person=signer.person)
             made = replace(made, signature=signer.key.sign(made.text(self.quorum.site)).hex())
-        try:
+        with on_disk(self.path, FednotesError, "; nothing was decided"):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with alone(self.path.with_name(f".{self.path.name}.lock")):  # or one would be lost
                 every = (*self.decisions(), made)
@@ -281,11 +279,6 @@ class Approvals:
                 kept = {"format": FORMAT, "decisions": [past.kept() for past in every]}
                 text = json.dumps({**kept, "jobs": jobs}, indent=2) + "\n"
                 replace_file(self.path, text.encode(), mode=0o600)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise FednotesError(
-                f"{self.path}: cannot be written ({reason}); nothing was decided"
-            ) from error
         return key
 
     def status(self, table: Table) -> Status:

@@ -35,7 +35,14 @@ from typing import IO, Any
 
 import torch
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, RefusedError
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    RefusedError,
+    on_disk,
+    readable,
+)
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.core.store import alone, sync_folder
 from fednotes.core.update import Tensors
@@ -151,29 +158,24 @@ class Ledger:
         written, and the message must not leave.
         """
         facts = _checked(entry)
-        try:
-            with self._opened() as (file, head_file):
-                before, mended = self._end(file, head_file)
-                table = {"seq": before.lines + 1, **facts, **mended, "prev": before.hash}
-                body = json.dumps(table, separators=(",", ":"), allow_nan=False)[:-1].encode()
-                line = body + f',"hash":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
-                after = Head(before.lines + 1, before.bytes + len(line), own_hash(line))
-                _write(head_file, 0, encode_head(replace(before, next=after.hash)))
-                try:
+        refused = on_disk(self.path, FednotesError, "; the message did not leave")
+        with refused, self._opened() as (file, head_file):
+            before, mended = self._end(file, head_file)
+            table = {"seq": before.lines + 1, **facts, **mended, "prev": before.hash}
+            body = json.dumps(table, separators=(",", ":"), allow_nan=False)[:-1].encode()
+            line = body + f',"hash":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
+            after = Head(before.lines + 1, before.bytes + len(line), own_hash(line))
+            _write(head_file, 0, encode_head(replace(before, next=after.hash)))
+            try:
+                file.truncate(before.bytes)
+                _write(file, before.bytes, line)
+                _write(head_file, 0, encode_head(after), wait=False)
+            except OSError:
+                with suppress(OSError):  # a full disk: back to what was there
                     file.truncate(before.bytes)
-                    _write(file, before.bytes, line)
-                    _write(head_file, 0, encode_head(after), wait=False)
-                except OSError:
-                    with suppress(OSError):  # a full disk: back to what was there
-                        file.truncate(before.bytes)
-                        _write(head_file, 0, encode_head(before))
-                    raise
-                return after
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise FednotesError(
-                f"{self.path}: cannot be written ({reason}); the message did not leave"
-            ) from error
+                    _write(head_file, 0, encode_head(before))
+                raise
+            return after
 
     def head(self) -> Head:
         """Where the ledger ends; to be noted elsewhere. Raises RefusedError as `append` does."""
@@ -263,12 +265,11 @@ def show(
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     """A ledger that cannot be read is a DataError."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; nothing has left this site yet") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    with readable(path, DataError):
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise DataError(f"{path}: no such file; nothing has left this site yet") from error
 
 
 def parsed(raw: bytes) -> dict[str, Any] | None:

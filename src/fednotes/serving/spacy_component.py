@@ -15,7 +15,7 @@ from spacy.language import Language
 from spacy.tokens import Doc, Span
 from spacy.util import filter_spans, minibatch
 
-from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.errors import ConfigError, ModelError, readable
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.encoders.pretrained import fingerprint
@@ -115,10 +115,9 @@ class Recogniser:
 
     def from_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> Self:
         """As `from_bytes`."""
-        try:
-            return self.from_bytes((Path(path) / _FILE).read_bytes()[:1000])
-        except OSError as error:
-            raise ModelError(f"{Path(path) / _FILE}: cannot be read ({error.strerror})") from error
+        file = Path(path) / _FILE
+        with readable(file, ModelError):
+            return self.from_bytes(file.read_bytes()[:1000])
 
 
 make = Language.factory(

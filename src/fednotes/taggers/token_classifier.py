@@ -35,7 +35,7 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from fednotes import __version__
-from fednotes.core.errors import ConfigError, FednotesError, ModelError, within
+from fednotes.core.errors import ConfigError, FednotesError, ModelError, readable, within
 from fednotes.core.parsing import mapping, read_json
 from fednotes.core.settings import build, checked
 from fednotes.core.tensors import device_of, seeded
@@ -577,9 +577,8 @@ def _order(model: Any, tagset: TagSet, rows: tuple[int, ...]) -> None:
 def _settings(directory: Path) -> dict[str, Any]:
     file = directory / "config.json"
     try:
-        facts = read_json(file, strict=False)
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read ({error.strerror})") from error
+        with readable(file, ModelError):
+            facts = read_json(file, strict=False)
     except ValueError as error:
         raise ModelError(f"{file}: damaged (not JSON: {error}); copy the folder again") from error
     if not isinstance(facts, dict):

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import ConfigError, FednotesError, needs
+from fednotes.core.errors import ConfigError, FednotesError, needs, on_disk
 from fednotes.core.parsing import kept_table
 from fednotes.core.settings import build, checked
 from fednotes.core.store import lock, make_private, owned, write_json
@@ -107,20 +107,18 @@ def start(kit: Path, variables: Mapping[str, str] | None = None, *, check: bool 
     """
     command, environment = _prepared(kit, check)
     kit = kit.resolve()
-    try:
-        with open(kit / OUTPUT_FILE, "wb", opener=owned) as printed:
-            process = subprocess.Popen(
-                command,
-                cwd=kit,
-                env={**environment, **(variables or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=printed,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                umask=0o077,  # also for what NVFlare and torch write
-            )
-    except OSError as error:
-        raise FednotesError(f"{kit}: cannot be started ({error.strerror})") from error
+    refused = on_disk(kit, FednotesError, what="be started")
+    with refused, open(kit / OUTPUT_FILE, "wb", opener=owned) as printed:
+        process = subprocess.Popen(
+            command,
+            cwd=kit,
+            env={**environment, **(variables or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            umask=0o077,  # also for what NVFlare and torch write
+        )
     _started.append(process)
     return status(kit)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fednotes.core.errors import ConfigError, FednotesError, TrainingError
+from fednotes.core.errors import ConfigError, FednotesError, TrainingError, on_disk
 from fednotes.core.parsing import kept_table, read_json
 from fednotes.core.store import make_private, owned, private_folder, write_json
 from fednotes.engines.nvflare.kit import ADMIN, job_folder, read_kit
@@ -103,18 +103,17 @@ def claim(run: Run, declared: Mapping[str, Any], out: Path) -> None:
 
     Raises ConfigError if another run has it, or it cannot be written.
     """
-    try:
+    with on_disk(out, ConfigError, "; nothing was handed in"):
         private_folder(out)
         out.chmod(0o700)
-        with open(out / "run.json", "x", encoding="utf-8", opener=owned) as file:
-            json.dump(facts_of(run, submitting=True), file)
-            file.flush()
-            os.fsync(file.fileno())
-    except FileExistsError as error:
-        raise ConfigError(f"{out}: another run has just taken it: give another --out") from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"{out}: cannot be written ({reason}); nothing was handed in") from error
+        try:
+            with open(out / "run.json", "x", encoding="utf-8", opener=owned) as file:
+                json.dump(facts_of(run, submitting=True), file)
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError as error:
+            told = "another run has just taken it: give another --out"
+            raise ConfigError(f"{out}: {told}") from error
     write_json(out / "job.json", {**declared, "fingerprint": run.fingerprint})
 
 
