@@ -38,6 +38,7 @@ from fednotes.rules.ledger import (
     describe,
     hash_of,
     ledger_of,
+    parsed,
     plain,
     stamp,
     tensors_of,
@@ -52,7 +53,7 @@ WORDS = "words"  # in what is attached to a reply: a masked update
 CLOCK = timedelta(minutes=5)  # that a clock may be behind the ledger
 SPARE = 100  # more of a task that trains nothing: sums for a calibration come after the rounds
 SHORT = 16  # characters of an answer's hash in what was spent
-NOISY = b'"task":"noisy'  # in a ledger's line, of an answer with noise
+NOISY = "noisy"  # begins the names of tasks whose answers have noise
 COVERED = ("tokens", "steps", "patients")  # of training behind an update, as a line has them
 Covered = Callable[[str], Mapping[str, int]]  # task → tokens, steps, patients behind an update
 
@@ -280,7 +281,8 @@ def read_spent(path: Path) -> dict[str, Spent]:
 def _noisy(ledger: Path) -> bool:
     """Whether answers with noise have left."""
     with suppress(FileNotFoundError), ledger.open("rb") as lines:
-        return any(NOISY in line and b'"refusal":false' in line for line in lines)
+        left = (line for line in map(parsed, lines) if line and line.get("refusal") is False)
+        return any(str(line.get("task")).startswith(NOISY) for line in left)
     return False
 
 
