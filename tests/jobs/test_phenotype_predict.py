@@ -20,7 +20,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from fednotes.cli import app
 from fednotes.core.errors import DataError
-from fednotes.jobs.predict import predict_patients
+from fednotes.jobs.predict import predict
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import FeatureSpace, Vectors
 from fednotes.patients.concepts import Made
@@ -136,10 +136,10 @@ def test_vectors_of_text_have_no_concepts(
             return Made(tuple(notes), vectors, {"left_out": 0, "without": 0})
 
     monkeypatch.setattr("fednotes.jobs.predict.opened", lambda recipe, place: Stub())
-    predict_patients(tmp_path / "m", "-", "jsonl", None, "cpu", text="Known gout.")
+    predict(tmp_path / "m", "-", "jsonl", None, "cpu", text="Known gout.")
     (found,) = lines(capsys.readouterr().out)
     assert found.keys() == {"patient", "probabilities", "labels"}
-    predict_patients(tmp_path / "m", "-", "csv", None, "cpu", text="Known gout.")
+    predict(tmp_path / "m", "-", "csv", None, "cpu", text="Known gout.")
     assert capsys.readouterr().out.startswith("patient,phenotype,probability,label\n")
 
 
@@ -150,7 +150,7 @@ def test_what_was_never_learnt_is_null(tmp_path: Path, model: Path, capsys: Any)
     machines = LinearSVMs([(), (0,)], space.width)
     never = Phenotyper(space, idf=idf, phenotypes=("a", "b"), machines=machines)
     never.save(tmp_path / "never")
-    predict_patients(tmp_path / "never", "-", "jsonl", None, "cpu", text="Known asthma today.")
+    predict(tmp_path / "never", "-", "jsonl", None, "cpu", text="Known asthma today.")
     (found,) = lines(capsys.readouterr().out)
     assert found["labels"] == {"a": None, "b": "absent"}
     assert found["probabilities"] == {"a": None, "b": 0.0}

@@ -18,7 +18,7 @@ from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl, read
-from fednotes.jobs.predict import predict_text
+from fednotes.jobs.predict import predict
 from fednotes.taggers.saving import save_model
 
 
@@ -94,7 +94,7 @@ def test_patients(tmp_path: Path) -> None:
 def test_the_same_spans_as_the_command(folder: Path, tmp_path: Path) -> None:
     """Given as texts, documents, a list or a stream of any batch; confidences too."""
     jsonl.write([Document(str(n), t) for n, t in enumerate(texts(9), 1)], tmp_path / "in.jsonl")
-    predict_text(folder, str(tmp_path / "in.jsonl"), "jsonl", tmp_path / "out.jsonl", "cpu")
+    predict(folder, str(tmp_path / "in.jsonl"), "jsonl", tmp_path / "out.jsonl", "cpu")
     wanted = list(read(tmp_path / "out.jsonl", "jsonl", "refuse"))
     model = fn.load(folder)
     assert isinstance(model, fn.MentionModel)

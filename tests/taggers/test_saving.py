@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document
-from fednotes.jobs.predict import predict_text
+from fednotes.jobs.predict import predict
 from fednotes.serving.api import evaluate
 from fednotes.taggers.saving import (
     build_model,
@@ -207,7 +207,7 @@ def test_predict_and_evaluate_take_every_kind(
 
     model = make(which, tmp_path)
     save_model(model, tmp_path / "model")
-    predict_text(tmp_path / "model", "-", "jsonl", None, "cpu", text=TEXT)
+    predict(tmp_path / "model", "-", "jsonl", None, "cpu", text=TEXT)
     line = json.loads(capsys.readouterr().out.splitlines()[0])
     (wanted,) = model.predict((Document("text", TEXT),))
     assert line["text"] == TEXT

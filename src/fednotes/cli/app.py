@@ -256,18 +256,13 @@ def predict(
 ) -> None:
     """Find the mentions in new text, or the phenotypes of the patients whose notes it is."""
     with _read_in():
-        from fednotes.jobs.predict import predict_patients, predict_text
+        from fednotes.jobs.predict import predict as run
         from fednotes.patients.phenotyper import is_phenotyper
 
-    given = (model, path, format.value, out, device)
-    if is_phenotyper(model):
-        if threshold:
-            raise FednotesError("--threshold is for mentions; phenotypes have probabilities")
-        predict_patients(*given, dictionary or backbone, text=text)
-    else:
+    if not is_phenotyper(model):
         _no_patients(model, dictionary=dictionary)
-        options: Any = {"text": text, "on_error": on_error.value, "threshold": threshold}
-        predict_text(*given, backbone, **options)
+    options: Any = {"text": text, "on_error": on_error.value, "threshold": threshold}
+    run(model, path, format.value, out, device, dictionary or backbone, **options)
 
 
 @app.command()

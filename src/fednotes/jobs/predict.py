@@ -30,7 +30,7 @@ from fednotes.patients.cohort import LABELS, PRESENT, UNLABELLED, Bags, Vectors
 from fednotes.patients.concepts import by_patient
 from fednotes.patients.features import Features, opened
 from fednotes.patients.labels import read_beside, read_gold, read_texts, renamed
-from fednotes.patients.phenotyper import Phenotyper, load_phenotyper
+from fednotes.patients.phenotyper import Phenotyper, is_phenotyper, load_phenotyper
 from fednotes.taggers.model import Model
 from fednotes.taggers.saving import load_model
 
@@ -145,45 +145,55 @@ def _require_mapping(
     return label_map or {}
 
 
-# ---- mentions --------------------------------------------------------------------------------
-
-
-def predict_text(
+def predict(
     model: Path,
     path: str,
     format: str,
     out: Path | None,
     device: str,
-    backbone: str | None = None,
+    place: str | None = None,
     *,
     text: str | None = None,
     on_error: OnError = "refuse",
     threshold: float = 0.0,
 ) -> None:
-    """Predict and write.
+    """Predict mentions and write them; or phenotypes by patient, after stage 1 alone billing codes.
 
-    path: a file or folder, or `-` for stdin. text: a text in place of it. backbone: where the
-    frozen encoder is, if it has moved since the model was saved. on_error: as `formats.read`.
-    threshold: as `confident` has it.
+    path: a file or folder, or `-` for stdin; a note without a patient is a patient of its own, by
+    its id. text: a text in place of it. place: where the model's frozen encoder, or dictionary, is
+    now, if it has moved. on_error: as `formats.read`. threshold: as `confident` has it.
 
-    Raises ConfigError where brat is asked for without a folder, or `out` is what is read, DataError
-    for a bad file.
+    Each patient's result says how many mentions of concepts it rests on ("concepts"), where the
+    model reads concepts: without any it says nothing of the patient. Counts of patients without
+    concepts or with too many go to stderr.
+
+    Raises ConfigError for what is for models of the other kind, where brat is asked for without a
+    folder, or `out` is what is read, DataError for bad files, ModelError.
     """
-    if format == "csv":
+    patients = is_phenotyper(model)
+    if patients and format not in ("jsonl", "csv"):
+        raise ConfigError(f"phenotypes are written as jsonl or csv: {format} is for mentions")
+    if patients and threshold:
+        raise ConfigError("--threshold is for mentions; phenotypes have probabilities")
+    if format == "csv" and not patients:
         raise ConfigError("csv is for phenotypes of patients: mentions are jsonl, brat or conll")
     if format == "brat" and out is None:
         raise ConfigError("brat is a folder of files: give --out FOLDER")
     _require_apart(path, out)
-    recogniser, calibration = load_model(model, device, backbone), Calibration.of(model)
-    documents = documents_of(path, text, on_error)
-    predicted = confident(recogniser, calibration, documents, threshold)
-    if out is not None:
-        FORMATS[format].write(predicted, out)
-        return
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "predictions"
-        FORMATS[format].write(predicted, made)
-        sys.stdout.write(made.read_text(encoding="utf-8"))
+        made = out or Path(folder) / "predictions"
+        if patients:
+            reader = PatientReader.of(model, load_phenotyper(model, device), place)
+            write_out(made, reader.written(notes_of(path, text), format))
+        else:
+            recogniser, calibration = load_model(model, device, place), Calibration.of(model)
+            documents = documents_of(path, text, on_error)
+            FORMATS[format].write(confident(recogniser, calibration, documents, threshold), made)
+        if out is None:
+            sys.stdout.write(made.read_bytes().decode())
+
+
+# ---- mentions --------------------------------------------------------------------------------
 
 
 def confident(
@@ -298,43 +308,6 @@ class Evaluation:
 # ---- phenotypes of patients, or their billing codes --------------------------------------------
 
 
-def predict_patients(
-    model: Path,
-    path: str,
-    format: str,
-    out: Path | None,
-    device: str,
-    place: str | None = None,
-    *,
-    text: str | None = None,
-) -> None:
-    """Predict phenotypes by patient and write them; after stage 1 alone, billing codes.
-
-    Each patient's result says how many mentions of concepts it rests on ("concepts"), where the
-    model reads concepts: without any it says nothing of the patient.
-
-    path, text: as in `predict_text`; a note without a patient is a patient of its own, by its id.
-    place: where the model's dictionary, or encoder, is now, if it has moved.
-    Counts of patients without concepts or with too many go to stderr.
-
-    Raises ConfigError for a format of mentions, DataError for bad files, ModelError.
-    """
-    if format not in ("jsonl", "csv"):
-        raise ConfigError(f"phenotypes are written as jsonl or csv: {format} is for mentions")
-    _require_apart(path, out)
-    phenotyper = load_phenotyper(model, device)
-    reader = PatientReader.of(model, phenotyper, place)
-    results = reader.results(notes_of(path, text))
-    if format == "csv":
-        written = _csv(results, bool(phenotyper.phenotypes), not phenotyper.space.dense)
-    else:
-        written = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in results)
-    if out is not None:
-        write_out(out, written)
-    else:
-        sys.stdout.write(written)
-
-
 @dataclass(frozen=True, eq=False)
 class PatientReader:
     """A phenotyping model, and what it reads notes with."""
@@ -394,22 +367,23 @@ class PatientReader:
                 "labels": labels,
             }
 
-
-def _csv(results: Iterator[dict[str, Any]], labelled: bool, counted: bool) -> str:
-    """A row for each patient and phenotype (or code, where none is labelled), with a heading.
-
-    counted: whether results have "concepts", the last column.
-    """
-    buffer = io.StringIO()
-    table = csv.writer(buffer, lineterminator="\n")
-    what = ["phenotype", "probability", "label"] if labelled else ["code", "probability"]
-    last = ["concepts"] if counted else []
-    table.writerow(["patient", *what, *last])
-    for each in results:
-        for name, p in each["probabilities"].items():
-            label = [each["labels"][name]] if labelled else []
-            table.writerow([each["patient"], name, p, *label, *(each[key] for key in last)])
-    return buffer.getvalue()
+    def written(self, notes: Mapping[str, Sequence[str]], format: str) -> str:
+        """The results as JSON lines; as csv a row for each patient and phenotype (or code, where
+        none is labelled), with a heading."""
+        results = self.results(notes)
+        if format != "csv":
+            return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in results)
+        buffer = io.StringIO()
+        table = csv.writer(buffer, lineterminator="\n")
+        labelled = bool(self.model.phenotypes)
+        what = ["phenotype", "probability", "label"] if labelled else ["code", "probability"]
+        last = [] if self.model.space.dense else ["concepts"]
+        table.writerow(["patient", *what, *last])
+        for each in results:
+            for name, p in each["probabilities"].items():
+                label = [each["labels"][name]] if labelled else []
+                table.writerow([each["patient"], name, p, *label, *(each[key] for key in last)])
+        return buffer.getvalue()
 
 
 def evaluate_patients(
@@ -422,7 +396,7 @@ def evaluate_patients(
 
     path: a folder of the i2b2 2008 obesity challenge (intuitive judgments), or JSON lines with
     "patient", "text" and "labels" ({name: "present" | "absent" | "questionable"}), several lines
-    a patient if need be; or, with `labels`, notes as in `predict_patients`. labels: a table of
+    a patient if need be; or, with `labels`, notes as in `predict`. labels: a table of
     them (`patients/labels.py`); what is wrong in it goes to stderr. label_map: as in
     `evaluate_documents`; where two labels of a patient come to the same phenotype
     and differ, neither holds, and how many there are goes to stderr.
