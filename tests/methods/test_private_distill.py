@@ -257,5 +257,5 @@ def test_what_couples_units_is_refused_by_name() -> None:
     ):
         with pytest.raises(ConfigError, match=told):
             parse_job({**table, "training": training}, "job", Path(), "job.toml")
-    with pytest.raises(ConfigError, match="not \\[model\\] kind = 'prompt-bart'"):
+    with pytest.raises(ConfigError, match="not \\[model\\] kind = 'prompt-bart': set"):
         parse_job({**table, "preset": "paper"}, "job", Path(), "job.toml")

@@ -129,7 +129,8 @@ class Config:
     def __post_init__(self) -> None:
         if self.privacy and not self.model.softens:
             raise ConfigError(
-                f"[privacy] takes models that tag words: not [model] kind = {self.model.kind!r}"
+                f"[privacy] takes models that tag words, not [model] kind = {self.model.kind!r}: "
+                'set kind = "tagger", "encoder-tagger" or "token-classifier"'
             )
         if self.unannotated in ("soft", "marginal") and not self.model.softens:
             raise ConfigError(
