@@ -36,8 +36,8 @@ MODELS = 16  # trained for the job, and as many for the control
 ALONE = 16  # patients of the control whose gradients are seen each for itself
 OFTEN: dict[str, Any] = {
     **{"cycles": 10, "local_epochs": 20, "local_steps": 0, "classifier_epochs": 50},
-    **{"batch_size": 8, "keep_cycle": 0, "proximal": 0.0, "weight_decay": 0.0, "calibrate": False},
-}
+    **{"batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.0, "proximal": 0.0},
+} | {"keep_cycle": 0, "calibrate": False}
 _Table = np.ndarray
 _Parts = tuple[_Table, _Table]  # scores of what is there, and of what is not
 _NOTHING: _Parts = (np.zeros(0), np.zeros(0))
