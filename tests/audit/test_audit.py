@@ -298,6 +298,9 @@ def test_the_sign_of_an_output_bias_names_masked_words(bert: Path, tmp_path: Pat
     table["training"] |= {"local_steps": 1, "compression": "none"}
     found = leak(parse_job(table, "job", tmp_path, "job"), "output bias")
     assert found.control == found.success == 1.0
+    tokens = leak(parse_job(table, "job", tmp_path, "job"), "tokens from the lowest")
+    assert tokens.control is not None, tokens
+    assert tokens.control >= 0.9, tokens
 
 
 # ---- counts --------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ class Scene:
     @torch.no_grad()
     def sent(self, seen: Seen) -> Any:
         """The audited site, with the parameters that it computed an answer with."""
-        for name, parameter in (member := self.member).model.named_parameters():
+        for name, parameter in (member := self.member).model.trainable().items():
             if (value := seen.sent.get(name)) is not None:
                 parameter[seen.sent.get(name + IDS, slice(None))] = value
         return member
@@ -328,36 +328,29 @@ def opened(
 
     Raises ConfigError, also where `out` is the run of another job.
     """
-    job, key, place = _opened(target, settings, site, site_file, total)
-    if (folder := out or place) is None:
-        raise ConfigError(f"{target} is a job: give --out FOLDER for what is found")
-    if is_run(folder) and key != (own := fingerprint(mapping(recorded(folder).get("table")))):
-        told = "whose card would show this audit: give another --out, or audit that run"
-        raise ConfigError(
-            f"--out {folder}: a run of another job ({own[:12]}, not {key[:12]}), {told}"
-        )
-    return job, key, folder
-
-
-def _opened(
-    target: str, settings: tuple[str, ...], site: str, site_file: Path | None, total: int
-) -> tuple[Job, str, Path | None]:
     if (site_file is not None or total) and not (site and site_file and total):
         raise ConfigError("--site-file, --site and --total go together")
-    place = Path(target)
-    if is_run(place):
-        if settings or total:
-            raise ConfigError(f"{target} is a run, which was made as it is: give its job in place")
+    place, run = Path(target), is_run(Path(target))
+    if run and (settings or total):
+        raise ConfigError(f"{target} is a run, which was made as it is: give its job in place")
+    if run:
         known = recorded(place)
         table, folder = mapping(known.get("table")), Path(str(known.get("folder")))
-        return parse_job(table, place.name, folder, target), fingerprint(table), place
-    mine = (site, site_file, total)
-    job = at_home(target, settings, *mine) if total else load_job(target, settings)
-    table = job.table
-    with suppress(ConfigError):  # what generates notes runs between no real sites
-        real, declared = load_deployed(target, settings)
-        job, table = replace(job, federation=real.federation), declared["job"]
-    return job, fingerprint(table), None
+        job, out = parse_job(table, place.name, folder, target), out or place
+    else:
+        mine = (site, site_file, total)
+        job = at_home(target, settings, *mine) if total else load_job(target, settings)
+        table = job.table
+        with suppress(ConfigError):  # what generates notes runs between no real sites
+            real, declared = load_deployed(target, settings)
+            job, table = replace(job, federation=real.federation), declared["job"]
+    if out is None:
+        raise ConfigError(f"{target} is a job: give --out FOLDER for what is found")
+    key = fingerprint(table)
+    if is_run(out) and key != (own := fingerprint(mapping(recorded(out).get("table")))):
+        told = "whose card would show this audit: give another --out, or audit that run"
+        raise ConfigError(f"--out {out}: a run of another job ({own[:12]}, not {key[:12]}), {told}")
+    return job, key, out
 
 
 def _changed(config: Any, settings: Mapping[str, Any]) -> Any:

@@ -82,7 +82,7 @@ def _changes(scene: Scene) -> list[tuple[Seen, list[Tensor]]]:
     model, found = scene.member.model, []
     library, maps = _library(model), getattr(model, "_maps", [])
     lowest = [] if library is None else _lowest(library)
-    names = {id(p): n for n, p in model.named_parameters()}
+    names = {id(p): n for n, p in model.trainable().items()} if library is not None else {}
     for seen in scene.answers if lowest else ():
         own = [seen.change(names.get(id(linear.weight), "")) for linear in lowest]
         if (down := seen.change("lora.down")) is not None:
