@@ -303,6 +303,15 @@ def test_the_sign_of_an_output_bias_names_masked_words(bert: Path, tmp_path: Pat
     assert tokens.control >= 0.9, tokens
 
 
+def test_columns_of_contextual_features_are_left_out(bert: Path) -> None:
+    """The control knows of it; where there are no others nothing is told."""
+    model = {"contextual": str(bert), **WIDE}
+    found = told("words from conv", model=model, training={"batch_size": 6})
+    assert found.control is not None
+    assert found.control >= 0.95
+    assert told("words from conv", model=model | {"characters": False}).why
+
+
 # ---- counts --------------------------------------------------------------------------------------
 
 

@@ -35,8 +35,10 @@ LITTLE = 1e-9  # likewise of X⁺
 
 
 def _maps(model: Any) -> dict[str, Tensor]:
-    """What reads the words' representations, (offsets or directions, outputs, width) each."""
-    named = dict(model.named_parameters()) if hasattr(model, "word_rows") else {}
+    """What reads the words' representations, (offsets or directions, outputs, width) each; none
+    where these are contextual features alone."""
+    known = {"words", "characters"} & {*getattr(model.config, "layers", ())}
+    named = dict(model.named_parameters()) if known else {}
     found = {name: value for name, value in named.items() if name.startswith("cnn.weight")}
     return found or {n: v for n, v in named.items() if n == "lstm.weight_ih_l0"}
 
@@ -145,7 +147,11 @@ def _tried(scene: Scene, how: Callable[..., Trial]) -> Trial:
 
 
 def _control(scene: Scene, how: Callable[..., Trial]) -> Trial:
-    member, gradients, read = undefended(scene, lambda model: [*_maps(model).values()])
+    model = scene.member.model
+    wide = next(iter(_maps(model).values())).shape[-1]
+    lost = 0 if model.encoder is None else model.config.project or model.encoder.dim
+    fold = -(-2 * wide // (wide - lost))  # half of the columns that are known
+    member, gradients, read = undefended(scene, lambda own: [*_maps(own).values()], fold)
     return how(member, dict(zip(_maps(member.model), gradients, strict=True)), read, (), 0.0)
 
 
