@@ -1,10 +1,11 @@
-"""Draws docs/figures/silos.png from the table "What a federation pays" in docs/results.md.
+"""Draws docs/figures/silos.png and privacy.png from tables in docs/results.md.
 
-    python tools/figure.py [--out docs/figures/silos.png]
+    python tools/figure.py [--out docs/figures]
 
-What silos have alone, by plain averaging and by the default, and what all notes in one place have,
-as the table says it: the picture has no number of its own. The table's runs are those of
-`fednotes reproduce pays-silos`.
+silos: what silos have alone, by plain averaging and by the default, and what all notes in one place
+have ("What a federation pays"; `fednotes reproduce pays-silos`). privacy: scores by ε, and without
+a promise ("What differential privacy costs"; `pays-privacy`, `phenotype-privacy`). The pictures
+have no number of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ NAME = r"^\| maccrobat, (\d+ silos|one place)(?:, ([^|]+?))? \|"
 ROW = re.compile(rf"{NAME}(?:[^|]+\|){{3}} ([\d.]+) ± ([\d.]+) \|", re.MULTILINE)
 DRAWN = {"default": "together", "FedAvg": "together, plain averaging", "alone": "each alone"}
 COLOURS = {"default": "#0b6e6e", "FedAvg": "#8a8a8a", "alone": "#c4572a"}
+PANELS = {
+    "strict F1, %": ("FedNER", "distillation", "fine-tuning"),
+    "mean AUROC, %": ("30,000 patients", "9,000 patients", "500 cases of CodiEsp"),
+}
+NONE = 16  # where what has no promise stands beside ε = 8
+EPSILONS = (NONE, 8, 4, 2, 1)  # as the columns go
 Scores = dict[str, dict[int, tuple[float, float]]]
 
 
@@ -59,10 +66,54 @@ def draw(found: Scores, out: Path) -> None:
     figure.savefig(out, metadata={"Software": None})
 
 
+def prices(page: str) -> Scores:
+    """method: ε: mean and standard deviation; a column without a number is left out."""
+    found: Scores = {}
+    section = page.partition("## What differential privacy costs\n")[2].partition("\n## ")[0]
+    for line in section.splitlines():
+        method, *cells = (cell.strip() for cell in line.strip("| ").split(" | "))
+        if any(method in methods for methods in PANELS.values()):
+            told = zip(EPSILONS, cells, strict=False)
+            numbers = {at: cell.split(" ± ") for at, cell in told if " ± " in cell}
+            found[method] = {
+                at: (float(mean), float(spread)) for at, (mean, spread) in numbers.items()
+            }
+    return found
+
+
+def draw_prices(found: Scores, out: Path) -> None:
+    """A line a method, with standard deviations; a panel a kind of score."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(8.4, 3.1), dpi=150, layout="constrained")
+    for axes, (kind, methods) in zip(panels, PANELS.items(), strict=True):
+        for method, colour in zip(methods, COLOURS.values(), strict=False):
+            places = sorted(found[method])
+            means, spreads = zip(*(found[method][at] for at in places), strict=True)
+            drawn = [at for at in places if at != NONE]
+            promised = slice(0, len(drawn))
+            told = {"color": colour, "capsize": 3, "lw": 2, "label": method}
+            axes.errorbar(drawn, means[promised], spreads[promised], marker="o", **told)
+            told |= {"label": None, "marker": "D", "mfc": "white"}
+            axes.errorbar(places[len(drawn) :], means[len(drawn) :], spreads[len(drawn) :], **told)
+        axes.set_xscale("log")
+        axes.set_xticks([1, 2, 4, 8, NONE], ["ε = 1", "2", "4", "8", "none"])
+        axes.minorticks_off()
+        axes.set_ylabel(kind)
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(out, metadata={"Software": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures" / "silos.png")
-    draw(scores((ROOT / "docs" / "results.md").read_text("utf-8")), parser.parse_args().out)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures")
+    page, out = (ROOT / "docs" / "results.md").read_text("utf-8"), parser.parse_args().out
+    draw(scores(page), out / "silos.png")
+    draw_prices(prices(page), out / "privacy.png")
 
 
 if __name__ == "__main__":
