@@ -19,6 +19,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import Leak, read_audit
+from fednotes.methods import private
 
 TABLE: dict[str, Any] = {
     "method": "phenotype",
@@ -183,6 +184,41 @@ def test_noise_hides_concepts_and_nothing_is_counted() -> None:
     assert found.details["auc"] == pytest.approx(0.5, abs=0.2)
     for name in ("codes and concepts", "exact counts", "codes from biases", "two sums"):
         assert not told(name, **PRIVATE).applies
+
+
+def test_a_learnt_representation_is_attacked_and_noise_alone_hides_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No gradient fails while it is attacked: were it not for the noise, most concepts would be
+    named. The control predicts the codes that the job names, however few patients have them."""
+    names = ["icd9:030", "icd9:039", "icd9:041", "icd9:053", "icd9:083", "icd9:118", "icd9:042"]
+    made = {"training": {"outputs": names, "minimum": 1001}}
+    found = told("concepts' vectors", **made, privacy={**PRIVATE["privacy"], "epsilon": 1.0})
+    assert found.proven
+    assert found.success is not None
+    assert found.success < 0.5
+    zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    for name in ("concepts' vectors", "codes from biases"):
+        bare = told(name, **made, privacy={**PRIVATE["privacy"], "epsilon": 100.0})
+        assert bare.proven
+        assert bare.success is not None
+        assert bare.success > 0.8
+    assert "gradients" not in caplog.text
+
+
+def test_an_attack_on_noise_alone_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a site whose gradients all fail nothing can be read, which would look like a promise."""
+
+    def fails(site: Any, indices: Any) -> Any:
+        raise AttributeError("labels")
+
+    monkeypatch.setattr(private.PrivateSite, "clipped", fails)
+    made = job(**PRIVATE)
+    for attack in patients.ATTACKS:
+        leak = attack.on(Scene(made, load_sites(made)))
+        assert not leak.applies or "could not be tried" in leak.why
+        assert leak.success is None
 
 
 @pytest.mark.slow

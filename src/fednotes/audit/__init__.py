@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.core.federation import EVALUATE, Option, SiteTasks
 from fednotes.core.parsing import mapping
 from fednotes.core.tensors import snapshot
@@ -196,6 +196,7 @@ class Scene:
         made = _changed(config.model, model or {})
         changes = {"min_tokens": 0, "min_steps": 0, "compression": "none", "privacy": None}
         changes |= {"min_patients": 0, "aggregation": "mean"}
+        changes |= {"minimum": 1} if self.job.privacy else {}  # under which no code is counted
         config = _changed(config, {**changes, **settings, "model": made})
         plain = replace(self.job.federation, secure_sum=False, min_sites=0)
         job = replace(self.job, config=config, privacy=None, federation=plain)
@@ -229,9 +230,11 @@ class Scene:
     def seen(self) -> list[Seen]:
         """What the server sees of the first rounds, in order. Raises FednotesError."""
         wire = _Wire(self.members, self.site, self.job.federation.secure_sum, self.patients)
-        models = {id(m): m for m in (getattr(s, "site", s).model for s in self.members)}
+        own = [] if self.patients else self.members  # patients' models are read otherwise
+        models = {id(m): m for m in (getattr(s, "site", s).model for s in own)}
         with hearing(models.values(), lambda: wire.now), suppress(_Ended):
             self.job.module.train(wire, self.part.config)
+        require_gradients(next(m for m in self.members if m.id == self.site))
         return wire.seen
 
     @property
@@ -358,6 +361,13 @@ def _changed(config: Any, settings: Mapping[str, Any]) -> Any:
     return replace(config, **known)
 
 
+def require_gradients(site: Any) -> None:
+    """Raises TrainingError where a site that adds noise sent nothing else, for all of a round's
+    gradients failed: that nothing is read off noise alone would prove nothing."""
+    if lost := getattr(site, "lost", 0):
+        raise TrainingError(f"site {site.id!r}: no gradient of {lost:,} noisy sums can be computed")
+
+
 # ---- listening -----------------------------------------------------------------------------------
 
 
@@ -481,8 +491,6 @@ def hearing(models: Iterable[Any], now: Callable[[], Read], trains: bool = True)
             for words in sorted(tables, key=lambda table: -table.num_embeddings)[:1]:
                 stack.callback(words.register_forward_pre_hook(embedded).remove)
             name = "_read" if hasattr(model, "_read") else "loss"
-            if not hasattr(model, name):
-                continue  # of patients, whose methods have models of their own
             setattr(model, name, partial(given, model, getattr(model, name)))
             stack.callback(delattr, model, name)
         yield

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednotes.audit import Attack, Scene, Trial
+from fednotes.audit import Attack, Scene, Trial, require_gradients
 from fednotes.core.errors import DataError
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, SiteData, Span
@@ -151,6 +151,7 @@ def trained(scene: Scene, job: Job, given: Any, model: int, cache: str) -> Any:
     part = Part("alone", (given,), config, scene.site)
     site: Any = members_of(job, part, [None], cache=Path(cache))[0]
     job.module.train(InProcess([site]), config)
+    require_gradients(site)
     return getattr(site, "site", site)  # a private one has the method's in it
 
 

@@ -222,7 +222,7 @@ class PrivateSite(MethodSite):
             )
         judged = self.site.data.valid if self.promise.privacy.scores else ()
         self._judged = owned(data.id, judged, self.promise.privacy.unit)
-        self._config, self.steps = config, 0
+        self._config, self.steps, self.lost = config, 0, 0
         self._kept: Tensors = {}
         self._shared: dict[str, torch.nn.Parameter] = self.site.shared
         self._own: dict[str, torch.nn.Parameter] = self.site.private
@@ -242,8 +242,7 @@ class PrivateSite(MethodSite):
         self._kept = self.of.before(self.site, round, self._kept)
         key, failed = self._key(round), Counter[str]()
         stream = Stream(key)
-        learning = self._learning
-        total = {n: torch.zeros(p.shape, dtype=torch.int64) for n, p in learning.items()}
+        total = {n: torch.zeros(p.shape, dtype=torch.int64) for n, p in self._learning.items()}
         self.site.model.train(True)
         # By chance that nobody knows: dropout by a public seed would be another for every unit
         # behind one that is left out, and all of these would move the sum.
@@ -262,6 +261,7 @@ class PrivateSite(MethodSite):
                 total[name] += part  # [abadi noise]
         if failed:  # for this site's people alone
             logger.warning("gradients that cannot be computed: %s", dict(failed))
+            self.lost += not any(value.any() for value in total.values())
         stream = Stream(receipt(key, "noise", fingerprint(total)))
         for value in total.values():
             noise = torch.from_numpy(discrete_gaussian(stream, value.numel()))
