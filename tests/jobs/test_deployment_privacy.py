@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hospitals import FEDNER, PRIVATE, SECURE, SHORT, Hospitals, corpus, simulated
+from hospitals import FEDNER, PRIVATE, SECURE, SHORT, Hospitals, corpus, patients, simulated
 
 from fednotes.jobs.deployed.site import SECRET
 from fednotes.rules.guard import RULES
@@ -174,3 +174,56 @@ def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
             )
     assert ends[0] == ends[1] == ends[2]
     assert len(scores) == 1
+
+
+PHENOTYPES = """
+method = "phenotype"
+[federation]
+secure_sum = true
+[concepts]
+dictionary = "terms.tsv"
+[privacy]
+epsilon = 8.0
+rate = 0.5
+[training]
+outputs = ["icd9:401", "icd9:250"]
+cycles = 1
+local_epochs = 1
+classifier_cycles = 1
+[model]
+representation = "{}"
+[model.classifier]
+loss = "log"
+class_weights = "none"
+[model.network]
+embedding = 4
+hidden = 4
+[phenotypes]
+back = ["icd9:722"]
+[sites.s0]
+[sites.s1]
+[sites.s2]
+"""
+
+
+@pytest.mark.parametrize(("model", "rounds"), [("learn", 4), ("none", 2)])
+def test_phenotyping_is_approved_and_run_with_one_promise(
+    model: str, rounds: int, tmp_path: Path
+) -> None:
+    """What sites approve before they have told what they hold is what the run keeps."""
+    pytest.importorskip("cryptography")
+    data = {f"s{n}": patients(tmp_path / f"s{n}", n) for n in range(3)}
+    rules = f"{NOISE}min_patients = 10\nmax_rounds = {2 * rounds}\n"
+    hospitals = Hospitals(tmp_path, PHENOTYPES.format(model), data, policy=rules)
+    (tmp_path / "terms.tsv").write_text("C0000001\tasthma\nC0000002\tfever\n")
+    for name in hospitals.names:
+        hospitals.change(
+            name, "[data]", f"[files]\ndictionary = '{tmp_path / 'terms.tsv'}'\n[data]"
+        )
+    hospitals.run()
+    for name in hospitals.names:
+        kit = hospitals.setups[name].kit
+        (spent,) = json.loads((kit / RULES / "privacy.json").read_text()).values()
+        told = json.loads((hospitals.results(name) / "promise.json").read_text())
+        assert told["rounds"] == rounds
+        assert len(spent["answers"]) == rounds

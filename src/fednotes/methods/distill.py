@@ -658,9 +658,11 @@ def private_before(site: Site, round: int, kept: Tensors) -> Tensors:
     """The round that an answer is of, and its θ_t: what the first answer of it was asked with."""
     privacy = site.config.privacy
     assert privacy is not None
-    site.rounds, later = divmod(round, private_round(site.config, math.ceil(1 / privacy.rate)))
-    site.teacher = kept if kept and later else snapshot(site.shared)
-    return site.teacher
+    site.rounds = round // private_round(site.config, math.ceil(1 / privacy.rate))
+    if int(kept.get("round", torch.tensor(-1))) != site.rounds:
+        kept = {**snapshot(site.shared), "round": torch.tensor(site.rounds)}
+    site.teacher = {name: value for name, value in kept.items() if name != "round"}
+    return kept
 
 
 def private_loss(site: Site, indices: np.ndarray) -> Tensor:

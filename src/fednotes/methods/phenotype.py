@@ -615,7 +615,7 @@ def pooled(
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """Cycles of both stages, and the patients of each at all sites together."""
-    return config.stage_1 + config.classifier_cycles * bool(config.phenotypes), sum(sizes)
+    return config.stage_1 + config.classifier_cycles * config.judges, sum(sizes)
 
 
 def private_initial(config: Config) -> dict[str, Tensor]:
@@ -661,7 +661,7 @@ def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
 
 def private_rounds(config: Config, epoch: int) -> tuple[int, int]:
     """Noisy sums of stage 1 and of stage 2, of so many to an epoch."""
-    cycles = config.classifier_cycles * config.classifier_epochs * bool(config.phenotypes)
+    cycles = config.classifier_cycles * config.classifier_epochs * config.judges
     return averaging_rounds(config, epoch) * config.learns, cycles * epoch
 
 
@@ -694,7 +694,7 @@ def warnings(config: Config) -> tuple[str, ...]:
         "aggregation is of stage 1 alone: each disease's classifier is a sum over its patients, "
         "which a hostile site can move as far as it likes",
     ) * (by_each(config) and bool(config.phenotypes))
-    if not config.learns and config.model.representation != "none":
+    if config.privacy or (not config.learns and config.model.representation != "none"):
         return robust
     what = "an update of concept vectors" if config.learns else "a classifier of bags of concepts"
     return (
@@ -721,13 +721,18 @@ METHOD = Method(
     one_model=lambda config: True,
     each=by_each,
     private=replace(
-        private_by(private_initial, private_loss, settings={"calibrate": False, "min_patients": 0}),
+        private_by(
+            private_initial,
+            private_loss,
+            settings={"calibrate": False, "min_patients": 0, "optimizer": "adam"},
+        ),
         rounds=lambda config, epoch: sum(private_rounds(config, epoch)),
         units=private_units,
         content=lambda data: digest(
             data.train.fingerprint(), repr(sorted((p, sorted(c)) for p, c in data.codes.items()))
         ),
         before=private_before,
+        behind=("batch", "patients"),
         counts=None,
     ),
 )

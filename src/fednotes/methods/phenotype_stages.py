@@ -141,6 +141,11 @@ class Config(Averaging):
         return public_categories(self.systems, self.whole_causes)
 
     @property
+    def judges(self) -> bool:
+        """Whether stage 2 runs; before sites have told what they hold, it may."""
+        return bool(self.phenotypes) or not self.space.width
+
+    @property
     def stage_1(self) -> int:
         """Cycles of stage 1."""
         return self.last_cycle if self.learns else 0

@@ -365,6 +365,11 @@ def _site(
         cohorts = {**split(whole.take(~tested), parts, job.seed), "test": whole.take(tested)}
     else:
         cohorts = split(whole, parts | {"test": share}, job.seed)
+    if job.privacy and site.labelled < 1:
+        raise ConfigError(
+            f"site {name!r}: labelled = {site.labelled:g}: whose labels are used depends on who "
+            "else is there, so that [privacy] would promise nobody anything: leave it out"
+        )
     train = _labelled(cohorts["train"], site.labelled, job.seed)
     valid, test = cohorts["valid"], cohorts["test"]
     return SitePatients(name, features.space, train, valid, test, codes), lines

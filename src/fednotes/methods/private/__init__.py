@@ -58,8 +58,8 @@ class Privately:
     in their place) of each unit. content(data): a digest of what a site holds. before(site, round,
     kept): before each answer, the parameters of its question being there; those that require no
     gradient then rest. What it gives is kept for the next one, and may be made of parameters alone.
-    counts(site, documents): mentions that it
-    finds rightly, finds, and that are annotated; None: it has none.
+    counts(site, documents): mentions that it finds rightly, finds, and that are annotated; None: it
+    has none. behind: what a site's policy calls the examples of a sum.
     """
 
     settings: Mapping[str, Any]
@@ -72,6 +72,7 @@ class Privately:
     counts: Callable[[Any, Sequence[Document]], list[float]] | None = lambda site, documents: (
         _mentions(site, documents)
     )
+    behind: tuple[str, ...] = ("batch",)
 
     def require(self, config: Any) -> None:
         """Raises ConfigError for a setting that no promise can be kept with."""
@@ -345,10 +346,12 @@ class PrivateSite(MethodSite):
         return found
 
     def covered(self, task: str) -> dict[str, int]:
-        """One step, of as many sentences as are expected."""
+        """One step, of as many sentences, or patients, as are expected."""
         expected = int(self.promise.privacy.rate * self.num_examples)
         behind = {NOISY: expected, COUNTS: len(self._judged)}
-        return {"steps": 1, "batch": behind[task]} if task in behind else {}
+        if task not in behind:
+            return {}
+        return {"steps": 1, **dict.fromkeys(self.of.behind, behind[task])}
 
     def state(self) -> State:
         """Private layers, their optimizer, what is kept of earlier parameters, the secret."""
