@@ -74,7 +74,9 @@ def prices(page: str) -> Scores:
         method, *cells = (cell.strip() for cell in line.strip("| ").split(" | "))
         if any(method in methods for methods in PANELS.values()):
             told = zip(EPSILONS, cells, strict=False)
-            numbers = {at: cell.split(" ± ") for at, cell in told if " ± " in cell}
+            numbers = {
+                at: cell.partition(" (")[0].split(" ± ") for at, cell in told if " ± " in cell
+            }
             found[method] = {
                 at: (float(mean), float(spread)) for at, (mean, spread) in numbers.items()
             }
