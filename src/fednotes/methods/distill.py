@@ -658,7 +658,7 @@ def private_before(site: Site, round: int, kept: Tensors) -> Tensors:
     """The round that an answer is of, and its θ_t: what the first answer of it was asked with."""
     privacy = site.config.privacy
     assert privacy is not None
-    site.rounds = round // private_round(site.config, math.ceil(1 / privacy.rate))
+    site.rounds = round // private_round(site.config, privacy.epoch)
     if int(kept.get("round", torch.tensor(-1))) != site.rounds:
         kept = {**snapshot(site.shared), "round": torch.tensor(site.rounds)}
     site.teacher = {name: value for name, value in kept.items() if name != "round"}

@@ -669,7 +669,7 @@ def private_before(site: Site, round: int, kept: Tensors) -> Tensors:
     """Of the network and the classifiers one learns and the other one rests."""
     privacy = site.config.privacy
     assert privacy is not None
-    site.stage = int(round >= private_rounds(site.config, math.ceil(1 / privacy.rate))[0])
+    site.stage = int(round >= private_rounds(site.config, privacy.epoch)[0])
     for name, parameter in site.shared.items():
         parameter.requires_grad_(name.startswith("svm.") == bool(site.stage))
     return kept

@@ -61,6 +61,11 @@ class Privacy:
     colluding: Annotated[int, Ge(0)] = 1
     scores: Annotated[float, Ge(0), Interval(le=MOST_NOISE)] = 0.0
 
+    @property
+    def epoch(self) -> int:
+        """Rounds in which each unit is expected once."""
+        return math.ceil(1 / self.rate)
+
     def __post_init__(self) -> None:
         if bool(self.epsilon) == bool(self.noise):
             raise ConfigError("give either epsilon, which is promised, or noise, the multiplier σ")

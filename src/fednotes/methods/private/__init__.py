@@ -88,7 +88,7 @@ class Privately:
     def promise(self, config: Any) -> Promise:
         """What a job with these settings promises. Raises ConfigError where it cannot be."""
         own = config.privacy
-        rounds = self.rounds(config, math.ceil(1 / own.rate))
+        rounds = self.rounds(config, own.epoch)
         return Promise.of(own, rounds, config.sites, config.min_sites)
 
 
@@ -135,7 +135,7 @@ def train(
 ) -> State:
     """All rounds of a promise: a sum of clipped gradients each, and a step of Adam along it."""
     server = Server(config, promise, initial, federation.resume())
-    every = config.evaluate_every * math.ceil(1 / promise.privacy.rate)
+    every = config.evaluate_every * promise.privacy.epoch
     for round in federation.rounds(server.round, promise.rounds):
         server.step(federation.sum(NOISY, server.shared, round=round.number))
         last = server.round == promise.rounds
