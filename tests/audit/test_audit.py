@@ -253,13 +253,13 @@ def test_the_order_of_words_follows_from_a_convolution_s_gradients() -> None:
 def test_who_knows_how_often_words_are_there_sets_the_chance() -> None:
     """By hand: both pairs have the largest product of numbers; then one of three has it, and three
     pairs that are nowhere have more than the other two."""
-    own = np.zeros((4, 4))
-    own[0, 1] = own[0, 2] = 1.0
-    scores = np.where(own > 0, 1.0, 0.0)
-    assert (found := Trial.order(scores, own, own)).success == 1.0
+    own = np.zeros((1, 4, 4))
+    own[0, 0, 1] = own[0, 0, 2] = 1.0
+    scores = np.where(own[0] > 0, 1.0, 0.0)
+    assert (found := Trial.order(scores, own)).success == 1.0
     assert found.chance == 1.0
-    own[3, 3] = 9.0
-    assert Trial.order(scores, own, own).chance == pytest.approx(1 / 3)
+    own[0, 3, 3] = 9.0
+    assert Trial.order(scores, own).chance == pytest.approx(1 / 3)
 
 
 WIDE = {"hashed_words": 0, "char_filters": 64, "char_dim": 16, "cnn_filters": 32, "dropout": 0.0}
@@ -301,6 +301,8 @@ def test_the_sign_of_an_output_bias_names_masked_words(bert: Path, tmp_path: Pat
     tokens = leak(parse_job(table, "job", tmp_path, "job"), "tokens from the lowest")
     assert tokens.control is not None, tokens
     assert tokens.control >= 0.9, tokens
+    none = leak(parse_job(table, "job", tmp_path, "job"), "neighbours from convolutions")
+    assert none.why == "no convolution that reads words leaves a site"
 
 
 def test_columns_of_contextual_features_are_left_out(bert: Path) -> None:

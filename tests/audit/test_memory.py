@@ -146,7 +146,7 @@ def test_masked_words_cost_what_the_model_s_own_logits_say(tmp_path: Path) -> No
 def test_models_remember_without_a_promise(few: None) -> None:
     """Four models of the control alone, for time."""
     made = scene()
-    told = {attack.name: attack.control(made) for attack in memory.ATTACKS[:3]}
+    told = {attack.name: attack.trial(made.plain) for attack in memory.ATTACKS[:3]}
     assert [name.partition(",")[0] for name in told] == ["membership", *["memorised names"] * 2]
     assert told.pop("membership").details["auc"] > 0.8
     for trial in told.values():
@@ -198,9 +198,9 @@ def test_a_language_model_tells_numbers_and_no_more_under_noise(
     made = Scene(job, load_sites(job))
     for attack in memory.ATTACKS[3:]:
         assert attack.name.startswith("canaries")
-        assert attack.control(made).details["exposure"] > 5  # of 6.6
+        assert attack.trial(made.plain).details["exposure"] > 5  # of 6.6
     for attack in memory.ATTACKS[3:]:
-        assert attack.tried(made).low < 0.01
+        assert attack.trial(made).low < 0.01
 
 
 def test_they_are_found_by_lying_there() -> None:

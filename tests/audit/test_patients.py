@@ -156,7 +156,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_models_remember_patients_without_a_promise(few: None) -> None:
     """Four models of the control alone, for time."""
     for what in ("codes", "labels"):
-        trial = patients._members(_scene("{}"), what, True)
+        trial = patients._members(_scene("{}").plain, what)
         assert trial.details["auc"] > 0.75
         assert trial.low > trial.chance
 

@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -45,12 +45,13 @@ from fednotes.jobs.simulate import Part, is_run, members_of, recorded
 from fednotes.methods.compression import decode
 from fednotes.methods.compression import opened as opened_code
 from fednotes.methods.word_rows import IDS
+from fednotes.metrics.calibration import wilson
 from fednotes.rules.approval import fingerprint
 
 FALSE = 0.01  # of what is not there, named all the same
-SURE = 1.96  # standard errors, for intervals of 95 %
 MOST = 200  # rounds after which no evaluation is waited for
 KEPT = 8  # sums whose tensors are kept
+Answer = TypeVar("Answer", Total, dict[str, Update])
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,14 @@ class Trial:
         return cls.share(success, len(there), chance, auc=auc, **counts, **details)
 
     @classmethod
-    def order(cls, scores: Any, own: np.ndarray, every: np.ndarray, **details: float) -> Self:
-        """Of pairs of words, or of words and places; all three of one shape.
+    def order(cls, scores: Any, times: np.ndarray, **details: float) -> Self:
+        """Of pairs of words, or of words and places.
 
-        own, every: how often each pair is there, at the site and at all. The chance is that of who
-        knows how often each of the two is in a pair, and of no pair whether it is there.
+        times: (sites, *scores.shape) how often each pair is there, first at the audited site. The
+        chance is that of who knows how often each of the two is in a pair, and of no pair whether
+        it is there.
         """
-        there, nowhere = own > 0, every == 0
+        own, there, nowhere = times[0], times[0] > 0, times.sum(0) == 0
         known = np.outer(own.sum(1), own.sum(0))
         found = cls.of(scores[there], scores[nowhere], **details)
         chance = max(found.chance, cls.of(known[there], known[nowhere]).success)
@@ -108,11 +110,12 @@ class Trial:
     @classmethod
     def share(cls, success: float, of: int, chance: float, **details: float) -> Self:
         """A share of so many, with the interval of Wilson 1927."""
-        spread = SURE**2 / of
-        middle = (success + spread / 2) / (1 + spread)
-        half = SURE * float(np.sqrt(success * (1 - success) / of + spread / (4 * of)))
-        half /= 1 + spread
-        return cls(success, chance, max(0.0, middle - half), min(1.0, middle + half), details)
+        return cls(success, chance, *wilson(success, of), details)
+
+    @property
+    def whole(self) -> Self:
+        """The same of all that there is, and not of a sample of it: without an interval."""
+        return replace(self, low=self.success, high=self.success)
 
 
 @dataclass
@@ -137,17 +140,18 @@ class Read:
         """Rows that were read."""
         self.rows[table] = np.bincount(ids.ravel(), minlength=size) + self.rows.get(table, 0)
 
-    def known(self, table: str, others: Sequence[Read]) -> tuple[np.ndarray, np.ndarray]:
-        """Which rows were read here, and which by nobody."""
-        every = [self.rows[table], *(o.rows[table] for o in others if table in o.rows)]
-        return every[0] > 0, np.sum(every, axis=0) == 0
+
+def known(table: str, reads: Sequence[Read]) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows of a table the first site read, and which nobody."""
+    every = [read.rows[table] for read in reads if table in read.rows]
+    return every[0] > 0, np.sum(every, axis=0) == 0
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
     """What the server sees of one task. sent: with what sites computed. tensors, metrics: what came
     from the audited site, under a secure sum from all. The rest is not for it: own, that site's
-    update; rest, the others'; their total; read, others, what was trained on, here and there."""
+    update; rest, the others'; their total; reads, what each site was trained on, this one first."""
 
     task: str
     sent: Tensors
@@ -156,8 +160,7 @@ class Seen:
     own: Update
     rest: Sequence[Update]
     total: Total
-    read: Read
-    others: Sequence[Read]
+    reads: Sequence[Read]
 
     def change(self, name: str) -> Tensor | None:
         """What a tensor says of the training: a gradient, or what became of a parameter; float64.
@@ -177,15 +180,16 @@ class Scene:
     """What is attacked: a job on notes, and one site of it.
 
     part: its federated training; part.sites and part.config are what members are made of.
+    control: whether nothing is defended in it.
     """
 
-    def __init__(self, job: Job, sites: Sites, site: str = "") -> None:
+    def __init__(self, job: Job, sites: Sites, site: str = "", control: bool = False) -> None:
         """Raises ConfigError where the job has no such site."""
         names = [data.id for data in sites.data]
         self.site = site or names[0]
         if self.site not in names:
             raise ConfigError(f"--site {site}: the job's sites are {', '.join(names)}")
-        self.job, self.sites = job, sites
+        self.job, self.sites, self.control = job, sites, control
         config = job.module.for_sites(job.config, sites.data)
         self.part = Part("federated", sites.data, config, method=job.module)
 
@@ -200,7 +204,12 @@ class Scene:
         config = _changed(config, {**changes, **settings, "model": made})
         plain = replace(self.job.federation, secure_sum=False, min_sites=0)
         job = replace(self.job, config=config, privacy=None, federation=plain)
-        return Scene(job, self.sites, self.site)
+        return Scene(job, self.sites, self.site, control=True)
+
+    @cached_property
+    def plain(self) -> Scene:
+        """The same without defence, once for all attacks."""
+        return self.bare()
 
     @cached_property
     def members(self) -> list[Any]:
@@ -210,8 +219,7 @@ class Scene:
     @property
     def member(self) -> Any:
         """The audited site; of one that adds noise what is below."""
-        found = next(m for m in self.members if m.id == self.site)
-        return getattr(found, "site", found)
+        return below(next(m for m in self.members if m.id == self.site))
 
     @property
     def patients(self) -> bool:
@@ -229,9 +237,9 @@ class Scene:
     @cached_property
     def seen(self) -> list[Seen]:
         """What the server sees of the first rounds, in order. Raises FednotesError."""
-        wire = _Wire(self.members, self.site, self.job.federation.secure_sum, self.patients)
+        wire = _Wire(self)
         own = [] if self.patients else self.members  # patients' models are read otherwise
-        models = {id(m): m for m in (getattr(s, "site", s).model for s in own)}
+        models = {id(m): m for m in (below(site).model for site in own)}
         with hearing(models.values(), lambda: wire.now), suppress(_Ended):
             self.job.module.train(wire, self.part.config)
         require_gradients(next(m for m in self.members if m.id == self.site))
@@ -240,7 +248,7 @@ class Scene:
     @property
     def answers(self) -> list[Seen]:
         """Those that tell of training."""
-        return [seen for seen in self.seen if seen.tensors and seen.read.anything]
+        return [seen for seen in self.seen if seen.tensors and seen.reads[0].anything]
 
     @property
     def training(self) -> Seen | None:
@@ -248,35 +256,38 @@ class Scene:
         return max(self.answers, key=lambda seen: len(seen.tensors), default=None)
 
 
+class Nothing(FednotesError):
+    """An attack is none for a job; says why."""
+
+
 @dataclass(frozen=True)
 class Attack:
     """One way to read notes off what leaves.
 
-    sees, closes: what the adversary must see, and what closes it; for people. absent(scene): why
-    it is nothing for this job, "" where it is. tried: against the job as it is; control: likewise
-    without defence, where its success must be `least` at least. patients: whether it is of models
-    of patients; None: of both kinds.
+    sees, closes: what the adversary must see, and what closes it; for people. trial: against a job
+    as it is, or without defence as the control, where its success must be `least` at least; raises
+    Nothing where it is none. patients: whether it is of models of patients; None: of both kinds.
     """
 
     name: str
     sees: str
     closes: str
-    absent: Callable[[Scene], str]
-    tried: Callable[[Scene], Trial]
-    control: Callable[[Scene], Trial]
+    trial: Callable[[Scene], Trial]
     least: float = 0.9
     patients: bool | None = False
 
     def on(self, scene: Scene) -> Leak:
         """Both trials, where it is one for this job."""
         told: Any = {"attack": self.name, "sees": self.sees, "closes": self.closes}
+        found: Trial | None = None
         try:
-            other = self.patients is not None and self.patients != scene.patients
-            why = "it is of models of another kind" if other else self.absent(scene)
-            if why:
-                return Leak(**told, applies=False, why=why)
-            found, control = self.tried(scene), self.control(scene)
+            if self.patients is not None and self.patients != scene.patients:
+                raise Nothing("it is of models of another kind")
+            found = self.trial(scene)
+            control = self.trial(scene.plain)
         except FednotesError as error:
+            if found is None and isinstance(error, Nothing):
+                return Leak(**told, applies=False, why=str(error))
             return Leak(**told, why=f"could not be tried: {error}")
         numbers = {k: getattr(found, k) for k in ("success", "chance", "low", "high")}
         proven = control.success >= self.least
@@ -361,6 +372,11 @@ def _changed(config: Any, settings: Mapping[str, Any]) -> Any:
     return replace(config, **known)
 
 
+def below(site: Any) -> Any:
+    """A site; of one that adds noise what is below."""
+    return getattr(site, "site", site)
+
+
 def require_gradients(site: Any) -> None:
     """Raises TrainingError where a site that adds noise sent nothing else, for all of a round's
     gradients failed: that nothing is read off noise alone would prove nothing."""
@@ -378,88 +394,89 @@ class _Ended(Exception):
 class _Wire(InProcess):
     """The embedded engine with an ear on it, until two trainings and an evaluation were heard.
 
-    Of patients the first round of both stages, or with noise, which is new in each, several.
-    site: who is audited."""
+    Of patients the first round of both stages, or with noise, which is new in each, several. Of
+    later sums the counts alone are kept, for they need little room."""
 
-    def __init__(self, sites: Sequence[Any], site: str, secure: bool, patients: bool) -> None:
-        super().__init__(sites, secure=secure)
-        self._patients, self._kept = patients, KEPT * (3 if patients else 1)
-        self._site, self._judges = site, any(EVALUATE in s.tasks for s in sites)
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene.members, secure=scene.job.federation.secure_sum)
+        self._site, self._patients = scene.site, scene.patients
+        self._kept = KEPT * (3 if scene.patients else 1)
+        self._judges = any(EVALUATE in site.tasks for site in scene.members)
         self.seen: list[Seen] = []
         self._known: dict[str, Tensor] = {}
-        self.compression: Any = getattr(getattr(sites[0], "config", None), "compression", "none")
+        self._compression: Any = getattr(scene.part.config, "compression", "none")
 
     def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
-        """As there; of later sums the counts alone are kept, for they need little room."""
-        given = self._given(tensors)
-        total = super().sum(task, tensors, **options)
-        self._heard(task, given, options, total)
-        return total
+        """As there."""
+        return self._heard(super().sum, task, tensors, options)
 
     def each(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> dict[str, Update]:
         """As there."""
-        given = self._given(tensors)
-        found = super().each(task, tensors, **options)
-        self._heard(task, given, options, Total.of(found.values()))
-        return found
-
-    def _given(self, tensors: Tensors | None) -> Tensors:
-        """A copy, for a server may change its own in place; none of later ones."""
-        self._updates, self._reads = dict[str, Update](), dict[str, Read]()
-        return {} if len(self.seen) >= self._kept else snapshot(tensors or {})
+        return self._heard(super().each, task, tensors, options)
 
     def _heard(
-        self, task: str, tensors: Tensors, options: Mapping[str, Option], total: Total
-    ) -> None:
-        late = len(self.seen) >= self._kept
-        own, read = self._updates.pop(self._site), self._reads.pop(self._site)
-        rest, others = tuple(self._updates.values()), tuple(self._reads.values())
-        told = own
+        self,
+        asked: Callable[..., Answer],
+        task: str,
+        tensors: Tensors | None,
+        options: Mapping[str, Option],
+    ) -> Answer:
+        self._updates, self._reads = dict[str, Update](), dict[str, Read]()
+        # A copy, for a server may change its own in place.
+        given = {} if (late := self._late) else snapshot(tensors or {})
+        self._known = {} if late else {**self._known, **given}  # nothing is sent twice
+        answer = asked(task, tensors, **options)
+        total = answer if isinstance(answer, Total) else Total.of(answer.values())
+        total = replace(total, tensors={}) if late else total
+        told = own = self._updates.pop(self._site)
         if self.summing is not None:
             told = Update(total.mean() if total.weight > 0 else {}, metrics=total.metrics)
-        sent = self._known = {} if late else {**self._known, **tensors}  # nothing is sent twice
-        if late:
-            told, total = Update(metrics=told.metrics), replace(total, tensors={})
-            read, others = Read(), ()
-        seen = Seen(task, sent, told.tensors, told.metrics, own, rest, total, read, others)
-        if task == "send" and tensors and not late:  # of a change, in a code
-            seen = self._plain(seen, tensors, int(options["sites"]))
+        reads = (self._reads.pop(self._site), *self._reads.values())
+        rest = tuple(self._updates.values())
+        seen = Seen(task, self._known, told.tensors, told.metrics, own, rest, total, reads)
+        if task == "send" and given:  # of a change, in a code
+            seen = self._plain(seen, given, int(options["sites"]))
         self.seen.append(seen)
+        return answer
+
+    @property
+    def _late(self) -> bool:
+        return len(self.seen) >= self._kept
 
     def _plain(self, coded: Seen, code: Tensors, sites: int) -> Seen:
         """An answer of training, of what a server reads in a code (`methods/compression.py`)."""
         asked, secure = self.seen.pop(), self.summing is not None
         like = {name: asked.sent[name] for name in asked.tensors}
         whole = coded.total if secure else Total.of([coded.own])
-        known = opened_code(whole, like, self.compression, sites)
-        change = decode(known.mean(), code, like, self.compression)
+        mean = opened_code(whole, like, self._compression, sites).mean()
+        change = decode(mean, code, like, self._compression)
         return replace(asked, tensors={n: asked.sent[n] + change[n] for n in change})
 
     def run(
         self, site: SiteTasks, task: str, sent: Tensors, options: Mapping[str, Option]
     ) -> Update:
         """As there."""
-        self.now = self._reads[site.id] = Read()
-        self._updates[site.id] = update = super().run(site, task, sent, options)
-        if len(self.seen) >= self._kept:
-            self._updates[site.id] = Update(metrics=update.metrics)
+        self.now = Read()
+        update = super().run(site, task, sent, options)
+        self._reads[site.id] = Read() if self._late else self.now
+        self._updates[site.id] = Update(metrics=update.metrics) if self._late else update
         return update
 
     def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
         """As there, as many as are needed."""
-        if self._patients:
-            yield from super().rounds(start, min(stop, start + (1 if self._judges else KEPT)))
-            if not self._judges:  # of one promise for both stages, the last ones are the second's
-                yield from super().rounds(max(start + KEPT, stop - KEPT), stop)
-            return
-        for round in super().rounds(start, min(stop, start + (MOST if self._judges else KEPT))):
+        few = 1 if self._patients else MOST
+        for round in super().rounds(start, min(stop, start + (few if self._judges else KEPT))):
             yield round
-            trained = sum(seen.read.anything for seen in self.seen)  # by chance nothing, with noise
-            if trained > 1 and (not self._judges or EVALUATE in {seen.task for seen in self.seen}):
+            trained = sum(seen.reads[0].anything for seen in self.seen)  # none by chance, of noise
+            judged = not self._judges or EVALUATE in {seen.task for seen in self.seen}
+            if trained > 1 and judged and not self._patients:
                 break
-        raise _Ended
+        if not self._patients:
+            raise _Ended
+        if not self._judges:  # of one promise for both stages, the last ones are the second's
+            yield from super().rounds(max(start + KEPT, stop - KEPT), stop)
 
 
 @contextmanager

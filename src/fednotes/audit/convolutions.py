@@ -17,7 +17,7 @@ the rows out, and X⁺ counts with it: (XᵀX + r diag XᵀX)⁻¹ Xᵀ, r the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednotes.audit import Attack, Read, Scene, Seen, Trial
+from fednotes.audit import Attack, Nothing, Read, Scene, Trial
 from fednotes.audit.spans import DECOYS, far, metric, undefended
 from fednotes.core.seeds import rng_of
 
@@ -37,19 +37,33 @@ LITTLE = 1e-9  # likewise of X⁺
 def _maps(model: Any) -> dict[str, Tensor]:
     """What reads the words' representations, (offsets or directions, outputs, width) each; none
     where these are contextual features alone."""
-    known = {"words", "characters"} & {*getattr(model.config, "layers", ())}
+    known = {"words", "characters"} & {*getattr(model, "layers", ())}
     named = dict(model.named_parameters()) if known else {}
     found = {name: value for name, value in named.items() if name.startswith("cnn.weight")}
     return found or {n: v for n, v in named.items() if n == "lstm.weight_ih_l0"}
 
 
-def _changes(scene: Scene) -> tuple[Seen, dict[str, Tensor]] | None:
-    """What is seen of them at first; None: they stay."""
+def _given(
+    scene: Scene, kind: str = "", what: str = "convolution or LSTM that reads words"
+) -> tuple[Any, list[Tensor], Sequence[Read], float]:
+    """A site as it computed, what is seen of its lowest maps, what was read, and the rate of
+    dropout. kind: how such a map's name begins, of which there are offsets; "": any; what: of
+    people."""
+    if scene.control:
+        model = scene.member.model
+        wide = next(iter(_maps(model).values())).shape[-1]
+        lost = 0 if model.encoder is None else model.config.project or model.encoder.dim
+        fold = -(-2 * wide // (wide - lost))  # half of the columns that are known
+        return *undefended(scene, lambda own: [*_maps(own).values()], fold), 0.0
     for seen in scene.answers:
         own = {name: seen.change(name) for name in _maps(scene.member.model)}
-        if moved := {n: value for n, value in own.items() if value is not None and value.any()}:
-            return seen, moved
-    return None
+        moved = {n: value for n, value in own.items() if value is not None and value.any()}
+        if any(n.startswith(kind) and len(value) > bool(kind) for n, value in moved.items()):
+            member = scene.sent(seen)
+            return member, [*moved.values()], seen.reads, member.config.model.dropout
+        if moved:
+            break
+    raise Nothing(f"no {what} leaves a site")
 
 
 @torch.no_grad()
@@ -57,7 +71,7 @@ def _represented(model: Any, corpora: Sequence[Any]) -> tuple[Tensor, dict[int, 
     """(words, width) the distinct rows of all words; and of each corpus, by its identity, (tokens,)
     which of them each is."""
     rows, which = list[Tensor](), {}
-    for corpus in corpora:
+    for corpus in {id(corpus): corpus for corpus in corpora}.values():
         _, first, form = np.unique(corpus.encoded.form, return_index=True, return_inverse=True)
         which[id(corpus)] = form + sum(len(of) for of in rows)
         parts = [*model._represent(replace(corpus, context=None), first)]
@@ -75,29 +89,25 @@ def _texts(read: Read, words: dict[int, np.ndarray]) -> list[np.ndarray]:
     ]
 
 
-def _words(
-    member: Any, changes: Mapping[str, Tensor], read: Read, others: Sequence[Read], _: float
-) -> Trial:
+def _words(scene: Scene) -> Trial:
     """Those that were read, among others of the site's that nobody read."""
-    batches = [corpus for of in (read, *others) for corpus, _ in of.batches]
-    known = {id(corpus): corpus for corpus in (*batches, member.train_set, member.valid_set)}
-    rows, at = _represented(member.model, [*known.values()])
-    own, *rest = (np.unique(np.concatenate([*_texts(of, at), []])) for of in (read, *others))
-    site = np.concatenate([at[id(corpus)] for corpus in (member.train_set, member.valid_set)])
+    member, changes, reads, _ = _given(scene)
+    held = member.train_set, member.valid_set
+    rows, at = _represented(member.model, [*(c for of in reads for c, _ in of.batches), *held])
+    own, *rest = (np.unique(np.concatenate([*_texts(of, at), []])) for of in reads)
+    site = np.concatenate([at[id(corpus)] for corpus in held])
     free = np.setdiff1d(site, np.concatenate([own, *rest]))
     decoys, width = rng_of(0, "decoys").permutation(free)[:DECOYS], rows.shape[1]
-    outside = metric([change[..., :width].flatten(0, -2) for change in changes.values()])
+    outside = metric([change[..., :width].flatten(0, -2) for change in changes])
     found = (rows[of.astype(int)] for of in (own, decoys))
     return Trial.of(*(-far(of[of.any(dim=1)], outside) for of in found))
 
 
-def _neighbours(
-    member: Any, changes: Mapping[str, Tensor], read: Read, others: Sequence[Read], rate: float
-) -> Trial:
-    """Which words stand side by side, of those of the site that were read. rate: of dropout."""
-    batches = [corpus for of in (read, *others) for corpus, _ in of.batches]
-    rows, at = _represented(member.model, [*{id(c): c for c in batches}.values()])
-    texts = [_texts(of, at) for of in (read, *others)]
+def _neighbours(scene: Scene) -> Trial:
+    """Which words stand side by side, of those of the site that were read."""
+    member, changes, reads, rate = _given(scene, "cnn", "convolution that reads words")
+    rows, at = _represented(member.model, [c for of in reads for c, _ in of.batches])
+    texts = [_texts(of, at) for of in reads]
     often = np.bincount(np.concatenate([text for of in texts for text in of]), minlength=len(rows))
     chosen = np.argsort(-often, kind="stable")[: min(MOST, int((often > 0).sum()))]
     place = np.full(len(rows), -1)
@@ -107,11 +117,12 @@ def _neighbours(
         for text in of:
             pairs = place[np.stack((text[:-1], text[1:]))]
             np.add.at(own, tuple(pairs[:, (pairs >= 0).all(0)]), 1)
-    here = (times[0].sum(0) + times[0].sum(1)) > 0
+    here = np.flatnonzero(times[0].sum(0) + times[0].sum(1))
     given = rows[torch.from_numpy(chosen)], torch.from_numpy(often[chosen]).double(), rate
-    found = inverted([*changes.values()], *given).numpy()
-    part = np.ix_(here, here)
-    return Trial.order(found[part], times[0][part], times.sum(0)[part], words=float(here.sum()))
+    found = inverted(changes, *given).numpy()
+    return Trial.order(
+        found[np.ix_(here, here)], times[:, here][:, :, here], words=float(len(here))
+    )
 
 
 def inverted(changes: Sequence[Tensor], rows: Tensor, often: Tensor, rate: float) -> Tensor:
@@ -139,42 +150,11 @@ def _ridge(x: Tensor, y: Tensor, often: Tensor) -> Tensor:
     return found * often[:, None]
 
 
-def _tried(scene: Scene, how: Callable[..., Trial]) -> Trial:
-    changes = _changes(scene)
-    assert changes is not None
-    (seen, moved), member = changes, scene.sent(changes[0])
-    return how(member, moved, seen.read, seen.others, member.config.model.dropout)
-
-
-def _control(scene: Scene, how: Callable[..., Trial]) -> Trial:
-    model = scene.member.model
-    wide = next(iter(_maps(model).values())).shape[-1]
-    lost = 0 if model.encoder is None else model.config.project or model.encoder.dim
-    fold = -(-2 * wide // (wide - lost))  # half of the columns that are known
-    member, gradients, read = undefended(scene, lambda own: [*_maps(own).values()], fold)
-    return how(member, dict(zip(_maps(member.model), gradients, strict=True)), read, (), 0.0)
-
-
-def _attack(name: str, how: Callable[..., Trial], kind: str, what: str) -> Attack:
-    def absent(scene: Scene) -> str:
-        found = _changes(scene)
-        there = found is not None and any(
-            n.startswith(kind) and len(v) > bool(kind) for n, v in found[1].items()
-        )
-        return "" if there else f"no {what} leaves a site"
-
-    return Attack(
-        name,
-        f"an update of {what}",
-        "convolutions and LSTM that stay (private); more sentences a batch, dropout; noise "
-        "([privacy])",
-        absent,
-        lambda scene: _tried(scene, how),
-        lambda scene: _control(scene, how),
-    )
-
-
+_SEES = "an update of {} that reads words"
+_CLOSED = (
+    "convolutions and LSTM that stay (private); more sentences a batch, dropout; noise ([privacy])"
+)
 ATTACKS = (
-    _attack("words from convolutions", _words, "", "convolution or LSTM that reads words"),
-    _attack("neighbours from convolutions", _neighbours, "cnn", "convolution that reads words"),
+    Attack("words from convolutions", _SEES.format("convolution or LSTM"), _CLOSED, _words),
+    Attack("neighbours from convolutions", _SEES.format("convolution"), _CLOSED, _neighbours),
 )

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 
-from fednotes.audit import Attack, Scene, Seen, Trial
+from fednotes.audit import Attack, Nothing, Scene, Seen, Trial
 from fednotes.core.federation import EVALUATE
 from fednotes.core.update import Total, Update
 from fednotes.metrics.spans import SpanCounts
-
-
-def of_all(trial: Trial) -> Trial:
-    """Of all that there is, and not of a sample of it: without an interval."""
-    return replace(trial, low=trial.success, high=trial.success)
-
 
 COUNTS = ("count_codes", "count_concepts", "count_labels")  # of patients, before a stage
 
@@ -31,9 +24,8 @@ def counting(scene: Scene) -> list[Seen]:
     too."""
     if not scene.patients:
         return _judged(scene)[:1]
-    return [s for s in scene.seen if s.task in COUNTS and numbers(s.own, s.own).any()] + _judged(
-        scene
-    )
+    counts = [s for s in scene.seen if s.task in COUNTS and numbers(s.own, s.own).any()]
+    return counts + _judged(scene)
 
 
 def numbers(of: Update | Total, like: Update) -> np.ndarray:
@@ -43,9 +35,10 @@ def numbers(of: Update | Total, like: Update) -> np.ndarray:
     return np.concatenate([*parts, told])
 
 
-def exact(scene: Scene, sums: int) -> Trial:
+def exact(scene: Scene, sums: int = 1, none: str = "nothing is counted") -> Trial:
     """The share of the site's counts that are told: by one sum, of which each site has its part, or
-    by two, one of them without the site. Who sees none says the most frequent number."""
+    by two, one of them without the site. Who sees none says the most frequent number. none: why
+    there is no such count."""
     secure, told, every = scene.job.federation.secure_sum, list[bool](), Counter[float]()
     for seen in counting(scene):
         own, whole = (numbers(side, seen.own) for side in (seen.own, seen.total))
@@ -55,37 +48,36 @@ def exact(scene: Scene, sums: int) -> Trial:
         there = own != 0  # 0 is no secret
         told += (np.abs(known - own)[there] < 0.5).tolist()
         every.update(own[there].tolist())
-    share = Trial.share(sum(told) / len(told), len(told), max(every.values()) / len(told))
-    return of_all(share)
+    if not told:
+        raise Nothing(none)
+    return Trial.share(sum(told) / len(told), len(told), max(every.values()) / len(told)).whole
 
 
-def _types(scene: Scene) -> tuple[list[int], list[int]]:
+def _types(scene: Scene) -> Trial:
     """Annotated mentions, as the server is told: of types that the site has, and of the others."""
-    judged = [s for s in _judged(scene) if SpanCounts.from_metrics(s.metrics).by_type]
-    if not judged:
-        return [], []
-    both = judged[0].own.metrics, judged[0].metrics
-    own, told = (SpanCounts.from_metrics(metrics).by_type for metrics in both)
-    asked = dict.fromkeys((*scene.part.config.tags.types, *told))
-    gold = [(told[n].gold if n in told else 0, bool(n in own and own[n].gold)) for n in asked]
-    return [number for number, there in gold if there], [n for n, there in gold if not there]
+    parts: tuple[list[int], list[int]] = [], []
+    for seen in _judged(scene):
+        both = seen.own.metrics, seen.metrics
+        own, told = (SpanCounts.from_metrics(metrics).by_type for metrics in both)
+        if told:
+            for name in dict.fromkeys((*scene.part.config.tags.types, *told)):
+                absent = name not in own or not own[name].gold
+                parts[absent].append(told[name].gold if name in told else 0)
+            break
+    if not all(parts):
+        raise Nothing("no evaluation tells types, or all of the job's occur at the site")
+    return Trial.of(*parts).whole
 
 
-def _untold(scene: Scene) -> str:
-    inside, outside = _types(scene)
-    if inside and outside:
-        return ""
-    return "no evaluation tells types, or all of the job's occur at the site"
-
-
-def _not_apart(scene: Scene) -> str:
-    """Why no two sums differ by one site."""
-    least, sites = scene.job.federation.min_sites, len(scene.part.sites)
-    if not scene.job.federation.secure_sum:
-        return "no sum is secure: each site's counts are told as they are"
-    if not least or least >= sites:
-        return f"a sum is over all {sites} sites, or there is none (min_sites)"
-    return "" if counting(scene) else "no evaluation counts anything of the site"
+def _apart(scene: Scene) -> Trial:
+    """Two sums that differ by one site."""
+    federation, sites = scene.job.federation, len(scene.part.sites)
+    if not scene.control:
+        if not federation.secure_sum:
+            raise Nothing("no sum is secure: each site's counts are told as they are")
+        if not 0 < federation.min_sites < sites:
+            raise Nothing(f"a sum is over all {sites} sites, or there is none (min_sites)")
+    return exact(scene, 2, "no evaluation counts anything of the site")
 
 
 ATTACKS = (
@@ -93,17 +85,13 @@ ATTACKS = (
         "types from counts",
         "the counts of a site's evaluation",
         "a secure sum, where others have other types; noise ([privacy])",
-        _untold,
-        lambda scene: of_all(Trial.of(*_types(scene))),
-        lambda scene: of_all(Trial.of(*_types(scene.bare()))),
+        _types,
     ),
     Attack(
         "counts from two sums",
         "two sums of one question, one of them without the site",
         "sums over all sites: leave min_sites out of [federation], or set it in [policy]",
-        _not_apart,
-        lambda scene: exact(scene, 2),
-        lambda scene: exact(scene.bare(), 2),
+        _apart,
         patients=None,
     ),
 )

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednotes.audit import Attack, Scene, Trial, require_gradients
+from fednotes.audit import Attack, Nothing, Scene, Trial, below, require_gradients
 from fednotes.core.errors import DataError
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, SiteData, Span
@@ -114,11 +114,11 @@ def guessed(scores: Table) -> Trial:
 
 
 @lru_cache(maxsize=4)
-def remembered(scene: Scene, control: bool) -> Remembered:
-    """By models of the job as it is; control: without a promise, on few units many times."""
-    job, again = (scene.bare() if control else scene).job, AGAIN if control else 1
+def remembered(scene: Scene) -> Remembered:
+    """By models of the job as it is; of the control on few units many times."""
+    job, again = scene.job, AGAIN if scene.control else 1
     data = next(own for own in scene.sites.data if own.id == scene.site)
-    rng, most = rng_of(job.seed, "audit", scene.site), CONTROL if control else UNITS
+    rng, most = rng_of(job.seed, "audit", scene.site), CONTROL if scene.control else UNITS
     own: Any
     if job.data == "notes":
         own = _Notes(data, rng, most)
@@ -152,7 +152,7 @@ def trained(scene: Scene, job: Job, given: Any, model: int, cache: str) -> Any:
     site: Any = members_of(job, part, [None], cache=Path(cache))[0]
     job.module.train(InProcess([site]), config)
     require_gradients(site)
-    return getattr(site, "site", site)  # a private one has the method's in it
+    return below(site)
 
 
 def _logit(losses: Table) -> Table:
@@ -346,44 +346,44 @@ def _guesses(model: Any, texts: Sequence[tuple[Table, Table]]) -> Table:
 # ---- attacks -------------------------------------------------------------------------------------
 
 
-def _absent(scene: Scene, what: str = "") -> str:
-    none = what == "number" and scene.job.data != "notes"
-    return "the model says where mentions are, and no words" if none else ""
+def told(scores: Table, inside: Table) -> Trial:
+    """Of who was in training, by LiRA. scores: (units, models), more being likelier if it was."""
+    ratios = lira(scores, inside)
+    return Trial.of(ratios[inside], ratios[~inside], models=scores.shape[1])
 
 
-def _members(scene: Scene, control: bool) -> Trial:
-    found = remembered(scene, control)
-    scores = lira(found.units, found.inside)
-    return Trial.of(scores[found.inside], scores[~found.inside], models=MODELS)
+def _members(scene: Scene) -> Trial:
+    found = remembered(scene)
+    return told(found.units, found.inside)
 
 
-def _planted(scene: Scene, control: bool, what: str, times: int) -> Trial:
-    return guessed(np.stack(remembered(scene, control).planted[what, times]))
-
-
-def _attack(name: str, sees: str, how: Callable[[Scene, bool], Trial], what: str = "") -> Attack:
-    return Attack(
-        name,
-        sees,
-        "differential privacy ([privacy]); less training on more notes helps, and for names to "
-        "take them out of the notes before",
-        partial(_absent, what=what),
-        lambda scene: how(scene, False),
-        lambda scene: how(scene, True),
-        0.5,
-    )
+def _planted(scene: Scene, what: str, times: int) -> Trial:
+    if what == "number" and scene.job.data != "notes":
+        raise Nothing("the model says where mentions are, and no words")
+    return guessed(np.stack(remembered(scene).planted[what, times]))
 
 
 _TOLD = "the trained model with all its layers, and "
+_CLOSED = (
+    "differential privacy ([privacy]); less training on more notes helps, and for names to take "
+    "them out of the notes before"
+)
 _CALLED = {"name": "memorised names", "number": "canaries"}
 ATTACKS = (
-    _attack("membership", f"{_TOLD}a note, to ask whether it was in training", _members),
+    Attack(
+        "membership",
+        f"{_TOLD}a note, to ask whether it was in training",
+        _CLOSED,
+        _members,
+        least=0.5,
+    ),
     *(
-        _attack(
+        Attack(
             f"{_CALLED[what]}, planted {'once' if times == 1 else f'{times} times'}",
             f"{_TOLD}a note but for the {what} in it",
+            _CLOSED,
             partial(_planted, what=what, times=times),
-            what,
+            least=0.5,
         )
         for what in _CALLED
         for times in PLANTED

@@ -13,6 +13,7 @@ lacks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -22,9 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fednotes.audit import Attack, Scene, Trial
-from fednotes.audit.counts import COUNTS, counting, exact, of_all
-from fednotes.audit.memory import CONTROL, UNITS, lira, trained
+from fednotes.audit import Attack, Nothing, Scene, Trial, below
+from fednotes.audit.counts import COUNTS, exact
+from fednotes.audit.memory import CONTROL, UNITS, told, trained
 from fednotes.core.errors import DataError
 from fednotes.core.seeds import rng_of
 from fednotes.methods.private import NOISY
@@ -85,8 +86,8 @@ def _concepts(scene: Scene, name: str) -> _Parts:
     told = name == "embedding" or own.model.representation == "none"
     if change is None or own.space.dense or not told:
         return _NOTHING
-    sites = [getattr(member, "site", member) for member in scene.members]
-    each = [_has(site, name) for site in sorted(sites, key=lambda site: site.id != scene.site)]
+    members = sorted(scene.members, key=lambda member: member.id != scene.site)
+    each = [_has(below(member), name) for member in members]
     return _apart(np.linalg.norm(change, axis=1)[-len(each[0]) :], each)
 
 
@@ -97,9 +98,9 @@ def _counted(scene: Scene) -> _Parts:
     """Of lists of codes, concepts and labels, as they are told."""
     found = [_NOTHING]
     for seen in scene.seen:
-        for name, told in seen.tensors.items() if seen.task in COUNTS else ():
+        for name, value in seen.tensors.items() if seen.task in COUNTS else ():
             each = [one.tensors[name].numpy() > 0 for one in (seen.own, *seen.rest)]
-            found.append(_apart(told.numpy(), each))
+            found.append(_apart(value.numpy(), each))
     inside, outside = map(np.concatenate, zip(*found, strict=True))
     return inside, outside
 
@@ -109,6 +110,8 @@ def _counted(scene: Scene) -> _Parts:
 
 def _outputs(scene: Scene, name: str) -> _Parts:
     """Codes, or classes of diseases, that a training patient has, and the others."""
+    if scene.control:
+        return _single(scene, name)
     change, site = _change(scene, name), scene.member
     if change is None:
         return _NOTHING
@@ -122,12 +125,11 @@ def _outputs(scene: Scene, name: str) -> _Parts:
 
 def _single(scene: Scene, name: str) -> _Parts:
     """Outputs that a patient has and has not, by the gradient of that patient alone."""
-    bare = scene.bare()
-    assert bare.seen
-    codes, own, found = bare.member._codes, bare.member._classifiers, []
+    assert scene.seen
+    codes, own, found = scene.member._codes, scene.member._classifiers, []
     if name == "output_bias":
         codes.share = 1
-        for part in islice(_read(bare.member), ALONE):
+        for part in islice(_read(scene.member), ALONE):
             bias, target = part.network.output_bias, _signs(part.labels[0])
             found.append((torch.autograd.grad(part.loss([part]), bias)[0], target))
     else:
@@ -183,11 +185,11 @@ def _asked(scene: Scene, control: str = "") -> tuple[dict[str, _Table], _Table]:
                 whole = codes.config.whole_causes
                 labels = output_matrix(cohort.patients, data.codes, codes.outputs, whole)
                 with torch.no_grad():
-                    told = codes.network.eval()(cohort.bags).numpy()
-                found["codes"][:, at] = _sure(told, _signs(labels))
+                    odds = codes.network.eval()(cohort.bags).numpy()
+                found["codes"][:, at] = _sure(odds, _signs(labels))
             if (of := site._classifiers) is not None:
-                told = of.machines.scores(of.model.features(cohort.bags))
-                found["labels"][:, at] = _sure(told, of.machines.targets(cohort.labels))
+                margins = of.machines.scores(of.model.features(cohort.bags))
+                found["labels"][:, at] = _sure(margins, of.machines.targets(cohort.labels))
     return found, inside
 
 
@@ -197,38 +199,28 @@ def _sure(scores: _Table, targets: _Table) -> _Table:
     return np.where(targets.any(1), -losses.sum(1), np.nan)
 
 
-def _members(scene: Scene, what: str, control: bool) -> Trial:
-    found, inside = _asked(scene, what * control)
-    known = ~np.isnan(found[what]).any(1)
-    scores, inside = lira(found[what][known], inside[known]), inside[known]
-    return Trial.of(scores[inside], scores[~inside], models=MODELS)
-
-
-def _no_model(scene: Scene, what: str) -> str:
+def _members(scene: Scene, what: str) -> Trial:
     config = scene.part.config
-    there = config.learns if what == "codes" else config.phenotypes
-    return "" if there else f"the job trains no model of {what}"
+    if not (config.learns if what == "codes" else config.phenotypes):
+        raise Nothing(f"the job trains no model of {what}")
+    found, inside = _asked(scene, what * scene.control)
+    known = ~np.isnan(found[what]).any(1)
+    return told(found[what][known], inside[known])
 
 
 # ---- attacks -------------------------------------------------------------------------------------
 
 
-def _either(parts: Any, why: str, scene: Scene) -> str:
-    inside, outside = parts(scene)
-    return "" if len(inside) and len(outside) else why
-
-
-def _attack(name: str, sees: str, closes: str, why: str, parts: Any, control: Any = None) -> Attack:
+def _trial(scene: Scene, parts: Callable[[Scene], _Parts], why: str) -> Trial:
     """By scores of all that there is to be told."""
-    return Attack(
-        name,
-        sees,
-        closes,
-        partial(_either, parts, f"{why}, or all is alike at the site"),
-        lambda scene: of_all(Trial.of(*parts(scene))),
-        lambda scene: of_all(Trial.of(*(control(scene) if control else parts(scene.bare())))),
-        patients=True,
-    )
+    inside, outside = parts(scene)
+    if not len(inside) or not len(outside):
+        raise Nothing(f"{why}, or all is alike at the site")
+    return Trial.of(inside, outside).whole
+
+
+def _attack(name: str, sees: str, closes: str, why: str, parts: Callable[..., _Parts]) -> Attack:
+    return Attack(name, sees, closes, partial(_trial, parts=parts, why=why), patients=True)
 
 
 _NOISE = "noise ([privacy])"
@@ -263,9 +255,7 @@ ATTACKS = (
         "exact counts",
         "counts of a site's patients by code, concept, label and what is predicted",
         f"a secure sum; {_NOISE}, under which nothing is counted",
-        lambda scene: "" if counting(scene) else "nothing is counted",
-        lambda scene: exact(scene, 1),
-        lambda scene: exact(scene.bare(), 1),
+        exact,
         patients=True,
     ),
     *(
@@ -275,7 +265,6 @@ ATTACKS = (
             f"{closes}; a secure sum, where other sites' patients are others",
             "no such update leaves a site",
             partial(_outputs, name=bias),
-            partial(_single, name=bias),
         )
         for bias, (name, what, closes) in _BIASES.items()
     ),
@@ -284,10 +273,8 @@ ATTACKS = (
             f"membership, by {what}",
             f"the trained model, and a patient with {what}, to ask whether he was in training",
             f"{_NOISE}; more patients, fewer cycles",
-            partial(_no_model, what=what),
-            partial(_members, what=what, control=False),
-            partial(_members, what=what, control=True),
-            0.5,
+            partial(_members, what=what),
+            least=0.5,
             patients=True,
         )
         for what in ("codes", "labels")

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednotes.audit import Attack, Read, Scene, Seen, Trial, hearing
+from fednotes.audit import Attack, Nothing, Read, Scene, Seen, Trial, hearing, known
 from fednotes.core.seeds import rng_of
 from fednotes.taggers.model import evaluating
 
@@ -124,42 +124,48 @@ def _distances(library: Any, outside: Tensor, words: np.ndarray, places: int) ->
     return torch.cat([far(_rows(library, first, part, places), outside) for part in parts])
 
 
-def _tokens(member: Any, changes: Sequence[Tensor], read: Read, others: Sequence[Read]) -> Trial:
+def _given(scene: Scene, fold: int) -> tuple[Any, list[Tensor], Sequence[Read]]:
+    """A site as it computed, what is seen of its lowest maps, and what was read. fold: of the
+    control."""
+    if scene.control:
+        return undefended(scene, _weights, fold)
+    for seen, moved in _changes(scene):
+        return scene.sent(seen), moved, seen.reads
+    raise Nothing("no map that reads an encoder's embeddings leaves a site")
+
+
+def _tokens(scene: Scene) -> Trial:
     """Those that were read, among decoys that nobody read."""
+    member, changes, reads = _given(scene, 2)
     library, outside = _library(member.model), metric(changes)
-    config, (own, nobody) = library.config, read.known("", others)
+    config, (own, nobody) = library.config, known("", reads)
     free = np.flatnonzero(nobody & (np.arange(len(own)) != config.pad_token_id))
-    decoys = rng_of(0, "decoys").permutation(free)[:DECOYS]
+    words = np.flatnonzero(own), rng_of(0, "decoys").permutation(free)[:DECOYS]
     places = min(PLACES, getattr(config, "max_position_embeddings", PLACES) - 2)
+    found = (-_distances(library, outside, of, places).min(dim=1).values for of in words)
     width, left = outside.shape
-    return Trial.of(
-        *(
-            -_distances(library, outside, words, places).min(dim=1).values
-            for words in (np.flatnonzero(own), decoys)
-        ),
-        span=float(width - left),
-        width=float(width),
-    )
+    return Trial.of(*found, span=float(width - left), width=float(width))
 
 
-def _places(member: Any, changes: Sequence[Tensor], read: Read, others: Sequence[Read]) -> Trial:
+def _places(scene: Scene) -> Trial:
     """Where the words stood that were read, of those that know them."""
-    model = member.model
+    member, changes, reads = _given(scene, 8)
+    model, sequences = member.model, reads[0].sequences
     marks = model.specials.all if hasattr(model, "specials") else model.tokenizer.all_special_ids
-    words = np.setdiff1d(np.concatenate([ids.ravel() for ids in read.sequences]), marks)
-    places = min(PLACES, max(ids.shape[1] for ids in read.sequences))
-    own, *rest = (_stood(of, words, places) for of in (read, *others))
+    words = np.setdiff1d(np.concatenate([ids.ravel() for ids in sequences]), marks)
+    places = min(PLACES, max(ids.shape[1] for ids in sequences))
+    times = np.stack([_stood(read, words, places) for read in reads])
     near = _distances(_library(model), metric(changes, soft=True), words, places)
-    return Trial.order(placed(near.numpy(), own), own, sum(rest, own))
+    return Trial.order(placed(near.numpy(), times[0]), times)
 
 
 def placed(distances: np.ndarray, times: np.ndarray) -> np.ndarray:
     """(words, places) the more, the likelier. times: how often each word is at each place, of which
     nothing but the sums is told."""
-    known = np.log1p(np.outer(times.sum(1), times.sum(0)))  # [audit places]
+    often = np.log1p(np.outer(times.sum(1), times.sum(0)))  # [audit places]
     near = np.log(distances)
     scores: np.ndarray
-    scores = near.mean(1, keepdims=True) - near + KNOWN * known  # [audit places]
+    scores = near.mean(1, keepdims=True) - near + KNOWN * often  # [audit places]
     return scores
 
 
@@ -174,7 +180,7 @@ def _stood(read: Read, words: np.ndarray, places: int) -> np.ndarray:
 
 def undefended(
     scene: Scene, weights: Callable[[Any], Sequence[Tensor]], fold: int = 2
-) -> tuple[Any, list[Tensor], Read]:
+) -> tuple[Any, list[Tensor], Sequence[Read]]:
     """A site; its gradients, without dropout, of a few sentences, which span a half of the columns
     (or a smaller part) of the maps with these weights; and what was read."""
     width = weights(scene.member.model)[0].shape[-1]
@@ -196,33 +202,16 @@ def undefended(
             model.eval()
             loss = part.loss([part])
         gradients = torch.autograd.grad(loss, maps)
-    return member, [gradient.double() for gradient in gradients], read
+    return member, [gradient.double() for gradient in gradients], (read,)
 
 
 def _weights(model: Any) -> list[Tensor]:
     return [linear.weight for linear in _lowest(_library(model))]
 
 
-def _tried(scene: Scene, how: Callable[..., Trial]) -> Trial:
-    seen, moved = _changes(scene)[0]
-    return how(scene.sent(seen), moved, seen.read, seen.others)
-
-
-def _attack(name: str, closes: str, how: Callable[..., Trial], fold: int) -> Attack:
-    return Attack(
-        name,
-        "an update of the maps that read an encoder's embeddings",
-        closes,
-        lambda scene: (
-            "" if _changes(scene) else "no map that reads an encoder's embeddings leaves a site"
-        ),
-        lambda scene: _tried(scene, how),
-        lambda scene: how(*undefended(scene, _weights, fold), ()),
-    )
-
-
+_SEES = "an update of the maps that read an encoder's embeddings"
 _CLOSED = 'lowest layers that stay as they are (train = "top"); noise ([privacy])'
 ATTACKS = (
-    _attack("tokens from the lowest maps", _CLOSED, _tokens, 2),
-    _attack("places from the lowest maps", f"{_CLOSED}; more local steps", _places, 8),
+    Attack("tokens from the lowest maps", _SEES, _CLOSED, _tokens),
+    Attack("places from the lowest maps", _SEES, f"{_CLOSED}; more local steps", _places),
 )

@@ -12,22 +12,22 @@ notes are the decoys, so what the sum over all sites tells counts as told.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from fednotes.audit import Attack, Scene, Seen, Trial
+from fednotes.audit import Attack, Nothing, Scene, Seen, Trial, known
 from fednotes.methods.word_rows import IDS
 from fednotes.rules.policy import word_tables
 
 
-def _tables(seen: Seen | None, bias: bool) -> dict[str, str]:
+def _tables(seen: Seen, bias: bool) -> dict[str, str]:
     """Tensors that travel with a row (or a number) per word: name → what of `Read` they show."""
     found = dict[str, str]()
-    if seen is None:
-        return found
     for name in word_tables(seen.tensors):
         rows = len(seen.tensors[name]) if name + IDS not in seen.sent else 0
-        for read, counts in seen.read.rows.items():
+        for read, counts in seen.reads[0].rows.items():
             right = read == name or (len(counts) == rows and read == ("masked" if bias else ""))
             if right and (seen.tensors[name].dim() == 1) == bias:
                 found[name] = read
@@ -35,9 +35,12 @@ def _tables(seen: Seen | None, bias: bool) -> dict[str, str]:
 
 
 def _moved(seen: Seen, name: str, rows: int) -> Tensor:
-    """(rows,) how far each row went, other than along itself, where weight decay takes it."""
+    """(rows,) how far each row went, other than along itself, where weight decay takes it; of a
+    bias where to."""
     change = seen.change(name)
     assert change is not None
+    if change.dim() == 1:
+        return change
     ids = seen.sent.get(name + IDS)
     if ids is None and seen.task == "train":
         before = seen.sent[name].double()
@@ -48,24 +51,17 @@ def _moved(seen: Seen, name: str, rows: int) -> Tensor:
 
 
 def _told(scene: Scene, bias: bool) -> Trial:
-    seen = scene.training
-    assert seen is not None
-    inside, outside = [], []
-    for name, read in _tables(seen, bias).items():
-        own, nobody = map(torch.from_numpy, seen.read.known(read, seen.others))
-        change = seen.change(name) if bias else _moved(seen, name, len(own))
-        assert change is not None
-        inside.append(change[own])
-        outside.append(change[nobody])
-    return Trial.of(torch.cat(inside), torch.cat(outside))
-
-
-def _bare(scene: Scene) -> Scene:
-    return scene.bare(exchange="gradients", local_steps=1)
-
-
-def _absent(scene: Scene, bias: bool, what: str) -> str:
-    return "" if _tables(scene.training, bias) else f"{what} leaves a site"
+    seen = (scene.bare(exchange="gradients", local_steps=1) if scene.control else scene).training
+    if seen is None or not (tables := _tables(seen, bias)):
+        kind = "output bias with a number" if bias else "table with a row"
+        raise Nothing(f"no {kind} per word leaves a site")
+    parts: tuple[list[Tensor], list[Tensor]] = [], []
+    for name, read in tables.items():
+        rows = known(read, seen.reads)
+        change = _moved(seen, name, len(rows[0]))
+        for part, chosen in zip(parts, rows, strict=True):
+            part.append(change[torch.from_numpy(chosen)])
+    return Trial.of(*map(torch.cat, parts))
 
 
 ATTACKS = (
@@ -73,16 +69,12 @@ ATTACKS = (
         "words from word tables",
         "an update of a table with a row per word",
         'frozen tables: no train_words or hashed_words; train = "encoder"; noise ([privacy])',
-        lambda scene: _absent(scene, False, "no table with a row per word"),
-        lambda scene: _told(scene, False),
-        lambda scene: _told(_bare(scene), False),
+        partial(_told, bias=False),
     ),
     Attack(
         "masked words from the output bias",
         "an update of a language model's output bias",
         'a frozen output bias: train = "encoder", "top" or "lora"',
-        lambda scene: _absent(scene, True, "no output bias with a number per word"),
-        lambda scene: _told(scene, True),
-        lambda scene: _told(_bare(scene), True),
+        partial(_told, bias=True),
     ),
 )
