@@ -164,7 +164,7 @@ def test_noise_makes_them_forget(
     monkeypatch.setattr(memory, "CONTROL", 16)
     settings = {"training": TABLE["training"] | LONG | {"epochs": 15}, "privacy": privacy}
     made = scene(**settings) if privacy else scene(training=TABLE["training"] | LONG)
-    for attack in memory.ATTACKS:
+    for attack in memory.ATTACKS[:5]:
         leak = attack.on(made)
         if "canaries" in leak.attack:
             assert leak.why == "the model says where mentions are, and no words"
@@ -196,10 +196,10 @@ def test_a_language_model_tells_numbers_and_no_more_under_noise(
     table["training"] |= {"min_tokens": 0, "min_steps": 0, "head_cycles": 0}
     job = parse_job(table, "job", Path(), "job")
     made = Scene(job, load_sites(job))
-    for attack in memory.ATTACKS[3:]:
+    for attack in memory.ATTACKS[3:5]:
         assert attack.name.startswith("canaries")
         assert attack.trial(made.plain).details["exposure"] > 5  # of 6.6
-    for attack in memory.ATTACKS[3:]:
+    for attack in memory.ATTACKS[3:5]:
         assert attack.trial(made).low < 0.01
 
 

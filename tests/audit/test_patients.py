@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from patient_files import write, write_terms
 
-from fednotes.audit import Scene, Trial, attacks, opened, patients
+from fednotes.audit import Scene, Trial, attacks, memory, opened, patients
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.job import Job, load_sites
@@ -148,15 +148,15 @@ def test_the_gradient_of_one_patient_names_codes_and_labels() -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer models, so that they are trained in a second."""
-    monkeypatch.setattr(patients, "MODELS", 4)
-    monkeypatch.setitem(patients.OFTEN, "cycles", 3)
-    patients._asked.cache_clear()
+    monkeypatch.setattr(memory, "MODELS", 2)
+    monkeypatch.setitem(memory.OFTEN, "cycles", 3)
+    memory.remembered.cache_clear()
 
 
 def test_models_remember_patients_without_a_promise(few: None) -> None:
     """Four models of the control alone, for time."""
     for what in ("codes", "labels"):
-        trial = patients._members(_scene("{}").plain, what)
+        trial = memory._members(_scene("{}").plain, what)
         assert trial.details["auc"] > 0.75
         assert trial.low > trial.chance
 
@@ -166,7 +166,7 @@ def test_models_remember_patients_without_a_promise(few: None) -> None:
 def test_noise_makes_them_forget_patients(tables: dict[str, Any]) -> None:
     """The control succeeds at every size; under noise nothing that is said of a patient is above
     chance."""
-    for attack in patients.ATTACKS:
+    for attack in memory.ATTACKS:
         leak = attack.on(_scene(json.dumps({**tables, "synthetic": {"sites": 3, "patients": 150}})))
         if leak.applies and "membership" in leak.attack:
             assert leak.proven
@@ -215,7 +215,7 @@ def test_an_attack_on_noise_alone_was_not_tried(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(private.PrivateSite, "clipped", fails)
     made = job(**PRIVATE)
-    for attack in patients.ATTACKS:
+    for attack in (*patients.ATTACKS, *memory.ATTACKS):
         leak = attack.on(Scene(made, load_sites(made)))
         assert not leak.applies or "could not be tried" in leak.why
         assert leak.success is None

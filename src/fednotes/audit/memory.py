@@ -1,8 +1,9 @@
-"""What a trained model remembers of a site's notes: members, canaries, planted names.
+"""What a trained model remembers of a site: members, canaries, planted names.
 
 A few models are trained at the audited site alone, with the job's own settings and promise, each
 on a random half of the site's units and on names and numbers that no note has. Nobody else's notes
-dilute what such a model remembers: a federation's knows less of one site as a rule.
+dilute what such a model remembers: a federation's knows less of one site as a rule. Patients are
+judged by how likely is what each of them truly has, his codes or his labels.
 
     members     Carlini et al. 2022, "Membership inference attacks from first principles" (LiRA):
                 a unit's likelihood under one model against that under the others, which had it
@@ -27,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from fednotes.audit import Attack, Nothing, Scene, Trial, below, require_gradients
 from fednotes.core.errors import DataError
@@ -39,8 +41,12 @@ from fednotes.encoders.packing import IGNORED, Masked, Sequences
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job
 from fednotes.jobs.simulate import Part, members_of
+from fednotes.methods.private import owned
+from fednotes.patients.classifiers import CHOICES
+from fednotes.patients.codes import output_matrix
+from fednotes.patients.cohort import ABSENT, PRESENT, SitePatients
 
-MODELS = 8  # trained for the job, and as many for the control
+MODELS = 8  # trained for the job, and as many for the control; twice as many of patients
 UNITS, CONTROL, AGAIN = 200, 24, 5  # units judged; of the control, and how often each is there
 PLANTED = {1: 10, 10: 6}  # times → names that are in so many notes of each model
 GUESSES = 99  # what else each could have been
@@ -48,6 +54,11 @@ CARRIERS = 3  # sentences by which one that is in ten is guessed
 TOGETHER = 64  # sentences judged at once
 MASKS, MASKED = 4, 0.15  # of a note, to judge it by
 LONGEST = 126  # tokens of a note that are judged
+OFTEN: dict[str, Any] = {  # of the control of patients
+    **{"cycles": 10, "local_epochs": 20, "local_steps": 0, "classifier_epochs": 50},
+    **{"batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.0, "proximal": 0.0},
+    **{"keep_cycle": 0, "calibrate": False},
+}
 _PARTS = ("b br d dr f g gr k kl l m n p r s st t tr v z", "a e i o u", "ck ld m n r rt s sk th x")
 
 Table = np.ndarray
@@ -57,11 +68,12 @@ Table = np.ndarray
 class Remembered:
     """What models say; more is likelier in their training.
 
-    units, inside: (units, models) log p / (1 − p), and whether each was in it. planted: what and
-    how often → (planted, 1 + guesses), the right one first.
+    units: by what → (units, models) log p / (1 − p) of notes, log p of patients; nan where nothing
+    is known. inside: likewise whether each was in it. planted: what and how often → (planted,
+    1 + guesses), the right one first.
     """
 
-    units: Table
+    units: dict[str, Table]
     inside: Table
     planted: dict[tuple[str, int], list[Table]]
 
@@ -114,33 +126,38 @@ def guessed(scores: Table) -> Trial:
 
 
 @lru_cache(maxsize=4)
-def remembered(scene: Scene) -> Remembered:
-    """By models of the job as it is; of the control on few units many times."""
+def remembered(scene: Scene, what: str) -> Remembered:
+    """By models of the job as it is; of the control on few units many times. what: by which
+    patients are judged, of their control."""
     job, again = scene.job, AGAIN if scene.control else 1
     data = next(own for own in scene.sites.data if own.id == scene.site)
     rng, most = rng_of(job.seed, "audit", scene.site), CONTROL if scene.control else UNITS
     own: Any
-    if job.data == "notes":
+    if scene.patients:
+        own = _Patients(scene, data, rng, most, what)
+    elif job.data == "notes":
         own = _Notes(data, rng, most)
     else:
         whole = "document" if len(data.train) >= CONTROL else "sentence"
         own = _Mentions(data, rng, most, job.privacy.unit if job.privacy else whole)
-    if len(own.judged) < MODELS:
-        raise DataError(f"site {scene.site!r} has too few notes to tell those in training apart")
-    inside = rng.random((len(own.judged), MODELS)) < 0.5  # each for itself, or counts would tell
-    found = Remembered(np.zeros(inside.shape), inside, {})
+    models, of = (2 * MODELS, "patients") if scene.patients else (MODELS, "notes")
+    if len(own.judged) < models:
+        raise DataError(f"site {scene.site!r} has too few {of} to tell those in training apart")
+    inside = rng.random((len(own.judged), models)) < 0.5  # each for itself, or counts would tell
+    found = Remembered({}, inside, {})
     with TemporaryDirectory() as cache:
-        for model in range(MODELS):
+        for model in range(models):
             secrets = [*_secrets(rng, own)]
             sown = [(s, at) for s in secrets for at in s.carriers * (again if s.times == 1 else 1)]
             given = own.training(inside[:, model], sown, again)
-            site = trained(scene, job, given, model, cache)
-            site.model.eval()
+            seed = 0 if scene.patients else model  # who knows the job knows its seed
+            site = trained(scene, own.job if scene.patients else job, given, seed, cache)
             with torch.no_grad():
-                found.units[:, model] = _logit(own.losses(site))
-                scores = _logit(own.sought(site, secrets)).reshape(len(secrets), -1)
-            for secret, row in zip(secrets, scores, strict=True):
-                found.planted.setdefault((secret.what, secret.times), []).append(row)
+                for by, column in own.judge(site).items():
+                    found.units.setdefault(by, np.zeros(inside.shape))[:, model] = column
+                for secret in secrets:
+                    scores = _logit(own.sought(site, secret))
+                    found.planted.setdefault((secret.what, secret.times), []).append(scores)
     return found
 
 
@@ -168,18 +185,16 @@ def _secrets(rng: np.random.Generator, own: Any) -> Iterator[Secret]:
     parts = [part.split() for part in (*_PARTS, *_PARTS[:2])]
 
     def name() -> str:
-        words = ("".join(str(rng.choice(of)) for of in parts).title() for _ in range(2))
-        return " ".join(words)
+        return "".join(str(rng.choice(of)) for of in parts).title()
 
-    def number() -> str:
-        return " ".join(map(str, rng.integers(10, 100, 4)))
-
-    made: dict[str, Callable[[], str]] = {"name": name, "number": number}
+    made: dict[str, Callable[[], str]] = {
+        "name": lambda: f"{name()} {name()}",
+        "number": lambda: " ".join(map(str, rng.integers(10, 100, 4))),
+    }
     for what in own.kinds:
-        for times, many in PLANTED.items():
-            for _ in range(many):
-                right = tuple(made[what]() for _ in range(1 + GUESSES))
-                yield Secret(what, right, times, (*rng.integers(0, own.carriers, times).tolist(),))
+        for times in chain.from_iterable([times] * many for times, many in PLANTED.items()):
+            right = tuple(made[what]() for _ in range(1 + GUESSES))
+            yield Secret(what, right, times, (*rng.integers(0, own.carriers, times).tolist(),))
 
 
 # ---- annotated notes -----------------------------------------------------------------------------
@@ -190,20 +205,17 @@ class _Mentions:
 
     kinds = ("name",)
 
-    def __init__(self, data: SiteData, rng: np.random.Generator, most: int, unit: str) -> None:
+    def __init__(self, data: SiteData, rng: np.random.Generator, most: int, unit: Any) -> None:
         """unit: of what is judged. most: so many. Names are planted into what is not judged.
 
         Raises DataError where nothing of that is annotated."""
-        sentences = sentence_documents(data.train)
-        by: dict[Any, list[Document]] = {}
-        for at, own in enumerate(sentences if unit == "sentence" else data.train):
-            whose = {"sentence": at, "patient": own.patient}
-            by.setdefault(whose.get(unit, own.meta.get("document", own.id)), []).append(own)
-        units = [[*by.values()][at] for at in rng.permutation(len(by)).tolist()]
+        sentences = [[sentence] for sentence in sentence_documents(data.train)]
+        every = sentences if unit == "sentence" else owned(data.id, data.train, unit)
+        units = [every[at] for at in rng.permutation(len(every)).tolist()]
         most = min(most, len(units) * 4 // 5)  # or copies of what is judged would be planted
         self.data, self.judged, self.rest = data, units[:most], units[most:]
         others = sentence_documents([*chain.from_iterable(self.rest)])
-        self._sentences = [(s, spans[0]) for s in others if (spans := _replaceable(s))]
+        self._sentences = [(s, span) for s in others for span in _replaceable(s)[:1]]
         self.carriers = len(self._sentences)
         if not self.carriers:
             raise DataError(f"site {data.id!r} has no mention in whose place a name could stand")
@@ -218,23 +230,21 @@ class _Mentions:
         )
         return replace(self.data, train=(*chain.from_iterable(units), *planted))
 
-    def losses(self, site: Any) -> Table:
-        """(units,) minus the log likelihood of each unit's annotation."""
-        return self._losses(site, self.judged)
+    def judge(self, site: Any) -> dict[str, Table]:
+        """(units,) of the likelihood of each unit's annotation."""
+        return {"": _logit(self._losses(site, self.judged))}
 
-    def sought(self, site: Any, secrets: Sequence[Secret]) -> Table:
-        """(secrets · (1 + guesses),) likewise of each guess in the sentences that had the name."""
-        asked = (([*s.carriers[:CARRIERS]], guess) for s in secrets for guess in s.right)
-        return self._losses(site, [[self._with(at, guess) for at in of] for of, guess in asked])
+    def sought(self, site: Any, secret: Secret) -> Table:
+        """(1 + guesses,) minus the log likelihood of each in the sentences that had the name."""
+        where = secret.carriers[:CARRIERS]
+        return self._losses(site, [[self._with(at, text) for at in where] for text in secret.right])
 
     def _losses(self, site: Any, units: Sequence[Sequence[Document]]) -> Table:
-        documents = [*chain.from_iterable(units)]
-        corpus = site.model.prepare(documents)
-        corpus = site.model.annotate(corpus, documents, self.data.tags.types)
+        documents, model = [*chain.from_iterable(units)], site.model.eval()
+        corpus = model.annotate(model.prepare(documents), documents, self.data.tags.types)
         each = np.zeros(corpus.sentences)
-        for start in range(0, len(each), TOGETHER):
-            chosen = np.arange(start, min(start + TOGETHER, len(each)))
-            each[chosen] = site.model.losses(corpus, chosen).source.double().cpu().numpy()
+        for part in np.split(np.arange(len(each)), range(TOGETHER, len(each), TOGETHER)):
+            each[part] = model.losses(corpus, part).source.double().cpu().numpy()
         owner = np.repeat(np.arange(len(units)), [len(unit) for unit in units])
         found: Table = np.bincount(owner[corpus.encoded.sentence_document], each, len(units))
         return found
@@ -243,12 +253,10 @@ class _Mentions:
         """A sentence with another text in place of its mention."""
         sentence, span = self._sentences[at]
         longer = len(text) - (span.end - span.start)
-        moved = (
-            replace(s, start=s.start + (s.start > span.start) * longer, end=s.end + longer)
-            if s.start >= span.start
-            else s
-            for s in sentence.spans
-        )
+        moved = [s for s in sentence.spans if s.start < span.start]
+        for s in sentence.spans[len(moved) :]:
+            start = s.start if s is span else s.start + longer
+            moved.append(replace(s, start=start, end=s.end + longer))
         whole = sentence.text[: span.start] + text + sentence.text[span.end :]
         return replace(sentence, text=whole, spans=(*moved,), sentences=(), tokens=())
 
@@ -256,12 +264,9 @@ class _Mentions:
 def _replaceable(sentence: Document) -> list[Span]:
     """Mentions that overlap no other, where none of the sentence is in pieces."""
     spans = sentence.spans
-    return [
-        span
-        for span in spans
-        if not any(s.fragments for s in spans)
-        and sum(s.start < span.end and span.start < s.end for s in spans) == 1
-    ]
+    if any(span.fragments for span in spans):
+        return []
+    return [a for a in spans if sum(a.start < b.end and b.start < a.end for b in spans) == 1]
 
 
 # ---- notes without annotation --------------------------------------------------------------------
@@ -293,27 +298,25 @@ class _Notes:
 
         return replace(self.data, train=source, content="")
 
-    def losses(self, site: Any) -> Table:
-        """(notes,) minus the log likelihood of masked words, the same ones under every model."""
-        read = [_ids(site.model, note.text) for note in self.judged]
-        drawn = (
-            rng_of(0, "audit masks", note.text).random((MASKS, LONGEST)) for note in self.judged
-        )
-        return _guesses(
-            site.model, [(i, d[:, : len(i)] < MASKED) for i, d in zip(read, drawn, strict=True)]
-        )
+    def judge(self, site: Any) -> dict[str, Table]:
+        """(notes,) of the likelihood of masked words, the same ones under every model."""
+        texts = []
+        for note in self.judged:
+            ids = _ids(site.model, note.text)
+            drawn = rng_of(0, "audit masks", note.text).random((MASKS, LONGEST))
+            texts.append((ids, drawn[:, : len(ids)] < MASKED))
+        return {"": _logit(_guesses(site.model, texts))}
 
-    def sought(self, site: Any, secrets: Sequence[Secret]) -> Table:
-        """(secrets · (1 + guesses),) of each guess' tokens, one after the other masked (Salazar et
-        al. 2020)."""
+    def sought(self, site: Any, secret: Secret) -> Table:
+        """(1 + guesses,) minus the log likelihood of each one's tokens, one after the other masked
+        (Salazar et al. 2020)."""
+        before, after = _SAID[secret.what].split("{}")
+        first, rest = (len(_ids(site.model, text)) for text in (before, after))
         asked = []
-        for secret in secrets:
-            before, after = _SAID[secret.what].split("{}")
-            first, rest = (len(_ids(site.model, text)) for text in (before, after))
-            for guess in secret.right:
-                ids = _ids(site.model, before + guess + after)
-                words = np.arange(first, len(ids) - rest)
-                asked.append((ids, np.arange(len(ids)) == words[:, None]))
+        for guess in secret.right:
+            ids = _ids(site.model, before + guess + after)
+            words = np.arange(first, len(ids) - rest)
+            asked.append((ids, np.arange(len(ids)) == words[:, None]))
         return _guesses(site.model, asked)
 
 
@@ -326,41 +329,97 @@ def _guesses(model: Any, texts: Sequence[tuple[Table, Table]]) -> Table:
     """(texts,) the summed loss of masked tokens. texts: ids, and (rows, tokens) what is masked."""
     rows = [(at, ids, row) for at, (ids, masked) in enumerate(texts) for row in masked if row.any()]
     rows.sort(key=lambda row: len(row[1]))
-    found, special = np.zeros(len(texts)), model.specials
+    found, special = np.zeros(len(texts)), model.eval().specials
     for start in range(0, len(rows), TOGETHER):
-        part = rows[start : start + TOGETHER]
-        shape = len(part), 2 + len(part[-1][1])
-        whole, hidden = np.full(shape, special.pad), np.zeros(shape, bool)
-        for i, (_, ids, masked) in enumerate(part):
-            whole[i, : len(ids) + 2] = (special.cls, *ids, special.sep)
-            hidden[i, 1 : len(ids) + 1] = masked
-        lengths = np.array([len(ids) + 2 for _, ids, _ in part])
+        of, read, masked = zip(*rows[start : start + TOGETHER], strict=True)
+        whole = _padded([np.array([special.cls, *ids, special.sep]) for ids in read], special.pad)
+        hidden = _padded([np.pad(row, 1) for row in masked], False)
         told = whole != special.pad if model.config.objective == "denoise" else hidden
         asked = Masked(np.where(hidden, special.mask, whole), np.where(told, whole, IGNORED))
-        batch = Sequences(whole, np.zeros_like(whole), lengths, None)
-        losses = model.losses(batch, asked).double().cpu().numpy()
-        np.add.at(found, [at for at, _, _ in part], losses)
+        lengths = np.array([len(ids) + 2 for ids in read])
+        losses = model.losses(Sequences(whole, np.zeros_like(whole), lengths, None), asked)
+        np.add.at(found, list(of), losses.double().cpu().numpy())
     return found
+
+
+def _padded(rows: Sequence[Table], by: int) -> Table:
+    return pad_sequence([torch.from_numpy(row) for row in rows], True, by).numpy()
+
+
+# ---- patients ------------------------------------------------------------------------------------
+
+
+class _Patients:
+    """A site whose models are of patients, of whom those are judged who are of use to the job."""
+
+    kinds = ()
+
+    def __init__(
+        self, scene: Scene, data: SitePatients, rng: np.random.Generator, most: int, what: str
+    ) -> None:
+        """what: by which the control judges: on few patients, often, with nothing held back;
+        classifiers are of concepts themselves then."""
+        own, job = scene.part.config, scene.job
+        settings: dict[str, Any] = {"least_occurrences": min(1, own.least_occurrences)}
+        if own.learns and scene.seen:  # what all sites have agreed, by counts that are public then
+            settings |= {"outputs": scene.member._codes.outputs, "minimum": 1}
+        if scene.control:
+            model: dict[str, Any] = {"classifier": replace(own.model.classifier, C=CHOICES[-1])}
+            model |= {"network": replace(own.model.network, dropout=0.0)}
+            model |= {"representation": "none"} if what == "labels" else {}
+            job = scene.bare(model, **OFTEN).job
+        self.job = replace(job, config=replace(job.config, **settings))  # type: ignore[type-var]
+        coded = np.array([patient in data.codes for patient in data.train.patients], bool)
+        of_use = (data.train.labels >= 0).any(1) | (coded & own.learns)
+        order = rng.permutation(np.flatnonzero(of_use))
+        if scene.control:  # where nobody has a disease, nobody is to be told apart by it
+            order = order[np.argsort(~(data.train.labels[order] == PRESENT).any(1), kind="stable")]
+        self.judged, self._rest = np.split(order, [most])
+        self._data, self._cohort = data, data.train.take(self.judged)
+
+    def training(self, inside: Table, sown: Sequence[Any], again: int) -> SitePatients:
+        """The site with these of its judged patients; without the rest if they come often."""
+        rows = np.append(self.judged[inside], self._rest[: None if again == 1 else 0])
+        train, test = self._data.train.take(np.sort(rows)), self._data.test.take([])
+        return replace(self._data, train=train, test=test)
+
+    def judge(self, site: Any) -> dict[str, Table]:
+        """(patients,) of the likelihood of codes, and of labels."""
+        cohort, found = self._cohort, dict[str, Table]()
+        if (codes := site._codes) is not None:
+            whole = codes.config.whole_causes
+            labels = output_matrix(cohort.patients, self._data.codes, codes.outputs, whole)
+            odds = codes.network.eval()(cohort.bags).numpy()
+            found["codes"] = _sure(odds, (labels == PRESENT) * 1 - (labels == ABSENT))
+        if (of := site._classifiers) is not None:
+            margins = of.machines.scores(of.model.features(cohort.bags))
+            found["labels"] = _sure(margins, of.machines.targets(cohort.labels))
+        return found
+
+
+def _sure(scores: Table, targets: Table) -> Table:
+    """(patients,) log p of what is so, by log-odds or margins; nan where nothing is known."""
+    losses = np.logaddexp(0, -targets * scores) * np.abs(targets)
+    return np.where(targets.any(1), -losses.sum(1), np.nan)
 
 
 # ---- attacks -------------------------------------------------------------------------------------
 
 
-def told(scores: Table, inside: Table) -> Trial:
-    """Of who was in training, by LiRA. scores: (units, models), more being likelier if it was."""
-    ratios = lira(scores, inside)
-    return Trial.of(ratios[inside], ratios[~inside], models=scores.shape[1])
-
-
-def _members(scene: Scene) -> Trial:
-    found = remembered(scene)
-    return told(found.units, found.inside)
+def _members(scene: Scene, what: str = "") -> Trial:
+    config = scene.part.config
+    if what and not (config.learns if what == "codes" else config.phenotypes):
+        raise Nothing(f"the job trains no model of {what}")
+    found = remembered(scene, what * scene.control)
+    known = ~np.isnan(found.units[what]).any(1)
+    ratios, inside = lira(found.units[what][known], found.inside[known]), found.inside[known]
+    return Trial.of(ratios[inside], ratios[~inside], models=inside.shape[1])
 
 
 def _planted(scene: Scene, what: str, times: int) -> Trial:
     if what == "number" and scene.job.data != "notes":
         raise Nothing("the model says where mentions are, and no words")
-    return guessed(np.stack(remembered(scene).planted[what, times]))
+    return guessed(np.stack(remembered(scene, "").planted[what, times]))
 
 
 _TOLD = "the trained model with all its layers, and "
@@ -387,5 +446,16 @@ ATTACKS = (
         )
         for what in _CALLED
         for times in PLANTED
+    ),
+    *(
+        Attack(
+            f"membership, by {what}",
+            f"the trained model, and a patient with {what}, to ask whether he was in training",
+            "noise ([privacy]); more patients, fewer cycles",
+            partial(_members, what=what),
+            least=0.5,
+            patients=True,
+        )
+        for what in ("codes", "labels")
     ),
 )

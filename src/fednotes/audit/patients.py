@@ -1,11 +1,10 @@
-"""What methods on patients tell: concepts, codes and labels of a site's patients, and who they are.
+"""What methods on patients tell: concepts, codes and labels of a site's patients.
 
     concepts    a concept's vector, or its weights in the classifiers, move only if a patient has it
                 (Melis et al. 2019, of words)
     counts      sites count patients by code, concept and label before a stage, in exact numbers
     codes,      the gradient of an output's bias is Σ p − y over patients: of one patient its sign
     labels      says whether he has the code (Zhao, Mopuri, Bilen 2020)
-    members     LiRA (`memory.lira`), by how likely is what a patient truly has
 
 Decoys are concepts and codes that nobody has, or, where each is somewhere, those that the site
 lacks.
@@ -14,10 +13,7 @@ lacks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache, partial
-from itertools import islice
-from tempfile import TemporaryDirectory
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,20 +21,10 @@ import torch
 
 from fednotes.audit import Attack, Nothing, Scene, Trial, below
 from fednotes.audit.counts import COUNTS, exact
-from fednotes.audit.memory import CONTROL, UNITS, told, trained
-from fednotes.core.errors import DataError
-from fednotes.core.seeds import rng_of
 from fednotes.methods.private import NOISY
-from fednotes.patients.classifiers import CHOICES
-from fednotes.patients.codes import output_matrix
-from fednotes.patients.cohort import ABSENT, PRESENT, SitePatients
+from fednotes.patients.cohort import ABSENT, PRESENT
 
-MODELS = 16  # trained for the job, and as many for the control
 ALONE = 16  # patients of the control whose gradients are seen each for itself
-OFTEN: dict[str, Any] = {
-    **{"cycles": 10, "local_epochs": 20, "local_steps": 0, "classifier_epochs": 50},
-    **{"batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.0, "proximal": 0.0},
-} | {"keep_cycle": 0, "calibrate": False}
 _Table = np.ndarray
 _Parts = tuple[_Table, _Table]  # scores of what is there, and of what is not
 _NOTHING: _Parts = (np.zeros(0), np.zeros(0))
@@ -62,26 +48,19 @@ def _apart(scores: _Table, each: list[_Table]) -> _Parts:
     return scores[each[0]], scores[nobody if nobody.any() else ~each[0]]
 
 
-def _read(site: Any) -> list[Any]:
-    """Stage 1's training patients of a site, some together."""
-    return [part for batch in site._codes.steps(0) for part in batch]
-
-
-# ---- concepts ------------------------------------------------------------------------------------
-
-
 def _has(site: Any, name: str) -> _Table:
     """(rows,) whether a training patient has the concept that a row of this table is of."""
     if name == "embedding":
-        had = np.zeros(site._codes.network.rows, bool)
-        for part in _read(site):
-            had[part.read.concepts] = True
-        return had[len(site._codes.known) :]  # the first of few is of all that have none
-    bags = site.data.train.labelled().bags
-    return np.bincount(bags.concepts, None, bags.width) > 0
+        bags, rows = site._codes._read, site._codes.network.rows
+        first = len(site._codes.known)  # of few, the first is of all that have none
+    else:
+        bags, first = site.data.train.labelled().bags, 0
+        rows = bags.width
+    return np.bincount(bags.concepts, None, rows)[first:] > 0
 
 
 def _concepts(scene: Scene, name: str) -> _Parts:
+    """Concepts that a training patient of the site has, and others."""
     change, own = _change(scene, name), scene.part.config
     told = name == "embedding" or own.model.representation == "none"
     if change is None or own.space.dense or not told:
@@ -89,9 +68,6 @@ def _concepts(scene: Scene, name: str) -> _Parts:
     members = sorted(scene.members, key=lambda member: member.id != scene.site)
     each = [_has(below(member), name) for member in members]
     return _apart(np.linalg.norm(change, axis=1)[-len(each[0]) :], each)
-
-
-# ---- counts --------------------------------------------------------------------------------------
 
 
 def _counted(scene: Scene) -> _Parts:
@@ -105,107 +81,32 @@ def _counted(scene: Scene) -> _Parts:
     return inside, outside
 
 
-# ---- codes and labels ----------------------------------------------------------------------------
-
-
 def _outputs(scene: Scene, name: str) -> _Parts:
-    """Codes, or classes of diseases, that a training patient has, and the others."""
-    if scene.control:
-        return _single(scene, name)
+    """Codes, or classes of diseases, that a training patient has, and the others; of the control
+    those of a patient, by the gradient of that patient alone."""
     change, site = _change(scene, name), scene.member
     if change is None:
         return _NOTHING
-    codes = name == "output_bias"
-    parts = (
-        [p.labels == PRESENT for p in _read(site)] if codes else [site._classifiers._targets > 0]
-    )
-    had = np.any(np.concatenate([np.zeros((1, len(change)), bool), *parts]), axis=0)
-    return change[had], change[~had]
-
-
-def _single(scene: Scene, name: str) -> _Parts:
-    """Outputs that a patient has and has not, by the gradient of that patient alone."""
-    assert scene.seen
-    codes, own, found = scene.member._codes, scene.member._classifiers, []
+    codes, own = site._codes, site._classifiers
     if name == "output_bias":
-        codes.share = 1
-        for part in islice(_read(scene.member), ALONE):
-            bias, target = part.network.output_bias, _signs(part.labels[0])
-            found.append((torch.autograd.grad(part.loss([part]), bias)[0], target))
+        targets = (codes._labels == PRESENT) * 1 - (codes._labels == ABSENT)
     else:
-        for row, target in enumerate(own._targets[:ALONE]):
+        targets = own._targets
+    if not scene.control:
+        had = (targets > 0).any(0)
+        return change[had], change[~had]
+    found = []
+    for row in range(min(ALONE, len(targets))):
+        if name == "output_bias":
+            part = codes.some(np.array([row]))
+            bias, loss = part.network.output_bias, part.loss([part])
+        else:
             weights = {n: torch.zeros_like(v) for n, v in own.machines.sent().items()}
             bias = weights[name].requires_grad_()
-            found.append((torch.autograd.grad(own.loss(weights, row), bias)[0], target))
-    gradients, targets = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            loss = own.loss(weights, row)
+        found.append(torch.autograd.grad(loss, bias)[0])
+    gradients, targets = np.stack(found), targets[: len(found)]
     return -gradients[targets > 0], -gradients[targets < 0]
-
-
-def _signs(labels: _Table) -> _Table:
-    """1 of what is so, -1 of what is not, 0 of what is not known."""
-    return np.where(labels == PRESENT, 1, np.where(labels == ABSENT, -1, 0))
-
-
-# ---- members -------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=4)
-def _asked(scene: Scene, control: str = "") -> tuple[dict[str, _Table], _Table]:
-    """(patients, models) log p of codes, and of labels; nan where there are none; and
-    whether a patient was in each. control: of which of them, on few patients, often, with nothing
-    held back; classifiers are of concepts themselves then."""
-    own, job = scene.part.config, scene.job
-    settings: dict[str, Any] = {"least_occurrences": min(1, own.least_occurrences)}
-    if own.learns and scene.seen:  # what all sites have agreed, by counts that are public then
-        settings |= {"outputs": scene.member._codes.outputs, "minimum": 1}
-    if control:
-        model: dict[str, Any] = {"classifier": replace(own.model.classifier, C=CHOICES[-1])}
-        model |= {"network": replace(own.model.network, dropout=0.0)}
-        model |= {"representation": "none"} if control == "labels" else {}
-        job = scene.bare(model, **OFTEN).job
-    job = replace(job, config=replace(job.config, **settings))  # type: ignore[type-var]
-    data: SitePatients = next(each for each in scene.sites.data if each.id == scene.site)
-    coded = np.array([patient in data.codes for patient in data.train.patients], bool)
-    of_use = (data.train.labels >= 0).any(1) | (coded & own.learns)
-    rng = rng_of(job.seed, "audit", scene.site)
-    order = rng.permutation(np.flatnonzero(of_use))
-    if control:  # where nobody has a disease, nobody is to be told apart by it
-        order = order[np.argsort(~(data.train.labels[order] == PRESENT).any(1), kind="stable")]
-    judged, rest = np.split(order, [CONTROL if control else UNITS])
-    if len(judged) < MODELS:
-        raise DataError(f"site {scene.site!r} has too few patients to tell those in training apart")
-    cohort, inside = data.train.take(judged), rng.random((len(judged), MODELS)) < 0.5
-    found = {what: np.full(inside.shape, np.nan) for what in ("codes", "labels")}
-    with TemporaryDirectory() as cache:
-        for at in range(MODELS):
-            rows = np.sort(np.append(judged[inside[:, at]], rest[: 0 if control else None]))
-            given = replace(data, train=data.train.take(rows), test=data.test.take([]))
-            site = trained(scene, job, given, 0, cache)  # who knows the job knows its seed
-            if (codes := site._codes) is not None:
-                whole = codes.config.whole_causes
-                labels = output_matrix(cohort.patients, data.codes, codes.outputs, whole)
-                with torch.no_grad():
-                    odds = codes.network.eval()(cohort.bags).numpy()
-                found["codes"][:, at] = _sure(odds, _signs(labels))
-            if (of := site._classifiers) is not None:
-                margins = of.machines.scores(of.model.features(cohort.bags))
-                found["labels"][:, at] = _sure(margins, of.machines.targets(cohort.labels))
-    return found, inside
-
-
-def _sure(scores: _Table, targets: _Table) -> _Table:
-    """(patients,) log p of what is so, by log-odds or margins; nan where nothing is known."""
-    losses = np.logaddexp(0, -targets * scores) * np.abs(targets)
-    return np.where(targets.any(1), -losses.sum(1), np.nan)
-
-
-def _members(scene: Scene, what: str) -> Trial:
-    config = scene.part.config
-    if not (config.learns if what == "codes" else config.phenotypes):
-        raise Nothing(f"the job trains no model of {what}")
-    found, inside = _asked(scene, what * scene.control)
-    known = ~np.isnan(found[what]).any(1)
-    return told(found[what][known], inside[known])
 
 
 # ---- attacks -------------------------------------------------------------------------------------
@@ -219,37 +120,48 @@ def _trial(scene: Scene, parts: Callable[[Scene], _Parts], why: str) -> Trial:
     return Trial.of(inside, outside).whole
 
 
-def _attack(name: str, sees: str, closes: str, why: str, parts: Callable[..., _Parts]) -> Attack:
-    return Attack(name, sees, closes, partial(_trial, parts=parts, why=why), patients=True)
-
-
 _NOISE = "noise ([privacy])"
 _PUBLIC = f"{_NOISE}; a representation that is public already (its folder)"
-_TABLES = {
-    "embedding": ("concepts' vectors", f'{_PUBLIC}; representation = "none" has none'),
-    "svm.weight": ("classifiers of concepts", f"{_NOISE}; classifiers of a representation"),
-}
-_BIASES = {
-    "output_bias": ("codes from biases", "the network that predicts codes", _PUBLIC),
-    "svm.intercept": ("labels from intercepts", "the classifiers", _NOISE),
-}
-ATTACKS = (
-    *(
-        _attack(
-            f"concepts from {what}",
-            f"the first update of {what}",
-            f"{closes}. A secure sum hides whose they are, not which",
-            f"no {what} leave a site",
-            partial(_concepts, name=name),
-        )
-        for name, (what, closes) in _TABLES.items()
+_WHICH = "A secure sum hides whose they are, not which"
+_OTHERS = "a secure sum, where other sites' patients are others"
+_NONE = "no such update leaves a site"
+_Row = tuple[str, str, str, Callable[[Scene], _Parts]]
+_ROWS: dict[str, _Row] = {  # name → what is seen, what closes it, why it is none, and how
+    "concepts from concepts' vectors": (
+        "the first update of concepts' vectors",
+        f'{_PUBLIC}; representation = "none" has none. {_WHICH}',
+        "no concepts' vectors leave a site",
+        partial(_concepts, name="embedding"),
     ),
-    _attack(
-        "codes and concepts from counts",
+    "concepts from classifiers of concepts": (
+        "the first update of classifiers of concepts",
+        f"{_NOISE}; classifiers of a representation. {_WHICH}",
+        "no classifiers of concepts leave a site",
+        partial(_concepts, name="svm.weight"),
+    ),
+    "codes and concepts from counts": (
         "counts of a site's patients by code, concept and label",
         f"{_NOISE}, under which nothing is counted. A secure sum hides whose they are",
         "nothing is counted",
         _counted,
+    ),
+    "codes from biases": (
+        "the first update of the network that predicts codes",
+        f"{_PUBLIC}; {_OTHERS}",
+        _NONE,
+        partial(_outputs, name="output_bias"),
+    ),
+    "labels from intercepts": (
+        "the first update of the classifiers",
+        f"{_NOISE}; {_OTHERS}",
+        _NONE,
+        partial(_outputs, name="svm.intercept"),
+    ),
+}
+ATTACKS = (
+    *(
+        Attack(name, sees, closes, partial(_trial, parts=parts, why=why), patients=True)
+        for name, (sees, closes, why, parts) in _ROWS.items()
     ),
     Attack(
         "exact counts",
@@ -257,26 +169,5 @@ ATTACKS = (
         f"a secure sum; {_NOISE}, under which nothing is counted",
         exact,
         patients=True,
-    ),
-    *(
-        _attack(
-            name,
-            f"the first update of {what}",
-            f"{closes}; a secure sum, where other sites' patients are others",
-            "no such update leaves a site",
-            partial(_outputs, name=bias),
-        )
-        for bias, (name, what, closes) in _BIASES.items()
-    ),
-    *(
-        Attack(
-            f"membership, by {what}",
-            f"the trained model, and a patient with {what}, to ask whether he was in training",
-            f"{_NOISE}; more patients, fewer cycles",
-            partial(_members, what=what),
-            least=0.5,
-            patients=True,
-        )
-        for what in ("codes", "labels")
     ),
 )
