@@ -185,13 +185,14 @@ dictionary = "terms.tsv"
 [privacy]
 epsilon = 8.0
 rate = 0.5
+{counts}
 [training]
-outputs = ["icd9:401", "icd9:250"]
+{outputs}
 cycles = 1
 local_epochs = 1
 classifier_cycles = 1
 [model]
-representation = "{}"
+representation = "{representation}"
 [model.classifier]
 loss = "log"
 class_weights = "none"
@@ -206,24 +207,43 @@ back = ["icd9:722"]
 """
 
 
-@pytest.mark.parametrize(("model", "rounds"), [("learn", 4), ("none", 2)])
+GIVEN = {"counts": "", "outputs": 'outputs = ["icd9:401", "icd9:250"]'}
+COUNTED = {
+    "counts": "counts = 2.0\ncounted = 4.0",
+    "outputs": "minimum = 40\nleast_occurrences = 20",
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "rounds"),
+    [
+        ({"representation": "learn", **GIVEN}, 4),
+        ({"representation": "none", **GIVEN}, 2),
+        ({"representation": "learn", **COUNTED}, 4),
+    ],
+    ids=["learn", "none", "counted"],
+)
 def test_phenotyping_is_approved_and_run_with_one_promise(
-    model: str, rounds: int, tmp_path: Path
+    model: dict[str, str], rounds: int, tmp_path: Path
 ) -> None:
-    """What sites approve before they have told what they hold is what the run keeps."""
+    """What sites approve before they have told what they hold is what the run keeps; noisy counts
+    that it begins with are told once, however often a site is killed."""
     pytest.importorskip("cryptography")
     data = {f"s{n}": patients(tmp_path / f"s{n}", n) for n in range(3)}
     rules = f"{NOISE}min_patients = 10\nmax_rounds = {2 * rounds}\n"
-    hospitals = Hospitals(tmp_path, PHENOTYPES.format(model), data, policy=rules)
+    hospitals = Hospitals(tmp_path, PHENOTYPES.format(**model), data, policy=rules)
     (tmp_path / "terms.tsv").write_text("C0000001\tasthma\nC0000002\tfever\n")
     for name in hospitals.names:
         hospitals.change(
             name, "[data]", f"[files]\ndictionary = '{tmp_path / 'terms.tsv'}'\n[data]"
         )
+    hospitals.network.kill = ("s1", 14)
     hospitals.run()
+    assert hospitals.network.kill[0] == ""  # it was
     for name in hospitals.names:
         kit = hospitals.setups[name].kit
         (spent,) = json.loads((kit / RULES / "privacy.json").read_text()).values()
         told = json.loads((hospitals.results(name) / "promise.json").read_text())
         assert told["rounds"] == rounds
         assert len(spent["answers"]) == rounds
+        assert len(spent["counts"]) == bool(model["counts"])

@@ -240,7 +240,7 @@ def test_the_server_descends_the_sum_of_all_by_the_constant_n() -> None:
 
 def test_nothing_else_leaves() -> None:
     site = made()
-    assert site.tasks == {NOISY, COUNTS, "finish"}
+    assert site.tasks == {NOISY, COUNTS, "begin", "finish"}
     answer = site.noisy_gradients(theta(site), round=0)
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
     assert answer.tensors.keys() == site.site.shared.keys()
@@ -412,7 +412,7 @@ def audited(
     site.of = replace(FEDNER.private, loss=lambda own, at: 10 * own.shared["w"][at].sum())
     site.site, site._own, site.steps = Canaries(count), {}, 0
     site._shared, site._secret, site._data = site.site.shared, SECRET, b""
-    site._question, site._kept = bytes, {}
+    site._question, site._kept, site._agreed = bytes, {}, {}
     site._config, site.units = config_of(patients()), [np.array([n]) for n in range(count)]
     site._grids = {"w": site.promise.grids[0]}
     rng, scores, was_in = np.random.default_rng(1), [], []

@@ -22,9 +22,10 @@ from fednotes.jobs.simulate import simulate
 from fednotes.methods import private
 from fednotes.methods.private import PrivateSite
 from fednotes.privacy.noise import SCALE
-from fednotes.privacy.promise import COUNTED, COUNTS, epsilon_of
+from fednotes.privacy.promise import COUNTS, epsilon_of
 
-SCORES = {"scores": 2.0, "unit": "patient"}
+ASKED = {"counts": 2.0, "unit": "patient"}
+COUNTED = 20.0
 
 
 def note(name: str, patient: str, mentions: int) -> Document:
@@ -45,7 +46,7 @@ def ended(
 ) -> PrivateSite:
     """A site after the one round of its job, whose model finds every other mention, and one in
     each note that is none."""
-    site = made(site_of(valid), rounds=1, **{"privacy": SCORES, **settings})
+    site = made(site_of(valid), rounds=1, **{"privacy": ASKED, **settings})
     site.noisy_gradients(theta(site), round=0)
 
     def found(documents: list[Document]) -> tuple[Document, ...]:
@@ -118,7 +119,7 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
     if not clipped:
         exact = private.cut
         monkeypatch.setattr(private, "cut", lambda own, clip, grids: exact(own, 1e9, grids))
-    asked = {**SCORES, "scores": 3.0, "where": "site"}
+    asked = {**ASKED, "counts": 3.0, "where": "site"}
     others = (NOTES[0], *NOTES[2:])
     both = ((*others, note("2", "q", 400)), others)
     sites = [ended(monkeypatch, notes, privacy=asked) for notes in both]
@@ -140,8 +141,8 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
 
 
 def test_counts_are_told_in_the_end_and_where_the_job_has_them() -> None:
-    early = made(site_of(), rounds=2, privacy=SCORES)
-    with pytest.raises(RefusedError, match="none before its end"):
+    early = made(site_of(), rounds=2, privacy=ASKED)
+    with pytest.raises(RefusedError, match="none but at its end"):
         early.noisy_counts(theta(early), round=0)
     site = made(site_of(), rounds=1)
     site.noisy_gradients(theta(site), round=0)
@@ -152,28 +153,28 @@ def test_counts_are_told_in_the_end_and_where_the_job_has_them() -> None:
 def test_a_model_that_fails_on_a_note_tells_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters that are no numbers: a refusal would tell, here or of one word alone."""
     without_noise(monkeypatch)
-    site = made(site_of(), rounds=1, privacy=SCORES)
+    site = made(site_of(), rounds=1, privacy=ASKED)
     site.noisy_gradients(theta(site), round=0)
     broken = {name: torch.full_like(value, math.nan) for name, value in theta(site).items()}
     assert not site.noisy_counts(broken, round=0).tensors[COUNTS].any()
 
 
 def test_counts_of_units_that_are_not_told_apart_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r'scores = 2.0: counts are of whole notes.*"document"'):
-        config_of(patients(), privacy={"scores": 2.0, "unit": "sentence"})
-    with pytest.raises(ConfigError, match=r"scores = 0\.01: at least 0.1"):
-        config_of(patients(), privacy={"scores": 0.01})
+    with pytest.raises(ConfigError, match=r'counts = 2.0: they are of whole notes.*"document"'):
+        config_of(patients(), privacy={"counts": 2.0, "unit": "sentence"})
+    with pytest.raises(ConfigError, match=r"counts = 0\.01: at least 0.1"):
+        config_of(patients(), privacy={"counts": 0.01})
     unknown = tuple(replace(d, patient=None) for d in NOTES)
     with pytest.raises(ConfigError, match=r"4 of 4 .* documents .* have no patient"):
-        made(site_of(unknown), privacy=SCORES)
-    table = {"method": "pretrain", "synthetic": {}, "privacy": {"epsilon": 1.0, "scores": 2.0}}
-    with pytest.raises(ConfigError, match="counts no mentions"):
+        made(site_of(unknown), privacy=ASKED)
+    table = {"method": "pretrain", "synthetic": {}, "privacy": {"epsilon": 1.0, "counts": 2.0}}
+    with pytest.raises(ConfigError, match="nothing to count"):
         parse_job(table, "job", Path(), "job.toml")
 
 
 def test_a_run_tells_a_score_and_what_it_cost(tmp_path: Path) -> None:
     """The last line of its metrics has it; ε is that of the rounds and of the counts together."""
-    asked = {"noise": 1.0, "rate": 0.5, "unit": "document", "scores": 3.0}
+    asked = {"noise": 1.0, "rate": 0.5, "unit": "document", "counts": 3.0}
     table = {**TABLE, "conditions": ["federated"], "privacy": asked}
     result = simulate(parse_job(table, "job", Path(), "job.toml"), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -181,4 +182,4 @@ def test_a_run_tells_a_score_and_what_it_cost(tmp_path: Path) -> None:
     assert 0 <= lines[-1]["valid_f1"] <= 1
     promised = result.privacy["federated"]
     assert promised["epsilon"] == epsilon_of(1.0, 1e-5, 0.5, 4, 3.0) > epsilon_of(1.0, 1e-5, 0.5, 4)
-    assert promised["scores"] == 3.0
+    assert promised["counts"] == 3.0

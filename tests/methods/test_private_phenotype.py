@@ -131,11 +131,15 @@ def test_what_counts_patients_exactly_is_refused() -> None:
     none = {"representation": "none"}
     for model in (
         {"representation": "elsewhere"},
-        {**none, "classifier": {"class_weights": "balanced"}},
         {**none, "classifier": {"solver": "converged", "loss": "log"}},
     ):
         with pytest.raises(ConfigError, match=r'set model.representation = "learn" or "none"'):
             parse_job({**table, "model": model}, "job", Path(), "job.toml")
+    balanced = {**none, "classifier": {"class_weights": "balanced"}}
+    with pytest.raises(ConfigError, match=r"what a class weighs .* set privacy.counts"):
+        parse_job({**table, "model": balanced}, "job", Path(), "job.toml")
+    counts = {"epsilon": 2.0, "counts": 8.0}
+    parse_job({**table, "model": balanced, "privacy": counts}, "job", Path(), "job.toml")
     codes = {"outputs": ["icd9:250"], "least_occurrences": 0}
     learnt = {**table, "preset": "best", "model": {"classifier": {"class_weights": "none"}}}
     parse_job({**learnt, "training": codes}, "job", Path(), "job.toml")
@@ -145,7 +149,7 @@ def test_what_counts_patients_exactly_is_refused() -> None:
         {**codes, "least_occurrences": 2},
     ]
     for training in counted:
-        with pytest.raises(ConfigError, match=r"told by exact counts .*give training.outputs"):
+        with pytest.raises(ConfigError, match=r"told by exact counts .* or give training.outputs"):
             parse_job({**learnt, "training": training}, "job", Path(), "job.toml")
     with pytest.raises(ConfigError, match=r"calibrate = True: under \[privacy\] it must be False"):
         parse_job({**table, "training": {"calibrate": True}}, "job", Path(), "job.toml")
@@ -219,27 +223,26 @@ def test_a_patient_moves_the_stage_that_learns_by_its_clipped_gradient(
 ) -> None:
     """By hand, and whole numbers that are the same in company; the other stage's part rests, and
     nothing of it leaves. A patient without codes, or without labels, adds nothing there."""
-    chosen = [3, 8, 21]
+    coded = np.isin(SITES[0].train.patients, [*SITES[0].codes])
+    labelled = (SITES[0].train.labels >= 0).any(1)
+    has = np.stack((coded, labelled))[:, coded | labelled]  # of each unit
+    chosen = np.flatnonzero(has.all(0))[[3, 8, 21]].tolist()
     site, sent, together = whole(monkeypatch, stage, chosen, clip)
-    cohorts = (site.site._learner.cohort.patients, site.site._labelled.patients)
     singles = [whole(monkeypatch, stage, [unit], clip)[2] for unit in chosen]
     assert together.keys() == {n for n in sent if n.startswith("svm.") == bool(stage)}
     for name, value in together.items():
         assert torch.equal(value, sum((s[name] for s in singles), torch.zeros_like(value)))
     for unit, single in zip(chosen, singles, strict=True):
-        rows = site.units[unit]
-        (patient,) = {cohorts[int(r) % 2][int(r) // 2] for r in rows}
-        wanted = by_hand(sent, patient, stage)
+        (row,) = site.units[unit]
+        wanted = by_hand(sent, SITES[0].train.patients[row], stage)
         length = np.sqrt(sum((w**2).sum() for w in wanted.values()))
         found = {n: v.double().numpy() * site.promise.grids[0] for n, v in single.items()}
         for name, gradient in wanted.items():
             expected = gradient * min(1, clip / length)
             np.testing.assert_allclose(found[name], expected, rtol=0, atol=2e-5 * min(clip, 1))
         assert 0 < np.sqrt(sum((f**2).sum() for f in found.values())) <= clip
-    both = {frozenset(int(r) % 2 for r in rows) for rows in site.units}
-    assert both == {frozenset({0}), frozenset({1}), frozenset({0, 1})}
-    (without,) = {next(n for n, r in enumerate(site.units) if {x % 2 for x in r} == {1 - stage})}
-    nothing = whole(monkeypatch, stage, [without], clip)[2]
+    assert np.concatenate(site.units).tolist() == np.flatnonzero(coded | labelled).tolist()
+    nothing = whole(monkeypatch, stage, np.flatnonzero(~has[stage]).tolist(), clip)[2]
     assert not any(value.any() for value in nothing.values())
 
 

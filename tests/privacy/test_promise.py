@@ -70,7 +70,7 @@ def test_epsilon_of_counts_is_added_order_by_order() -> None:
     with_counts = noise_for(4.0, 1e-5, 0.1, 40, 3.0)
     assert with_counts > noise_for(4.0, 1e-5, 0.1, 40)
     assert 3.99 < epsilon_of(with_counts, 1e-5, 0.1, 40, 3.0) <= 4.0
-    with pytest.raises(ConfigError, match=r"no noise keeps it .* and counts with scores = 0.5"):
+    with pytest.raises(ConfigError, match=r"no noise keeps it .* and counts = 0.5"):
         noise_for(4.0, 1e-5, 0.1, 40, 0.5)
 
 

@@ -179,7 +179,7 @@ def test_a_site_says_whose_epsilon_it_counts(tmp_path: Path, unit: Any, fits: st
 def test_counts_are_told_once(tmp_path: Path) -> None:
     """Where the job has any; an answer that is made again is the same, and rounds go on."""
     path = tmp_path / "privacy.json"
-    with_counts = replace(PROMISE, privacy=replace(PROMISE.privacy, scores=4.0))
+    with_counts = replace(PROMISE, privacy=replace(PROMISE.privacy, counts=4.0))
     one, none = Budget(path, "a", with_counts), Budget(path, "b", PROMISE)
     one.spend("1" * 64, ANY)
     one.spend("2" * 64, ANY, task=COUNTS)

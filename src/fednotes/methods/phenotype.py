@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,13 @@ from fednotes.methods.phenotype_stages import (
     Classifiers,
     CodeLearner,
     Config,
+    agreed,
+    counted,
+    frequent,
+    own_counts,
     shared_network,
 )
-from fednotes.methods.private import owner_of
+from fednotes.methods.private import Counting, owner_of
 from fednotes.methods.server_steps import by_each, for_names, gathered
 from fednotes.metrics.classification import ClassCounts
 from fednotes.patients.classifiers import (
@@ -120,6 +124,7 @@ class Site(MethodSite):
         # of training with differential privacy
         self.model, self.shared = nn.Module(), dict[str, nn.Parameter]()
         self.private, self.stage = dict[str, nn.Parameter](), 0
+        self.rows = np.zeros((2, 0), np.int64)  # of a training patient in each stage, or -1
 
     @property
     def id(self) -> str:
@@ -196,6 +201,11 @@ class Site(MethodSite):
 
     def begin_codes(self, tensors: Tensors) -> Update:
         """The outputs are agreed, indices into the public list, and which concepts are known."""
+        self.agree_codes(tensors)
+        return Update()
+
+    def agree_codes(self, tensors: Tensors) -> None:
+        """Raises RefusedError for outputs or concepts that are none of the job's."""
         candidates = self.config.candidates
         given = tensors.get("chosen")
         chosen = given.tolist() if given is not None and given.dim() == 1 else [-1]
@@ -206,7 +216,6 @@ class Site(MethodSite):
             )
         known = self._known_concepts(tensors) if KNOWN in tensors else None
         self._learn_codes([candidates[at] for at in chosen], known)
-        return Update()
 
     def _learn_codes(self, outputs: Sequence[str], known: np.ndarray | None) -> None:
         """Raises ConfigError where too few patients are left."""
@@ -305,6 +314,11 @@ class Site(MethodSite):
             raise TrainingError(f"site {self.id!r} was not told which codes to predict")
         return self._codes
 
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Of the categories of codes that may become outputs."""
+        return {name: at for at, name in enumerate(self.config.candidates)}
+
     # what a restart must not lose
 
     def state(self) -> State:
@@ -364,13 +378,7 @@ def agreed_concepts(federation: Federation, config: Config) -> Tensor | None:
     if not config.least_occurrences or config.space.dense:
         return None
     counts = federation.sum("count_concepts").tensors["occurrences"]
-    known = torch.nonzero(counts.round() >= config.least_occurrences).flatten()
-    if not len(known):
-        raise TrainingError(
-            f"no concept occurs {config.least_occurrences:,} times in the training notes of all "
-            f"sites (the most frequent one: {int(counts.max()):,}): lower least_occurrences"
-        )
-    return known
+    return frequent(counts, config.least_occurrences)
 
 
 class _CodeServer(Server):
@@ -567,8 +575,8 @@ def for_sites(config: Config, sites: Sequence[SitePatients]) -> Config:
             f"representation = {config.model.representation!r} leaves stage 1 out"
         )
     phenotypes = sites[0].phenotypes
-    counts = sum(site.train.label_counts()["questionable"] for site in sites)
-    return for_names(
+    questionable = sum(site.train.label_counts()["questionable"] for site in sites)
+    made = for_names(
         config,
         [site.id for site in sites],
         space=sites[0].space,
@@ -576,10 +584,16 @@ def for_sites(config: Config, sites: Sequence[SitePatients]) -> Config:
         phenotypes=phenotypes,
         questionable=tuple(
             name
-            for name, count in zip(phenotypes, np.asarray(counts), strict=True)
+            for name, count in zip(phenotypes, np.asarray(questionable), strict=True)
             if count >= max(config.least_questionable, 1)
         ),
     )
+    if config.privacy and config.privacy.counts and not counted(made):
+        raise ConfigError(
+            "[privacy] counts: this job counts nothing: codes are given, no concept is weighed and "
+            "no class: leave it out"
+        )
+    return made
 
 
 def alone(config: Config, sites: Sequence[SitePatients]) -> tuple[Config, ...]:
@@ -618,9 +632,12 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     return config.stage_1 + config.classifier_cycles * config.judges, sum(sizes)
 
 
-def private_initial(config: Config) -> dict[str, Tensor]:
+def private_initial(config: Config, agreed: Tensors | None = None) -> dict[str, Tensor]:
     """The network, if it learns, and classifiers at zero, of the classes that every disease has."""
-    network = initial(config, len(config.candidates)) if config.learns else {}
+    told, network = agreed or {}, dict[str, Tensor]()
+    if config.learns:
+        outputs = len(told.get("chosen", config.candidates))
+        network = initial(config, outputs, told.get(KNOWN))
     found, classes = prefixed("network.", network), [(ABSENT, PRESENT)] * len(config.phenotypes)
     if classes:
         width = config.model.network.hidden if config.learns else config.space.width
@@ -629,8 +646,7 @@ def private_initial(config: Config) -> dict[str, Tensor]:
 
 
 def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
-    """Each patient with codes or labels: rows of both cohorts, twice the row in the first, or twice
-    that in the second and 1. And the site's network and classifiers, made without a count of any.
+    """Each patient with codes or labels: rows of the training patients.
 
     Raises ConfigError for other units.
     """
@@ -638,25 +654,35 @@ def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
         raise ConfigError(
             f'[privacy] unit = "{unit}": an example is all that a patient has: set unit = "patient"'
         )
-    config, first = site.config, private_initial(site.config)
+    train, found = site.data.train, dict[tuple[str, ...], list[int]]()
+    labelled = np.any(train.labels >= 0, axis=1) & site.config.judges
+    for row, patient in enumerate(train.patients):
+        if labelled[row] or (site.config.learns and patient in site.data.codes):
+            found.setdefault(owner_of(patient, "", unit), []).append(row)
+    return [np.array(rows) for rows in found.values()]
+
+
+def private_begin(site: Site, agreed: Tensors) -> None:
+    """Make the site's network and classifiers, by nothing but what all sites have agreed."""
+    config, first = site.config, private_initial(site.config, agreed)
     cohorts: list[tuple[str, ...]] = [(), site._labelled.patients]
     site.shared = {n: nn.Parameter(v) for n, v in first.items()}
     if config.learns:
-        site._learn_codes(config.candidates, None)
+        every = torch.arange(len(config.candidates))
+        site.agree_codes({"chosen": every, **agreed})
         cohorts[0], site.model = site._learner.cohort.patients, site._learner.network
         site.shared |= {f"network.{n}": p for n, p in site._learner.network.trainable().items()}
     if config.phenotypes:
         classes = torch.tensor([[1.0, 1.0, 0.0]] * len(config.phenotypes))
         idf = {} if site.data.space.dense else {"idf": torch.ones(site.data.space.width).double()}
-        site.prepare({"classes": classes, **idf, **first})
+        known = {f"network.{KNOWN}": agreed[KNOWN]} if KNOWN in agreed else {}
+        site.prepare({"classes": classes, **idf, **agreed, **first, **known})
         assert site._classifiers is not None
         if config.learns:
             site._classifiers.model.network = site._learner.network
-    found: dict[tuple[str, ...], list[int]] = {}
-    for stage, patients in enumerate(cohorts):
-        for row, patient in enumerate(patients):
-            found.setdefault(owner_of(patient, "", unit), []).append(2 * row + stage)
-    return [np.array(rows) for rows in found.values()]
+    places = [{patient: row for row, patient in enumerate(cohort)} for cohort in cohorts]
+    train = site.data.train.patients
+    site.rows = np.array([[of.get(patient, -1) for patient in train] for of in places])
 
 
 def private_rounds(config: Config, epoch: int) -> tuple[int, int]:
@@ -677,7 +703,8 @@ def private_before(site: Site, round: int, kept: Tensors) -> Tensors:
 
 def private_loss(site: Site, rows: np.ndarray) -> Tensor:
     """The mean loss of one patient's codes, or labels; none where there are no such."""
-    own = rows[rows % 2 == site.stage] // 2
+    own = site.rows[site.stage, rows]
+    own = own[own >= 0]
     if not len(own):
         return torch.zeros(())
     if not site.stage:
@@ -732,7 +759,14 @@ METHOD = Method(
             data.train.fingerprint(), repr(sorted((p, sorted(c)) for p, c in data.codes.items()))
         ),
         before=private_before,
+        begin=private_begin,
         behind=("batch", "patients"),
-        counts=None,
+        counts=Counting(
+            lambda config: sum(counted(config).values()),
+            private_units,
+            lambda site, rows: own_counts(site.data, site.config, rows, site.places),
+            agreed,
+            private_initial,
+        ),
     ),
 )

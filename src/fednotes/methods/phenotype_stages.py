@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import checked
 from fednotes.core.tensors import taken
@@ -22,12 +22,24 @@ from fednotes.core.update import Tensors, Update
 from fednotes.methods.averaging import Averaging, AveragingSite, Optimizer, Step
 from fednotes.methods.sites import Count, Number, Part, Rate, RMSprop, Size
 from fednotes.metrics.classification import ClassCounts, rankings
-from fednotes.patients.classifiers import LinearSVMs, fit, platt_sums
-from fednotes.patients.codes import categories_of_job, output_matrix, public_categories
+from fednotes.patients.classifiers import (
+    LinearSVMs,
+    fit,
+    inverse_document_frequencies,
+    platt_sums,
+)
+from fednotes.patients.codes import (
+    categories_of_job,
+    category,
+    choose,
+    output_matrix,
+    public_categories,
+)
 from fednotes.patients.cohort import (
     ABSENT,
     PRESENT,
     QUESTIONABLE,
+    Bags,
     Cohort,
     FeatureSpace,
     SitePatients,
@@ -53,7 +65,8 @@ class Config(Averaging):
     least_questionable: patients over all sites that make "questionable" a class of a disease.
     calibrate: fit probabilities to held-out patients (Platt scaling, by sums alone).
     least_occurrences: of a concept in the training patients' notes at all sites together, that give
-        it a vector of its own; all others share one. 0: each of the dictionary has its own.
+        it a vector of its own; all others share one. 0: each of the dictionary has its own. Under
+        [privacy] patients who have it, and as `minimum` with noise.
     require_output: leave out patients of stage 1 who have none of its outputs.
     optimizer: of stage 1 at the sites; "rmsprop" is Keras' and wants dense updates.
     min_patients: the least that a site's update of the concepts' vectors, or of classifiers of
@@ -93,21 +106,26 @@ class Config(Averaging):
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""
         super().__post_init__()
-        own = self.model.classifier
-        told = (self.model.representation, own.class_weights, own.solver)
-        if self.privacy and (told[1:] != ("none", "sgd") or told[0] not in ("learn", "none")):
+        own, privacy = self.model.classifier, self.privacy
+        if privacy and (
+            own.solver != "sgd"
+            or self.model.representation not in ("learn", "none")
+            or (self.learns and (self.model.network.length or self.vectors))
+        ):
             raise ConfigError(
-                "[privacy] takes no exact counts of patients, nor a representation that was learnt "
-                'before: set model.representation = "learn" or "none", '
-                'model.classifier.class_weights = "none" and model.classifier.solver = "sgd"'
+                "[privacy] takes no representation that was learnt before, and no solution: set "
+                'model.representation = "learn" or "none", model.classifier.solver = "sgd" and '
+                "model.network.length = 0, and leave out [concepts] vectors"
             )
-        counts = self.least_occurrences or self.model.network.length or self.vectors
-        if self.privacy and self.learns and (counts or not self.outputs):
+        counts = own.class_weights != "none" or (
+            self.learns and (self.least_occurrences or not self.outputs)
+        )
+        if privacy and counts and not privacy.counts:
             raise ConfigError(
-                "[privacy]: which codes are predicted and which concepts have a vector would be "
-                "told by exact counts of patients: give training.outputs, the categories of codes, "
-                "set training.least_occurrences = 0 and model.network.length = 0, and leave out "
-                '[concepts] vectors; or set model.representation = "none"'
+                "[privacy]: which codes are predicted, which concepts have a vector and what a "
+                "class weighs would be told by exact counts of patients: set privacy.counts, by "
+                "which they have noise; or give training.outputs, the categories of codes, set "
+                'training.least_occurrences = 0 and model.classifier.class_weights = "none"'
             )
         if self.model.network.updates == "rows" and (self.proximal or self.weight_decay):
             raise ConfigError(
@@ -149,6 +167,88 @@ class Config(Averaging):
     def stage_1(self) -> int:
         """Cycles of stage 1."""
         return self.last_cycle if self.learns else 0
+
+
+# ---- counts with noise ---------------------------------------------------------------------------
+
+
+def counted(config: Config) -> dict[str, int]:
+    """What patients are counted by under `Privacy.counts`, and how many numbers that is."""
+    if not config.space.width:  # what sites hold is not known yet
+        return {"patients": 1}
+    size, own = len(config.phenotypes), dict[str, int]()
+    if config.learns and not config.outputs:
+        own["codes"] = len(config.candidates)
+    if not config.space.dense and (config.least_occurrences or not config.learns):
+        own |= {"concepts": config.space.width, "patients": 1}
+    if config.model.classifier.class_weights == "balanced" and size:
+        own |= {"absent": size, "present": size}
+    return own
+
+
+def own_counts(
+    data: SitePatients, config: Config, rows: np.ndarray, places: Mapping[str, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """What one patient counts, 1 for each thing that the patient has: their places, and ones.
+
+    rows: of the training patients, all of one. places: of the candidates.
+    """
+    whole, labels = config.whole_causes, data.train.labels[rows]
+    names = {category(c, whole) for at in rows for c in data.codes.get(data.train.patients[at], ())}
+    bags = data.train.bags.take(rows)
+    has: dict[str, Any] = {
+        "codes": [places[name] for name in names if name in places],
+        "concepts": np.unique(bags.concepts) if isinstance(bags, Bags) else [],
+        "patients": [0],
+        "absent": np.flatnonzero((labels == ABSENT).any(0)),
+        "present": np.flatnonzero((labels == PRESENT).any(0)),
+    }
+    sizes = counted(config)
+    first = np.cumsum([0, *sizes.values()])
+    found = [at + np.array(has[name], np.int64) for at, name in zip(first, sizes, strict=False)]
+    return np.concatenate(found), np.ones(sum(map(len, found)))
+
+
+def agreed(config: Config, counts: np.ndarray, deviation: float) -> Tensors:
+    """What both stages begin with, of all sites' counts, each with noise of this deviation.
+
+    Raises DataError where no code, or no concept, is frequent enough.
+    """
+    sizes = counted(config)
+    of = dict(zip(sizes, np.split(counts, np.cumsum([*sizes.values()])[:-1]), strict=True))
+    told = dict[str, Tensor]()
+    if "codes" in of:
+        at = {name: place for place, name in enumerate(config.candidates)}
+        often = dict(zip(at, of["codes"].round().astype(int).tolist(), strict=True))
+        told["chosen"] = torch.tensor([at[name] for name in choose(often, config.minimum)])
+    if "concepts" in of and config.learns:
+        told[KNOWN] = frequent(torch.from_numpy(of["concepts"]), config.least_occurrences)
+    elif "concepts" in of:
+        patients = max(1, round(float(of["patients"][0])))
+        told["idf"] = torch.from_numpy(
+            inverse_document_frequencies(of["concepts"].clip(0, patients), patients)
+        )
+    if "present" in of:
+        # A count is as small as its noise, at least: who has one patient would weigh anything.
+        table = np.stack([of["absent"], of["present"], np.zeros_like(of["absent"])], axis=1)
+        classes = [(ABSENT, PRESENT)] * len(config.phenotypes)
+        machines = LinearSVMs(classes, 1, config.model.classifier)
+        told["weights"] = torch.from_numpy(machines.balanced(table.clip(max(1.0, deviation))))
+    return told
+
+
+def frequent(counts: Tensor, least: int) -> Tensor:
+    """(concepts,) int64, rising: those that are counted so often, which have their own vector.
+
+    Raises TrainingError where no concept is.
+    """
+    known = torch.nonzero(counts.round() >= least).flatten()
+    if not len(known):
+        raise TrainingError(
+            f"no concept occurs {least:,} times in the training notes of all "
+            f"sites (the most frequent one: {int(counts.max()):,}): lower least_occurrences"
+        )
+    return known
 
 
 def shared_network(
@@ -320,7 +420,11 @@ class Classifiers:
         score = values @ weights["svm.weight"][columns] + weights["svm.intercept"]  # (machines,)
         sign = torch.from_numpy(self._targets[row]).float()
         each = softplus(-sign * score) if settings.loss == "log" else relu(1 - sign * score)
-        return (each * sign.abs()).sum() / sign.abs().sum().clamp(min=1)
+        counted = sign.abs()  # (machines,)
+        if self._weights is not None:
+            of = self._weights[np.arange(len(sign)), (self._targets[row] > 0).astype(int)]
+            counted = counted * torch.from_numpy(of).float()
+        return (each * counted).sum() / sign.abs().sum().clamp(min=1)
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
         """`classifier_epochs` epochs of stochastic gradient descent from the given machines; or

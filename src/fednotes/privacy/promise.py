@@ -30,7 +30,6 @@ from fednotes.privacy.noise import SCALE
 ORDERS = (*range(2, 33), 36, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256, 512, 1024)
 STEP = 1e-4  # noise that is solved for is rounded up to it: the same number on every machine
 LEAST_NOISE, MOST_NOISE = 0.1, 1000.0
-COUNTED = 20.0  # the most that a unit's counts of right, found and annotated mentions are (L2)
 COUNTS = "noisy_counts"  # the task that tells them
 Unit = Literal["patient", "document", "sentence"]
 
@@ -47,8 +46,10 @@ class Privacy:
     where: "sum", sites add parts of the noise, which hides them where the server sees sums alone
         (secure_sum); or "site", each adds all of it and needs to trust nobody.
     colluding: with "sum", so many sites' noise does not count: a site knows its own.
-    scores: σ of counts of right and wrong mentions in the validation notes, which all sites
-        together tell once, of the last model; 0: they are withheld. ε covers them too.
+    counts: σ of counts, which all sites together tell once: of right and wrong mentions in the
+        validation notes, of the last model; in phenotyping, before it begins, of training patients
+        by code, concept and label. 0: nothing is counted. ε covers them too.
+    counted: the most that one unit's counts may be (L2): the root of how many things it has.
     """
 
     unit: Unit = "patient"
@@ -59,7 +60,8 @@ class Privacy:
     rate: Annotated[float, Interval(ge=1e-6, le=1)] = 0.05
     where: Literal["sum", "site"] = "sum"
     colluding: Annotated[int, Ge(0)] = 1
-    scores: Annotated[float, Ge(0), Interval(le=MOST_NOISE)] = 0.0
+    counts: Annotated[float, Ge(0), Interval(le=MOST_NOISE)] = 0.0
+    counted: Annotated[float, Gt(0), Interval(le=1e6)] = 20.0
 
     @property
     def epoch(self) -> int:
@@ -69,13 +71,13 @@ class Privacy:
     def __post_init__(self) -> None:
         if bool(self.epsilon) == bool(self.noise):
             raise ConfigError("give either epsilon, which is promised, or noise, the multiplier σ")
-        for name, value in (("noise", self.noise), ("scores", self.scores)):
+        for name, value in (("noise", self.noise), ("counts", self.counts)):
             if value and value < LEAST_NOISE:
                 raise ConfigError(f"{name} = {value}: at least {LEAST_NOISE}, or nothing is hidden")
-        if self.scores and self.unit == "sentence":
+        if self.counts and self.unit == "sentence":
             raise ConfigError(
-                f'scores = {self.scores}: counts are of whole notes: set unit = "document" or '
-                '"patient", or leave scores out'
+                f'counts = {self.counts}: they are of whole notes: set unit = "document" or '
+                '"patient", or leave counts out'
             )
 
 
@@ -111,8 +113,8 @@ class Promise:
                 )
         noise = privacy.noise
         if not noise:
-            rate, scores = privacy.rate, privacy.scores
-            noise = noise_for(privacy.epsilon, privacy.delta, rate, rounds, scores)
+            rate, counts = privacy.rate, privacy.counts
+            noise = noise_for(privacy.epsilon, privacy.delta, rate, rounds, counts)
         return cls(privacy, noise, rounds, shares)
 
     @property
@@ -131,12 +133,12 @@ class Promise:
     def counted(self) -> float:
         """What a whole number stands for in a site's noisy counts."""
         # [abadi counts]
-        return self.privacy.scores / math.sqrt(self.shares) * COUNTED / SCALE
+        return self.privacy.counts / math.sqrt(self.shares) * self.privacy.counted / SCALE
 
     def epsilon(self, rounds: int | None = None) -> float:
         """ε of so many rounds, or of all; and of the counts, from the first one on."""
         own, spent = self.privacy, self.rounds if rounds is None else rounds
-        return epsilon_of(self.noise, own.delta, own.rate, spent, own.scores)
+        return epsilon_of(self.noise, own.delta, own.rate, spent, own.counts)
 
     def told(self) -> dict[str, Any]:
         """For a run's summary."""
@@ -151,7 +153,7 @@ class Promise:
             "rounds": self.rounds,
             "where": own.where,
             "shares": self.shares,
-            "scores": own.scores,
+            "counts": own.counts,
         }
 
     def __str__(self) -> str:
@@ -165,8 +167,8 @@ class Promise:
 
 
 @lru_cache(maxsize=256)
-def epsilon_of(noise: float, delta: float, rate: float, rounds: int, scores: float = 0.0) -> float:
-    """ε of rounds of the Poisson-subsampled Gaussian, by Rényi differential privacy. scores: σ of
+def epsilon_of(noise: float, delta: float, rate: float, rounds: int, counts: float = 0.0) -> float:
+    """ε of rounds of the Poisson-subsampled Gaussian, by Rényi differential privacy. counts: σ of
     one Gaussian of everybody besides, if not 0."""
     if not rounds:
         return 0.0
@@ -174,27 +176,27 @@ def epsilon_of(noise: float, delta: float, rate: float, rounds: int, scores: flo
         accountant = rdp.RdpAccountant(list(ORDERS))  # [mironov rdp]
         one = events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise))
         accountant.compose(one, rounds)  # [mironov rdp]
-        if scores:
-            accountant.compose(events.GaussianDpEvent(scores))  # [mironov rdp]
+        if counts:
+            accountant.compose(events.GaussianDpEvent(counts))  # [mironov rdp]
         return float(accountant.get_epsilon(delta))  # [mironov rdp]
 
 
 @lru_cache(maxsize=64)
-def noise_for(epsilon: float, delta: float, rate: float, rounds: int, scores: float = 0.0) -> float:
+def noise_for(epsilon: float, delta: float, rate: float, rounds: int, counts: float = 0.0) -> float:
     """The least multiplier σ that keeps (ε, δ) over all rounds, rounded up to `STEP`.
 
     Raises ConfigError where none does.
     """
     low, high = math.floor(LEAST_NOISE / STEP), math.ceil(MOST_NOISE / STEP)
-    if epsilon_of(high * STEP, delta, rate, rounds, scores) > epsilon:
-        besides = f" and counts with scores = {scores:g}" if scores else ""
+    if epsilon_of(high * STEP, delta, rate, rounds, counts) > epsilon:
+        besides = f" and counts = {counts:g}" if counts else ""
         raise ConfigError(
             f"epsilon = {epsilon:g}: no noise keeps it at delta = {delta:g} over {rounds:,} rounds "
             f"of rate {rate:g}{besides}: ask for more, or train less"
         )
     while low + 1 < high:
         middle = (low + high) // 2
-        enough = epsilon_of(middle * STEP, delta, rate, rounds, scores) <= epsilon
+        enough = epsilon_of(middle * STEP, delta, rate, rounds, counts) <= epsilon
         low, high = (low, middle) if enough else (middle, high)
     return high * STEP
 

@@ -224,7 +224,7 @@ class Budget:
             own = spent.setdefault(self.job, Spent())
             known, most = own.answers, self.promise.rounds
             if task == COUNTS:
-                known, most = own.counts, int(self.promise.privacy.scores > 0)
+                known, most = own.counts, int(self.promise.privacy.counts > 0)
             known[:] = sorted({*known, *(earlier[:SHORT] for earlier in before)})
             if answer[:SHORT] in known:
                 return

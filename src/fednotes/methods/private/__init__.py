@@ -33,19 +33,45 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import Federation, Method, MethodSite, State
-from fednotes.core.tensors import below, fingerprint, load_into, nbytes, prefixed
+from fednotes.core.tensors import below, fingerprint, load_into, nbytes, prefixed, snapshot
 from fednotes.core.types import Document, SiteData
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.text import normalise
 from fednotes.methods.sites import Adam, Best, RoundServer
 from fednotes.metrics.spans import SpanCounts
-from fednotes.privacy.noise import Stream, chosen, cut, discrete_gaussian
-from fednotes.privacy.promise import COUNTED, COUNTS, Promise, Unit
+from fednotes.privacy.noise import SCALE, Stream, chosen, cut, discrete_gaussian
+from fednotes.privacy.promise import COUNTS, Promise, Unit
 from fednotes.privacy.secure_sum.crypto import digest, receipt
 
 NOISY = "noisy_gradients"  # the task of a round
+AGREED = "agreed."  # before names of what was agreed before training, in states
 TOGETHER = 64  # sentences of a unit in one pass
 logger = logging.getLogger("fednotes.methods.private")
+
+
+@dataclass(frozen=True)
+class Counting:
+    """What sites count once, with the noise of `Privacy.counts`.
+
+    size(config): of so many numbers. units(site, unit): what is counted, of each unit. own(site,
+    one): places among these numbers, and the numbers there, of one. agree(config, counts,
+    deviation): of the sum of all sites, each number with noise of that deviation, what the training
+    begins with; None: the last model is counted. initial(config, agreed): what sites share then,
+    before training.
+    """
+
+    size: Callable[[Any], int]
+    units: Callable[[Any, Unit], Sequence[Any]]
+    own: Callable[[Any, Any], tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]]
+    agree: Callable[[Any, np.ndarray, float], Tensors] | None = None
+    initial: Callable[[Any, Tensors], dict[str, Tensor]] = lambda config, agreed: {}
+
+
+MENTIONS = Counting(
+    size=lambda config: 3,
+    units=lambda site, unit: owned(site.id, site.data.valid, unit),
+    own=lambda site, documents: _mentions(site, documents),
+)
 
 
 @dataclass(frozen=True)
@@ -58,8 +84,9 @@ class Privately:
     in their place) of each unit. content(data): a digest of what a site holds. before(site, round,
     kept): before each answer, the parameters of its question being there; those that require no
     gradient then rest. What it gives is kept for the next one, and may be made of parameters alone.
-    counts(site, documents): mentions that it finds rightly, finds, and that are annotated; None: it
-    has none. behind: what a site's policy calls the examples of a sum.
+    begin(site, agreed): before the first one, with what all sites agreed on (`Counting`). counts:
+    mentions found rightly, found, and annotated; None: it has none. behind: what a site's policy
+    calls the examples of a sum.
     """
 
     settings: Mapping[str, Any]
@@ -69,15 +96,14 @@ class Privately:
     units: Callable[[Any, Unit], list[np.ndarray]] = lambda site, unit: units_of(site, unit)
     content: Callable[[Any], bytes] = lambda data: _digest(data)
     before: Callable[[Any, int, Tensors], Tensors] = lambda site, round, kept: kept
-    counts: Callable[[Any, Sequence[Document]], list[float]] | None = lambda site, documents: (
-        _mentions(site, documents)
-    )
+    begin: Callable[[Any, Tensors], None] = lambda site, agreed: None
+    counts: Counting | None = MENTIONS
     behind: tuple[str, ...] = ("batch",)
 
     def require(self, config: Any) -> None:
         """Raises ConfigError for a setting that no promise can be kept with."""
-        if config.privacy.scores and self.counts is None:
-            raise ConfigError("[privacy] scores: this method counts no mentions: leave it out")
+        if config.privacy.counts and not (self.counts and self.counts.size(config)):
+            raise ConfigError("[privacy] counts: this job has nothing to count: leave it out")
         for name, value in self.settings.items():
             if getattr(config, name) != value:
                 raise ConfigError(
@@ -91,6 +117,11 @@ class Privately:
         rounds = self.rounds(config, own.epoch)
         return Promise.of(own, rounds, config.sites, config.min_sites)
 
+    def first(self, config: Any) -> Counting | None:
+        """The noisy counts that training begins with, if any."""
+        before = config.privacy.counts and self.counts and self.counts.agree
+        return self.counts if before else None
+
 
 def privately(method: Method) -> Method:
     """A method that has `private`, with training of this module in place of its own."""
@@ -100,7 +131,7 @@ def privately(method: Method) -> Method:
         of, made = how, method.Site
 
     def server(federation: Federation, config: Any) -> State:
-        return train(federation, config, how.promise(config), how.initial(config))
+        return train(federation, config, how)
 
     def alone(config: Any, sites: Sequence[SiteData]) -> tuple[Any, ...]:
         given = {"sites": 1, "batch_size": config.batch_size}  # no number of this site's divides
@@ -130,18 +161,26 @@ def privately(method: Method) -> Method:
     )
 
 
-def train(
-    federation: Federation, config: Any, promise: Promise, initial: dict[str, Tensor]
-) -> State:
+def train(federation: Federation, config: Any, how: Privately) -> State:
     """All rounds of a promise: a sum of clipped gradients each, and a step of Adam along it."""
-    server = Server(config, promise, initial, federation.resume())
+    promise, resumed = how.promise(config), federation.resume()
+    agreed: Tensors = below(resumed.tensors, AGREED) if resumed else {}
+    counting = how.first(config)
+    if counting and counting.agree and resumed is None:
+        counts = federation.sum(COUNTS, round=0).tensors[COUNTS].double() * promise.counted
+        deviation = promise.counted * SCALE * math.sqrt(max(1, config.sites))
+        agreed = counting.agree(config, counts.numpy(), deviation)
+        federation.sum("begin", agreed)
+    given = counting.initial(config, agreed) if counting else how.initial(config)
+    server = Server(config, promise, given, resumed)
+    server.agreed = agreed
     every = config.evaluate_every * promise.privacy.epoch
     for round in federation.rounds(server.round, promise.rounds):
         server.step(federation.sum(NOISY, server.shared, round=round.number))
         last = server.round == promise.rounds
         told = server.round % every == 0 or last
         server.metrics = {"epsilon": promise.epsilon(server.round)} if told else {}
-        if last and promise.privacy.scores:
+        if last and promise.privacy.counts and counting is None:
             server.judge(federation.sum(COUNTS, server.shared, round=round.number))
         round.commit(server.state(), server.metrics, evaluated=told)
     federation.sum("finish", server.shared)
@@ -149,7 +188,9 @@ def train(
 
 
 class Server(RoundServer):
-    """What sites share, and its optimizer."""
+    """What sites share, and its optimizer. agreed: before training."""
+
+    agreed: Tensors
 
     def __init__(
         self, config: Any, promise: Promise, initial: dict[str, Tensor], resumed: State | None
@@ -174,7 +215,8 @@ class Server(RoundServer):
     def state(self) -> State:
         """Everything that the next round depends on."""
         state = super().state()
-        return replace(state, tensors={**state.tensors, **self._adam.state()})
+        agreed = prefixed(AGREED, self.agreed)
+        return replace(state, tensors={**state.tensors, **agreed, **self._adam.state()})
 
     def _restore(self, state: State) -> None:
         super()._restore(state)
@@ -197,7 +239,7 @@ class PrivateSite(MethodSite):
     Raises ConfigError where training data do not say which unit they are of.
     """
 
-    tasks: ClassVar[frozenset[str]] = frozenset({NOISY, COUNTS, "finish"})
+    tasks: ClassVar[frozenset[str]] = frozenset({NOISY, COUNTS, "begin", "finish"})
     of: ClassVar[Privately]
     made: ClassVar[type[Any]]
 
@@ -221,16 +263,32 @@ class PrivateSite(MethodSite):
                 f"delta = {self.promise.privacy.delta:g}: site {data.id!r} has {len(self.units):,} "
                 "units; a delta of 1 / units and more promises none of them anything"
             )
-        judged = self.site.data.valid if self.promise.privacy.scores else ()
-        self._judged = owned(data.id, judged, self.promise.privacy.unit)
+        self._counting = self.of.counts if config.privacy.counts else None
+        self._counted: Sequence[Any] = ()
+        if self._counting is not None:
+            self._counted = self._counting.units(self.site, config.privacy.unit)
         self._config, self.steps, self.lost = config, 0, 0
         self._kept: Tensors = {}
+        self._data = self.of.content(data)
+        self._begin({})
+
+    def begin(self, tensors: Tensors) -> Update:
+        """What all sites agreed on, by their noisy counts."""
+        if self.steps or self.of.first(self._config) is None:
+            raise RefusedError(f"site {self.id!r}: there is nothing to agree on, or no more")
+        self._begin(tensors)
+        return Update()
+
+    def _begin(self, agreed: Tensors) -> None:
+        """Nothing, where it is to be agreed on yet."""
+        self._agreed = snapshot(agreed)
+        if agreed or self.of.first(self._config) is None:
+            self.of.begin(self.site, agreed)
         self._shared: dict[str, torch.nn.Parameter] = self.site.shared
         self._own: dict[str, torch.nn.Parameter] = self.site.private
-        self._adam = Adam(self._own, config.learning_rate)
+        self._adam = Adam(self._own, self._config.learning_rate)
         share, whole = self.promise.grids
         self._grids = dict.fromkeys(self._shared, share) | dict.fromkeys(self._own, whole)
-        self._data = self.of.content(data)
 
     def noisy_gradients(self, tensors: Tensors, *, round: int) -> Update:
         """Σ of the round's units' clipped gradients, with noise, in whole numbers of the grid."""
@@ -301,25 +359,31 @@ class PrivateSite(MethodSite):
     def _key(self, round: int) -> bytes:
         """Of the randomness of the next answer."""
         now = {n: p.detach() for n, p in self._parameters.items()}
-        sent = fingerprint({**now, **prefixed("kept.", self._kept)})
+        now |= prefixed("kept.", self._kept) | prefixed(AGREED, self._agreed)
+        sent = fingerprint(now)
         about = (repr(self.promise), repr(self._config), self.steps, round, self._question(), sent)
         where = (platform.node(), torch.__version__, torch.get_num_threads())
         return receipt(self._secret, *about, self._data, *where)
 
     def noisy_counts(self, tensors: Tensors, *, round: int) -> Update:
-        """Σ of what each unit's validation notes count, `COUNTED` at most (L2), with noise, in
-        whole numbers; of the last round's model alone."""
-        counts, grid = self.of.counts, self.promise.counted
-        if counts is None or not grid or self.steps < self.promise.rounds:
-            raise RefusedError(f"site {self.id!r}: the job has no counts, or none before its end")
-        load_into(self._shared, tensors)
-        total = torch.zeros(3, dtype=torch.int64)
-        for documents in self._judged:
+        """Σ of what each unit counts, `Privacy.counted` at most (L2), with noise, in whole numbers;
+        before the first round, or of the last round's model alone."""
+        how, grid, most = self._counting, self.promise.counted, self.promise.privacy.counted
+        first = self.of.first(self._config) is not None
+        if how is None or self.steps != (0 if first else self.promise.rounds):
+            raise RefusedError(
+                f"site {self.id!r}: the job has no counts, or none but "
+                f"{'before it begins' if first else 'at its end'}"
+            )
+        load_into({} if first else self._shared, tensors)
+        total = torch.zeros(how.size(self._config), dtype=torch.int64)
+        for one in self._counted:
             with suppress(Exception):  # a refusal would tell of the unit, which adds nothing
-                own = torch.tensor(counts(self.site, documents))
-                total += cut({COUNTS: own}, COUNTED, {COUNTS: grid})[COUNTS]  # [abadi counts]
+                places, own = map(torch.as_tensor, how.own(self.site, one))
+                found = cut({COUNTS: own}, most, {COUNTS: grid})[COUNTS]  # [abadi counts]
+                total.index_add_(0, places, found)
         stream = Stream(receipt(self._key(round), COUNTS, fingerprint({COUNTS: total})))
-        total += torch.from_numpy(discrete_gaussian(stream, 3))  # [abadi counts]
+        total += torch.from_numpy(discrete_gaussian(stream, len(total)))  # [abadi counts]
         return Update({COUNTS: total})
 
     def finish(self, tensors: Tensors) -> Update:
@@ -348,7 +412,7 @@ class PrivateSite(MethodSite):
     def covered(self, task: str) -> dict[str, int]:
         """One step, of as many sentences, or patients, as are expected."""
         expected = int(self.promise.privacy.rate * self.num_examples)
-        behind = {NOISY: expected, COUNTS: len(self._judged)}
+        behind = {NOISY: expected, COUNTS: len(self._counted)}
         if task not in behind:
             return {}
         return {"steps": 1, **dict.fromkeys(self.of.behind, behind[task])}
@@ -356,11 +420,12 @@ class PrivateSite(MethodSite):
     def state(self) -> State:
         """Private layers, their optimizer, what is kept of earlier parameters, the secret."""
         own = prefixed("private.", {name: p.detach() for name, p in self._own.items()})
-        own |= prefixed("kept.", self._kept) | self._adam.state()
+        own |= prefixed("kept.", self._kept) | prefixed(AGREED, self._agreed) | self._adam.state()
         return State(self.steps, own, {"secret": self._secret.hex()})
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
+        self._begin(below(state.tensors, AGREED))
         load_into(self._own, below(state.tensors, "private."))
         self._kept = below(state.tensors, "kept.")
         self._adam.restore(state.tensors)
@@ -418,11 +483,11 @@ def units_of(site: Any, unit: Unit) -> list[np.ndarray]:
     return np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
 
 
-def _mentions(site: Any, documents: Sequence[Document]) -> list[float]:
+def _mentions(site: Any, documents: Sequence[Document]) -> tuple[range, list[float]]:
     """Strict counts over the types that a site annotates."""
     types = site.data.tags.types
     found = SpanCounts.of(documents, site.model.predict(documents), types=types).total
-    return [float(found.strict), float(found.predicted), float(found.gold)]
+    return range(3), [float(found.strict), float(found.predicted), float(found.gold)]
 
 
 def _digest(data: SiteData) -> bytes:
