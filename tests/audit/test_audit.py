@@ -17,7 +17,7 @@ import torch
 from tiny_jobs import TABLE, TAGGER
 from tiny_models import save_bert
 
-from fednotes.audit import Scene, Trial, attacks, convolutions, counts, spans, words
+from fednotes.audit import Scene, Trial, attacks, counts, spans, words
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.job import Job, load_sites
@@ -231,7 +231,7 @@ def test_the_order_of_words_follows_from_a_convolution_s_gradients() -> None:
                         gradients[k] += np.outer(told, rows[text[at + k - 1]])
         often = np.bincount(np.concatenate(texts)).astype(float)
         given = [torch.from_numpy(x) for x in (gradients, rows, often)]
-        found = convolutions.inverted([given[0]], *given[1:], rate).numpy()
+        found = spans.inverted([given[0]], *given[1:], rate).numpy()
         if not rate:
             pairs = [(a, b) for text in texts for a, b in pairwise(text)]
             assert sorted(pairs) == sorted(zip(*np.nonzero(found > 1.5), strict=True))

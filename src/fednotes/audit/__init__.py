@@ -20,7 +20,7 @@ import pkgutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -197,13 +197,12 @@ class Scene:
         """The same notes in a job without secure sum and noise, with these settings of its method
         and of its model; those that they lack are left out."""
         config: Any = self.job.config
-        made = _changed(config.model, model or {})
-        changes = {"min_tokens": 0, "min_steps": 0, "compression": "none", "privacy": None}
-        changes |= {"min_patients": 0, "aggregation": "mean"}
+        changes: dict[str, Any] = dict.fromkeys(("min_tokens", "min_steps", "min_patients"), 0)
+        changes |= {"compression": "none", "aggregation": "mean", "privacy": None}
         changes |= {"minimum": 1} if self.job.privacy else {}  # under which no code is counted
-        config = _changed(config, {**changes, **settings, "model": made})
+        changes |= {**settings, "model": _changed(config.model, model or {})}
         plain = replace(self.job.federation, secure_sum=False, min_sites=0)
-        job = replace(self.job, config=config, privacy=None, federation=plain)
+        job = replace(self.job, config=_changed(config, changes), privacy=None, federation=plain)
         return Scene(job, self.sites, self.site, control=True)
 
     @cached_property
@@ -250,11 +249,6 @@ class Scene:
         """Those that tell of training."""
         return [seen for seen in self.seen if seen.tensors and seen.reads[0].anything]
 
-    @property
-    def training(self) -> Seen | None:
-        """The first of them, but for a warm-up's, which has fewer tensors; None: there is none."""
-        return max(self.answers, key=lambda seen: len(seen.tensors), default=None)
-
 
 class Nothing(FednotesError):
     """An attack is none for a job; says why."""
@@ -289,10 +283,8 @@ class Attack:
             if found is None and isinstance(error, Nothing):
                 return Leak(**told, applies=False, why=str(error))
             return Leak(**told, why=f"could not be tried: {error}")
-        numbers = {k: getattr(found, k) for k in ("success", "chance", "low", "high")}
-        proven = control.success >= self.least
-        told |= {"control": control.success, "proven": proven, "details": dict(found.details)}
-        return Leak(**told, **numbers)
+        told |= {"control": control.success, "proven": control.success >= self.least}
+        return Leak(**told, **asdict(found))
 
 
 def attacks() -> Iterator[Attack]:
@@ -368,8 +360,7 @@ def opened(
 
 
 def _changed(config: Any, settings: Mapping[str, Any]) -> Any:
-    known = {name: value for name, value in settings.items() if hasattr(config, name)}
-    return replace(config, **known)
+    return replace(config, **{n: value for n, value in settings.items() if hasattr(config, n)})
 
 
 def below(site: Any) -> Any:

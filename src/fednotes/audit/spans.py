@@ -1,4 +1,4 @@
-"""Tokens, and their places, in the span of what the lowest maps of an encoder were told.
+"""Tokens and their places, words and their neighbours, in what a model's lowest maps were told.
 
 Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", section 4.1. A map
 Y = X Wᵀ of the lowest layer has the gradient ∂L/∂W = (∂L/∂Y)ᵀ X: its rows are sums of the rows of
@@ -14,12 +14,27 @@ than everything, and what lies in the span was in the batch:
 The paper's second step, which finds what words of several sentences belong together, is left out.
 Dropout moves the rows, more tokens than columns span everything, and a step of Adam is made of the
 signs of such sums.
+
+The lowest maps of a light tagger read a row x a word, wherever it stands, which everybody knows: of
+public vectors, the hash and the characters' layer as it was sent. Rows lie in the span likewise.
+Gradients at the offsets k of a convolution are linear in what its outputs were told, so that the
+order follows in closed form, where DLG (Zhu et al. 2019) and LAMP (Balunović et al. 2022) search:
+
+    G_k = Σ_t δ_t x_{t+k}ᵀ   the gradient at offset k; δ_t that of the output at token t
+    A_k = G_k X⁺             X (words, width): column v is Σ δ_t over the t whose t + k is word v
+    A_{k+1} = A_k T          where u stands before v the same δ_t is in column u here, and v there
+    score of u before v: T[u, v], and likewise backwards; by ridge regression towards what who
+                         knows how often each word is there expects
+
+Columns of contextual features depend on the sentence and are left out. Dropout leaves numbers of
+the rows out, and X⁺ counts with it: (XᵀX + r diag XᵀX)⁻¹ Xᵀ, r the odds of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,62 +52,10 @@ FAINT = 1e-6  # of the largest singular value: rounding
 SLIGHT = 0.05  # of the furthest that the maps move in a round: rounding
 WHOLE = 0.8  # of the columns, at most, are the span: where all are spanned, the largest
 SOFT = 1e-8  # λ, of the largest s²
+MOST = 1500  # words whose neighbours are sought: the most frequent
+RIDGE = 0.1  # of T, in the columns' mean square
+LITTLE = 1e-9  # likewise of X⁺
 KNOWN = 0.02  # weight of how often a word, and a place, is there. Chosen: more hides what is seen
-
-
-class _Reached(Exception):
-    """The lowest map is about to read."""
-
-
-def _library(model: Any) -> Any:
-    """The Hugging Face model whose word embeddings are read; None where there is none."""
-    found = getattr(model, "library", None) or getattr(model, "model", None)
-    return found if hasattr(found, "base_model") else None
-
-
-def _lowest(library: Any) -> list[nn.Linear]:
-    """The maps that read what the embeddings give."""
-    read: list[tuple[nn.Linear, Tensor]] = []
-    with ExitStack() as stack, torch.no_grad():
-        for linear in (m for m in library.modules() if isinstance(m, nn.Linear)):
-            hook = linear.register_forward_pre_hook(lambda m, given: read.append((m, given[0])))
-            stack.callback(hook.remove)
-        library.base_model(input_ids=torch.full((1, 4), 5))
-    return [linear for linear, given in read if given is read[0][1]]
-
-
-def _rows(library: Any, first: nn.Linear, words: Tensor, places: int) -> Tensor:
-    """(words, places, width) what the lowest map reads of each word at each place."""
-    read: list[Tensor] = []
-
-    def reached(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        read.append(given[0])
-        raise _Reached
-
-    hook = first.register_forward_pre_hook(reached)
-    with torch.no_grad(), evaluating(library), suppress(_Reached):
-        library.base_model(input_ids=words[:, None].expand(-1, places))
-    hook.remove()
-    return read[0].double()
-
-
-def _changes(scene: Scene) -> list[tuple[Seen, list[Tensor]]]:
-    """Answers, and (rows, width) each: what is seen of the lowest maps, or of low-rank changes of
-    them, where they move: half of low ranks begins at 0, which stops the other's first step."""
-    model, found = scene.member.model, []
-    library, maps = _library(model), getattr(model, "_maps", [])
-    lowest = [] if library is None else _lowest(library)
-    names = {id(p): n for n, p in model.trainable().items()} if library is not None else {}
-    for seen in scene.answers if lowest else ():
-        own = [seen.change(names.get(id(linear.weight), "")) for linear in lowest]
-        if (down := seen.change("lora.down")) is not None:
-            wide = [m.in_features for m in maps]
-            each = list(down) if down.dim() == 3 else down.split(wide, dim=1)
-            own += [v for m, v in zip(maps, each, strict=True) if any(m is o for o in lowest)]
-        if moved := [value for value in own if value is not None and value.any()]:
-            found.append((seen, moved))
-    far = [sum(float(value.norm()) for value in moved) for _, moved in found]
-    return [one for one, own in zip(found, far, strict=True) if own >= SLIGHT * max(far)]
 
 
 def metric(changes: Sequence[Tensor], soft: bool = False) -> Tensor:
@@ -118,25 +81,121 @@ def far(rows: Tensor, outside: Tensor) -> Tensor:
     return share
 
 
-def _distances(library: Any, outside: Tensor, words: np.ndarray, places: int) -> Tensor:
-    """(words, places)"""
-    first, parts = _lowest(library)[0], torch.from_numpy(words).split(TOGETHER)
-    return torch.cat([far(_rows(library, first, part, places), outside) for part in parts])
+Told = Iterator[tuple[Seen, list[Tensor]]]  # answers, and (rows, width) each: what is seen of maps
+Given = tuple[Any, list[Tensor], Sequence[Read]]
 
 
-def _given(scene: Scene, fold: int) -> tuple[Any, list[Tensor], Sequence[Read]]:
-    """A site as it computed, what is seen of its lowest maps, and what was read. fold: of the
-    control."""
+def _given(scene: Scene, told: Told, what: str, fold: int = 2) -> Given:
+    """A site as it computed, what is seen of its lowest maps, and what was read. what: the maps,
+    for people. fold: of the control."""
     if scene.control:
-        return undefended(scene, _weights, fold)
-    for seen, moved in _changes(scene):
+        return _undefended(scene, fold)
+    for seen, moved in told:
         return scene.sent(seen), moved, seen.reads
-    raise Nothing("no map that reads an encoder's embeddings leaves a site")
+    raise Nothing(f"no {what} leaves a site")
+
+
+def _weights(model: Any) -> list[Tensor]:
+    """Of the maps that read an encoder's embeddings, or a light tagger's words."""
+    library = _library(model)
+    return [linear.weight for linear in _lowest(library)] if library else [*_maps(model).values()]
+
+
+def _undefended(scene: Scene, fold: int) -> Given:
+    """A site; its gradients, without dropout, of a few sentences, which span a half (or a smaller
+    part) of the columns that are known; and what was read."""
+    model, width = scene.member.model, _weights(scene.member.model)[0].shape[-1]
+    if "context" in getattr(model, "layers", ()):
+        fold = -(-fold * width // (width - (model.config.project or model.encoder.dim)))
+    bare = scene.bare(batch="each", batch_size=2, accumulate=1, length=max(8, width // 4))
+    member, read = bare.member, Read()
+    model, maps = member.model, _weights(member.model)
+    with ExitStack() as stack, evaluating(model), hearing([model], lambda: read, trains=False):
+        for weight in maps:
+            stack.callback(weight.requires_grad_, weight.requires_grad)
+            weight.requires_grad_(True)
+        if hasattr(model, "tagset"):
+            sizes = member.train_set.lengths + 2
+            fits = np.flatnonzero(sizes <= max(width // fold, sizes.min()))
+            few = fits[: max(1, int((sizes[fits].cumsum() <= width // fold).sum()))]
+            loss = model.losses(member.train_set, few).source.sum()
+        else:
+            (part, *_) = next(iter(member.steps(0)))
+            model.eval()
+            loss = part.loss([part])
+        gradients = torch.autograd.grad(loss, maps)
+    return member, [gradient.double() for gradient in gradients], (read,)
+
+
+# ---- an encoder ----------------------------------------------------------------------------------
+
+
+class _Reached(Exception):
+    """The only map that is asked about has read."""
+
+
+def _library(model: Any) -> Any:
+    """The Hugging Face model whose word embeddings are read; None where there is none."""
+    found = getattr(model, "library", None) or getattr(model, "model", None)
+    return found if hasattr(found, "base_model") else None
+
+
+def _read_by(library: Any, maps: Sequence[nn.Linear], ids: Tensor) -> list[tuple[Any, Tensor]]:
+    """What some maps read of such ids, in order; of one map no further than that."""
+    read: list[tuple[Any, Tensor]] = []
+
+    def reached(linear: nn.Module, given: tuple[Tensor, ...]) -> None:
+        read.append((linear, given[0]))
+        if len(maps) == 1:
+            raise _Reached
+
+    with ExitStack() as stack, torch.no_grad(), evaluating(library), suppress(_Reached):
+        for linear in maps:
+            stack.callback(linear.register_forward_pre_hook(reached).remove)
+        library.base_model(input_ids=ids)
+    return read
+
+
+def _lowest(library: Any) -> list[nn.Linear]:
+    """The maps that read what the embeddings give."""
+    linear = [module for module in library.modules() if isinstance(module, nn.Linear)]
+    read = _read_by(library, linear, torch.full((1, 4), 5))
+    return [own for own, given in read if given is read[0][1]]
+
+
+def _distances(library: Any, outside: Tensor, words: np.ndarray, places: int) -> Tensor:
+    """(words, places) of what the lowest map reads of each word at each place."""
+    first, parts = _lowest(library)[:1], torch.from_numpy(words)[:, None].split(TOGETHER)
+    rows = (_read_by(library, first, part.expand(-1, places))[0][1] for part in parts)
+    return torch.cat([far(of.double(), outside) for of in rows])
+
+
+def _encoder(scene: Scene) -> Told:
+    """Of its maps, or of low-rank changes of them, where they move: half of low ranks begins at 0,
+    which stops the other's first step."""
+    model, found = scene.member.model, []
+    if (library := _library(model)) is None:
+        return
+    lowest, maps = _lowest(library), getattr(model, "_maps", [])
+    names = {id(p): n for n, p in model.trainable().items()}
+    for seen in scene.answers:
+        own = [seen.change(names.get(id(linear.weight), "")) for linear in lowest]
+        if (down := seen.change("lora.down")) is not None:
+            wide = [m.in_features for m in maps]
+            each = list(down) if down.dim() == 3 else down.split(wide, dim=1)
+            own += [v for m, v in zip(maps, each, strict=True) if any(m is o for o in lowest)]
+        moved = [value for value in own if value is not None and value.any()]
+        found.append((sum(float(value.norm()) for value in moved), seen, moved))
+    least = SLIGHT * max((length for length, *_ in found), default=0)
+    yield from ((seen, moved) for length, seen, moved in found if moved and length >= least)
+
+
+_MAPS = "map that reads an encoder's embeddings"
 
 
 def _tokens(scene: Scene) -> Trial:
     """Those that were read, among decoys that nobody read."""
-    member, changes, reads = _given(scene, 2)
+    member, changes, reads = _given(scene, _encoder(scene), _MAPS)
     library, outside = _library(member.model), metric(changes)
     config, (own, nobody) = library.config, known("", reads)
     free = np.flatnonzero(nobody & (np.arange(len(own)) != config.pad_token_id))
@@ -149,7 +208,7 @@ def _tokens(scene: Scene) -> Trial:
 
 def _places(scene: Scene) -> Trial:
     """Where the words stood that were read, of those that know them."""
-    member, changes, reads = _given(scene, 8)
+    member, changes, reads = _given(scene, _encoder(scene), _MAPS, 8)
     model, sequences = member.model, reads[0].sequences
     marks = model.specials.all if hasattr(model, "specials") else model.tokenizer.all_special_ids
     words = np.setdiff1d(np.concatenate([ids.ravel() for ids in sequences]), marks)
@@ -178,40 +237,122 @@ def _stood(read: Read, words: np.ndarray, places: int) -> np.ndarray:
     return times
 
 
-def undefended(
-    scene: Scene, weights: Callable[[Any], Sequence[Tensor]], fold: int = 2
-) -> tuple[Any, list[Tensor], Sequence[Read]]:
-    """A site; its gradients, without dropout, of a few sentences, which span a half of the columns
-    (or a smaller part) of the maps with these weights; and what was read."""
-    width = weights(scene.member.model)[0].shape[-1]
-    bare = scene.bare(batch="each", batch_size=2, accumulate=1, length=max(8, width // 4))
-    member, read = bare.member, Read()
-    model, maps = member.model, weights(member.model)
-    with ExitStack() as stack, evaluating(model):
-        stack.enter_context(hearing([model], lambda: read, trains=False))
-        for weight in maps:
-            stack.callback(weight.requires_grad_, weight.requires_grad)
-            weight.requires_grad_(True)
-        if hasattr(model, "tagset"):
-            sizes = member.train_set.lengths + 2
-            fits = np.flatnonzero(sizes <= max(width // fold, sizes.min()))
-            few = fits[: max(1, int((sizes[fits].cumsum() <= width // fold).sum()))]
-            loss = model.losses(member.train_set, few).source.sum()
-        else:
-            (part, *_) = next(iter(member.steps(0)))
-            model.eval()
-            loss = part.loss([part])
-        gradients = torch.autograd.grad(loss, maps)
-    return member, [gradient.double() for gradient in gradients], (read,)
+# ---- a light tagger ------------------------------------------------------------------------------
 
 
-def _weights(model: Any) -> list[Tensor]:
-    return [linear.weight for linear in _lowest(_library(model))]
+def _maps(model: Any) -> dict[str, Tensor]:
+    """What reads the words' representations, (offsets or directions, outputs, width) each; none
+    where these are contextual features alone."""
+    known = {"words", "characters"} & {*getattr(model, "layers", ())}
+    named = dict(model.named_parameters()) if known else {}
+    found = {name: value for name, value in named.items() if name.startswith("cnn.weight")}
+    return found or {n: v for n, v in named.items() if n == "lstm.weight_ih_l0"}
+
+
+def _light(scene: Scene, kind: str = "") -> Told:
+    """The first of its maps that move, if one's name begins so; convolutions have offsets then."""
+    for seen in scene.answers:
+        own = {name: seen.change(name) for name in _maps(scene.member.model)}
+        if moved := {n: value for n, value in own.items() if value is not None and value.any()}:
+            if any(n.startswith(kind) and len(value) > bool(kind) for n, value in moved.items()):
+                yield seen, [*moved.values()]
+            return
+
+
+@torch.no_grad()
+def _represented(model: Any, corpora: Sequence[Any]) -> tuple[Tensor, dict[int, np.ndarray]]:
+    """(words, width) the distinct rows of all words; and of each corpus, by its identity, (tokens,)
+    which of them each is."""
+    rows, which = list[Tensor](), {}
+    for corpus in {id(corpus): corpus for corpus in corpora}.values():
+        _, first, form = np.unique(corpus.encoded.form, return_index=True, return_inverse=True)
+        which[id(corpus)] = form + sum(len(of) for of in rows)
+        parts = [*model._represent(replace(corpus, context=None), first)]
+        rows.append(torch.cat(parts, dim=1).double())
+    words, same = np.unique(torch.cat(rows).numpy(), axis=0, return_inverse=True)
+    return torch.from_numpy(words), {key: same.ravel()[of] for key, of in which.items()}
+
+
+def _texts(read: Read, words: dict[int, np.ndarray]) -> list[np.ndarray]:
+    """Each sentence that was read, in words."""
+    return [
+        words[id(corpus)][slice(*corpus.encoded.bounds[at : at + 2])]
+        for corpus, chosen in read.batches
+        for at in chosen
+    ]
+
+
+def _words(scene: Scene) -> Trial:
+    """Those that were read, among others of the site's that nobody read."""
+    what = "convolution or LSTM that reads words"
+    member, changes, reads = _given(scene, _light(scene), what)
+    held = member.train_set, member.valid_set
+    rows, at = _represented(member.model, [*(c for of in reads for c, _ in of.batches), *held])
+    own, *rest = (np.unique(np.concatenate([*_texts(of, at), []])) for of in reads)
+    site = np.concatenate([at[id(corpus)] for corpus in held])
+    free = np.setdiff1d(site, np.concatenate([own, *rest]))
+    decoys, width = rng_of(0, "decoys").permutation(free)[:DECOYS], rows.shape[1]
+    outside = metric([change[..., :width].flatten(0, -2) for change in changes])
+    found = (rows[of.astype(int)] for of in (own, decoys))
+    return Trial.of(*(-far(of[of.any(dim=1)], outside) for of in found))
+
+
+def _neighbours(scene: Scene) -> Trial:
+    """Which words stand side by side, of those of the site that were read."""
+    what = "convolution that reads words"
+    member, changes, reads = _given(scene, _light(scene, "cnn"), what)
+    rate = 0.0 if scene.control else member.config.model.dropout
+    rows, at = _represented(member.model, [c for of in reads for c, _ in of.batches])
+    texts = [_texts(of, at) for of in reads]
+    often = np.bincount(np.concatenate([text for of in texts for text in of]), minlength=len(rows))
+    chosen = np.argsort(-often, kind="stable")[: min(MOST, int((often > 0).sum()))]
+    place = np.full(len(rows), -1)
+    place[chosen] = np.arange(len(chosen))
+    times = np.zeros((len(texts), len(chosen), len(chosen)))
+    for own, of in zip(times, texts, strict=True):
+        for text in of:
+            pairs = place[np.stack((text[:-1], text[1:]))]
+            np.add.at(own, tuple(pairs[:, (pairs >= 0).all(0)]), 1)
+    here = np.flatnonzero(times[0].sum(0) + times[0].sum(1))
+    given = rows[torch.from_numpy(chosen)], torch.from_numpy(often[chosen]).double(), rate
+    found = inverted(changes, *given).numpy()
+    return Trial.order(found[here][:, here], times[:, here][:, :, here], words=float(len(here)))
+
+
+def inverted(changes: Sequence[Tensor], rows: Tensor, often: Tensor, rate: float) -> Tensor:
+    """(words, words) how often each is likely to stand before each, twice.
+
+    changes: (offsets, outputs, width) of each convolution. rows: (words, width). often: (words,)
+    how often each word is there, by which alone it is as often before any other as that is there.
+    rate: of dropout.
+    """
+    squares = rows.T @ rows
+    mean = squares.diagonal() * rate / (1 - rate) + LITTLE * squares.diagonal().mean()
+    inverse = torch.linalg.solve(squares + mean.diag(), rows.T)  # [audit order] (width, words)
+    told = [change[..., : rows.shape[1]].double() @ inverse for change in changes]
+    before = torch.cat([of[:-1].flatten(0, 1) for of in told])  # (offsets · outputs, words)
+    after = torch.cat([of[1:].flatten(0, 1) for of in told])
+    return _ridge(before, after, often) + _ridge(after, before, often).T  # [audit order]
+
+
+def _ridge(x: Tensor, y: Tensor, often: Tensor) -> Tensor:
+    """T of x T = y, each row as often as its word is there."""
+    squares, blind = x.T @ x, (often / often.sum()).expand(len(often), -1)
+    most = RIDGE * squares.diagonal().mean() * torch.eye(len(squares))
+    found: Tensor
+    found = blind + torch.linalg.solve(squares + most, x.T @ y - squares @ blind)
+    return found * often[:, None]
 
 
 _SEES = "an update of the maps that read an encoder's embeddings"
 _CLOSED = 'lowest layers that stay as they are (train = "top"); noise ([privacy])'
+_READS = "an update of {} that reads words"
+_STAY = (
+    "convolutions and LSTM that stay (private); more sentences a batch, dropout; noise ([privacy])"
+)
 ATTACKS = (
     Attack("tokens from the lowest maps", _SEES, _CLOSED, _tokens),
     Attack("places from the lowest maps", _SEES, f"{_CLOSED}; more local steps", _places),
+    Attack("words from convolutions", _READS.format("convolution or LSTM"), _STAY, _words),
+    Attack("neighbours from convolutions", _READS.format("convolution"), _STAY, _neighbours),
 )

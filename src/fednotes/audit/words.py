@@ -51,7 +51,9 @@ def _moved(seen: Seen, name: str, rows: int) -> Tensor:
 
 
 def _told(scene: Scene, bias: bool) -> Trial:
-    seen = (scene.bare(exchange="gradients", local_steps=1) if scene.control else scene).training
+    of = scene.bare(exchange="gradients", local_steps=1) if scene.control else scene
+    # The first answer, but for a warm-up's, which has fewer tensors.
+    seen = max(of.answers, key=lambda seen: len(seen.tensors), default=None)
     if seen is None or not (tables := _tables(seen, bias)):
         kind = "output bias with a number" if bias else "table with a row"
         raise Nothing(f"no {kind} per word leaves a site")
