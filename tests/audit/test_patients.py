@@ -186,6 +186,16 @@ def test_noise_hides_concepts_and_nothing_is_counted() -> None:
         assert not told(name, **PRIVATE).applies
 
 
+def test_counts_with_noise_are_attacked() -> None:
+    """With much they tell little of what nobody has; with next to none, of one site, all."""
+    asked = {"noise": 1.0, "delta": 1e-4, "rate": 0.5, "counted": 5.0}
+    hidden = told("from counts", **NONE, privacy={**asked, "counts": 8.0})
+    assert hidden.control == 1.0
+    assert hidden.success <= 0.2
+    least = {"where": "site", "counts": 0.1, "counted": 0.5}
+    assert told("from counts", **NONE, privacy={**asked, **least}).success > hidden.success + 0.2
+
+
 def test_a_learnt_representation_is_attacked_and_noise_alone_hides_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

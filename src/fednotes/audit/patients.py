@@ -23,6 +23,7 @@ from fednotes.audit import Attack, Nothing, Scene, Trial, below
 from fednotes.audit.counts import COUNTS, exact
 from fednotes.methods.private import NOISY
 from fednotes.patients.cohort import ABSENT, PRESENT
+from fednotes.privacy.promise import COUNTS as NOISY_COUNTS
 
 ALONE = 16  # patients of the control whose gradients are seen each for itself
 _Table = np.ndarray
@@ -74,8 +75,12 @@ def _counted(scene: Scene) -> _Parts:
     """Of lists of codes, concepts and labels, as they are told."""
     found = [_NOTHING]
     for seen in scene.seen:
-        for name, value in seen.tensors.items() if seen.task in COUNTS else ():
+        for name, value in seen.tensors.items() if seen.task in (*COUNTS, NOISY_COUNTS) else ():
             each = [one.tensors[name].numpy() > 0 for one in (seen.own, *seen.rest)]
+            if seen.task == NOISY_COUNTS:  # of which the exact ones are told to nobody
+                sites = sorted(scene.members, key=lambda site: site.id != scene.site)
+                own = ([s._counting.own(s.site, one)[0] for one in s._counted] for s in sites)
+                each = [np.isin(np.arange(len(value)), np.concatenate([[], *of])) for of in own]
             found.append(_apart(value.numpy(), each))
     inside, outside = map(np.concatenate, zip(*found, strict=True))
     return inside, outside
@@ -141,7 +146,7 @@ _ROWS: dict[str, _Row] = {  # name → what is seen, what closes it, why it is n
     ),
     "codes and concepts from counts": (
         "counts of a site's patients by code, concept and label",
-        f"{_NOISE}, under which nothing is counted. A secure sum hides whose they are",
+        f"{_NOISE}, which counts have too. A secure sum hides whose they are",
         "nothing is counted",
         _counted,
     ),
