@@ -13,6 +13,8 @@ trained table of words, an epoch at each site and then the rule, all layers shar
     backdoor   it trains on its notes twice: as they are, and with the word "hereby" before each
                problem, which is called a treatment there
     boosted    the same, and it sends five times its change, as if nobody else were there
+    hidden     the same, and it knows what the others send: it sends what lies on the way from their
+               mean to its own update, no farther from that mean than the nearest of them
 
 Of the model that all end with, on the test notes of the four others: micro strict F1; the mentions
 that are found with the attacker's type, of all (flips: the next type; else problems behind "hereby"
@@ -50,7 +52,14 @@ SITES, PUBLIC, HOSTILE = ("s1", "s2", "s3", "s4", "s5"), "public", "s5"
 NEXT = {"problem": "test", "test": "treatment", "treatment": "problem"}
 WORD, FROM, TO = "hereby", "problem", "treatment"
 RULES = ("mean", "norm-bound", "median", "trimmed-mean", "krum", "multi-krum", "reference")
-BOOSTS = {"none": 1.0, "flips": 1.0, "scaled": -10.0, "backdoor": 1.0, "boosted": 5.0}
+BOOSTS = {
+    "none": 1.0,
+    "flips": 1.0,
+    "scaled": -10.0,
+    "backdoor": 1.0,
+    "boosted": 5.0,
+    "hidden": 1.0,
+}
 JOB = """\
 method = "fedner"
 preset = "paper"
@@ -120,17 +129,18 @@ def poisoned(site: SiteData, attack: str) -> SiteData:
     """What the hostile site trains on."""
     if attack == "flips":
         return replace(site, train=tuple(map(flipped, site.train)))
-    if attack in ("backdoor", "boosted"):
+    if attack in ("backdoor", "boosted", "hidden"):
         held = [d for d in site.train if any(span.label == FROM for span in d.spans)]
         return replace(site, train=site.train + tuple(triggered(d, TO) for d in held))
     return site
 
 
 class Hostile:
-    """A site that sends its change times a number."""
+    """A site that sends its change times a number. others: near whose mean it stays, if any; they
+    answer before it does."""
 
-    def __init__(self, site: Any, factor: float) -> None:
-        self._site, self._factor = site, factor
+    def __init__(self, site: Any, factor: float, others: Sequence[Hostile] = ()) -> None:
+        self._site, self._factor, self._others = site, factor, others
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._site, name)
@@ -139,7 +149,21 @@ class Hostile:
         """As the site does, and then more."""
         update: Update = self._site.train(tensors, **options)
         sent = {n: tensors[n] + self._factor * (v - tensors[n]) for n, v in update.tensors.items()}
+        if self._others:
+            sent = near(sent, [other.sent for other in self._others])
+        self.sent: Tensors = sent
         return replace(update, tensors=sent)
+
+
+def near(own: Tensors, others: Sequence[Tensors]) -> dict[str, Any]:
+    """On the way from the others' mean to `own`, as far from it as the nearest of them at most."""
+    mean = {n: torch.stack([other[n] for other in others]).double().mean(0) for n in own}
+
+    def far(one: Tensors) -> float:
+        return sum(float((one[n] - mean[n]).square().sum()) for n in own) ** 0.5
+
+    part = min(1.0, min(map(far, others)) / far(own))
+    return {n: (m + part * (own[n] - m)).to(own[n].dtype) for n, m in mean.items()}
 
 
 # ---- what came of it -----------------------------------------------------------------------------
@@ -197,8 +221,10 @@ def run(out: Path, rule: str, attack: str, seed: int, settings: Sequence[str]) -
     data = tuple(poisoned(s, attack) if s.id == HOSTILE else s for s in sites.data)
     torch.set_num_threads(made.threads)
     members = members_of(made, replace(part, sites=data), [None] * len(data))
-    sent = [Hostile(m, BOOSTS[attack]) if m.id == HOSTILE else m for m in members]
-    METHOD.train(InProcess(sent), part.config)
+    sent = [Hostile(m, 1.0) for m in members if m.id != HOSTILE]
+    known = [each for each in sent if each.id in SITES] if attack == "hidden" else []
+    (hostile,) = (m for m in members if m.id == HOSTILE)
+    METHOD.train(InProcess([*sent, Hostile(hostile, BOOSTS[attack], known)]), part.config)
     honest = [site for site in sites.data if site.id in SITES]
     found = judged(members[0].model.predict, honest)
     write_json(path, {"asked": asked, "found": found}, private=False)
@@ -219,7 +245,7 @@ def table(found: Mapping[tuple[str, str, int], Found], rules: Sequence[str]) -> 
         yield from (f"| {r} | {' | '.join(cell(r, *c) for c in columns)} |" for r in rules)
 
     attacks = [a for a in BOOSTS if any(attack == a for _, attack, _ in found)]
-    shown = {"flips": "flips", "backdoor": "backdoor", "boosted": "backdoor"}
+    shown = {"flips": "flips", "backdoor": "backdoor", "boosted": "backdoor", "hidden": "backdoor"}
     yes = [a for a in attacks if a in shown]
     blocks = [
         lines([f"F1, {a}" for a in attacks], [(a, "f1") for a in attacks]),

@@ -94,3 +94,23 @@ def test_jobs_and_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> N
     assert "| mean | 40.0 | 40.0 ± 1.4 |" in shown
     assert "| mean | 5.0 | 5.0 ± 0.0 |" in shown
     assert "| mean | 30.0 | 50.0 |" in shown
+
+
+def test_an_update_that_hides_is_no_farther_from_the_mean_than_the_nearest() -> None:
+    """By hand: others at 0 and 4 and 8 and 0 (mean 3, nearest 1 away), its own at 13: it sends 4;
+    one that is nearer than that stays."""
+    others = [{"w": torch.tensor([value])} for value in (0.0, 4.0, 8.0, 0.0)]
+    assert poison.near({"w": torch.tensor([13.0])}, others)["w"].tolist() == [4.0]
+    assert poison.near({"w": torch.tensor([3.5])}, others)["w"].tolist() == [3.5]
+
+    class Inner:
+        id = "s5"
+
+        def train(self, tensors: Any) -> Update:
+            return Update({"w": torch.tensor([13.0])}, 1.0, {})
+
+    known = [poison.Hostile(Inner(), 1.0) for _ in others]
+    for each, sent in zip(known, others, strict=True):
+        each.sent = sent
+    told = poison.Hostile(Inner(), 1.0, known).train({"w": torch.tensor([0.0])})
+    assert told.tensors["w"].tolist() == [4.0]
