@@ -151,6 +151,12 @@ def test_what_counts_patients_exactly_is_refused() -> None:
     for training in counted:
         with pytest.raises(ConfigError, match=r"told by exact counts .* or give training.outputs"):
             parse_job({**learnt, "training": training}, "job", Path(), "job.toml")
+    assert PHENOTYPE.warnings(config_of()) == ()
+    steeper = replace(
+        config_of(), model=replace(config_of().model, classifier=SvmConfig(eta0=5.0, alpha=0.1))
+    )
+    (told,) = PHENOTYPE.warnings(steeper)
+    assert told.endswith("learning_rate: eta0, alpha of [model.classifier] do nothing")
     with pytest.raises(ConfigError, match=r"calibrate = True: under \[privacy\] it must be False"):
         parse_job({**table, "training": {"calibrate": True}}, "job", Path(), "job.toml")
 

@@ -55,6 +55,7 @@ from fednotes.metrics.classification import ClassCounts
 from fednotes.patients.classifiers import (
     CLASSES,
     LinearSVMs,
+    SvmConfig,
     classes_of,
     document_frequencies,
     fit_platt,
@@ -721,7 +722,13 @@ def warnings(config: Config) -> tuple[str, ...]:
         "aggregation is of stage 1 alone: each disease's classifier is a sum over its patients, "
         "which a hostile site can move as far as it likes",
     ) * (by_each(config) and bool(config.phenotypes))
-    if config.privacy or (not config.learns and config.model.representation != "none"):
+    if config.privacy:
+        own, usual = config.model.classifier, SvmConfig()
+        names = ("learning_rate", "eta0", "power_t", "alpha")
+        unused = [n for n in names if getattr(own, n) != getattr(usual, n)]
+        told = f"[privacy] trains classifiers by training.learning_rate: {', '.join(unused)} of "
+        return (*robust, *(f"{told}[model.classifier] do nothing",) * bool(unused))
+    if not config.learns and config.model.representation != "none":
         return robust
     what = "an update of concept vectors" if config.learns else "a classifier of bags of concepts"
     return (
