@@ -155,15 +155,16 @@ def test_models_remember_without_a_promise(few: None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("privacy", [None, PRIVATE])
+@pytest.mark.parametrize("privacy", [None, PRIVATE | {"epsilon": 1.0}])
 def test_noise_makes_them_forget(
     few: None, monkeypatch: pytest.MonkeyPatch, privacy: dict[str, Any] | None
 ) -> None:
     """Each succeeds on the control and without a promise, and falls to chance with one."""
     monkeypatch.setattr(memory, "MODELS", 8)
     monkeypatch.setattr(memory, "CONTROL", 16)
-    settings = {"training": TABLE["training"] | LONG | {"epochs": 15}, "privacy": privacy}
-    made = scene(**settings) if privacy else scene(training=TABLE["training"] | LONG)
+    more = {"synthetic": {"sites": 1, "sentences": 60}}
+    settings = {"training": TABLE["training"] | LONG | {"epochs": 15}, "privacy": privacy} | more
+    made = scene(**settings) if privacy else scene(training=TABLE["training"] | LONG, **more)
     for attack in memory.ATTACKS[:5]:
         leak = attack.on(made)
         if "canaries" in leak.attack:
@@ -172,8 +173,9 @@ def test_noise_makes_them_forget(
         assert leak.success is not None
         assert leak.low is not None
         if privacy:
-            assert leak.low <= leak.chance < leak.success + 0.05
-            assert leak.details["auc"] == pytest.approx(0.5, abs=0.2)
+            ten = "10 times" in leak.attack  # ten units, of which 10 ε are promised
+            assert leak.low <= leak.chance < leak.success + 0.05 or ten
+            assert leak.details["auc"] == pytest.approx(0.5, abs=0.2) or ten
         else:
             assert leak.proven
             assert leak.low > leak.chance

@@ -336,10 +336,9 @@ def opened(
     """
     if (site_file is not None or total) and not (site and site_file and total):
         raise ConfigError("--site-file, --site and --total go together")
-    place, run = Path(target), is_run(Path(target))
-    if run and (settings or total):
-        raise ConfigError(f"{target} is a run, which was made as it is: give its job in place")
-    if run:
+    if is_run(place := Path(target)):
+        if settings or total:
+            raise ConfigError(f"{target} is a run, which was made as it is: give its job in place")
         known = recorded(place)
         table, folder = mapping(known.get("table")), Path(str(known.get("folder")))
         job, out = parse_job(table, place.name, folder, target), out or place
@@ -395,6 +394,7 @@ class _Wire(InProcess):
         self._judges = any(EVALUATE in site.tasks for site in scene.members)
         self.seen: list[Seen] = []
         self._known: dict[str, Tensor] = {}
+        self._answers: dict[str, tuple[Update, Read]] = {}  # of one sum
         self._compression: Any = getattr(scene.part.config, "compression", "none")
 
     def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
@@ -414,18 +414,19 @@ class _Wire(InProcess):
         tensors: Tensors | None,
         options: Mapping[str, Option],
     ) -> Answer:
-        self._updates, self._reads = dict[str, Update](), dict[str, Read]()
-        # A copy, for a server may change its own in place.
-        given = {} if (late := self._late) else snapshot(tensors or {})
+        given = (
+            {} if (late := self._late) else snapshot(tensors or {})
+        )  # a server may change its own
         self._known = {} if late else {**self._known, **given}  # nothing is sent twice
         answer = asked(task, tensors, **options)
         total = answer if isinstance(answer, Total) else Total.of(answer.values())
         total = replace(total, tensors={}) if late else total
-        told = own = self._updates.pop(self._site)
+        audited = self._answers.pop(self._site)
+        (own, *rest), reads = zip(audited, *self._answers.values(), strict=True)
+        self._answers.clear()
+        told = own
         if self.summing is not None:
             told = Update(total.mean() if total.weight > 0 else {}, metrics=total.metrics)
-        reads = (self._reads.pop(self._site), *self._reads.values())
-        rest = tuple(self._updates.values())
         seen = Seen(task, self._known, told.tensors, told.metrics, own, rest, total, reads)
         if task == "send" and given:  # of a change, in a code
             seen = self._plain(seen, given, int(options["sites"]))
@@ -451,8 +452,8 @@ class _Wire(InProcess):
         """As there."""
         self.now = Read()
         update = super().run(site, task, sent, options)
-        self._reads[site.id] = Read() if self._late else self.now
-        self._updates[site.id] = Update(metrics=update.metrics) if self._late else update
+        counts = Update(metrics=update.metrics), Read()
+        self._answers[site.id] = counts if self._late else (update, self.now)
         return update
 
     def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
@@ -475,16 +476,16 @@ def hearing(models: Iterable[Any], now: Callable[[], Read], trains: bool = True)
     """Note what models are given, by default while they train. now: where."""
 
     def given(model: Any, asked: Callable[..., Any], *texts: Any, **more: Any) -> Any:
-        read = now()
         if model.training >= trains:
-            if not hasattr(model, "tagset"):
+            read = now()
+            if hasattr(model, "tagset"):
+                read.batches.append(texts[:2])
+            else:
                 labels = texts[1].labels
                 read.note("masked", labels[labels >= 0], model.vocabulary)
-            else:
-                read.batches.append(texts[:2])
-            if hasattr(model, "word_rows"):
-                for table, ids in model.word_rows(*texts[:2]).items():
-                    read.note(table, ids, len(model.get_parameter(table)))
+            rows = model.word_rows(*texts[:2]) if hasattr(model, "word_rows") else {}
+            for table, ids in rows.items():
+                read.note(table, ids, len(model.get_parameter(table)))
         return asked(*texts, **more)
 
     def embedded(table: nn.Embedding, texts: tuple[Tensor, ...]) -> None:

@@ -151,7 +151,7 @@ def remembered(scene: Scene, what: str) -> Remembered:
             sown = [(s, at) for s in secrets for at in s.carriers * (again if s.times == 1 else 1)]
             given = own.training(inside[:, model], sown, again)
             seed = 0 if scene.patients else model  # who knows the job knows its seed
-            site = trained(scene, own.job if scene.patients else job, given, seed, cache)
+            site = _trained(scene, own.job if scene.patients else job, given, seed, cache)
             with torch.no_grad():
                 for by, column in own.judge(site).items():
                     found.units.setdefault(by, np.zeros(inside.shape))[:, model] = column
@@ -161,9 +161,10 @@ def remembered(scene: Scene, what: str) -> Remembered:
     return found
 
 
-def trained(scene: Scene, job: Job, given: Any, model: int, cache: str) -> Any:
-    """The audited site after the whole of a training alone on what is given, a seed a model."""
-    settings: Any = replace(job.config, seed=job.seed + model)  # type: ignore[type-var]
+def _trained(scene: Scene, job: Job, given: Any, seed: int, cache: str) -> Any:
+    """The audited site after the whole of a training alone on what is given, with a seed so much
+    above the job's."""
+    settings: Any = replace(job.config, seed=job.seed + seed)  # type: ignore[type-var]
     config = job.module.alone(job.module.for_sites(settings, (given,)), (given,))[0]
     part = Part("alone", (given,), config, scene.site)
     site: Any = members_of(job, part, [None], cache=Path(cache))[0]
@@ -253,12 +254,11 @@ class _Mentions:
         """A sentence with another text in place of its mention."""
         sentence, span = self._sentences[at]
         longer = len(text) - (span.end - span.start)
-        moved = [s for s in sentence.spans if s.start < span.start]
-        for s in sentence.spans[len(moved) :]:
-            start = s.start if s is span else s.start + longer
-            moved.append(replace(s, start=start, end=s.end + longer))
+        spans, at = sentence.spans, sentence.spans.index(span)  # which are sorted
+        after = (replace(s, start=s.start + longer, end=s.end + longer) for s in spans[at + 1 :])
+        spans = (*spans[:at], replace(span, end=span.end + longer), *after)
         whole = sentence.text[: span.start] + text + sentence.text[span.end :]
-        return replace(sentence, text=whole, spans=(*moved,), sentences=(), tokens=())
+        return replace(sentence, text=whole, spans=spans, sentences=(), tokens=())
 
 
 def _replaceable(sentence: Document) -> list[Span]:
