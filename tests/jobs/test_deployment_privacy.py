@@ -143,7 +143,7 @@ def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
     """Sites keep what their noise is made of: a killed site and a killed server change nothing, so
     no round is paid twice, and noisy counts are told once. The server has no loss, no count but
     those, and says what was promised."""
-    ends, scores, counted = [], set(), 'unit = "document"\nscores = 4.0'
+    ends, scores, counted = [], set(), 'unit = "document"\ncounts = 4.0'
     job = job.replace('unit = "document"', counted)
     for kill in ("", "posts", "server"):
         hospitals = Hospitals(tmp_path / (kill or "none"), job, site_notes, policy=NOISE)
@@ -208,6 +208,7 @@ back = ["icd9:722"]
 
 
 GIVEN = {"counts": "", "outputs": 'outputs = ["icd9:401", "icd9:250"]'}
+COMMON = "admission"  # of most patients, more than ten deviations of the noise
 COUNTED = {
     "counts": "counts = 2.0\ncounted = 4.0",
     "outputs": "minimum = 40\nleast_occurrences = 20",
@@ -232,7 +233,7 @@ def test_phenotyping_is_approved_and_run_with_one_promise(
     data = {f"s{n}": patients(tmp_path / f"s{n}", n) for n in range(3)}
     rules = f"{NOISE}min_patients = 10\nmax_rounds = {2 * rounds}\n"
     hospitals = Hospitals(tmp_path, PHENOTYPES.format(**model), data, policy=rules)
-    (tmp_path / "terms.tsv").write_text("C0000001\tasthma\nC0000002\tfever\n")
+    (tmp_path / "terms.tsv").write_text(f"C0000001\tasthma\nC0000002\t{COMMON}\n")
     for name in hospitals.names:
         hospitals.change(
             name, "[data]", f"[files]\ndictionary = '{tmp_path / 'terms.tsv'}'\n[data]"

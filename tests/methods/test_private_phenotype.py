@@ -119,7 +119,7 @@ def test_other_notes_of_the_same_patients_have_other_noise(monkeypatch: pytest.M
 
 def test_what_counts_patients_exactly_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'unit = "document": .* set unit = "patient"'):
-        PRIVATE.Site(SITES[0], config_of(unit="document"))
+        config_of(unit="document")
     table: dict[str, Any] = {
         "method": "phenotype",
         "preset": "paper",

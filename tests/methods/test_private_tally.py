@@ -3,6 +3,7 @@ classes."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -220,18 +221,63 @@ def test_a_run_is_the_same_however_it_is_run(representation: str, tmp_path: Path
     assert promise.epsilon() == epsilon_of(1.5, 1e-5, 0.5, promise.rounds, 0.5)
 
 
+ODD = {
+    "another name": {"network.embedding": torch.full((60, 8), math.nan)},
+    "not all": {},
+    "no number": {"idf": [math.nan]},
+    "infinite": {"idf": [math.inf]},
+    "nothing": {"idf": [0.0]},
+    "negative": {"idf": [-1.0]},
+    "huge": {"idf": [1e308]},
+    "tiny": {"idf": [1e-320]},
+    "no weight": {"weights": [math.nan]},
+    "short": {"idf": torch.ones(59).double()},
+    "single": {"idf": torch.ones(60)},
+}
+
+
+@pytest.mark.parametrize("odd", [pytest.param(odd, id=name) for name, odd in ODD.items()])
+def test_what_a_server_says_was_agreed_tells_of_no_patient(odd: dict[str, Any]) -> None:
+    """It is refused, with the same words, whether or not a patient has the only concept whose
+    number is odd."""
+    config, at = config_of("none"), 7
+    have = table_of(SITES[0].train.bags)[:, at] > 0
+    without = replace(SITES[0], train=SITES[0].train.take(np.flatnonzero(~have)))
+    given: dict[str, Any] = {"idf": torch.ones(60).double(), "weights": torch.ones(3, 2).double()}
+    for name, value in odd.items():
+        if isinstance(value, list):
+            given[name].view(-1)[at % given[name].numel()] = value[0]
+        else:
+            given[name] = value
+    if not odd:
+        del given["weights"]
+    for data in (SITES[0], without):
+        site = PRIVATE.Site(data, config, secret=bytes(32))
+        with pytest.raises(RefusedError, match="not what noisy counts of this job say"):
+            site.begin(given)
+
+
 def test_a_server_asks_once_and_for_what_the_job_has() -> None:
     site = PRIVATE.Site(SITES[0], config_of(), secret=bytes(32))
+    weights = {"weights": torch.ones(3, 2).double()}
     with pytest.raises(RefusedError, match="not places in the job's list"):
-        site.begin({"chosen": torch.tensor([1, 10**6])})
+        site.begin({"chosen": torch.tensor([1, 10**6]), KNOWN: torch.tensor([5, 7]), **weights})
     with pytest.raises(RefusedError, match="not places in the dictionary's list"):
-        site.begin({"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 5])})
-    site.begin({"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 7])})
+        site.begin({"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 5]), **weights})
+    agreed = {"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 7])}
+    agreed["weights"] = torch.ones(3, 2).double()
+    site.begin(agreed)
+    site.begin(agreed)  # after a fault
+    with pytest.raises(RefusedError, match="nothing to agree on, or no more"):
+        site.begin({**agreed, "chosen": torch.tensor([1, 3])})
     site.noisy_gradients({n: v.detach() for n, v in site.site.shared.items()}, round=0)
     with pytest.raises(RefusedError, match="none but before it begins"):
         site.noisy_counts({}, round=0)
     with pytest.raises(RefusedError, match="nothing to agree on, or no more"):
-        site.begin({"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 7])})
+        site.begin(agreed)
+    broken = {n: torch.full_like(v.detach(), math.nan) for n, v in site.site.shared.items()}
+    with pytest.raises(RefusedError, match="not of finite numbers"):
+        site.finish(broken)
     with pytest.raises(ConfigError, match=r"\[privacy\] counts: this job counts nothing"):
         config_of(
             outputs=("icd9:401",),

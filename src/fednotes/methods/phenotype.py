@@ -47,6 +47,7 @@ from fednotes.methods.phenotype_stages import (
     counted,
     frequent,
     own_counts,
+    require_agreed,
     shared_network,
 )
 from fednotes.methods.private import Counting, owner_of
@@ -647,14 +648,7 @@ def private_initial(config: Config, agreed: Tensors | None = None) -> dict[str, 
 
 
 def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
-    """Each patient with codes or labels: rows of the training patients.
-
-    Raises ConfigError for other units.
-    """
-    if unit != "patient":
-        raise ConfigError(
-            f'[privacy] unit = "{unit}": an example is all that a patient has: set unit = "patient"'
-        )
+    """Each patient with codes or labels: rows of the training patients."""
     train, found = site.data.train, dict[tuple[str, ...], list[int]]()
     labelled = np.any(train.labels >= 0, axis=1) & site.config.judges
     for row, patient in enumerate(train.patients):
@@ -664,8 +658,15 @@ def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
 
 
 def private_begin(site: Site, agreed: Tensors) -> None:
-    """Make the site's network and classifiers, by nothing but what all sites have agreed."""
-    config, first = site.config, private_initial(site.config, agreed)
+    """Make the site's network and classifiers, by nothing but what all sites have agreed.
+
+    Raises RefusedError for other tensors, whoever the patients are: a number with which only some
+    features can be computed would tell who has the concept.
+    """
+    config = site.config
+    if agreed:
+        require_agreed(config, agreed, site.id)
+    first = private_initial(config, agreed)
     cohorts: list[tuple[str, ...]] = [(), site._labelled.patients]
     site.shared = {n: nn.Parameter(v) for n, v in first.items()}
     if config.learns:

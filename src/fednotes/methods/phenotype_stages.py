@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import checked
 from fednotes.core.tensors import taken
@@ -52,6 +52,7 @@ PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
     files("fednotes.methods").joinpath("phenotype.toml").read_text("utf-8")
 )
 Read = Mixtures | np.ndarray
+MOST_WEIGHT = 1e6  # of a class, or a concept, that is agreed on; the least is 1 / MOST_WEIGHT
 
 
 @checked(frozen=True)
@@ -107,6 +108,11 @@ class Config(Averaging):
         """Raises ConfigError for a value that no run can have."""
         super().__post_init__()
         own, privacy = self.model.classifier, self.privacy
+        if privacy and privacy.unit != "patient":
+            raise ConfigError(
+                f'[privacy] unit = "{privacy.unit}": an example is all that a patient has: set '
+                'unit = "patient"'
+            )
         if privacy and (
             own.solver != "sgd"
             or self.model.representation not in ("learn", "none")
@@ -235,6 +241,23 @@ def agreed(config: Config, counts: np.ndarray, deviation: float) -> Tensors:
         machines = LinearSVMs(classes, 1, config.model.classifier)
         told["weights"] = torch.from_numpy(machines.balanced(table.clip(max(1.0, deviation))))
     return told
+
+
+def require_agreed(config: Config, given: Tensors, site: str) -> None:
+    """Raises RefusedError for what `agreed` cannot have said."""
+    sizes, machines = counted(config), len(config.phenotypes)
+    told = {"chosen": "codes" in sizes, KNOWN: "concepts" in sizes and config.learns}
+    told |= {"idf": "concepts" in sizes and not config.learns, "weights": "present" in sizes}
+    numbers = {"idf": (config.space.width,), "weights": (machines, 2)}
+    fits = given.keys() == {name for name, there in told.items() if there} and all(
+        value.dtype == torch.float64
+        and value.shape == numbers[name]
+        and bool(((value > 1 / MOST_WEIGHT) & (value < MOST_WEIGHT)).all())
+        for name, value in given.items()
+        if name in numbers
+    )
+    if not fits:
+        raise RefusedError(f"site {site!r}: what came is not what noisy counts of this job say")
 
 
 def frequent(counts: Tensor, least: int) -> Tensor:

@@ -154,15 +154,17 @@ class Promise:
             "where": own.where,
             "shares": self.shares,
             "counts": own.counts,
+            "counted": own.counted,
         }
 
     def __str__(self) -> str:
         own, of = self.privacy, "anybody" if self.shares == 1 else "whoever sees sums alone"
+        counts = f"; counts, once: σ = {own.counts:g}, of {own.counted:g} a {own.unit}"
         return (
             f"differential privacy of each {own.unit} of a site, against {of}: "
             f"ε = {math.ceil(100 * self.epsilon() - 1e-9) / 100:.2f} at δ = {own.delta:g} "
             f"after {self.rounds:,} rounds "
-            f"(σ = {self.noise:g}, C = {own.clip:g}, q = {own.rate:g})"
+            f"(σ = {self.noise:g}, C = {own.clip:g}, q = {own.rate:g}{counts * bool(own.counts)})"
         )
 
 

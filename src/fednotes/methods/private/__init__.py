@@ -274,16 +274,17 @@ class PrivateSite(MethodSite):
 
     def begin(self, tensors: Tensors) -> Update:
         """What all sites agreed on, by their noisy counts."""
-        if self.steps or self.of.first(self._config) is None:
+        other = self._agreed and fingerprint(self._agreed) != fingerprint(tensors)
+        if self.steps or other or self.of.first(self._config) is None:
             raise RefusedError(f"site {self.id!r}: there is nothing to agree on, or no more")
         self._begin(tensors)
         return Update()
 
     def _begin(self, agreed: Tensors) -> None:
         """Nothing, where it is to be agreed on yet."""
-        self._agreed = snapshot(agreed)
         if agreed or self.of.first(self._config) is None:
             self.of.begin(self.site, agreed)
+        self._agreed = snapshot(agreed)
         self._shared: dict[str, torch.nn.Parameter] = self.site.shared
         self._own: dict[str, torch.nn.Parameter] = self.site.private
         self._adam = Adam(self._own, self._config.learning_rate)
@@ -387,7 +388,12 @@ class PrivateSite(MethodSite):
         return Update({COUNTS: total})
 
     def finish(self, tensors: Tensors) -> Update:
-        """Test the last round's model, and save it; what comes of it stays here."""
+        """Test the last round's model, and save it; what comes of it stays here.
+
+        Raises RefusedError for parameters that are no numbers.
+        """
+        if not all(bool(value.isfinite().all()) for value in tensors.values()):
+            raise RefusedError(f"site {self.id!r}: the model that came is not of finite numbers")
         load_into(self._shared, tensors)
         self.site.finish(tensors)
         self.scores = self.site.scores
