@@ -298,6 +298,9 @@ def test_the_command_takes_a_job_of_patients(
     assert [leak.attack for leak in found.attacks] == [a.name for a in patients.ATTACKS[:4]]
     said = capsys.readouterr().out
     assert "concepts from" in said
+    assert "100.0 to 100.0" not in said  # of all that there is, no interval
+    assert "(1.00–1.00)" not in (out / "report.html").read_text()
+    assert any(leak.success == leak.low == leak.high == 1.0 for leak in found.attacks)
     said += (out / "audit.json").read_text() + (out / "report.html").read_text()
     made = parse_job(tomllib.loads(JOB), "job", tmp_path, "job")
     assert not [p for p in load_sites(made).data[0].train.patients if p in said]

@@ -388,8 +388,12 @@ def audit_table(found: Audit) -> Table:
         told = leak.why or leak.closes if leak.success is None or leak.proven else UNPROVEN
         cells = ["–"] * 3
         if leak.success is not None and leak.low is not None and leak.high is not None:
-            whole = f"{leak.success:.1%}\n{leak.low:.1%} to {leak.high:.1%}".replace("%", "")
-            cells = [whole, number_of(leak.control), number_of(leak.chance)]
+            bounds = f"\n{leak.low:.1%} to {leak.high:.1%}" if leak.low < leak.high else ""
+            cells = [
+                f"{leak.success:.1%}{bounds}".replace("%", ""),
+                number_of(leak.control),
+                number_of(leak.chance),
+            ]
         table.add_row(Text(leak.attack), *cells, Text(told))
     table.caption = "of what is there, named at 1 % false alarms, in %; intervals hold 95 %"
     return table
