@@ -236,6 +236,10 @@ def test_the_server_descends_the_sum_of_all_by_the_constant_n() -> None:
     for value in taken.values():
         assert value.dtype == torch.float32
         assert torch.allclose(value, torch.full_like(value, wanted), rtol=1e-6)
+    rests = given.popitem()[0]
+    server.step(Total(given, 3.0, {}))
+    assert taken.keys() == {*given, rests}
+    assert taken[rests] is None  # what no site sends has no gradient
 
 
 def test_nothing_else_leaves() -> None:
