@@ -171,7 +171,7 @@ ATTACKS = (
     Attack(
         "exact counts",
         "counts of a site's patients by code, concept, label and what is predicted",
-        f"a secure sum; {_NOISE}, under which nothing is counted",
+        f"a secure sum; {_NOISE}, under which nothing is counted exactly",
         exact,
         patients=True,
     ),

@@ -46,7 +46,9 @@ from fednotes.methods.phenotype_stages import (
     agreed,
     counted,
     frequent,
+    frequent_codes,
     own_counts,
+    places_of,
     require_agreed,
     shared_network,
 )
@@ -62,7 +64,7 @@ from fednotes.patients.classifiers import (
     fit_platt,
     inverse_document_frequencies,
 )
-from fednotes.patients.codes import category_counts, choose
+from fednotes.patients.codes import category_counts
 from fednotes.patients.cohort import (
     ABSENT,
     PRESENT,
@@ -366,9 +368,8 @@ def agreed_outputs(federation: Federation, config: Config) -> tuple[str, ...]:
 
     Sites count over a public list, so the sum names no category that a site alone has.
     """
-    counts = federation.sum("count_codes").tensors["patients"].tolist()
-    named = {name: round(n) for name, n in zip(config.candidates, counts, strict=True)}
-    return choose(named, config.minimum)
+    counts = federation.sum("count_codes").tensors["patients"]
+    return frequent_codes(counts.numpy(), config)
 
 
 def agreed_concepts(federation: Federation, config: Config) -> Tensor | None:
@@ -402,8 +403,7 @@ def _codes(federation: Federation, config: Config, resumed: State | None) -> Sta
         return State(config.last_cycle, tensors, {"outputs": resumed.fact("outputs", list)})
     if resumed is None:
         outputs = agreed_outputs(federation, config)
-        position = {name: at for at, name in enumerate(config.candidates)}
-        chosen = torch.tensor([position[name] for name in outputs])
+        chosen = places_of(outputs, config)
         known = agreed_concepts(federation, config)
         told = {} if known is None else {KNOWN: known}
         federation.sum("begin_codes", {"chosen": chosen, **told})

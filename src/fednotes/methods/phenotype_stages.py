@@ -224,9 +224,7 @@ def agreed(config: Config, counts: np.ndarray, deviation: float) -> Tensors:
     of = dict(zip(sizes, np.split(counts, np.cumsum([*sizes.values()])[:-1]), strict=True))
     told = dict[str, Tensor]()
     if "codes" in of:
-        at = {name: place for place, name in enumerate(config.candidates)}
-        often = dict(zip(at, of["codes"].round().astype(int).tolist(), strict=True))
-        told["chosen"] = torch.tensor([at[name] for name in choose(often, config.minimum)])
+        told["chosen"] = places_of(frequent_codes(of["codes"], config), config)
     if "concepts" in of and config.learns:
         told[KNOWN] = frequent(torch.from_numpy(of["concepts"]), config.least_occurrences)
     elif "concepts" in of:
@@ -258,6 +256,18 @@ def require_agreed(config: Config, given: Tensors, site: str) -> None:
     )
     if not fits:
         raise RefusedError(f"site {site!r}: what came is not what noisy counts of this job say")
+
+
+def frequent_codes(counts: np.ndarray, config: Config) -> tuple[str, ...]:
+    """The outputs: of the candidates those that enough patients have. Raises DataError for none."""
+    often = dict(zip(config.candidates, counts.round().astype(int).tolist(), strict=True))
+    return choose(often, config.minimum)
+
+
+def places_of(names: Sequence[str], config: Config) -> Tensor:
+    """(names,) int64: indices into the candidates, as sites are told outputs."""
+    at = {name: place for place, name in enumerate(config.candidates)}
+    return torch.tensor([at[name] for name in names])
 
 
 def frequent(counts: Tensor, least: int) -> Tensor:
