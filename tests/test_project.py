@@ -12,9 +12,7 @@ import pytest
 import fednotes
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
-MAX_LINES = 800
 # One-letter classes, or this file would find itself.
 MACHINE_PATH = re.compile(r"(?<![\w.<])/(?:[w]ork|[r]oot|tmp/[d]ev)(?:/|\b)")
 
@@ -89,12 +87,6 @@ def test_readme_names_the_two_commands() -> None:
 @pytest.mark.parametrize("path", BENCHMARKS, ids=_name)
 def test_benchmark_ends_with_a_ratio(path: Path) -> None:
     assert "ratio=" in path.read_text("utf-8"), f"{_name(path)} prints no line with ratio="
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=_name)
-def test_file_is_short(path: Path) -> None:
-    lines = len(path.read_text("utf-8").splitlines())
-    assert lines <= MAX_LINES, f"{_name(path)} has {lines} lines: divide it"
 
 
 def test_no_paths_of_one_machine() -> None:
