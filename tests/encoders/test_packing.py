@@ -14,6 +14,7 @@ from small_tokens import tokens_of
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.encoders.packing import Plan, Specials, _shorten, gather, plan_full, plan_pairs
 from fednotes.encoders.token_cache import Tokens
+from fednotes.methods import presets
 
 SPECIALS = Specials(cls=1, sep=2, mask=3, pad=0)
 
@@ -157,7 +158,10 @@ def test_shortening_is_the_originals(room: int) -> None:
 
 
 def _google_pairs(docs: list[list[int]], room: int, rng: random.Random) -> list[tuple[int, bool]]:
-    """`create_instances_from_document` of the original: tokens used and label of each pair."""
+    """`create_instances_from_document` of the original: tokens used and label of each pair.
+
+    The target length is drawn once, before the loop over a document's sentences.
+    """
     made = []
     for index, document in enumerate(docs):
         target = room
@@ -183,7 +187,6 @@ def _google_pairs(docs: list[list[int]], room: int, rng: random.Random) -> list[
                 else:
                     made.append((min(room, a + sum(chunk[a_end:])), False))
                 chunk = []
-                target = rng.randint(2, room) if rng.random() < 0.1 else room
             i += 1
     return made
 
@@ -201,6 +204,43 @@ def test_pairs_have_the_originals_statistics() -> None:
     assert count == pytest.approx(len(theirs), rel=0.02)
     assert sizes.mean() == pytest.approx(np.mean([n for n, _ in theirs]), rel=0.02)
     assert labels.mean() == pytest.approx(np.mean([r for _, r in theirs]), rel=0.04)
+
+
+def test_a_tenth_of_the_documents_has_short_pairs() -> None:
+    """Sentences of one token fill a pair to its target, so the pairs show each document's own.
+
+    A pair holds exactly `target` tokens, except the last one of a document, which holds what is
+    left, and random pairs whose B reaches the end of its document. So a document is short if and
+    only if no pair of it is full, and a short one with target t gives pairs of at most t tokens.
+    P(short) = 1/10 · 46/47: the draw from 2 to 48 includes the full length. Four standard
+    deviations.
+    """
+    documents, room = 2000, 48
+    tokens = _corpus([[1] * 480] * documents)
+    plan = plan_pairs(tokens, room + 3, 3, 0)
+    sizes = np.diff(plan.stretches).reshape(-1, 2).sum(1)
+    document = (plan.stretches[::2, 0]) // 480  # the stretches are positions in the ids
+    longest = np.zeros(documents, np.int64)
+    np.maximum.at(longest, document, sizes)
+    short = longest < room
+    share = 0.1 * 46 / 47
+    assert abs(short.mean() - share) < 4 * (share * (1 - share) / documents) ** 0.5
+
+
+def test_the_papers_preset_takes_a_tenth_of_its_steps_on_long_sequences() -> None:
+    """BERT: nine tenths of the steps on 128 tokens, the last tenth on 512; counted in pairs.
+
+    A cycle is an epoch, so a cycle of 512 tokens has about a quarter of the steps of one of 128.
+    """
+    settings = presets("pretrain")["paper"]["training"]
+    draw = random.Random(4)
+    notes = _corpus([[draw.randint(5, 25) for _ in range(120)] for _ in range(60)])
+    short, long = (
+        len(plan_pairs(notes, settings[name], 0, 0)) for name in ("length", "long_length")
+    )
+    long_steps = settings["long_cycles"] * long
+    steps = long_steps + (settings["keep_cycle"] - settings["long_cycles"]) * short
+    assert 0.08 < long_steps / steps < 0.12
 
 
 def test_a_note_of_one_endless_sentence_is_not_thrown_away() -> None:

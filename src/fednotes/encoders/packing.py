@@ -20,7 +20,7 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.encoders.token_cache import Tokens
 
-SHORT = 0.1  # share of pairs that are made short on purpose, as in the original
+SHORT = 0.1  # share of documents whose pairs are made short on purpose, as in the original
 _TRIES = 10  # to find another document than A's, as in the original
 IGNORED = -100  # the label of positions that count for no loss
 MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stays as it is
@@ -123,10 +123,11 @@ def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
 def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
     """Pairs for next-sentence prediction, by the original's rule (`create_pretraining_data.py`).
 
-    Sentences of a document are taken up to a target length (a tenth of the pairs gets a
-    shorter one); A is a random number of them; with probability 1/2, or if there is only
-    one, B comes from a random place of another document, else it is the rest. A pair that is too
-    long loses tokens of its longer half at either end. The one difference: sentences longer than
+    Sentences of a document are taken up to a target length. The target is drawn once a document:
+    a tenth of the documents gets a shorter one for all of their pairs. A is a random number of
+    the sentences; with probability 1/2, or if there is only one, B comes from a random place of
+    another document, else it is the rest. A pair that is too long loses tokens of its longer half
+    at either end. The one difference: sentences longer than
     half a sequence are cut first, where the original would throw the most of them away.
     """
     if length < 5:
@@ -156,8 +157,8 @@ def _document_pairs(
 ) -> None:
     """One document's pairs, added to `pairs` and `labels`."""
     at, last = docs[document], docs[document + 1]
+    target = int(rng.integers(2, room + 1)) if rng.random() < SHORT else room
     while at < last:
-        target = int(rng.integers(2, room + 1)) if rng.random() < SHORT else room
         end = at + 1
         while end < last and cuts[end] - cuts[at] < target:
             end += 1

@@ -75,8 +75,9 @@ class Config(Averaging):
     """The settings of one pre-training run; see also `Averaging`.
 
     length: tokens of a sequence; long_length (or as many as the model reads) in the last
-        long_cycles cycles up to the one that is kept (the original BERT trains nine tenths of
-        its steps on 128 tokens, the rest on 512).
+        long_cycles cycles up to the one that is kept. The original BERT trains nine tenths of
+        its steps on 128 tokens and the last tenth on 512. A cycle of sequences four times as long
+        has a quarter of the steps, so 3 of 10 cycles are a tenth of the steps.
     masked: share of the tokens to guess. whole_words: a word's sub-words are masked together.
     infilled: share of the words in infilled spans, for the objective "denoise".
     head_cycles: cycles before the first one that train the prediction head alone, with
