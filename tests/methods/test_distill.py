@@ -534,6 +534,13 @@ def test_clipping_and_normalising_are_switches(sites) -> None:
     made = member._effective_weights()
     expected = np.maximum(np.linspace(-1, 1, member.num_examples), 0)
     np.testing.assert_allclose(made, expected / expected.mean())
+    member.weights[:] = 0.0
+    member.weights[:3] = (-0.3, -0.1, 0.1)  # by hand: one positive weight, so it counts n times
+    assert member._effective_weights().tolist() == pytest.approx(
+        [0, 0, member.num_examples] + [0] * (member.num_examples - 3)
+    )
+    member.weights[:] = -1.0
+    assert not member._effective_weights().any()
     plain = distill.Site(sites[0], config(sites))
     plain.weights = member.weights
     assert np.array_equal(plain._effective_weights(), member.weights)
@@ -563,6 +570,7 @@ def test_a_site_without_mentions_of_its_types_takes_part(sites) -> None:
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"unannotated": "marginal"}, "no target loss"),
         ({"unannotated": "soft"}, "target gradient is zero"),
+        ({"normalise_weights": True}, "set clip_weights = true"),
         ({"warmup": -1}, "warmup"),
     ],
 )

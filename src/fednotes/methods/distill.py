@@ -86,7 +86,9 @@ class Config:
     warmup: rounds before θ_t is asked; until then "marginal" stands in, or "outside" where
         the model has no CRF.
     weighting: instance weights on the source loss; needs "pseudo" and three sites or more.
-    momentum: α. clip_weights: negative ones count as 0. normalise_weights: to a mean of 1.
+    momentum: α. clip_weights: negative ones count as 0. normalise_weights: divide the weights by
+        their mean, so that it becomes 1; it needs clip_weights, because the mean of weights of
+        both signs may be zero or negative.
     target_gradient: "mean" over a site's sentences (Eq. 7), or "sum" (Algorithm 2).
     aggregation: m_k, "uniform" or in proportion to the sites' "size".
     rounds, batch_size, learning_rate: of Adam, started anew in each round.
@@ -150,6 +152,12 @@ class Config:
             raise ConfigError(
                 f'unannotated = "{self.unannotated}" {why}: set weighting = false, '
                 'or unannotated = "pseudo"'
+            )
+        if self.normalise_weights and not self.clip_weights:
+            raise ConfigError(
+                "normalise_weights = true divides the weights by their mean, which negative "
+                "weights can bring to zero or below, so that every sign would change: set "
+                "clip_weights = true, or normalise_weights = false"
             )
 
 
@@ -487,11 +495,13 @@ class Site(MentionSite):
         self._next = None
 
     def _effective_weights(self) -> np.ndarray:
-        """(sentences,) the weights as the source loss takes them."""
+        """Return the weights, of shape (sentences,), as the source loss takes them."""
         weights = np.maximum(self.weights, 0) if self.config.clip_weights else self.weights
-        if self.config.normalise_weights and abs(weights.mean()) > 1e-9:
-            weights = weights / weights.mean()
-        return weights
+        if not self.config.normalise_weights:
+            return weights
+
+        mean = weights.mean()  # at least 0, because the weights were clipped
+        return weights / mean if mean > 0 else weights
 
     def _note(self, round: int, cosines: np.ndarray) -> None:
         """Keep the distribution of the new weights at the site; it is no part of any update."""
