@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fednotes.data.formats import convert
     from fednotes.engines.inprocess import InProcess
     from fednotes.jobs.compare import compare
-    from fednotes.jobs.forecast import Forecast, ForecastPlan, forecast
     from fednotes.jobs.job import Job
     from fednotes.jobs.results import RunResult
     from fednotes.report.html import write_report as report
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Document",
     "FednotesError",
-    "Forecast",
-    "ForecastPlan",
     "InProcess",
     "Job",
     "MentionModel",
@@ -60,7 +57,6 @@ __all__ = [
     "convert",
     "evaluate",
     "export",
-    "forecast",
     "job",
     "load",
     "read",
@@ -78,7 +74,6 @@ _PLACES = {
     "data.formats": ("convert",),
     "engines.inprocess": ("InProcess",),
     "jobs.compare": ("compare",),
-    "jobs.forecast": ("Forecast", "ForecastPlan", "forecast"),
     "jobs.job": ("Job",),
     "jobs.results": ("RunResult",),
     "serving.api": (*("calibrate", "check", "evaluate", "job", "read", "reliability", "simulate"),),

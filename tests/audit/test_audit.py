@@ -20,6 +20,7 @@ from tiny_models import save_bert
 from fednotes.audit import Scene, Trial, attacks, counts, spans, words
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
+from fednotes.jobs.deployed.site_file import job_at_home
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import Audit, Leak, read_audit
@@ -444,3 +445,25 @@ def test_what_is_not_tried_or_fails_is_told() -> None:
     assert found.worst == pytest.approx(0.29)
     sample = fine.model_copy(update={"low": 0.1, "high": 0.6})  # of few trials
     assert Audit(attacks=[sample]).worst == pytest.approx(0.59)
+
+
+def test_a_site_at_home_needs_its_own_notes_alone(tmp_path: Path) -> None:
+    """Stand-ins take the place of the other site, whose file does not exist here."""
+    sentences = [f"Drug{number} B-Drug\nhelped O\n\n" for number in range(20)]
+    (tmp_path / "north.conll").write_text("".join(sentences))
+    path, own = tmp_path / "job.toml", tmp_path / "site.toml"
+    path.write_text(
+        'method = "fedner"\n'
+        "[sites.north]\npath = 'north.conll'\nsplit = 'sentence'\n"
+        "[sites.south]\npath = 'south.conll'\nsplit = 'sentence'\n"
+    )
+    own.write_text('[data]\npath = "north.conll"\nsplit = "sentence"\n')
+
+    loaded = load_sites(job_at_home(path, (), "north", own, 100)).data
+
+    assert [site.id for site in loaded] == ["north", "south"]
+    assert len(loaded[1].train) == 100 - len(loaded[0].train)
+    with pytest.raises(ConfigError, match="site 'north' alone has"):
+        load_sites(job_at_home(path, (), "north", own, 3))
+    with pytest.raises(ConfigError, match=r"no \[sites.east\]"):
+        job_at_home(path, (), "east", own, 100)

@@ -332,5 +332,5 @@ def test_a_real_site_audits_by_its_own_patients_alone(tmp_path: Path) -> None:
     found = attack.on(Scene(made, load_sites(made), "north"))
     assert found.control == found.success == 1.0
     assert (found.details["targets"], found.details["decoys"]) == (4.0, 1.0)
-    with pytest.raises(ConfigError, match="this site alone has"):
+    with pytest.raises(ConfigError, match="alone has"):
         load_sites(opened(*at, 9, tmp_path / "out")[0])

@@ -192,7 +192,7 @@ def test_an_opened_model_is_as_good_as_its_folder(
 
 def test_what_is_no_path_is_refused_in_one_line(sure: tuple[Path, Path]) -> None:
     calls: list[tuple[Any, ...]] = [(fn.read, None), (fn.job, 5), (fn.simulate, "demo", None)]
-    calls += [(fn.compare, None), (fn.report, None), (fn.forecast, None, "out")]
+    calls += [(fn.compare, None), (fn.report, None)]
     calls += [(fn.convert, None, "out", "jsonl"), (fn.convert, "in", None, "jsonl")]
     for call, *given in [*calls, (fn.evaluate, sure[0], 5)]:
         with pytest.raises(FednotesError, match=r"^expected (a|annotated) .*, not (int|NoneType)"):
@@ -317,7 +317,6 @@ def test_a_device_that_is_not_here_is_named(run: tuple[Path, fn.RunResult], tmp_
     calls: list[Any] = [
         lambda: fn.load(model, "gpu"),
         lambda: fn.simulate("demo", tmp_path / "out", device="gpu"),
-        lambda: fn.forecast("demo", tmp_path / "out", device="gpu"),
         lambda: fn.ui(model, device="gpu"),
     ]
     for call in calls:

@@ -36,8 +36,7 @@ from fednotes.core.tensors import snapshot
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import CommittedRound
-from fednotes.jobs.deployed.site_file import load_deployed
-from fednotes.jobs.forecast import at_home
+from fednotes.jobs.deployed.site_file import job_at_home, load_deployed
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.jobs.results import Audit, Leak
@@ -329,8 +328,8 @@ def opened(
     out: Path | None,
 ) -> tuple[Job, str, Path]:
     """The job to audit, the fingerprint of its table as real sites are shown it, and the folder
-    for what is found: `out`, or that of its run. site_file, total: of a site at home, as `at_home`
-    takes them.
+    for what is found: `out`, or that of its run. site_file, total: of a site at home, as
+    `job_at_home` takes them.
 
     Raises ConfigError, also where `out` is the run of another job.
     """
@@ -343,8 +342,10 @@ def opened(
         table, folder = mapping(known.get("table")), Path(str(known.get("folder")))
         job, out = parse_job(table, place.name, folder, target), out or place
     else:
-        mine = (site, site_file, total)
-        job = at_home(target, settings, *mine) if total else load_job(target, settings)
+        if site_file is not None:
+            job = job_at_home(target, settings, site, site_file, total)
+        else:
+            job = load_job(target, settings)
         table = job.table
         with suppress(ConfigError):  # what generates notes runs between no real sites
             real, declared = load_deployed(target, settings)

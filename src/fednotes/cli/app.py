@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +39,7 @@ from fednotes.cli.groups import (
     tell,
 )
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.errors import DataError, FednotesError
 
 app = typer.Typer(
     name="fednotes",
@@ -139,46 +138,6 @@ def simulate(
     say(f"report: {write_report(out)}")
     for table in result_tables(result):  # the last that is seen
         console.print(table)
-
-
-@app.command()
-def forecast(
-    job: Annotated[str, typer.Argument(help="A job file, or a built-in job such as `demo`.")],
-    out: Annotated[Path, typer.Option(help="The forecast's folder.")],
-    settings: Settings = None,
-    fractions: Annotated[str, typer.Option(help="Of each site's sentences.")] = "1/8,1/4,1/2",
-    seeds: Annotated[int, typer.Option(help="Runs of each of these fractions.")] = 3,
-    part: Annotated[str, typer.Option(help="Of each site's sentences, in the pilot.")] = "1/4",
-    least: Annotated[float, typer.Option(help="The gain that is worth it, in points of F1.")] = 1.0,
-    site: Annotated[str, typer.Option(help="At home: this site alone; with --total.")] = "",
-    site_file: Annotated[Path | None, typer.Option(help="At home: the site's own file.")] = None,
-    total: Annotated[int, typer.Option(help="At home: training sentences of all sites.")] = 0,
-    pilot: Annotated[list[Path] | None, typer.Option(help="At home: what such runs left.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier one.")] = False,
-    device: Device = "cpu",
-    yes: Yes = False,
-) -> None:
-    """Before joining: what may each site gain by the federation, and what does it cost?"""
-    from fednotes.cli.display import RichDisplay, forecast_table
-    from fednotes.jobs.forecast import ForecastPlan
-    from fednotes.jobs.forecast import forecast as run
-
-    try:
-        several = tuple(float(Fraction(each)) for each in fractions.split(","))
-        plan = ForecastPlan(several, seeds, float(Fraction(part)), least / 100)
-    except (ValueError, ZeroDivisionError) as error:
-        raise FednotesError(f"--fractions {fractions} --part {part}: expected as 1/4") from error
-    except ConfigError as error:  # by the name of the value, which is that of the option
-        raise ConfigError(f"--{error}") from error
-    words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
-    options: Any = {"resume": resume, "overwrite": overwrite, "device": device}
-    options |= {"site": site, "site_file": site_file, "total": total, "pilots": pilot or ()}
-    options |= {"settings": settings or (), "command": shlex.join(["fednotes", *words])}
-    with RichDisplay(console, ask=_asks(yes)) as display:
-        found = run(job, out, plan, progress=display, **options)
-    console.print(forecast_table(found))
-    say(f"forecast: {out / 'forecast.json'}")
 
 
 @app.command()

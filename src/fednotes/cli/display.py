@@ -24,7 +24,6 @@ from fednotes.metrics.gap import Gap
 if TYPE_CHECKING:
     from fednotes.data.checks import Finding
     from fednotes.jobs.compare import Comparison
-    from fednotes.jobs.forecast import Forecast, SiteForecast
     from fednotes.jobs.job import CountTable
     from fednotes.jobs.results import Audit
     from fednotes.metrics.calibration import Reliability
@@ -359,23 +358,6 @@ def comparison_table(found: Comparison) -> Table:
             f"{test.p_value:.4f}",
             *([gap_of(gaps.get(site))] if gaps else []),
         )
-    return table
-
-
-def forecast_table(found: Forecast) -> Table:
-    """What `fednotes forecast` prints of each site, in percent of F1 on validation data."""
-
-    def cells(of: SiteForecast) -> Iterator[str]:
-        for name, form in (("alone", ".1%"), ("bound", ".1%"), ("worth", ".1f"), ("gain", "+.1%")):
-            low, value, high = (f"{number:{form}}".rstrip("%") for number in getattr(of, name))
-            yield f"{value}\n{low} to {high}"
-
-    heads = ("alone", "were all notes\nlike its own", "federation worth\n× its own", "gain", "")
-    table = sheet("site", "sentences", *heads, title=f"{escape(found.title)} (validation F1 in %)")
-    for site, of in found.sites.items():
-        table.add_row(Text(site), f"{of.curve[-1].sentences:,}", *cells(of), of.words)
-    pace = f"; {duration(found.seconds)} at the pilot's pace" if found.seconds else ""
-    table.caption = f"intervals hold 80 %; the whole job, {found.cost}{pace}"
     return table
 
 

@@ -29,7 +29,7 @@ from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import build, checked, expand, read_toml
 from fednotes.core.store import write_text
-from fednotes.jobs.job import Job, Number, Sites, load_sites
+from fednotes.jobs.job import Job, Number, Progress, Sites, load_sites
 from fednotes.jobs.job_file import KINDS, load_table, parse_job
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.policy import Policy, policy_from
@@ -274,6 +274,52 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
     own = {site: {**_without_places(declared["job"]["sites"][site]), **data}}
     table = {**own_files(file, declared["job"]), "conditions": ["federated"], "sites": own}
     return parse_job(table, job.name, file.folder, f"{where}, with {file.path}")
+
+
+def job_at_home(
+    name: str | Path,
+    settings: tuple[str, ...],
+    site: str,
+    site_file: Path,
+    total: int,
+) -> Job:
+    """Return a job that one site can load without the other sites' notes.
+
+    Stand-ins of equal size take the other sites' places, so that settings which depend on
+    the whole federation, such as a site's part of a mini-batch, are those of the real run.
+
+    Args:
+        name: The job's file.
+        settings: Assignments such as `"seed=2"`.
+        site: The site whose notes are here.
+        site_file: That site's own file, which says where its notes are.
+        total: Training examples of all sites together: sentences, notes or patients.
+
+    Raises:
+        ConfigError: The job has no such site, or `total` leaves nothing for the others.
+    """
+    table, path = load_table(name, settings)
+    sites = table.get("sites")
+    if not isinstance(sites, Mapping) or site not in sites or "silos" in table:
+        raise ConfigError(f"site {site!r}: {path} has no [sites.{site}] with notes of its own")
+    job = job_of_site(load_deployed(name, settings)[1], site, read_site_file(site_file))
+    kind = job.kind
+    other_names = [other for other in sites if other != site]
+
+    def load(_: Job, progress: Progress | None, cache: Path | None) -> Sites:
+        loaded = load_own(job, cache)
+        home = loaded.data[0]
+        home_size = kind.size(home)
+        size_each = (total - home_size) // max(1, len(other_names))
+        if size_each < 1:
+            raise ConfigError(
+                f"total = {total}: site {site!r} alone has {home_size}; "
+                "give the number of training examples of all sites together"
+            )
+        others = [kind.stand_in(home, other, size_each) for other in other_names]
+        return replace(loaded, data=(home, *others))
+
+    return replace(job, kind=replace(kind, load=load))
 
 
 def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
