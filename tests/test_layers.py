@@ -67,8 +67,8 @@ LEVELS: dict[str, str] = {
     "experiments": "grids tables | attention | reproduce",
     "jobs": (
         "job kinds predict results | card deployed.agreement simulate | job_file | "
-        "checking compare deployed.site_file | deployed.preflight deployed.server deployed.site | "
-        "deployed.runs deployed.status"
+        "checking compare deployed.site_file reference | deployed.preflight deployed.server "
+        "deployed.site | deployed.runs deployed.status"
     ),
     "methods": (
         "sites | compression private server_steps word_rows | distill | "

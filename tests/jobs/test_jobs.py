@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -29,11 +30,9 @@ from fednotes.jobs.job_file import (
     TopConfig,
     built_in_jobs,
     load_job,
-    markdown,
     parse_job,
-    reference,
-    tables,
 )
+from fednotes.jobs.reference import markdown, reference, tables
 from fednotes.jobs.results import CONDITIONS
 from fednotes.methods import fedner
 from fednotes.patients.features import ConceptsConfig
@@ -340,20 +339,27 @@ def test_a_mistake_about_patients_names_its_place(tables: dict[str, Any], messag
 
 
 @cache
-def listed(name: str = "") -> set[str]:
-    """Keys that stand at the beginning of a line of the reference."""
-    lines = reference(name).splitlines()
-    return {line.split(" = ")[0].strip() for line in lines if line.startswith("  ") and "=" in line}
+def listed(name: str) -> set[str]:
+    """The keys of the tables with this name in the reference, and the tables inside them."""
+    found = set()
+    for table in tables():
+        if table.name == name:
+            found |= {key.name for key in table.keys}
+            found |= set(re.findall(rf"^\[{name}\.(\w+)\]", table.heading))
+    return found
 
 
 def test_every_key_of_every_table() -> None:
-    for head, made in tables():
-        section = reference().split(f"{head}\n")[1].split("\n\n")[0]
-        for field in fields(made):
-            hidden = "[training]" in head and field.name in FILLED_IN
-            assert (f"  {field.name} = " in section) != hidden, (head, field.name)
-    for table in _TABLES:
-        assert f"\n[{table}" in reference(), table
+    for table in tables():
+        section = reference().split(f"{table.heading}\n")[1].split("\n\n[")[0]
+        for key in table.keys:
+            assert f"  {key.name} = " in section, (table.heading, key.name)
+    for name in methods.names():
+        (of_method,) = (t for t in tables() if t.heading == f"[training] of {name}")
+        own = {field.name for field in fields(methods.find(name).Config)}
+        assert {key.name for key in of_method.keys} == own - FILLED_IN
+    for name in _TABLES:
+        assert f"\n[{name}" in reference(), name
     assert listed("top") == {f.name for f in fields(TopConfig)}
     with pytest.raises(ConfigError, match="called 'site'; did you mean 'sites'"):
         reference("site")
@@ -365,10 +371,10 @@ def test_every_key_of_every_table() -> None:
     ("key", "line"),
     [
         ("sites", "  split = "),
-        ("sites", '  on_error = "refuse"  (one of "refuse", "skip")'),
-        ("sites", "    max_sentences, max_valid_sentences, max_test_sentences: at most so many"),
-        ("training", "  learning_rate = 0.001  (number)"),
-        ("top", "  method = …  (text)"),
+        ("sites", '  on_error = "refuse"  ("refuse" or "skip")'),
+        ("sites", "      Largest number of training sentences, chosen at random; 0 uses all."),
+        ("training", "  learning_rate = 0.001  (number, more than 0)"),
+        ("top", "  method = (required)  (text)"),
     ],
 )
 def test_defaults_and_meanings(key: str, line: str) -> None:
@@ -383,9 +389,12 @@ def test_the_command(give: Any) -> None:
 
 
 def of_method(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """What the schema says of the tables of a method's jobs."""
-    cases = {c["if"]["properties"]["method"]["const"]: c["then"] for c in schema["allOf"]}
-    found: dict[str, Any] = cases[name]["properties"]
+    """What the schema says of the tables of a method's jobs with the preset "best"."""
+    found: dict[str, Any] = {}
+    for case in schema["allOf"]:
+        wanted = {key: of["const"] for key, of in case["if"]["properties"].items()}
+        if wanted["method"] == name and wanted.get("preset", "best") == "best":
+            found |= case["then"]["properties"]
     return found
 
 

@@ -311,7 +311,7 @@ def job_keys(
     as_page: Annotated[bool, typer.Option("--markdown", help="All of them, as a page.")] = False,
 ) -> None:
     """Every key of a job file: its default, and what it means."""
-    from fednotes.jobs.job_file import markdown, reference
+    from fednotes.jobs.reference import markdown, reference
 
     for line in (markdown() if as_page else reference(table)).splitlines():
         say(line)
@@ -320,7 +320,7 @@ def job_keys(
 @jobs.command("schema")
 def job_schema() -> None:
     """The JSON schema of a job file, by which editors complete and check it."""
-    from fednotes.jobs.job_file import schema
+    from fednotes.jobs.reference import schema
 
     console.print_json(data=schema())
 

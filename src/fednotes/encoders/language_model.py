@@ -197,16 +197,28 @@ def cross_entropy(head: Logits, states: Tensor, wanted: Tensor) -> tuple[Tensor,
 
 @checked(frozen=True)
 class LanguageModelConfig:
-    """A pre-training job's [model] table.
+    """A language model that is pre-trained.
 
-    encoder: "minilm" or a Hugging Face directory (BERT, RoBERTa, DistilBERT, others with a
-    masked-language-model head; BART for "denoise").
-    fresh: random weights, with the directory's tokenizer and configuration; then layers,
-    width, heads and feed_forward change its sizes (0: as they are).
-    train: "encoder", all but the word embeddings (which are also the output matrix) and the
-    output bias; "all", the paper's setting; "top", the last `top` layers; "lora", low-rank
-    changes of the query and value maps, or of all `maps` of the layers. The head's transform is
-    trained in every case.
+    Attributes:
+        encoder: "minilm" or a Hugging Face directory: BERT, RoBERTa, DistilBERT or another
+            encoder with a masked-language-model head; BART for objective = "denoise".
+        objective: What is learnt: masked tokens ("mlm"), also whether one text follows the
+            other ("mlm+nsp"), or infilled spans of BART ("denoise").
+        fresh: Whether the model starts from random weights, with the directory's tokenizer and
+            configuration.
+        layers: Number of layers of a fresh model; 0 leaves the directory's.
+        width: Width of a fresh model; 0 leaves the directory's.
+        heads: Number of attention heads of a fresh model; 0 leaves the directory's.
+        feed_forward: Width of the feed-forward layers of a fresh model; 0 leaves the
+            directory's.
+        train: What is trained: "encoder" is all but the word embeddings (which are also the
+            output matrix) and the output bias; "all" is the paper's setting; "top" the last
+            layers; "lora" low-rank changes. The head's transform is always trained.
+        top: Number of layers that train = "top" trains.
+        rank: Rank of the changes of train = "lora": W + alpha / rank · B A.
+        alpha: Scale of these changes; see `rank`.
+        maps: Maps of the layers that train = "lora" changes: "all", or those of the queries and
+            values ("attention").
     """
 
     encoder: str = "minilm"

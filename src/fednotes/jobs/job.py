@@ -53,30 +53,48 @@ Number = Annotated[int, Ge(0)]  # where 0 is all
 
 @checked(frozen=True)
 class SiteConfig:
-    """Where one site's notes are and how they are read.
+    """Where one site's annotated documents are and how they are read.
 
-    path: a file or folder that is split here; or train, valid and test, each a file or
-        folder (without valid, a tenth of train is held out). Relative to the job file;
-        `$NAME` stands for an environment variable.
-    format: of the files; guessed from their content if empty. on_error: "refuse" a corpus with
-        anything wrong in it, or "skip" each line, mention or document that cannot be used; what
-        was skipped is counted.
-    where: "genre=nw" keeps the documents whose meta has this value. share: "2/3" is the
-        second of three random parts of `path`, disjoint and together everything, for sites
-        that divide one corpus; dealt after `where`, by `split` and the job's seed.
-    types: the entity types kept, after label_map; all if empty. A label mapped to "" is
-        dropped. test_types: those kept in the test part, if it is annotated more completely.
-    split: what stays together when `path` is split: "patient", "document", "sentence" or a key
-        of the documents' meta; if empty, the patient where the corpus names patients, else the
-        document. "sentence" puts sentences of one note in several parts. valid_fraction,
-        test_fraction: of the sentences.
-    fraction: of the training sentences that are used. mask_overlap: the ratio of surface
-        forms, annotated at another site too, that are masked in training (`data/split.py`).
-    max_sentences, max_valid_sentences, max_test_sentences: at most so many of the training,
-        validation and test data are used, random ones; 0 is all.
-    flatten: what becomes of overlapping and discontinuous mentions.
-    repeats: "drop", training sentences that occur in `valid` or `test` are left out; or "keep",
-        a published division is taken as it is.
+    Attributes:
+        path: A file or folder that is split here into training, validation and test data.
+            Relative paths are relative to the job file; `$NAME` stands for an environment
+            variable. Give either `path`, or `train` and `test`.
+        train: A file or folder of training data.
+        valid: A file or folder of validation data. If it is empty, `valid_fraction` of the
+            training data is held out.
+        test: A file or folder of test data.
+        format: Format of the files (`fednotes corpus formats`); guessed from their content if
+            empty.
+        on_error: What happens to data that cannot be read: "refuse" refuses the whole corpus;
+            "skip" leaves out each line, mention or document that cannot be used, and counts
+            them.
+        where: Keeps only the documents whose metadata has a value, such as "genre=nw".
+        share: Part of `path` that the site gets, for sites that divide one corpus: "2/3" is the
+            second of three random, disjoint parts. It is drawn after `where`, by `split` and
+            the job's seed.
+        types: Entity types that are kept, after `label_map`; all if empty.
+        test_types: Entity types that are kept in the test data, if these are annotated more
+            completely.
+        label_map: New names for labels of the files, such as {Drug = "Chemical"}; "" drops a
+            label.
+        scheme: Tagging scheme in which the model learns.
+        split: What is never divided when `path` is split: "patient", "document", "sentence" or
+            a key of the documents' metadata. If empty: the patient where the corpus names
+            patients, else the document. "sentence" puts sentences of one note into several
+            parts.
+        valid_fraction: Fraction of the sentences that is held out for validation.
+        test_fraction: Fraction of the sentences of `path` that is held out for testing.
+        fraction: Fraction of the training sentences that is used.
+        mask_overlap: Fraction of the surface forms annotated at another site too that is masked
+            in training (`data/split.py`).
+        max_sentences: Largest number of training sentences, chosen at random; 0 uses all.
+        max_valid_sentences: Largest number of validation sentences, chosen at random; 0 uses
+            all.
+        max_test_sentences: Largest number of test sentences, chosen at random; 0 uses all.
+        flatten: What happens to overlapping and discontinuous mentions: the outermost or the
+            first fragment is kept, or they are dropped.
+        repeats: What happens to training sentences that also occur in `valid` or `test`: "drop"
+            leaves them out; "keep" keeps a published division as it is.
     """
 
     path: str = ""
@@ -138,17 +156,21 @@ class SiteConfig:
 class NotesConfig:
     """Where one site's notes without annotations are, and which of them are used.
 
-    path: a file or folder, or paths: several, one after the other. Relative to the job file;
-        `$NAME` stands for an environment variable.
-    format: one of `data.notes.FORMATS`; guessed from the content if empty. categories: keep
-        only notes of these, such as "Discharge summary". column: the table's column, or the
-        JSON key, that holds the text.
-    valid_fraction: of the patients, drawn by the job's seed, at least one where there are two.
-    max_notes: so many of the training notes, those whose hash of seed, patient and note is
-        lowest; 0 is all. A smaller number's notes are among a larger one's. With [silos], of
-        what all silos get of this table.
-    exclude: annotated corpora; a note that shares a sentence with one is left out
-        (`data/overlap.py`).
+    Attributes:
+        path: A file or folder of notes. Relative paths are relative to the job file; `$NAME`
+            stands for an environment variable. Give either `path` or `paths`.
+        paths: Several files or folders, read one after the other.
+        format: One of `data.notes.FORMATS`; guessed from the content if empty.
+        categories: Keeps only notes of these categories, such as "Discharge summary"; all if
+            empty.
+        column: The column of a table, or the JSON key, that holds the text; guessed if empty.
+        valid_fraction: Fraction of the patients that is held out for validation, drawn by the
+            job's seed; at least one patient where there are two.
+        max_notes: Largest number of training notes; 0 uses all. Those with the lowest hash of
+            seed, patient and note are kept, so the notes of a smaller number are among those of
+            a larger one. With [silos] it limits what all silos get from this table.
+        exclude: Annotated corpora: a note that shares a sentence with one of them is left out
+            (`data/overlap.py`).
     """
 
     path: str = ""
@@ -176,16 +198,19 @@ class NotesConfig:
 class TagsConfig:
     """Which types each site annotates, where its files are annotated with more.
 
-    design: "given" by each site's `types`; or sampled from the complete tag set:
-        "disjoint", every type at one site, or "appendix-d", one type of its own for each site
-        and the others at one or two (`data/tags.py`). Then training and validation
-        data keep the site's sampled types, test data have all.
-    types: the complete tag set; if empty, the union of the sites' types, sorted.
-    per_site: types of each site in "disjoint"; 0 deals out all, as evenly as can be.
-    min_mentions: draw again until every site's data mention each of its types so often; a
-        site cannot teach a type that its text does not have.
-    runs_per_sampling: so many seeds in a row share one sampling: with 3, seeds 1 to 3 are
-        three splits of sampling 1.
+    Attributes:
+        design: How types are given to sites: "given" by each site's `types`; or sampled from
+            the complete tag set: "disjoint" gives each type to one site, "appendix-d" gives
+            each site one type of its own and every other type to one or two sites
+            (`data/tags.py`). Training and validation data then keep the site's sampled types;
+            test data keep all.
+        types: The complete tag set; if empty, the union of the sites' types, sorted.
+        per_site: Number of types of each site in "disjoint"; 0 deals out all, as evenly as
+            possible.
+        min_mentions: Draw again until the data of every site mention each of its types this
+            often, because a site cannot teach a type that its text does not have.
+        runs_per_sampling: Number of consecutive seeds that share one sampling: with 3, seeds 1
+            to 3 are three splits of the first sampling.
     """
 
     design: Literal["given", "disjoint", "appendix-d"] = "given"
@@ -220,7 +245,10 @@ def _check_distinct(name: str, types: tuple[str, ...]) -> None:
 class SyntheticConfig:
     """Generated sites in place of files (`data/synthetic.py`).
 
-    sites: how many. sentences: of the first site's training data, roughly; others differ.
+    Attributes:
+        sites: Number of sites.
+        sentences: Approximate number of training sentences of the first site; other sites
+            differ.
     """
 
     sites: Annotated[int, Ge(1)] = 3
@@ -229,14 +257,18 @@ class SyntheticConfig:
 
 @checked(frozen=True)
 class SilosConfig:
-    """Hospitals simulated from corpora: the sites' tables only say where these are.
+    """Sites simulated from corpora.
 
-    All their documents (of train, valid and test, each part by itself), or notes, are pooled
-    and dealt into `silo1` to `siloN` at random by the job's seed.
+    The tables of the sites then only say where the corpora are. All their documents or notes
+    (of train, valid and test, each part by itself) are pooled and dealt to `silo1` … `siloN` at
+    random by the job's seed.
 
-    number: of silos. by: what is never parted, "patient" or "document" (a note); a document
-        without a patient counts by itself. Without it, "patient" for a method that reads notes
-        without annotations, "document" for others, as Liu and Miller 2020 did.
+    Attributes:
+        number: Number of sites.
+        by: What is never divided between sites: "patient" or "document" (a note). A document
+            without a patient counts by itself. If it is not given: "patient" for a method that
+            reads notes without annotations, "document" for other methods, as in Liu and Miller
+            2020.
     """
 
     number: Annotated[int, Ge(1)] = 5
@@ -245,15 +277,21 @@ class SilosConfig:
 
 @checked(frozen=True)
 class FederationConfig:
-    """How sites' answers are gathered; but for `secure_sum` a simulation needs none of it.
+    """How the server gathers the sites' answers. A simulation needs only `secure_sum`.
 
-    min_sites: with fewer a request waits; 0 means all. timeout: seconds after which a request
-    goes on with the sites that answered, if they are enough. grace: how long the others may take
-    once enough have answered; 0 is until the timeout. pause: seconds between two tries of what a
-    site could not do. knock_every: how often sites that were away are asked whether they are
-    back. checkpoint_seconds: the longest time between two checkpoints. max_norm: an update whose
-    floating-point tensors have a larger L2 norm, all together, is left out; 0 is no bound.
-    secure_sum: the server sees sums alone (`docs/privacy.md`); it takes three sites.
+    Attributes:
+        min_sites: Smallest number of sites that must answer a request; with fewer, the request
+            waits. 0 means all sites.
+        timeout: Seconds after which a request continues with the sites that have answered, if
+            they are enough.
+        grace: Seconds that the other sites get once enough have answered; 0 waits until the
+            timeout.
+        pause: Seconds between two attempts of something that a site could not do.
+        knock_every: Seconds between two questions to an absent site whether it is back.
+        checkpoint_seconds: Longest time between two checkpoints, in seconds.
+        max_norm: Updates whose floating-point tensors together have a larger L2 norm are left
+            out; 0 disables the limit.
+        secure_sum: Whether the server sees only sums (`docs/privacy.md`). It needs three sites.
     """
 
     min_sites: Number = 0
@@ -273,7 +311,9 @@ class FederationConfig:
 class HoldOutConfig:
     """Codes that stage 1 never sees, besides those of [phenotypes].
 
-    codes: `<system>:<code>`; every code that begins so is taken out (an OMOP concept: itself).
+    Attributes:
+        codes: Codes as `<system>:<code>`. Every code that begins with one is taken out; an OMOP
+            concept stands only for itself.
     """
 
     codes: tuple[str, ...] = ()
@@ -287,25 +327,44 @@ class HoldOutConfig:
 class PatientsConfig:
     """Where one site's patients are: notes, billed codes, labels. All but notes may be absent.
 
-    notes: a file or folder, or a list of them. Relative to the job file; `$NAME` stands for an
-        environment variable. A note without a patient is a patient of its own, by its id.
-    concepts: in place of notes, the output of cTAKES (`patients/concepts.py`).
-    format, categories, column: of notes, as in `NotesConfig`.
-    codes: in `codes_format` "table" any CSV or tab-separated table of a patient and a code a row
-        (`patients/tables.py`); else a folder of tables, "mimic" (MIMIC-III), "omop" or
-        "codiesp". Or a list of them. system: of a table's codes, where its rows name none
-        ("icd10"). patient_column, code_column: what its columns are called, if unusually.
-        tables: of MIMIC-III, all if empty. kinds: of CodiEsp's codes, D, P or DP.
-        conditions, procedures: coding systems of the OMOP tables; "" leaves a table out.
-    labels: a table of judged phenotypes, by pair or with a column for each
-        (`patients/labels.py`; a `patient_column` counts if it has it). Or a folder of the i2b2
-        2008 obesity challenge, whose texts are the notes unless `notes` is given, and whose
-        test part is the test part; judgment: `patients/labels.py`. unmentioned: what a label U is.
-    test: notes of a test part of its own (with `concepts`: its cTAKES output); test_codes and
-        test_labels: files of it, where those of `codes` and `labels` do not tell them. Without,
-        test_fraction of the patients are it. valid_fraction: of the patients.
-    labelled: of the training patients, the share whose labels of phenotypes are used. Drawn by
-        the job's seed and a hash of the patient: a smaller share's are among a larger one's.
+    Attributes:
+        notes: A file or folder of notes, or a list of them. Relative paths are relative to the
+            job file; `$NAME` stands for an environment variable. A note without a patient is a
+            patient of its own, named by its id.
+        concepts: The output of cTAKES, in place of `notes` (`patients/concepts.py`).
+        format: Format of the notes; guessed from the content if empty.
+        categories: Keeps only notes of these categories; all if empty.
+        column: The column of a table, or the JSON key, that holds the text of a note; guessed
+            if empty.
+        codes: A file or folder of billed codes, or a list of them; `codes_format` says what
+            they are.
+        codes_format: What `codes` is: "table", any CSV or tab-separated table with a patient
+            and a code in each row (`patients/tables.py`); or a folder of tables: "mimic"
+            (MIMIC-III), "omop" or "codiesp".
+        system: Coding system of a table whose rows name none, such as "icd10".
+        patient_column: Name of the column of patients in a table of codes or labels; guessed if
+            empty.
+        code_column: Name of the column of codes in a table of codes; guessed if empty.
+        tables: Tables of MIMIC-III that are read; all if empty.
+        kinds: Codes of CodiEsp that are read: diagnoses (D), procedures (P) or both (DP).
+        conditions: Coding system of the OMOP table of conditions; "" leaves the table out.
+        procedures: Coding system of the OMOP table of procedures; "" leaves the table out.
+        labels: A table of judged phenotypes, with a row for each pair or a column for each
+            phenotype (`patients/labels.py`). Or a folder of the i2b2 2008 obesity challenge:
+            its texts are the notes unless `notes` is given, and its test part is the test data.
+        judgment: Which of the obesity challenge's two judgments is read: what a reader
+            concludes, or what the text states.
+        unmentioned: What a label U ("unmentioned") counts as.
+        test: Notes of a separate test part; with `concepts`, its cTAKES output. If it is empty,
+            `test_fraction` of the patients is held out.
+        test_codes: Billed codes of the test part, if `codes` does not contain them.
+        test_labels: Labels of the test part, if `labels` does not contain them.
+        valid_fraction: Fraction of the patients that is held out for validation.
+        test_fraction: Fraction of the patients that is held out for testing, where `test` is
+            empty.
+        labelled: Fraction of the training patients whose phenotype labels are used, drawn by
+            the job's seed and a hash of the patient. The patients of a smaller fraction are
+            among those of a larger one.
     """
 
     notes: Any = ()  # text or a list of texts: _paths checks it
@@ -373,7 +432,10 @@ def _paths(name: str, value: Any) -> tuple[str, ...]:
 class SyntheticPatientsConfig:
     """Generated patients in place of files (`patients/synthetic.py`).
 
-    sites: how many. patients: of a site, roughly; sites differ. labelled: as in PatientsConfig.
+    Attributes:
+        sites: Number of sites.
+        patients: Approximate number of patients of a site; sites differ.
+        labelled: Fraction of the training patients whose phenotype labels are used.
     """
 
     sites: Annotated[int, Ge(1)] = 3

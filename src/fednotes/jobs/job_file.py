@@ -11,34 +11,30 @@ path = "mercy/notes.jsonl"
 
 from __future__ import annotations
 
-import inspect
-import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest, within
 from fednotes.core.federation import Method
-from fednotes.core.settings import adapter, assign, build, checked, expand, path_of, read_toml
+from fednotes.core.settings import assign, build, checked, expand, path_of, read_toml
 from fednotes.jobs.job import (
     POOLED,
     FederationConfig,
-    HoldOutConfig,
     Job,
     SilosConfig,
     SiteKind,
-    TagsConfig,
 )
 from fednotes.jobs.kinds import documents, notes, patients
 from fednotes.jobs.results import CONDITIONS
-from fednotes.patients.features import ConceptsConfig, TextConfig
 from fednotes.privacy.promise import Privacy
+from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND
 
 KINDS = {kind.name: kind for kind in (documents.KIND, notes.KIND, patients.KIND)}
 # Of a Config, by the job itself.
@@ -46,6 +42,7 @@ FILLED_IN = {
     *("seed", "tags", "platforms", "model", "space", "phenotypes", "questionable", "vectors"),
     *("shared_tags", "sites", "privacy", "min_sites"),
 }
+DEFAULT_PRESET = "best"  # of a job that names none
 _TABLES = {"training", "model", "sites", "synthetic", "silos", "federation", "privacy"}.union(
     *(kind.tables for kind in KINDS.values())
 )
@@ -58,16 +55,22 @@ _FILES = (  # of [model]: they may stand beside the job
 class TopConfig:
     """The keys of a job file outside its tables.
 
-    method: names a module of `fednotes.methods`. title, notes: for people. preset: the method's
-    settings to begin with, "best" or "paper". seed: the same one, the same run. conditions: what
-    is trained, of "alone" (each site by itself), "federated" and "pooled" (all notes in one place).
-    threads: of this process.
+    Attributes:
+        method: Name of the method: a module of `fednotes.methods`.
+        title: Title of the job in reports; the job's name if empty.
+        notes: Remarks for readers of the job file; nothing reads them.
+        preset: Name of the settings that the job starts from: "best", or "paper" where the
+            method has published settings. The keys below override them.
+        seed: Seed of all random numbers: the same job with the same seed gives the same run.
+        conditions: What is trained: "alone" (each site by itself), "federated", and "pooled"
+            (all notes in one place).
+        threads: Number of threads that this process computes with.
     """
 
     method: str
     title: str = ""
     notes: str = ""
-    preset: str = "best"
+    preset: str = DEFAULT_PRESET
     seed: int = 1
     conditions: tuple[str, ...] = CONDITIONS
     threads: int = 1
@@ -228,16 +231,11 @@ def _config(
             raise ConfigError(f"{where} [training]: {key!r} does not belong here")
         if key not in training:
             raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
-    kept = method.private.settings if "privacy" in filled else {}
-    values = preset.get("training", {}) | dict(kept) | given | filled
+    values = {**training_preset(method, preset, private="privacy" in filled), **given, **filled}
     settings = _expand(table.get("model", {}), folder)
     if method.models and [*method.models()] == [settings.get("kind")]:
         del settings["kind"]  # of the only one that the method has
-    own = preset.get("model", {})
-    if all(own.get(key) == settings[key] for key in ("kind", "tagger") if key in settings):
-        settings = over(own, settings)  # else the job starts from a model of its own
-    if settings.get("word_vectors"):
-        settings = preset.get("with_word_vectors", {}) | settings
+    settings = over(model_preset(preset, settings), settings)
     try:
         model = method.model_config(settings)
     except ConfigError as error:
@@ -248,6 +246,42 @@ def _config(
         with within(f"{where} [training]", ConfigError):
             method.private.require(made)
     return made
+
+
+def training_preset(method: Method, preset: Mapping[str, Any], *, private: bool) -> dict[str, Any]:
+    """Return the [training] values that a job gets where it does not give its own.
+
+    Args:
+        method: The job's method.
+        preset: One of the method's presets.
+        private: Whether the job has a [privacy] table. Training with differential privacy fixes
+            some settings, whatever the preset says.
+    """
+    values = dict(preset.get("training", {}))
+    if private:
+        values.update(method.private.settings)
+    return values
+
+
+def model_preset(preset: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the preset's [model] values that apply to a job's [model] table.
+
+    A job that names another kind of model than the preset, or another `tagger`, gets none of
+    them: it starts from the defaults of the model that it names.
+
+    Args:
+        preset: One of the method's presets.
+        settings: The job's [model] table.
+    """
+    values = dict(preset.get("model", {}))
+    starts_from = {"kind": DEFAULT_KIND, **values}
+    for key in ("kind", "tagger"):
+        if key in settings and settings[key] != starts_from.get(key):
+            values = {}
+            break
+    if settings.get("word_vectors"):
+        values.update(preset.get("with_word_vectors", {}))
+    return values
 
 
 def _with_concepts(table: Mapping[str, Any], preset: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -277,155 +311,3 @@ def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if value and isinstance(value, str) and (folder / value).exists():
             found[key] = str(folder / value)
     return found
-
-
-# ---- the reference of the keys, and the JSON schema, made of the tables that read them -----------
-
-_CODES = '  NAME = []  (codes such as "icd10:I10", any of which makes it present)'
-_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
-_SHARED: dict[str, type[Any]] = {
-    "tags": TagsConfig,
-    "silos": SilosConfig,
-    "federation": FederationConfig,
-    "privacy": Privacy,
-    "concepts": ConceptsConfig,
-    "text": TextConfig,
-    "hold_out": HoldOutConfig,
-}
-
-
-def _models(method: str) -> dict[str, type[Any]]:
-    """The classes that may read [model], by its `kind`; "" where there is one alone."""
-    from fednotes.taggers import saving
-
-    if (own := methods.find(method).models) is not None:
-        return dict(own())
-    return {kind: saving.model_class(kind) for kind in saving.kinds()}
-
-
-def tables() -> Iterator[tuple[str, type[Any]]]:
-    """Every table of a job file, with its heading and the class that reads it."""
-    yield "at the top, before any table", TopConfig
-    for each in KINDS.values():
-        yield f"[sites.NAME] of methods that read {each.name}", each.sites
-    yield "[synthetic] in place of sites", KINDS["documents"].synthetic
-    yield "[synthetic] of patients", KINDS["patients"].synthetic
-    for name, made in _SHARED.items():
-        of = " of patients" if name in KINDS["patients"].tables else ""
-        yield f"[{name}]{of}", made
-    for name in methods.names():
-        yield f"[training] of {name}", methods.find(name).Config
-    models: dict[str, type[Any]] = {}
-    for name in methods.names():
-        for kind, made in _models(name).items():
-            models[f'[model] kind = "{kind}"' if kind else f"[model] of {name}"] = made
-    yield from sorted(models.items(), key=lambda item: "kind" not in item[0])
-
-
-def reference(name: str = "") -> str:
-    """Each table's keys with their defaults and what they mean; `name`: such as "sites".
-
-    Raises ConfigError for a table that no job has.
-    """
-    parts = _parts()
-    chosen = [f"{head}\n{text}\n" for head, text in parts.items() if name in ("", _short(head))]
-    if not chosen:
-        raise ConfigError(
-            f"no table of a job is called {name!r}; {nearest(name, set(map(_short, parts)))}"
-        )
-    return "\n".join(chosen)
-
-
-def markdown() -> str:
-    """The reference as a page (`docs/job.md`)."""
-    parts = [
-        "# The keys of a job file\n",
-        "Made by `fednotes job keys --markdown`; `fednotes job schema` prints a JSON schema that "
-        "editors complete and check job files by. `$NAME` in a path is an environment variable.\n",
-    ]
-    for head, text in _parts().items():
-        parts.append(f"## {head}\n\n```text\n{re.sub('^  ', '', text, flags=re.M)}\n```\n")
-    return "\n".join(parts)
-
-
-def _parts() -> dict[str, str]:
-    """The lines of each table, by its heading."""
-    parts = {head: "\n".join(_lines(head, made)) for head, made in tables()}
-    return parts | {"[phenotypes] of patients": _CODES}
-
-
-def schema() -> dict[str, Any]:
-    """The JSON schema of a job file: what may stand in a table depends on the method."""
-    top = _schema(TopConfig)
-    shared = {name: _schema(made) for name, made in _SHARED.items()}
-    codes = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-    shared["phenotypes"] = {"type": "object", "additionalProperties": codes}
-    cases = []
-    for name in methods.names():
-        kind = KINDS[methods.find(name).holds]
-        models = [_schema(made, kind=of) for of, made in _models(name).items()]
-        own = {
-            "training": _schema(methods.find(name).Config, FILLED_IN),
-            "model": {"anyOf": models},
-            "sites": {"type": "object", "additionalProperties": _schema(kind.sites)},
-            "synthetic": _schema(kind.synthetic),
-        }
-        method = {"properties": {"method": {"const": name}}}
-        cases.append({"if": method, "then": {"properties": own}})
-    by_method = {k: {"type": "object"} for k in ("training", "model", "sites", "synthetic")}
-    return {
-        **top,
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A job of fednotes",
-        "properties": {**top["properties"], **by_method, **shared},
-        "allOf": cases,
-    }
-
-
-def _schema(made: Any, hidden: Collection[str] = (), kind: str = "") -> dict[str, Any]:
-    """A table's own schema. hidden: what the job fills in. kind: of a model, if that is a key."""
-    found = adapter(made).json_schema(ref_template="#/$defs/{model}")
-    keys = {key: of for key, of in found["properties"].items() if key not in hidden}
-    if kind:
-        keys["kind"] = {"const": kind}
-    own = {"properties": keys, "additionalProperties": False, "description": _documented(made)}
-    return found | own
-
-
-def _short(head: str) -> str:
-    return head.removeprefix("[").split("]")[0].split(".")[0] if head[0] == "[" else "top"
-
-
-def _lines(head: str, made: type[Any]) -> Iterator[str]:
-    hints = get_type_hints(made)
-    for field in fields(made):
-        if not ("[training]" in head and field.name in FILLED_IN):
-            yield f"  {field.name} = {_default(field)}{_kind(hints[field.name])}"
-    for line in _documented(made).rstrip().split("\n")[1:]:
-        yield f"    {line}".rstrip()
-
-
-def _documented(made: type[Any]) -> str:
-    """A class's text, and that of a class it extends."""
-    own = inspect.cleandoc(made.__doc__ or "")
-    above = [base for base in made.__mro__[1:] if is_dataclass(base)]
-    more = [inspect.cleandoc(base.__doc__ or "").partition("\n")[2] for base in above]
-    return "\n".join([own, *(text.strip("\n") for text in more)])
-
-
-def _default(field: Field[Any]) -> str:
-    made = field.default_factory() if field.default_factory is not MISSING else field.default
-    if made is MISSING:
-        return "…"
-    if made is None:
-        return "(none)"
-    if isinstance(made, tuple):
-        made = list(made)
-    return "(a table)" if is_dataclass(made) else json.dumps(made, default=str)
-
-
-def _kind(hint: Any) -> str:
-    """What a value may be, in brackets."""
-    if get_origin(hint) is Literal:
-        return f"  (one of {', '.join(json.dumps(a) for a in get_args(hint))})"
-    return f"  ({_WORDS[hint]})" if hint in _WORDS else ""

@@ -63,12 +63,15 @@ RIDGE = 1e-6  # keeps the projection defined where rows of a discriminator depen
 
 @checked(frozen=True)
 class Config(distill.Config):
-    """The settings of `distill.Config`, and these.
+    """Settings of the adversarial baselines.
 
-    variant: whose baseline. strength: of the reversed gradient towards the end; it grows from
-    0 in the first round by Ganin et al.'s schedule (they end at 1, which small taggers did not
-    bear). entropy: the weight of Hong et al.'s entropy and of Peng et al.'s disentanglement.
-    platforms: the sites' names; a job fills them in.
+    Attributes:
+        weighting: The baselines have no instance weights: only false is accepted.
+        variant: Whose baseline is run.
+        strength: Final strength of the reversed gradient. It grows from 0 in the first round by
+            the schedule of Ganin et al., who end at 1, which small taggers did not bear.
+        entropy: Weight of the entropy of Hong et al., and of the disentanglement of Peng et al.
+        platforms: The sites' names. A job fills them in.
     """
 
     weighting: bool = False

@@ -73,33 +73,55 @@ Optimizer = Adam | RowAdam
 
 @checked(frozen=True)
 class Averaging(Aggregation):
-    """Settings that pre-training and fine-tuning have in common.
+    """Settings that pre-training, fine-tuning and phenotyping have in common.
 
-    cycles: T; in each, `local_epochs` epochs at every site (of a part of one so many of its
-        steps), or, if not 0, `local_steps` steps; then the mean.
-    keep_cycle: the cycle whose model is the result; 0 is the last, -1 the best on held-out data.
-        A named one is the last that is run, though rates are laid over all `cycles`.
-    batch_size: of one site's step (batch = "each"), or of all sites' steps together ("shared"):
-        each site has its part, by its number of examples (a quarter of an equal one and one
-        example at least), and takes about as many steps as one place with all notes would. Where
-        there are more sites than examples in a batch, sites of middling size take one example a
-        step and read their notes more than once in an epoch; small ones take fewer steps. Made of
-        `accumulate` smaller ones where memory is short.
-    learning_rate: of AdamW at the sites; rises over the first `warmup` of a site's steps, then
-        falls to zero with the last one (decay = "linear") or stays. Moments and schedule go on
-        from cycle to cycle. lora_learning_rate: of low-rank changes, if not 0.
-    clip: the most that the gradient's norm may be; 0 does not clip.
-    precision: of the matrix products in training; "auto" is "bfloat16" where the processor has
-        instructions for it (about twice as fast there), else "float32".
-    proximal: μ of FedProx (Li et al. 2020), the pull back to the cycle's first parameters.
-    server: "average" (Eq. 1); "nesterov" with momentum; or FedAdam, FedYogi with betas and
-        adaptivity (`server_steps.py`). server_learning_rate: 0 is 1, and 1e-3 for the last two,
-        whose steps are of about that size for each number.
-    compression: of what sites send: "packed", few bits a number, or "top-k", the top_share of all
-        blocks (twice as many bytes under the secure sum, as with "none").
-    evaluate_every: cycles between two evaluations and checkpoints.
-    min_tokens, min_steps: the least that an update of word embeddings or of an output bias may
-        cover, for it tells the words that it was made of.
+    Attributes:
+        cycles: T, the number of cycles. In each, every site trains, and then the mean of the
+            models is taken.
+        keep_cycle: The cycle whose model is the result: 0 is the last, -1 the best on held-out
+            data. No cycle is run after a numbered one, though the learning rate is still
+            scheduled over all `cycles`.
+        local_epochs: Epochs of training at every site in each cycle. A fractional part is that
+            part of an epoch's steps.
+        local_steps: Steps of training at every site in each cycle, in place of `local_epochs`;
+            0 uses `local_epochs`.
+        batch: Whose step `batch_size` counts: "each" site's, or that of all sites together
+            ("shared"). Shared batches are divided by the sites' numbers of examples, each site
+            getting at least one example and a quarter of an equal part, so that a site takes
+            about as many steps as one place with all notes would. Where there are more sites
+            than examples in a batch, sites of average size take one example a step and read
+            their notes more than once in an epoch, and small sites take fewer steps.
+        batch_size: Number of examples in a step; see `batch`.
+        accumulate: Number of smaller batches that a step is made of, where memory is short.
+        learning_rate: Learning rate of AdamW at the sites. Its moments and schedule continue
+            from cycle to cycle.
+        lora_learning_rate: Learning rate of low-rank changes; 0 takes `learning_rate`.
+        warmup: Fraction of a site's steps over which the learning rate rises.
+        decay: Learning rate after the warm-up: "linear" falls to zero at the last step,
+            "constant" stays.
+        weight_decay: Weight decay of AdamW.
+        clip: Largest norm of the gradient; 0 does not clip.
+        precision: Precision of the matrix products in training; "auto" is "bfloat16" where the
+            processor has instructions for it (about twice as fast there), else "float32".
+        proximal: μ of FedProx (Li et al. 2020), the pull towards the parameters at the cycle's
+            start.
+        server: "average" is Eq. 1; "nesterov" adds momentum; "adam" and "yogi" are FedAdam and
+            FedYogi, with `betas` and `adaptivity` (`server_steps.py`).
+        server_learning_rate: Learning rate of the server; 0 means 1, and 1e-3 for "adam" and
+            "yogi", whose steps have about that size for each number.
+        momentum: Momentum of server = "nesterov".
+        betas: The two decay rates of server = "adam" and "yogi".
+        adaptivity: τ of server = "adam" and "yogi": their second moments start at its square.
+        compression: How sites encode what they send: "packed" uses a few bits a number, "top-k"
+            the largest blocks (under the secure sum these take twice as many bytes, as do
+            uncompressed updates).
+        top_share: Fraction of the blocks that compression = "top-k" sends.
+        evaluate_every: Number of cycles between two evaluations and checkpoints.
+        min_tokens: Smallest number of tokens behind an update of word embeddings or of an
+            output bias, since such an update tells which words it was made of.
+        min_steps: Smallest number of steps behind an update of word embeddings or of an output
+            bias.
+        seed: The job's seed. A job fills it in.
     """
 
     cycles: Count = 15

@@ -75,35 +75,43 @@ Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
 
 @checked(frozen=True)
 class Config:
-    """The settings of one run.
+    """Settings of a run of distillation with instance weights.
 
-    model: what every site trains; only its trainable parameters travel.
-    unannotated: what a token may be that the site's own annotation leaves open.
-        "pseudo": what θ_t predicts of the other types (the paper's distillation);
-        "soft": θ_t's posterior given the site's annotation (models with a CRF);
-        "marginal": anything, summed over (models with a CRF; no distillation);
-        "outside": no entity (the paper's ablation without distillation).
-    warmup: rounds before θ_t is asked; until then "marginal" stands in, or "outside" where
-        the model has no CRF.
-    weighting: instance weights on the source loss; needs "pseudo" and three sites or more.
-    momentum: α. clip_weights: negative ones count as 0. normalise_weights: divide the weights by
-        their mean, so that it becomes 1; it needs clip_weights, because the mean of weights of
-        both signs may be zero or negative.
-    target_gradient: "mean" over a site's sentences (Eq. 7), or "sum" (Algorithm 2).
-    aggregation: m_k, "uniform" or in proportion to the sites' "size".
-    rounds, batch_size, learning_rate: of Adam, started anew in each round.
-    local_epochs: E_loc; below 1, or between whole numbers, so many of an epoch's mini-batches.
-    evaluate_every: rounds between two evaluations and checkpoints.
-    trace: score the test data too at every evaluation, to draw F1 against bytes or seconds;
-        nothing is chosen by it.
-    select: the model that is kept, of the "last" round or of the "best" evaluation, by F1 on
-        what the sites' validation data annotate.
-    tags: the complete tag set T, the union over the sites; a job fills it in, and what it says of
-        privacy, of `sites` and of `min_sites`.
+    With differential privacy a round is E_loc epochs of noisy sums of gradients. θ_t is then
+    what sites received first in the round, and a unit's annotation is completed when the unit
+    is drawn, from its own text alone.
 
-    With differential privacy a round is E_loc epochs of noisy sums of gradients, θ_t what sites
-    were sent first in it, and a unit's annotation is completed when it is drawn, from its own text
-    alone.
+    Attributes:
+        model: The model that every site trains; only its trainable parameters travel.
+        unannotated: What a token may be that the site's own annotation leaves open. "pseudo":
+            what θ_t predicts of the other types (the paper's distillation); "soft": θ_t's
+            posterior given the site's annotation (models with a CRF); "marginal": anything,
+            summed over (models with a CRF; no distillation); "outside": no entity (the paper's
+            ablation without distillation).
+        warmup: Number of rounds before θ_t is asked; until then "marginal" is used, or
+            "outside" where the model has no CRF.
+        weighting: Whether the source loss has instance weights; this needs unannotated =
+            "pseudo" and three or more sites.
+        momentum: α, the momentum of the instance weights.
+        clip_weights: Whether negative instance weights count as 0.
+        normalise_weights: Whether the weights are divided by their mean, so that it becomes 1.
+            This needs clip_weights, because the mean of weights of both signs may be zero or
+            negative.
+        target_gradient: "mean" over a site's sentences (Eq. 7), or "sum" (Algorithm 2).
+        aggregation: m_k: "uniform", or in proportion to the sites' "size".
+        rounds: Number of rounds.
+        local_epochs: E_loc, the epochs at each site in a round. A fractional part is that part
+            of an epoch's mini-batches.
+        batch_size: Number of sentences in a mini-batch of a site.
+        learning_rate: Learning rate of Adam, which starts anew in each round.
+        evaluate_every: Number of rounds between two evaluations and checkpoints.
+        trace: Whether the test data are scored too at every evaluation, to draw F1 against
+            bytes or seconds. Nothing is chosen by these scores.
+        select: Which model is kept: that of the "last" round, or that of the "best" evaluation
+            by F1 on what the sites' validation data annotate.
+        seed: The job's seed. A job fills it in.
+        tags: The complete tag set, the union over the sites. A job fills it in.
+        privacy, sites, min_sites: As in the job's tables. A job fills them in.
     """
 
     model: ModelConfig = field(default_factory=TaggerConfig)

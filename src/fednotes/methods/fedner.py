@@ -70,27 +70,35 @@ GRADIENTS = "gradients"  # the task of a round of mini-batches
 
 @checked(frozen=True)
 class Config(Aggregation):
-    """The settings of one FedNER run; see also `Aggregation`.
+    """Settings of a FedNER run.
 
-    model: the tagger that every site runs.
-    private: the layers that never leave a site, of words, characters, context, cnn, lstm,
-        crf; `[]` shares all (then every site's output layer has the complete tag set). A
-        layer that the tagger lacks may be named.
-    exchange: "gradients" (Algorithm 1: a round is one mini-batch) or "weights" (a round is
-        `local_epochs` epochs at each site, then the mean of the shared layers).
-    batch_size: N, sentences of all sites together. least_share: how many of them each site
-        holds at least, whatever it is told of the others; 0: a quarter of an equal share.
-    learning_rate: α of Adam, on both sides.
-    epochs: at most so many passes over the training data. rounds: if not 0, at most so many
-        rounds, whatever `epochs` says.
-    evaluate_every: epochs (with "weights": rounds) between two evaluations and checkpoints.
-    select: "best", each site ends with the tagger of its own best validation F1, and the run
-        stops after `patience` evaluations without a better F1 on all validation data; or
-        "last", all rounds are run and the last one's tagger is the result.
-    personal_epochs: epochs of the whole tagger at each site alone, after the federation
-        ends; with "best", kept only where the site's own validation F1 rises.
-    tags: the complete tag set, the union over the sites; a job fills it in, and what it says of
-        privacy and of `min_sites`.
+    Attributes:
+        model: The tagger that every site runs.
+        private: Layers that never leave a site, of words, characters, context, cnn, lstm and
+            crf. `[]` shares all; the output layer of every site then has the complete tag set.
+            A layer that the tagger lacks may be named.
+        exchange: "gradients" is Algorithm 1: a round is one mini-batch. With "weights" a round
+            is `local_epochs` epochs at each site, then the mean of the shared layers.
+        local_epochs: Epochs at each site in a round of exchange = "weights".
+        batch_size: N, the number of sentences in a batch of all sites together.
+        least_share: Smallest number of a batch's sentences that a site contributes, whatever it
+            is told of the others; 0 is a quarter of an equal share.
+        learning_rate: α of Adam, at the server and at the sites.
+        epochs: Largest number of passes over the training data.
+        rounds: Largest number of rounds, whatever `epochs` says; 0 disables the limit.
+        evaluate_every: Number of epochs (with exchange = "weights": of rounds) between two
+            evaluations and checkpoints.
+        select: "best": each site ends with the tagger of its own best validation F1, and the
+            run stops early (`patience`). "last": all rounds are run, and the last tagger is the
+            result.
+        patience: With select = "best": number of evaluations without a better F1 on all
+            validation data after which the run stops.
+        personal_epochs: Epochs in which each site trains its whole tagger alone after the
+            federation ends; with select = "best" the result is kept only where the site's own
+            validation F1 rises.
+        seed: The job's seed. A job fills it in.
+        tags: The complete tag set, the union over the sites. A job fills it in.
+        privacy, min_sites: As in the job's tables. A job fills them in.
     """
 
     model: TaggerConfig = field(default_factory=TaggerConfig)

@@ -63,12 +63,14 @@ from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 @checked(frozen=True)
 class Config(Averaging):
-    """The settings of one fine-tuning run; see also `Averaging`.
+    """Settings of fine-tuning a model that finds mentions.
 
-    private: layers that never leave a site: "classifier", "encoder" ("crf", "lora", "prompts"
-        of an encoder-tagger).
-    tags: the complete tag set, the union over the sites; a job fills it in, and what it says of
-        privacy and of `min_sites`.
+    Attributes:
+        model: The model that every site trains.
+        private: Layers that never leave a site: "classifier" or "encoder" of a token
+            classifier; "crf", "lora" or "prompts" of an encoder-tagger.
+        tags: The complete tag set, the union over the sites. A job fills it in.
+        privacy, min_sites: As in the job's tables. A job fills them in.
     """
 
     model: ModelConfig = field(default_factory=TokenClassifierConfig)

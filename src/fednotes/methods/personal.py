@@ -74,21 +74,26 @@ Half = Annotated[float, Interval(ge=0, le=1)]
 
 @checked(frozen=True)
 class Config(Averaging):
-    """The settings of one run; see also `Averaging`.
+    """Settings of fine-tuning with a model of its own for each site.
 
-    share_outputs: of which tags sites share the classifier's row: "common", those that two sites
-        or more have ("O" only where all sites annotate the same types, for else it does not mean
-        the same), or "none".
-    share_change: the low-rank change is shared. Without it, and with share_outputs = "none", a site
-        has two models of its own, mixed: what a federation has to be better than.
-    mix: the federated model's part in the mix, the site's own model having the rest.
-    distil_epochs: in which the federated model learns from the mix, at a tenth of the rates of
-        training; with 0 it is saved as it is, whatever the mix is.
-    tags: the complete tag set, the union over the sites. shared_tags: those whose row is shared.
-        A job fills both in.
+    With differential privacy both changes of the federated model are trained privately, and
+    only that model is kept, because the scores of a model that has seen the notes unprotected
+    would tell about them.
 
-    With differential privacy the federated model is trained so, both of its changes, and is all
-    that is left: scores of a model that has seen the notes as they are would tell of them.
+    Attributes:
+        model: The token classifier that every site trains, with train = "lora".
+        share_outputs: Tags for which sites share the classifier's row: "common" are those that
+            two or more sites have ("O" only where all sites annotate the same types, because it
+            otherwise means different things), "none" shares no row.
+        share_change: Whether the low-rank change is shared. Without it, and with share_outputs
+            = "none", a site mixes two models of its own, which is the control that a federation
+            has to beat.
+        mix: Weight of the federated model in the mix; the site's own model has the rest.
+        distil_epochs: Epochs in which the federated model learns from the mix, at a tenth of
+            the learning rates; with 0 it is saved as it is, whatever `mix` says.
+        tags: The complete tag set, the union over the sites. A job fills it in.
+        shared_tags: Tags whose row is shared. A job fills it in.
+        privacy, min_sites: As in the job's tables. A job fills them in.
     """
 
     model: TokenClassifierConfig = field(

@@ -57,24 +57,39 @@ MOST_WEIGHT = 1e6  # of a class, or a concept, that is agreed on; the least is 1
 
 @checked(frozen=True)
 class Config(Averaging):
-    """Settings of both stages; those of `Averaging` are stage 1's.
+    """Settings of phenotyping. Cycles, batches and learning rates are those of stage 1.
 
-    classifier_cycles: T'; in each, `classifier_epochs` epochs of every classifier at each site.
-    systems: of the billing codes; or outputs: these categories of codes and no others, for
-        concepts that have no public list. minimum: patients with a category of codes over all
-        sites that make it an output. whole_causes: see `patients/codes.py`.
-    least_questionable: patients over all sites that make "questionable" a class of a disease.
-    calibrate: fit probabilities to held-out patients (Platt scaling, by sums alone).
-    least_occurrences: of a concept in the training patients' notes at all sites together, that give
-        it a vector of its own; all others share one. 0: each of the dictionary has its own. Under
-        [privacy] patients who have it, and as `minimum` with noise.
-    require_output: leave out patients of stage 1 who have none of its outputs.
-    optimizer: of stage 1 at the sites; "rmsprop" is Keras' and wants dense updates.
-    min_patients: the least that a site's update of the concepts' vectors, or of classifiers of
-        the concepts themselves, may cover, for it tells which concepts its patients have.
-    space, phenotypes: what the sites hold. questionable: the phenotypes for which the sites
-        together make "questionable" a class, as far as that is known before training. vectors:
-        whether they have public ones of concepts, where stage 1 starts.
+    Attributes:
+        classifier_cycles: T', the number of cycles of stage 2.
+        classifier_epochs: Epochs of every classifier at each site in a cycle of stage 2.
+        systems: Coding systems whose categories are candidates for the outputs of stage 1.
+        outputs: Categories of codes that are the outputs of stage 1, in place of `systems` and
+            `minimum`. OMOP concepts need it, because they have no public list.
+        minimum: Number of patients over all sites from which a category of codes becomes an
+            output.
+        whole_causes: Whether categories of ICD-9 external causes have four characters, as in
+            the code book, in place of three (`patients/codes.py`).
+        least_questionable: Number of patients over all sites from which "questionable" is a
+            class of a disease.
+        calibrate: Whether probabilities are fitted to held-out patients (Platt scaling, by sums
+            alone).
+        least_occurrences: Number of occurrences in the training notes of all sites from which a
+            concept has a vector of its own; all other concepts share one. 0 gives each concept
+            of the dictionary its own. Under [privacy] it counts patients who have the concept,
+            with noise.
+        require_output: Whether patients without any output are left out of stage 1.
+        optimizer: Optimizer of stage 1 at the sites; "rmsprop" is that of Keras and needs
+            model.network.updates = "dense".
+        min_patients: Smallest number of patients behind an update of the concepts' vectors, or
+            of classifiers of the concepts themselves, since such an update tells which concepts
+            the patients have.
+        model: The model's settings.
+        space, phenotypes: What the sites hold. A job fills them in.
+        questionable: Phenotypes for which the sites together make "questionable" a class, as
+            far as that is known before training. A job fills it in.
+        vectors: Whether the sites have public vectors of concepts, from which stage 1 starts. A
+            job fills it in.
+        privacy, min_sites: As in the job's tables. A job fills them in.
     """
 
     cycles: Count = 10

@@ -72,16 +72,25 @@ EVALUATED = 64  # sequences judged at once
 
 @checked(frozen=True)
 class Config(Averaging):
-    """The settings of one pre-training run; see also `Averaging`.
+    """Settings of pre-training a language model.
 
-    length: tokens of a sequence; long_length (or as many as the model reads) in the last
-        long_cycles cycles up to the one that is kept. The original BERT trains nine tenths of
-        its steps on 128 tokens and the last tenth on 512. A cycle of sequences four times as long
-        has a quarter of the steps, so 3 of 10 cycles are a tenth of the steps.
-    masked: share of the tokens to guess. whole_words: a word's sub-words are masked together.
-    infilled: share of the words in infilled spans, for the objective "denoise".
-    head_cycles: cycles before the first one that train the prediction head alone, with
-        head_learning_rate, where the directory has none (its initial values are random).
+    Attributes:
+        model: The language model.
+        length: Number of tokens of a sequence.
+        long_length: Number of tokens of a sequence in the long cycles, or as many as the model
+            reads.
+        long_cycles: Number of cycles, the last ones up to the one that is kept, with sequences
+            of `long_length`. The original BERT trains nine tenths of its steps on 128 tokens
+            and the rest on 512; a cycle of the latter has a quarter of the steps, so 3 of 10
+            cycles are a tenth of the steps.
+        masked: Fraction of the tokens that are guessed.
+        whole_words: Whether the sub-words of a word are masked together.
+        infilled: Fraction of the words that lie in infilled spans, for model.objective =
+            "denoise".
+        head_cycles: Number of cycles before the first one that train only the prediction head,
+            where the directory has none and it starts from random numbers.
+        head_learning_rate: Learning rate of the prediction head in these cycles.
+        privacy, min_sites: As in the job's tables. A job fills them in.
     """
 
     model: LanguageModelConfig = field(default_factory=LanguageModelConfig)

@@ -48,16 +48,20 @@ TINY = 1e-100  # in place of a length of zero
 
 @checked(frozen=True)
 class Aggregation:
-    """Settings of how one update is made of the sites'.
+    """How one update is made of the sites' updates.
 
-    aggregation: "mean", weighed by sites' sizes, a sum that hides them. Else a rule that looks at
-        each site's update and counts each once (`server_steps.py`; docs/privacy.md, "Poisoning"):
-        it takes secure_sum = false, and at each site `[policy] individual_updates = true`.
-    hostile: f, how many sites may be, for "trimmed-mean", "krum" and "multi-krum".
-    norm_bound: B of "norm-bound"; 0: the median length of a round's changes.
-    reference: the site of "reference", whose update the others are held against and which is not
-        added: one that holds public or generated notes, as the server's own people may run.
-    sites: how many there are; 0: not known. A job fills it in.
+    Attributes:
+        aggregation: "mean" is the mean weighted by the sites' sizes, a sum that hides the
+            single updates. Every other rule looks at each site's update and counts each site
+            once (`server_steps.py`; docs/privacy.md, "Poisoning"): it needs secure_sum = false,
+            and `[policy] individual_updates = true` at each site.
+        hostile: f, the number of hostile sites that "trimmed-mean", "krum" and "multi-krum"
+            assume.
+        norm_bound: B of "norm-bound"; 0 takes the median length of a round's changes.
+        reference: The site of "reference": other updates are compared with its update, which is
+            not added. It should hold public or generated notes, as the server's own staff may
+            run it.
+        sites: Number of sites; 0 if it is not known. A job fills it in.
     """
 
     aggregation: Rule = "mean"

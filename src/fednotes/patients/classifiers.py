@@ -36,16 +36,23 @@ SPARSE_INTERCEPT = 0.01  # scikit-learn's smaller step of the intercept with spa
 
 @checked(frozen=True)
 class SvmConfig:
-    """Settings of the classifiers; names and defaults are SGDClassifier's.
+    """The classifiers; names and defaults are those of scikit-learn's SGDClassifier.
 
-    loss: "hinge" is the paper's SVM; "log" is logistic regression ("log_loss" there).
-    learning_rate: step t of a machine is eta0 ("constant"), eta0 / t^power_t ("invscaling") or
-        1 / (alpha (t0 + t - 1)) with the t0 of Bottou ("optimal"); t counts the machine's
-        own labelled patients and goes on from epoch to epoch. The paper names none.
-    class_weights: "balanced" weighs a class of a disease by n / (classes · its n).
-    solver: "sgd" takes the epochs' steps, as the paper does; "converged" is logistic regression
-        with a penalty, fitted to its end (`fit`). C: its weight of the patients against the
-        penalty; 0 lets held-out patients choose.
+    Attributes:
+        loss: "hinge" is the paper's SVM; "log" is logistic regression ("log_loss" in
+            scikit-learn).
+        learning_rate: Step t of a machine is eta0 ("constant"), eta0 / t^power_t
+            ("invscaling"), or 1 / (alpha (t0 + t - 1)) with the t0 of Bottou ("optimal"). t
+            counts the machine's own labelled patients and continues from epoch to epoch. The
+            paper names none.
+        eta0: See `learning_rate`.
+        power_t: See `learning_rate`.
+        alpha: Weight of the penalty.
+        class_weights: "balanced" weighs a class of a disease by n / (classes · its n).
+        solver: "sgd" takes the steps of the epochs, as the paper does; "converged" trains
+            logistic regression with a penalty to convergence (`fit`).
+        C: Weight of the patients against the penalty in solver = "converged"; 0 lets held-out
+            patients choose.
     """
 
     loss: Literal["hinge", "log"] = "hinge"

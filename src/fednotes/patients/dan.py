@@ -42,17 +42,19 @@ _PATIENTS = 512  # of a batch where nothing is trained
 class DanConfig:
     """The network of stage 1. The paper gives no sizes: these are Dligach and Miller's (2018).
 
-    embedding, hidden: widths of a concept's vector and of the dense layer, which is a
-        patient's representation.
-    dropout: of the dense layer's values in training; neither paper has it.
-    mean: over all "occurrences" of concepts, or over "concepts", each once however often it
-        occurs (as the program of 2018 read them).
-    length: entries that the mean is over: patients with fewer are filled up with the vector of
-        unknown concepts, as that program's padding does. A patient with more has a mean over all
-        of their own. 0: every patient's own number.
-    layer: what of the dense layer represents a patient: its values after the ReLU ("rectified"),
-        or before it ("linear", as in that program).
-    updates: "rows" or "dense" gradients of the embedding, see above.
+    Attributes:
+        embedding: Width of a concept's vector.
+        hidden: Width of the dense layer, which is a patient's representation.
+        dropout: Dropout rate of the dense layer's values in training; neither paper has it.
+        mean: What the mean is over: all "occurrences" of concepts; or "concepts", each once
+            however often it occurs, as the program of 2018 read them.
+        length: Number of entries that the mean is over. Patients with fewer are filled up with
+            the vector of unknown concepts, as that program's padding does; a patient with more
+            has a mean over all of their own. 0 takes every patient's own number.
+        layer: What of the dense layer represents a patient: its values after the ReLU
+            ("rectified"), or before it ("linear"), as in that program.
+        updates: Gradients of the concepts' vectors: "rows" of the batch's concepts alone, which
+            is three to four times as fast, or "dense".
     """
 
     embedding: Annotated[int, Ge(1)] = 300

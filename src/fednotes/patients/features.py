@@ -45,18 +45,30 @@ TEXT_RECIPE: Final = "mean-of-notes-1"  # raise it when the same text gives anot
 
 @checked(frozen=True)
 class ConceptsConfig:
-    """How notes become bags of concepts: the same at all sites.
+    """How notes become bags of concepts; the same at all sites.
 
-    dictionary: MRCONSO.RRF of the UMLS, an ontology (.obo) or a table of ids and terms; relative
-        to the job file, `$NAME` stands for an environment variable; "synthetic" is the generated
-        patients' own. format: "umls", "obo" or "table"; told by the file's name if empty.
-    context: what becomes of negated, family and hypothetical mentions ("drop", "off", "mark").
-    most: patients with more concepts are left out and counted. processes: that read notes.
-    vectors: where stage 1 of phenotyping starts: a public file of word2vec (text, or .bin) whose
-        words are the dictionary's ids. Every site reads the same one. Empty: random numbers.
-
-    The others are options of `patients/dictionary.py`, of the dictionary's format alone:
-    language, sources, types, left_out_kinds of the UMLS; scopes, ids of an ontology.
+    Attributes:
+        dictionary: MRCONSO.RRF of the UMLS, an ontology (.obo), or a table of ids and terms.
+            Relative paths are relative to the job file; `$NAME` stands for an environment
+            variable. "synthetic" is the dictionary of the generated patients.
+        format: Format of the dictionary; guessed from the name of the file if empty.
+        context: What happens to negated, hypothetical and family mentions.
+        most: Patients with more concepts are left out, and counted.
+        processes: Number of processes that read notes.
+        vectors: File of public word2vec vectors (text or .bin) whose words are the dictionary's
+            ids; stage 1 starts from them. Every site reads the same file. If it is empty, stage
+            1 starts from random numbers.
+        language: Language of the terms that are read from the UMLS; "ENG" if it is not given.
+        sources: Source vocabularies (SAB) that are read from the UMLS; those of cTAKES' fast
+            dictionary if they are not given.
+        types: Semantic types (TUI) that are read from the UMLS. If they are not given: those of
+            cTAKES where MRSTY.RRF lies beside MRCONSO.RRF, else all. `[]` reads all.
+        left_out_kinds: Term types (TTY) that are not read from the UMLS; if they are not given,
+            those that cTAKES leaves out.
+        scopes: Scopes of the synonyms that are read from an ontology, of EXACT, RELATED, NARROW
+            and BROAD; ["EXACT"] if they are not given.
+        ids: How concepts of an ontology are named: by its "own" ids, which is the default, or by
+            a kind of cross-reference such as "UMLS_CUI".
     """
 
     dictionary: str = ""
@@ -87,7 +99,8 @@ class ConceptsConfig:
 class TextConfig:
     """Patients as vectors: the mean over a patient's notes of each note's mean word vector.
 
-    encoder: a frozen one, "minilm" or a directory, as `encoders/features.py` names it.
+    Attributes:
+        encoder: A frozen encoder: "minilm" or a directory, as `encoders/features.py` names it.
     """
 
     encoder: str = "minilm"

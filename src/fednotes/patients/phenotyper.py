@@ -42,14 +42,17 @@ Scale = Literal["none", "l2"]
 
 @checked(frozen=True)
 class PhenotypeConfig:
-    """The [model] table of a phenotyping job.
+    """The model of a phenotyping job.
 
-    representation: of patients. "learn" is stage 1; "none" is TF-IDF of the concepts (or the
-        vectors of a text encoder as they are); anything else is the folder of a model whose
-        network is used, learnt before.
-    scale: of a learnt representation for the classifiers: "l2" gives each patient length 1,
-        as TF-IDF has it; "none" takes the dense layer's values as the paper does.
-    network: of stage 1. classifier: of stage 2.
+    Attributes:
+        representation: "learn" represents patients by stage 1; "none" by TF-IDF of their
+            concepts (or by the vectors of a text encoder as they are); anything else is the
+            folder of a model whose trained network is used.
+        scale: Scale of a learnt representation for the classifiers: "l2" gives each patient
+            length 1, as TF-IDF has it; "none" takes the dense layer's values, as the paper
+            does.
+        network: The network of stage 1.
+        classifier: The classifiers of stage 2.
     """
 
     representation: str = "learn"

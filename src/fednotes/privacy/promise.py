@@ -38,18 +38,27 @@ Unit = Literal["patient", "document", "sentence"]
 class Privacy:
     """Differential privacy of training, and what it promises (`docs/privacy.md`).
 
-    unit: whose presence is hidden: all that a site holds of a "patient", of a "document", or a
-        "sentence". epsilon: ε after all rounds, for which the noise is solved; or noise, the
-        multiplier σ itself. delta: δ, far below 1 / units of a site.
-    clip: C, the most that one unit's gradient may be (L2), of shared and private layers together.
-    rate: q, the chance of each unit to be in a round; an epoch has 1 / q rounds.
-    where: "sum", sites add parts of the noise, which hides them where the server sees sums alone
-        (secure_sum); or "site", each adds all of it and needs to trust nobody.
-    colluding: with "sum", so many sites' noise does not count: a site knows its own.
-    counts: σ of counts, which all sites together tell once: of right and wrong mentions in the
-        validation notes, of the last model; in phenotyping, before it begins, of training patients
-        by code, concept and label. 0: nothing is counted. ε covers them too.
-    counted: the most that one unit's counts may be (L2): the root of how many things it has.
+    Attributes:
+        unit: Whose presence is hidden: everything a site holds of a "patient", of a "document",
+            or one "sentence".
+        epsilon: ε after all rounds; the noise is computed from it. Give either `epsilon` or
+            `noise`.
+        noise: The noise multiplier σ itself.
+        delta: δ; it should be far below 1 divided by the number of units of a site.
+        clip: C, the largest L2 norm of one unit's gradient, over shared and private layers
+            together.
+        rate: q, the probability that a unit takes part in a round; an epoch has 1 / q rounds.
+        where: Who adds the noise: with "sum", each site adds a part, which protects it as long
+            as the server sees only sums (secure_sum); with "site", each site adds all of it and
+            needs to trust nobody.
+        colluding: With where = "sum": number of sites whose noise is not counted, because sites
+            that collude know their own.
+        counts: σ of the counts that all sites together publish once: mentions in the validation
+            notes found rightly and wrongly by the last model; in phenotyping, before it begins,
+            training patients by code, concept and label. 0 publishes no counts. ε includes
+            them.
+        counted: Largest L2 norm of one unit's counts: the square root of the number of things
+            that it has.
     """
 
     unit: Unit = "patient"

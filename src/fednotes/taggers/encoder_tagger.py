@@ -57,14 +57,21 @@ from fednotes.taggers.model import (
 
 @checked(frozen=True)
 class EncoderTaggerConfig(ModelConfig):
-    """Field names are TOML keys of a job's [model] table.
+    """A pre-trained encoder, tuned by low-rank changes or prompts, with a CRF on top.
 
-    encoder: "minilm" or a Hugging Face directory. layer: the last of its layers that is run
-    (0 = all); not given: 5 of "minilm", whose sixth says less of words, else all.
-    tuning: "lora", "prompts" or "none". rank, alpha: of LoRA, W + alpha / rank · B A.
-    prompts: how many for each layer (0 = none); prompt_hidden: width of the layer between.
-    dropout: on the words' vectors. max_tokens: longer sentences are cut between entities; a
-    sentence longer than the encoder's positions is read in overlapping windows.
+    Attributes:
+        kind: The encoder-tagger.
+        encoder: "minilm" or a Hugging Face directory.
+        layer: The last of the encoder's layers that is run; 0 runs all. If it is not given: 5
+            of "minilm", whose sixth layer says less of words, else all.
+        tuning: How the encoder is tuned.
+        rank: Rank of low-rank changes: W + alpha / rank · B A.
+        alpha: Scale of low-rank changes; see `rank`.
+        prompts: Number of prompts for each layer; 0 for none.
+        prompt_hidden: Width of the layer that makes the prompts.
+        dropout: Dropout rate of the words' vectors.
+        max_tokens: Longer sentences are cut between entities. A sentence longer than the
+            encoder's positions is read in overlapping windows.
     """
 
     encodes: ClassVar[bool] = True

@@ -34,8 +34,9 @@ _QUERIES = 1 << 22  # numbers in one block of what is asked of a CRF (32 MiB in 
 class ModelConfig:
     """What a job's [model] table says of a model that finds mentions.
 
-    softens: whether it can train on a posterior in place of a best guess. encodes: whether it is a
-    pre-trained encoder that learns.
+    Attributes:
+        softens: Whether the model can train on a posterior in place of a best guess; no key.
+        encodes: Whether the model is a pre-trained encoder that learns; no key.
     """
 
     softens: ClassVar[bool] = True

@@ -63,15 +63,23 @@ PromptMap = Mapping[nn.Module, KeyValues]
 
 @checked(frozen=True)
 class PromptBartConfig(ModelConfig):
-    """Field names are TOML keys of a job's [model] table.
+    """A pointer network on a frozen BART with prompts.
 
-    backbone: a Hugging Face BART directory. prompts, prompt_hidden: N_q and h of Eq. 15.
-    tune_cross_attention: train the decoder's cross-attentions too. label_words: type → the
-    words whose embedding stands for it; a type that is not named stands for the words of its
-    own name, parted at "_" and capitals ("Sign_symptom" → "sign symptom").
-    max_entities, max_subwords: of one sentence, longer ones are cut (0: what the backbone's
-    positions allow). dropout: of the backbone in training, on its states, attentions and
-    feed-forward layers (bart-base was trained with 0.1).
+    Attributes:
+        kind: The pointer network.
+        backbone: A Hugging Face BART directory.
+        prompts: N_q of Eq. 15, the number of prompts.
+        prompt_hidden: h of Eq. 15, the width of the layer that makes the prompts.
+        tune_cross_attention: Whether the decoder's cross-attentions are trained too.
+        label_words: Words whose embedding stands for a type, by type. A type that is not named
+            stands for the words of its own name, divided at "_" and capitals: "Sign_symptom" is
+            "sign symptom".
+        max_entities: Largest number of entities of a sentence; 0 is what the backbone's
+            positions allow.
+        max_subwords: Largest number of sub-words of a sentence; longer ones are cut. 0 is what
+            the backbone's positions allow.
+        dropout: Dropout rate of the backbone in training, on its states, attentions and
+            feed-forward layers (bart-base was trained with 0.1).
     """
 
     softens: ClassVar[bool] = False

@@ -59,21 +59,33 @@ LAYERS = ("words", "characters", "context", "cnn", "lstm", "crf")  # bottom to t
 
 @checked(frozen=True)
 class TaggerConfig(ModelConfig):
-    """Field names are TOML keys of a job's [model] table.
+    """A light tagger on frozen features, with a CRF on top.
 
-    tagger: name of the preset it came from.
-    word_vectors: path of a GloVe or word2vec text file; "" for none. train_words: also train
-        them (the paper's setting; then they travel). max_words: read that many (0 = all).
-    hashed_words: buckets of a trainable word table addressed by a hash of the lower-cased
-        form (0 = none). word_dim: its columns.
-    characters: character CNN with char_dim, char_filters, char_width; words are read up to
-        char_max characters (with begin and end markers).
-    contextual: frozen encoder, "minilm" or a directory; "" for none. project: columns to
-        which a trainable projection takes its features (0 = as they are).
-    cnn_filters: word CNN, filters for each of cnn_widths (0 = none).
-    lstm_units: BiLSTM units a direction (0 = none), lstm_layers of them.
-    dropout: on the word representation and after the CNN and each LSTM.
-    max_tokens: longer sentences are cut.
+    Attributes:
+        kind: The light tagger.
+        tagger: Name of the architecture that the other keys start from.
+        word_vectors: Path of a GloVe or word2vec text file; "" for none.
+        train_words: Whether the word vectors are trained too, as in the paper; they then
+            travel.
+        max_words: Largest number of word vectors that are read; 0 reads all.
+        hashed_words: Number of rows of a trainable word table that is addressed by a hash of
+            the lower-cased word; 0 for none.
+        word_dim: Number of columns of the hashed word table.
+        characters: Whether the tagger has a character CNN.
+        char_dim: Width of a character's vector.
+        char_filters: Number of filters of the character CNN.
+        char_width: Width of these filters, in characters.
+        char_max: Number of characters of a word that are read, with the markers of begin and
+            end.
+        contextual: A frozen encoder: "minilm" or a directory; "" for none.
+        project: Number of columns to which a trainable projection takes the encoder's features;
+            0 leaves them as they are.
+        cnn_filters: Number of filters of the word CNN for each of `cnn_widths`; 0 for no CNN.
+        cnn_widths: Widths of the word CNN's filters, in words.
+        lstm_units: Number of BiLSTM units in each direction; 0 for no LSTM.
+        lstm_layers: Number of BiLSTM layers.
+        dropout: Dropout rate of the word representation, and after the CNN and each LSTM.
+        max_tokens: Longer sentences are cut.
     """
 
     tagger: str = "elmoner"

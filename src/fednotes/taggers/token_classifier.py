@@ -79,15 +79,26 @@ NEVER = -100.0  # bias of a tag that the saved model does not know: it is not pr
 
 @checked(frozen=True)
 class TokenClassifierConfig(ModelConfig):
-    """Field names are TOML keys of a job's [model] table.
+    """A Hugging Face encoder with a linear classifier of words.
 
-    encoder: "minilm" or a Hugging Face directory (an encoder, what pre-training saved, or an
-    earlier token classifier, whose encoder is taken, and its outputs for types that both have).
-    context: what is read together. train, top: see above; rank, alpha: of "lora",
-    W + alpha / rank · B A, of all maps of its layers or of the queries' and values'
-    ("attention"). window: sub-words that are read at once, marks included; 0 = as many as the
-    model has positions. dropout: every rate of the encoder; not given: its own. max_tokens:
-    words; longer units are cut between entities where they are trained on.
+    Attributes:
+        kind: The token classifier.
+        encoder: "minilm" or a Hugging Face directory: an encoder, what pre-training saved, or
+            an earlier token classifier, whose encoder is taken with its outputs for the types
+            that both have.
+        context: What is read together.
+        train: What is trained: "encoder" is all but the word embeddings, "all" everything,
+            "top" the uppermost layers and the classifier, "lora" low-rank changes and the
+            classifier.
+        top: Number of layers that train = "top" trains.
+        rank: Rank of the changes of train = "lora": W + alpha / rank · B A.
+        alpha: Scale of these changes; see `rank`.
+        maps: Maps of the layers that train = "lora" changes: "all", or those of the queries and
+            values ("attention").
+        window: Number of sub-words that are read at once, marks included; 0 is as many as the
+            model has positions.
+        dropout: Every dropout rate of the encoder; if it is not given, the encoder's own.
+        max_tokens: Number of words; longer units are cut between entities in training.
     """
 
     encodes: ClassVar[bool] = True
