@@ -126,6 +126,44 @@ def test_lines_tell_the_time_left() -> None:
     assert lines[2].endswith("21.0 s left at most")
 
 
+class Observed:
+    """A method whose sites are judged by their validation F1."""
+
+    trains = ("train",)
+
+    @staticmethod
+    def judged(metrics: dict[str, float]) -> dict[str, float]:
+        return {"valid_f1": metrics["f1"]}
+
+
+def progress_line(sites: int) -> str:
+    """What a display prints of an evaluation at so many sites: F1 0.000, 0.001, 0.002 …"""
+    out = io.StringIO()
+    bar = RichDisplay(Console(file=out, width=200))
+    method: Any = Observed()
+    part = Part("federated", (object(),) * sites, None, method=method)
+    bar.begin(part, 10, 5)
+    replies = {"evaluate": {f"site{n}": {"f1": n / 1000} for n in range(sites)}}
+    bar.round(RoundResult(0, {"loss": 1.0}, sites, 0, 0, 1.0, True, replies))
+    bar.end()
+    return out.getvalue()
+
+
+def test_a_progress_line_names_up_to_ten_sites() -> None:
+    line = progress_line(10)
+    assert all(f"site{n} 0.00{n}" in line for n in range(10))
+    assert "mean" not in line
+
+
+def test_a_progress_line_of_many_sites_has_mean_lowest_and_highest() -> None:
+    """The mean of 0, 1, … 300 thousandths is 0.150."""
+    line = progress_line(301)
+    assert "F1 mean of 301 sites 0.150" in line
+    assert "lowest 0.000 (site0), highest 0.300 (site300)" in line
+    assert "site7 " not in line
+    assert len(line) < 250
+
+
 # hints
 
 ROUNDS = {"alone": {"rounds": 60}, "pooled": {"rounds": 20}}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SETTLED = 5.0  # seconds of rounds that tell how long the others take
 SHORT = 60.0  # seconds that are not worth a line
+LISTED_SITES = 10  # a progress line has the score of each of so many sites
 UNPROVEN = "says nothing: the attack fails without defence too"
 _SHOWN = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))  # the first there is
 _OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"), ("auroc", "AUROC"))
@@ -83,9 +84,8 @@ class RichDisplay(Display):
             name, key = next(
                 ((n, k) for n, k in _SHOWN if any(k in m for m in found.values())), ("", "")
             )
-            self._scores = f"{name} " + " ".join(
-                f"{site} {m[key]:.3f}" for site, m in found.items() if key in m
-            )
+            scores = {site: m[key] for site, m in found.items() if key in m}
+            self._scores = f"{name} {site_scores_text(scores)}"
             if not found and "valid_f1" in result.metrics:  # between real sites: over all of them
                 self._scores = f"F1 {result.metrics['valid_f1']:.3f}"
         rounds, seconds = self._pace.since(result)
@@ -148,6 +148,17 @@ class RichDisplay(Display):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def site_scores_text(scores: Mapping[str, float]) -> str:
+    """Return every site's score; of more than ten sites the mean, the lowest and the highest."""
+    if len(scores) <= LISTED_SITES:
+        return " ".join(f"{site} {score:.3f}" for site, score in scores.items())
+    lowest, highest = min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)
+    return (
+        f"mean of {len(scores):,} sites {fmean(scores.values()):.3f}, "
+        f"lowest {scores[lowest]:.3f} ({lowest}), highest {scores[highest]:.3f} ({highest})"
+    )
 
 
 def sheet(*heads: str | Text, left: int = 1, **options: Any) -> Table:

@@ -179,7 +179,8 @@ class Method:
     judged(metrics): summed counts of "evaluate" as numbers for people, among them "held_out", of
     which more is better (-inf where nothing is held out).
     models(): the classes of [model] by its `kind`, "" where it has no such key; None: all taggers.
-    warnings(config): what a person should know before training. beyond(config): what a setting
+    warnings(config): what a person should know before training; size_warnings(config, sizes): what
+    follows from the number of sites and their sizes. beyond(config): what a setting
     adds to the published method, in a word for tables. one_model(config): whether sites end with
     equal models, of which one copy is kept. save(config, final, folder): write the model that all
     sites end with, made of the last state; False where there is none, or not at the server.
@@ -203,6 +204,7 @@ class Method:
     alone: Callable[[Any, Any], tuple[Any, ...]] = lambda config, sites: (config,) * len(sites)
     traffic: Callable[[Any, Sizes], tuple[int, int] | None] = lambda config, sizes: None
     warnings: Callable[[Any], tuple[str, ...]] = lambda config: ()
+    size_warnings: Callable[[Any, Sizes], tuple[str, ...]] = lambda config, sizes: ()
     beyond: Callable[[Any], str] = lambda config: ""
     one_model: Callable[[Any], bool] = lambda config: False
     save: Callable[[Any, State, Path], bool] = lambda config, final, folder: False

@@ -162,7 +162,8 @@ def simulate(
         mine.enter_context(held(out))
         refuse(job, out, resume, replace_old)
         sites, config, parts = prepare(job, display.features)
-        warnings = job.module.warnings(config)
+        sizes = [job.kind.size(site) for site in sites.data]
+        warnings = (*job.module.warnings(config), *job.module.size_warnings(config, sizes))
         for text in (*sites.warnings, *warnings):
             display.warn(text)
         sites = replace(sites, notes=(*sites.notes, *warnings))

@@ -60,6 +60,7 @@ from fednotes.methods.sites import (
     Size,
     agree_on_shares,
     finite,
+    larger_batch_warning,
     least_part,
     part_of,
 )
@@ -191,12 +192,25 @@ def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
     config = central(config)
     if config.batch == "each":
         return (config,) * len(sizes)
-    whole, batch, pieces = max(1, sum(sizes)), config.batch_size, config.accumulate
-    least = [least_part(batch, config.sites, size) for size in sizes]
-    own = [part_of(batch, size, whole, low) for size, low in zip(sizes, least, strict=True)]
+    pieces = config.accumulate
     return tuple(
-        replace(config, batch="each", batch_size=one, accumulate=min(one, pieces)) for one in own
+        replace(config, batch="each", batch_size=one, accumulate=min(one, pieces))
+        for one in _shares(config, sizes)
     )
+
+
+def _shares(config: Averaging, sizes: Sequence[int]) -> list[int]:
+    """Return each site's part of a shared mini-batch, of their numbers of examples."""
+    whole, batch = max(1, sum(sizes)), config.batch_size
+    least = [least_part(batch, config.sites, size) for size in sizes]
+    return [part_of(batch, size, whole, low) for size, low in zip(sizes, least, strict=True)]
+
+
+def size_warnings(config: Averaging, sizes: Sequence[int]) -> tuple[str, ...]:
+    """Return a warning where the parts of a shared mini-batch add up to much more than it."""
+    if config.batch != "shared":
+        return ()
+    return larger_batch_warning(config.batch_size, _shares(config, [n for n in sizes if n]))
 
 
 def private_by(

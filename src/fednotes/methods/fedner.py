@@ -56,6 +56,7 @@ from fednotes.methods.sites import (
     all_tags,
     finite,
     judged_mentions,
+    larger_batch_warning,
     least_part,
     part_of,
     parted,
@@ -440,6 +441,12 @@ def least_share(size: int, config: Config) -> int:
     return least_part(config.batch_size, config.sites, size, config.least_share)
 
 
+def size_warnings(config: Config, sizes: Sequence[int]) -> tuple[str, ...]:
+    """Return a warning where the sites' mini-batches add up to much more than `batch_size`."""
+    shares = [batch_share(size, sum(sizes), config) for size in sizes if size]
+    return larger_batch_warning(config.batch_size, shares)
+
+
 # what a job asks of a method
 
 
@@ -533,6 +540,7 @@ METHOD = Method(
     pooled,
     judged_mentions,
     models=lambda: {"tagger": TaggerConfig},
+    size_warnings=size_warnings,
     trains=(GRADIENTS, TRAIN),
     for_sites=for_sites,
     alone=alone,

@@ -40,6 +40,7 @@ from fednotes.methods.averaging import (
     parts,
     private_by,
     run_cycles,
+    size_warnings,
     traffic_of,
 )
 from fednotes.methods.server_steps import by_each, for_names
@@ -289,6 +290,7 @@ METHOD = Method(
     alone=alone,
     traffic=traffic,
     warnings=warnings,
+    size_warnings=size_warnings,
     one_model=one_model,
     save=save,
     each=by_each,

@@ -459,6 +459,7 @@ METHOD = Method(
     alone=alone,
     traffic=traffic,
     warnings=begun_from,
+    size_warnings=averaging.size_warnings,
     one_model=one_model,
     private=private_by(
         private_initial, finetune.private_loss, settings={"mix": 1.0, "distil_epochs": 0}

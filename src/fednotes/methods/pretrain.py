@@ -60,6 +60,7 @@ from fednotes.methods.averaging import (
     parts,
     private_by,
     run_cycles,
+    size_warnings,
     traffic_of,
 )
 from fednotes.methods.private import owner_of, require_patients
@@ -513,6 +514,7 @@ METHOD = Method(
     alone=alone,
     traffic=traffic,
     warnings=warnings,
+    size_warnings=size_warnings,
     one_model=lambda config: True,
     save=save,
     each=by_each,

@@ -42,6 +42,7 @@ Part = Annotated[float, Interval(ge=0, lt=1)]
 
 
 T = TypeVar("T", bound=Tensor)
+MUCH_LARGER = 1.25  # a mini-batch that grows by less, as by rounding, is not worth a warning
 
 
 class Best:
@@ -236,6 +237,27 @@ def least_part(batch: int, sites: int, size: int, asked: int = 0) -> int:
     the others: as the job asks, else a quarter of an equal share. sites: 0 where not known."""
     quarter = -(-batch // (4 * sites)) if sites else 1
     return max(1, min(asked or quarter, size))
+
+
+def larger_batch_warning(batch: int, shares: Sequence[int]) -> tuple[str, ...]:
+    """Return a warning where the sites' parts add up to much more than the job's mini-batch.
+
+    Args:
+        batch: `batch_size` of the job, in examples of all sites together.
+        shares: Each site's part of a mini-batch, in examples, as `part_of` gives it.
+
+    Returns:
+        One warning with the numbers and the reason, or none.
+    """
+    total, least = sum(shares), min(shares, default=0)
+    if total <= MUCH_LARGER * batch:
+        return ()
+    examples = "1 example" if least == 1 else f"{least:,} examples"
+    return (
+        f"batch_size = {batch:,} becomes {total:,}: each of the {len(shares):,} sites adds at "
+        f"least {examples} to every mini-batch, however few notes it has; set batch_size to "
+        f"{total:,} or more to choose the size yourself",
+    )
 
 
 def finite(loss: Tensor, site: str, where: str, remedy: str = "lower learning_rate") -> float:
