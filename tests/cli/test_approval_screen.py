@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pwd
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,38 @@ def test_who_approves_is_told_what_is_promised(kit: Path) -> None:
     told = given("approve", kit, "--yes")
     assert "promises differential privacy of each document of a site, against anybody" in told
     assert "ε = 2.17 at δ = 1e-05 after 1 rounds" in told
+
+
+# waiting for a job
+
+
+def test_an_approval_can_wait_for_the_request(kit: Path) -> None:
+    """The server asks a second later, as it does once the admin has handed in a job."""
+    request = threading.Timer(1.0, asked, (kit, JOB))
+    request.start()
+    told = given("approve", kit, "--yes", "--wait", "--timeout", "60")
+    request.join()
+    assert "waiting up to 60 s for a job that asks for approval" in told
+    assert "note: this site does not run" in told
+    assert f"approved: ner ({fingerprint(JOB)[:12]})" in told
+
+
+def test_waiting_ends_with_the_time_and_a_remedy(kit: Path) -> None:
+    told = given("approve", kit, "--yes", "--wait", "--timeout", "0.1", code=2)
+    assert "no job has asked for approval within 0.1 s" in told
+    assert "--timeout SECONDS" in told
+
+
+def test_waiting_can_be_for_one_job(kit: Path) -> None:
+    """Another one that waits is not taken for it."""
+    key = fingerprint(JOB | {"title": "the awaited one"})
+    asked(kit, JOB)
+    told = given("approve", kit, key[:12], "--yes", "--wait", "--timeout", "0.1", code=2)
+    assert f"no job whose fingerprint begins with {key[:12]!r} has asked" in told
+    assert not approvals_of(kit).decisions()
+    short = fingerprint(JOB)[:12]
+    assert "approved: ner" in given("approve", kit, short, "--yes", "--wait", "--timeout", "0.1")
+    assert "approved: ner" in given("approve", kit, short, "--yes", "--wait", "--timeout", "0.1")
 
 
 FORGED = (

@@ -134,6 +134,23 @@ def test_an_unapproved_job_waits_until_a_person_approves(site_notes: Any, tmp_pa
     assert hospitals.ends()
 
 
+def test_the_server_says_whose_approval_is_missing(site_notes: Any, tmp_path: Path) -> None:
+    """By the names of the run's own list, shorter each time that a site approves."""
+    hospitals = Hospitals(tmp_path, QUICK, site_notes, approve=False)
+
+    def approve_one_by_one() -> None:
+        if hospitals.network.asked in (3, 5, 7):
+            hospitals.approve(hospitals.names[hospitals.network.asked // 2 - 1])
+
+    hospitals.network.meanwhile = approve_one_by_one
+    hospitals.run()
+    lists = [list(line["since"]) for line in hospitals.lines("approvals")]
+    names = list(hospitals.names)
+    assert lists == [names, names[1:], names[2:], []]
+    first = hospitals.lines("approvals")[0]["text"]
+    assert first.startswith(f"waiting for the approval of: {names[0]} (less than 1 min), ")
+
+
 def test_an_approval_that_is_taken_back_stops_the_site(site_notes: Any, tmp_path: Path) -> None:
     """In the middle of a run; with two sites enough it goes on without that one."""
     hospitals = Hospitals(tmp_path, QUICK, site_notes, least=2)

@@ -292,6 +292,12 @@ def test_rounds_that_were_shown_are_not_shown_again(tmp_path: Path) -> None:
     assert followed(server, tmp_path) == ([0, 1, 2, 3, 4, 5], ["goes on from round 3"])
 
 
+def test_missing_approvals_are_said(tmp_path: Path) -> None:
+    line = {"kind": "approvals", "since": {"h1": 1.0}, "text": "waiting for the approval of: h1"}
+    server = Script(([SECOND], [line]), OVER)
+    assert followed(server, tmp_path) == ([], ["waiting for the approval of: h1"])
+
+
 def test_who_attaches_later_sees_all_rounds(tmp_path: Path) -> None:
     lines = [plan(3), *map(round_line, range(5))]
     assert followed(Script(([SECOND], lines), OVER), tmp_path) == ([0, 1, 2, 3, 4], [])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,8 @@ from fednotes.core.errors import ConfigError, FednotesError
 if TYPE_CHECKING:
     from fednotes.engines.nvflare.processes import Status
     from fednotes.rules.approval import Quorum, Signer
+
+POLL_SECONDS = 0.5  # between two looks for a job that asks for approval
 
 site = typer.Typer(help="A site's process, rules and decisions.", no_args_is_help=True)
 
@@ -222,7 +226,13 @@ def site_key(
 def site_approve(
     kit: Kit,
     job: Job = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until a job asks for approval.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Maximum time that --wait waits.")
+    ] = 600.0,
     key_file: Annotated[
         Path | None,
         typer.Option("--key", metavar="FILE", help="Your key, where the site's rules list keys."),
@@ -232,14 +242,19 @@ def site_approve(
         typer.Option(metavar="FOLDER", help="What `fednotes audit` found; the kit keeps a copy."),
     ] = None,
 ) -> None:
-    """Show the job that waits, and what changed since the last approved one; say yes to it.
+    """Show the job that waits for approval, with its changes since the last approved one, and
+    approve it.
 
-    With a fingerprint: to that job, also where it was rejected before.
+    With a fingerprint, approve that job, even if it was rejected before. With --wait, wait until
+    the server asks this site for approval.
     """
     from fednotes.rules.guard import approvals_of, job_by, named, pending, settle
 
     of_role(kit, "site")
-    quorum, waiting = _quorum(kit), pending(kit)
+    quorum = _quorum(kit)
+    if wait:
+        _await_request(kit, job, timeout)
+    waiting = pending(kit)
     if job:
         key, table = job_by(kit, job)
     elif waiting is None:
@@ -265,6 +280,49 @@ def site_approve(
     joins = "joins within seconds" if asked else "takes part where a run of it goes on or comes"
     say(f"approved: {named(table)} ({key[:12]}); this site {joins}")
     say(f"next: fednotes site status {kit}; to take it back: fednotes site reject {kit} {key[:12]}")
+
+
+def _await_request(kit: Path, job: str, timeout: float) -> None:
+    """Wait until a job asks for approval at a site.
+
+    Args:
+        kit: The site's kit.
+        job: Prefix of the fingerprint of the job to wait for; "" for any job.
+        timeout: Maximum time to wait, in seconds.
+
+    Raises:
+        ConfigError: No such job has asked within that time.
+    """
+    from fednotes.engines.nvflare import processes
+    from fednotes.rules.guard import approvals_of
+
+    begin = time.monotonic()
+    if not processes.status(kit).running:
+        say(f"note: this site does not run, so nothing can ask it: fednotes site start {kit}")
+    if not console.is_terminal:
+        say(f"waiting up to {timeout:g} s for a job that asks for approval")
+    known = [past.fingerprint for past in approvals_of(kit).decisions()] if job else []
+    with console.status("waiting for a job that asks for approval") as shown:
+        while not _has_request(kit, job, known):
+            seconds = time.monotonic() - begin
+            if seconds >= timeout:
+                which = f" whose fingerprint begins with {job!r}" if job else ""
+                raise ConfigError(
+                    f"{kit}: no job{which} has asked for approval within {timeout:g} s. Check that "
+                    f"the site is connected (fednotes site status {kit}) and that the job was "
+                    "handed in (fednotes run), or wait longer with --timeout SECONDS"
+                )
+            shown.update(f"waiting for a job that asks for approval ({seconds:.0f} s)")
+            time.sleep(min(POLL_SECONDS, timeout - seconds))
+
+
+def _has_request(kit: Path, job: str, known: Sequence[str]) -> bool:
+    """Return whether a job that `job` names waits for a decision, or was decided on before."""
+    from fednotes.rules.guard import pending
+
+    request = pending(kit)
+    fingerprints = [*known, *([str(request["fingerprint"])] if request else [])]
+    return any(each.startswith(job.strip().lower()) for each in fingerprints)
 
 
 @site.command("reject")

@@ -47,6 +47,7 @@ from fednotes.rules.policy import Policy, PolicyRefusal, check_job, check_reques
 
 RULES = "rules"  # in a kit
 REJECTED = "has rejected this job"  # in what the server is told
+UNAPPROVED = ("has not approved this job", "has approved another form of this job")  # likewise
 SHOWN = 12  # characters of a fingerprint, for people
 SERVER = "server"  # the only receiver
 WORDS = "words"  # in what is attached to a reply: a masked update
@@ -100,10 +101,10 @@ def require_approved(kit: Path, site: str, table: Mapping[str, Any], policy: Pol
     if (pending(kit) or {}).get("fingerprint") != key:
         waiting = {"fingerprint": key, "when": now().isoformat(), "table": table}
         write_json(_pending(kit), waiting)
-    done = {"changed": "approved another form of"}.get(status, "not approved")
+    done = UNAPPROVED[1] if status == "changed" else UNAPPROVED[0]
     some = f" ({len(approvals.standing(table).people)} of {policy.approvals} people have)"
     raise NotApproved(
-        f"site {site!r} has {done} this job ({short}){some if status == 'waiting' else ''}; "
+        f"site {site!r} {done} ({short}){some if status == 'waiting' else ''}; "
         "there: fednotes site approve KIT"
     )
 

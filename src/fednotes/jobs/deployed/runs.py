@@ -343,7 +343,7 @@ class Follower:
             self.display.round(
                 RoundResult(self._shown - 1, metrics, sites, up, down, seconds, judged)
             )
-        elif kind == "event":
+        elif kind in ("event", "approvals"):
             self.say(str(line["text"]))
 
     def _finished(self, server: Admin, job: Mapping[str, Any]) -> RunResult | None:

@@ -11,6 +11,7 @@ Whoever watches gets lines, tables with `kind`:
               done: rounds that a run has which goes on from a checkpoint
     round     a committed round; numbers are of sums over sites
     event     something that a person may want to know, such as a site that is waited for
+    approvals the sites that have not approved the job, with the time since when (`waiting.py`)
     end       the run is done
 """
 
@@ -58,11 +59,12 @@ from fednotes.jobs.deployed.agreement import (
     unpacked,
 )
 from fednotes.jobs.deployed.site_file import own_files, parsed, read_site_file, whole_table
+from fednotes.jobs.deployed.waiting import APPROVALS_FILE, PendingApprovals
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import METRICS, VERSION, RunResult, add_line, line_of, rewound
 from fednotes.jobs.simulate import versions
 from fednotes.rules.approval import fingerprint
-from fednotes.rules.guard import REJECTED
+from fednotes.rules.guard import REJECTED, UNAPPROVED
 
 SERVER_FILE = "server.toml"  # in the server's kit: [files] of this machine, if it needs any
 PROBLEM = "problem.json"  # in the folder that is fetched, of a run that failed
@@ -189,6 +191,9 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
     )
     engine.progress = progress
     config = _agree(setup, job, engine, progress)
+    warnings = job.module.size_warnings(config, [1] * len(setup.sites))  # sizes stay at the sites
+    for text in warnings:
+        progress.warn(text)
     progress.begin(config, engine.resume())
     final = job.module.train(engine, config)
     progress.trained = True
@@ -213,7 +218,7 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
         conditions={"federated": spent},
         config=dict(setup.job["job"]),
         versions=versions(),
-        notes=[] if promise is None else [str(promise)],
+        notes=[*warnings, *([] if promise is None else [str(promise)])],
     )
     job.module.save(config, final, setup.folder / "model")
     result.write(setup.folder)
@@ -267,6 +272,7 @@ class Progress:
         self._said: dict[tuple[str, str], str] = {}  # site, kind → what was told of it last
         self._silent: dict[str, str] = {}  # site → why it gave no answer
         self._rejected: dict[str, str] = {}  # site → its words
+        self._approvals = PendingApprovals(setup.state / APPROVALS_FILE, setup.sites)
         self.metrics: dict[str, float] = {}
         self.rounds = 0
         self.refusals: list[str] = []
@@ -286,6 +292,7 @@ class Progress:
         for site, reply in replies:
             silent.pop(site, None)
             self._rejected.pop(site, None)  # if the reply is a refusal, `event` follows
+            self._approvals.remove(site)  # likewise
             yield site, reply
         if len(frames) - len(silent) < enough and self.pipe.pause.is_set():
             raise Paused
@@ -297,6 +304,7 @@ class Progress:
                 text = reason if named else f"no answer from site {site!r}: {reason}"
                 logger.info("%s", text)
                 self._tell(site, "silent", text)
+        self._publish_approvals()
         self._require_willing()
 
     def begin(self, config: Any, resumed: State | None) -> None:
@@ -308,6 +316,11 @@ class Progress:
         self.plan([examples] if examples else [])
         for entry in kept:
             self.pipe.publish({"kind": "round", "evaluated": True, **entry})
+
+    def warn(self, text: str) -> None:
+        """Say what a person should know before training."""
+        logger.warning("%s", text)
+        self.pipe.publish({"kind": "event", "text": f"warning: {text}", "site": ""})
 
     def plan(self, sizes: list[int]) -> None:
         """How long it will take. sizes: of the sites, or of all together; [] if not known."""
@@ -335,15 +348,28 @@ class Progress:
         if event.kind == "refused":
             self.refusals.append(text)
             self._judge(event.site, text)
+        if event.kind == "waiting" and (missing := self._approvals.text):
+            text = f"{text}; {missing}"
         if event.kind == "joined":  # what it says from now on is news
             self._said.pop((event.site, "refused"), None)
         if event.kind in _TOLD and not (self.trained and event.kind == "refused"):
             self._tell(event.site, event.kind, text)
-        logger.info("%s", event.text)
+        logger.info("%s", text if event.kind == "waiting" else event.text)
 
     def _judge(self, site: str, text: str) -> None:
+        """Note from a site's words whether people there have rejected or not approved the job."""
         if f"site {site!r} {REJECTED}" in text:
             self._rejected[site] = text.removesuffix("; asked again")
+            self._approvals.remove(site)
+        elif any(f"site {site!r} {words}" in text for words in UNAPPROVED):
+            self._approvals.add(site)
+
+    def _publish_approvals(self) -> None:
+        """Say which approvals are missing, where that is news, here and to whoever watches."""
+        line = self._approvals.news()
+        if line is not None:
+            logger.info("%s", line["text"])
+            self.pipe.publish(line)
 
     def _require_willing(self) -> None:
         """Raises ConfigError where people at sites said no, and the others are too few."""

@@ -34,6 +34,7 @@ from fednotes.engines.nvflare.processes import (
 )
 from fednotes.jobs.deployed.site import RESULTS
 from fednotes.jobs.deployed.site_file import SITE_FILE, of_kit
+from fednotes.jobs.deployed.waiting import waiting_text
 from fednotes.rules.ledger import ledger_of, parsed
 
 TAIL = 200_000  # bytes of a log or a ledger that are looked at
@@ -182,7 +183,7 @@ def network(kit: Path) -> Network:
         for run in (run for run in newest if run not in over[:-SHOWN_RUNS]):
             status, job_id = str(newest[run]["status"]), str(newest[run]["job_id"])
             if status == "RUNNING":
-                state = _progress(server.tell(job_id) or {})
+                state = progress_text(server.tell(job_id) or {})
             else:
                 known = status.replace("FINISHED:ABORTED", "aborted") if run in over else "starts"
                 state = _stands(read_outcome(kit / STATE / run, job_id), known)
@@ -197,9 +198,11 @@ def _stands(outcome: Mapping[str, Any], otherwise: str) -> str:
     return f"{status}{between}{problem}" if problem else status
 
 
-def _progress(reply: Mapping[str, Any]) -> str:
-    """Rounds, who takes part, and what was said last of a run that is under way."""
+def progress_text(reply: Mapping[str, Any]) -> str:
+    """Return the rounds, who takes part, whose approval is missing, and what was said last of a
+    run that is under way."""
     plan, done, said = 0, 0, ""
+    unapproved: Mapping[str, float] = {}
     for line in reply.get("lines", ()):
         if line.get("kind") == "plan":
             plan = int(line.get("rounds") or 0)
@@ -207,9 +210,12 @@ def _progress(reply: Mapping[str, Any]) -> str:
             done, said = int(line["round"]) + 1, ""
         elif line.get("kind") == "event":
             said = str(line.get("text", ""))
+        elif line.get("kind") == "approvals":
+            unapproved, said = line["since"], ""
     rounds = f"round {done:,}" + (f"/{plan:,}" if plan else "") if done else "before round 1"
     present = ", ".join(reply.get("sites", ())) or "no site yet"
-    return f"{rounds}, with {present}" + (f"; {said}" if said else "")
+    missing = waiting_text(unapproved, time.time())
+    return "; ".join(filter(None, (f"{rounds}, with {present}", missing, said)))
 
 
 def from_files(kit: Path) -> list[str]:

@@ -1,0 +1,86 @@
+"""Which sites have not approved a run's job yet, and since when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.parsing import kept_table, number
+from fednotes.core.store import write_json
+
+APPROVALS_FILE = "approvals.json"  # in the state of a run at the server
+REPEAT_SECONDS = 300.0  # a list that has not changed is published again after so long
+
+
+class PendingApprovals:
+    """The sites whose approval a run waits for.
+
+    The names are those of the run's own list: what a site sends decides only whether it is on it.
+    The times are kept on disk, so they survive a restart of the server.
+
+    Args:
+        path: The file in which the times are kept.
+        sites: The sites of the run, in the order in which they are named.
+        clock: Returns the seconds since the epoch.
+    """
+
+    def __init__(
+        self, path: Path, sites: Collection[str], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path, self._sites, self._clock = path, tuple(sites), clock
+        kept = kept_table(path)
+        times = {site: number(kept, site) for site in self._sites}
+        self.since = {site: since for site, since in times.items() if since is not None}
+        self._published: tuple[str, ...] = ()
+        self._published_at = 0.0
+
+    def add(self, site: str) -> None:
+        """Note that a site has not approved the job; the first time counts."""
+        if site in self._sites and site not in self.since:
+            self.since[site] = self._clock()
+            write_json(self._path, self.since)
+
+    def remove(self, site: str) -> None:
+        """Note that a site has approved or rejected the job."""
+        if self.since.pop(site, None) is not None:
+            write_json(self._path, self.since)
+
+    def news(self) -> dict[str, Any] | None:
+        """Return a line of progress where the list has changed or has stood for a while."""
+        names = tuple(site for site in self._sites if site in self.since)
+        now = self._clock()
+        stale = bool(names) and now - self._published_at >= REPEAT_SECONDS
+        if names == self._published and not stale:
+            return None
+        self._published, self._published_at = names, now
+        text = waiting_text(self.since, now) or "no approval is missing any more"
+        return {"kind": "approvals", "since": {n: self.since[n] for n in names}, "text": text}
+
+    @property
+    def text(self) -> str:
+        """The list in words; "" where no approval is missing."""
+        return waiting_text(self.since, self._clock())
+
+
+def waiting_text(since: Mapping[str, float], now: float) -> str:
+    """Return whose approval is missing and for how long; "" for nobody's.
+
+    Args:
+        since: Site to the seconds since the epoch at which it was first known not to have approved.
+        now: The present, in seconds since the epoch.
+    """
+    if not since:
+        return ""
+    names = (f"{site} ({_minutes(now - start)})" for site, start in since.items())
+    return f"waiting for the approval of: {', '.join(names)}"
+
+
+def _minutes(seconds: float) -> str:
+    minutes = max(0, int(seconds // 60))
+    if minutes < 1:
+        return "less than 1 min"
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
