@@ -17,63 +17,13 @@ from fednotes.jobs.job_file import load_job
 from fednotes.jobs.simulate import simulate
 from fednotes.taggers.saving import build_model, kinds, load_model, model_config, save_model
 
-CAPITALS = '''
-from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-import torch
-
-from fednotes.core.tensors import seeded
-from fednotes.data.batches import encode_corpus
-from fednotes.taggers.corpora import Batch, PreparedCorpus
-from fednotes.taggers.layers import CrfOutput
-from fednotes.taggers.model import CrfReading, Kind, Model, ModelConfig
-
-
-@dataclass(frozen=True)
-class CapitalsConfig(ModelConfig):
-    kind: Literal["capitals"] = "capitals"
-    width: int = 3
-
-
-class Capitals(Model):
-    """A word is a row of two: whether it begins with a capital."""
-
-    transfer = "crf.project.weight"
-    reads = PreparedCorpus
-
-    def __init__(self, config, tagset, seed):
-        super().__init__(config, tagset)
-        with seeded(seed, "table"):
-            self.table = torch.nn.Parameter(torch.randn(2, config.width))
-        with seeded(seed, "crf"):
-            self.crf = CrfOutput(config.width, tagset)
-
-    def _encode(self, documents, how):
-        encoded = encode_corpus(documents, self.tagset)
-        known = frozenset(self.tagset.types)
-        return PreparedCorpus(encoded=encoded, known=known, lengths=encoded.lengths)
-
-    def _read(self, corpus, chosen, every=False):
-        batch = Batch.of(corpus, chosen, self.device)
-        capital = np.array([form[0].isupper() for form in corpus.encoded.forms], np.int64)
-        features = self.table[torch.from_numpy(capital[corpus.encoded.form[batch.tokens]])]
-        return CrfReading(self.crf, batch, features, [features])
-
-
-def build(config, tagset, seed, device="cpu"):
-    return Capitals(config, tagset, seed).to(device)
-
-
-KIND = Kind(CapitalsConfig, build)
-'''
+CAPITALS = Path(__file__).parents[1] / "data" / "samples" / "capitals.py.txt"
 TEXTS = ("He took Aspirin and slept .", "Aspirin helps .", "She has pain from Ibuprofen .")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "capitals.py").write_text(CAPITALS)
+    (tmp_path / "capitals.py").write_text(CAPITALS.read_text())
     monkeypatch.setattr(taggers, "__path__", [*taggers.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "fednotes.taggers.capitals", raising=False)
     return tmp_path

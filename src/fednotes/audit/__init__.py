@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.core.federation import EVALUATE, Option, SiteTasks
 from fednotes.core.parsing import mapping
@@ -287,9 +288,11 @@ class Attack:
 
 
 def attacks() -> Iterator[Attack]:
-    """All that lie here."""
+    """Yield the attacks of this folder's modules, then those that other packages register."""
     for module in pkgutil.iter_modules(__path__):
         yield from importlib.import_module(f"{__name__}.{module.name}").ATTACKS
+    for entry in plugins.registered("attacks").values():
+        yield from plugins.load(entry, (tuple, list))
 
 
 def audit(

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
+from types import FunctionType
 from typing import Annotated, Any
 
 import typer
@@ -38,8 +39,9 @@ from fednotes.cli.groups import (
     show_checked,
     tell,
 )
+from fednotes.core import plugins
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import DataError, FednotesError
+from fednotes.core.errors import ConfigError, DataError, FednotesError
 
 app = typer.Typer(
     name="fednotes",
@@ -516,12 +518,28 @@ def main() -> None:
 
 
 def _run() -> None:
+    _add_commands_of_packages()
     try:
         app(standalone_mode=False)
     except Exception as error:
         if type(error).__name__ != "NoArgsIsHelpError":
             raise
         print(error)  # a command without its arguments shows its help
+
+
+def _add_commands_of_packages() -> None:
+    """Add the commands that other packages register; one that cannot be loaded is left out."""
+    group = typer.main.get_group(app)
+    for name, entry in plugins.added("commands", group.commands).items():
+        try:
+            command = plugins.load(entry, (typer.Typer, FunctionType))
+        except ConfigError as error:
+            print(f"warning: {one_line(error, None)}", file=sys.stderr)
+            continue
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
 
 
 def fail(message: str, more: Sequence[object] = ()) -> None:

@@ -1,4 +1,7 @@
-"""The methods, each a file: a module here that has a `METHOD` is one, by its own name."""
+"""The methods, each a file: a module here that has a `METHOD` is one, by its own name.
+
+Other packages add methods by entry points (`core/plugins.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,26 +13,46 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.federation import Method
 
 
 def find(name: str) -> Method:
-    """The method of that name. Raises ConfigError with the nearest one."""
-    known = [module.name for module in pkgutil.iter_modules(__path__)]
-    module = importlib.import_module(f"{__name__}.{name}") if name in known else None
-    found = getattr(module, "METHOD", None)
-    if not isinstance(found, Method):
+    """Return the method of that name.
+
+    Raises:
+        ConfigError: There is no such method; the message has the nearest name.
+    """
+    method = _built_in(name)
+    if method is not None:
+        return method
+    entry = plugins.added("methods", _built_in_names()).get(name)
+    if entry is None:
         raise ConfigError(f"method = {name!r}; {nearest(name, names())}")
-    return found
+    loaded: Method = plugins.load(entry, Method)
+    return loaded
 
 
 def names() -> tuple[str, ...]:
-    """The names of all methods."""
+    """Return the names of all methods, the built-in ones first."""
+    built_in = _built_in_names()
+    return (*built_in, *plugins.added("methods", built_in))
+
+
+def _built_in_names() -> tuple[str, ...]:
     modules = [module.name for module in pkgutil.iter_modules(__path__)]
-    return tuple(
-        name for name in modules if hasattr(importlib.import_module(f"{__name__}.{name}"), "METHOD")
-    )
+    return tuple(name for name in modules if _built_in(name) is not None)
+
+
+def _built_in(name: str) -> Method | None:
+    """Return the method that a module of this folder holds, if it holds one."""
+    known = [module.name for module in pkgutil.iter_modules(__path__)]
+    if name not in known:
+        return None
+    module = importlib.import_module(f"{__name__}.{name}")
+    method = getattr(module, "METHOD", None)
+    return method if isinstance(method, Method) else None
 
 
 @cache

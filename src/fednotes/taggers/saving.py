@@ -1,10 +1,12 @@
 """Any kind of model from one TOML table, and as a folder.
 
 A kind is a module of this folder with the constant `KIND` (see `model.py`): "encoder-tagger" is
-found in `encoder_tagger`. A folder holds `model.json` (what it is) and `model.safetensors` (what
-was trained); a light tagger's two files are called `tagger.json` and `tagger.safetensors`. It is
-replaced as a whole or not at all. What is frozen (word vectors, encoders, backbones) is not
-copied into it: the folder names the place and the SHA-256 of the content, loading compares.
+found in `encoder_tagger`. Other packages add kinds by entry points (`core/plugins.py`).
+
+A folder holds `model.json` (what it is) and `model.safetensors` (what was trained); a light
+tagger's two files are called `tagger.json` and `tagger.safetensors`. It is replaced as a whole or
+not at all. What is frozen (word vectors, encoders, backbones) is not copied into it: the folder
+names the place and the SHA-256 of the content, and loading compares the two.
 
 A token classifier is fine-tuned whole, so it is a plain Hugging Face directory, which other
 programs read too; such a directory that others trained is loaded alike.
@@ -31,6 +33,7 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from fednotes import __version__
+from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, ModelError, nearest, readable
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build
@@ -49,19 +52,32 @@ PLACES = ("contextual", "encoder", "backbone")  # keys that name a frozen encode
 
 
 def kinds() -> list[str]:
-    """The names of all kinds, the default one first."""
+    """Return the names of all kinds, the default one first and those of other packages last."""
+    built_in = _built_in_kinds()
+    return [*built_in, *sorted(plugins.added("taggers", built_in))]
+
+
+def _built_in_kinds() -> list[str]:
     modules = pkgutil.iter_modules(sys.modules[__package__].__path__)
     names = [module.name.replace("_", "-") for module in modules]
-    return sorted(filter(_kind, names), key=lambda name: (name != DEFAULT, name))
+    return sorted(filter(_built_in_kind, names), key=lambda name: (name != DEFAULT, name))
 
 
 def _kind(name: str) -> Kind | None:
-    """The kind of this name; None where there is none."""
+    """Return the kind of this name, or None where there is none."""
+    built_in = _built_in_kind(name)
+    if built_in is not None:
+        return built_in
+    entry = plugins.added("taggers", _built_in_kinds()).get(name)
+    return None if entry is None else plugins.load(entry, Kind)
+
+
+def _built_in_kind(name: str) -> Kind | None:
     module = f"{__package__}.{name.replace('-', '_')}"
     if "." in name or "_" in name or find_spec(module) is None:
         return None
-    found: Kind | None = getattr(import_module(module), "KIND", None)
-    return found
+    kind: Kind | None = getattr(import_module(module), "KIND", None)
+    return kind
 
 
 def model_class(kind: str) -> type[ModelConfig]:

@@ -4,7 +4,8 @@ A module of this folder, or of `published/`, is a format if it has `read(path, p
 file or a folder, which notes what it cannot use and goes on, and `accepts(path)`, whether one
 file looks like the format; its name is the module's. Those that write have
 `write(documents, path)` too. What a format cannot hold is not claimed but found: whatever is
-written is read again and compared before it is put in its place (`write`, `lost`).
+written is read again and compared before it is put in its place (`write`, `lost`). Other packages
+add formats by entry points (`core/plugins.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra, nearest
 from fednotes.core.parsing import mapping, shipped
 from fednotes.core.settings import path_of
@@ -32,7 +34,7 @@ from fednotes.data.formats.files import OnError, Problems, mixed, read_text, vis
 
 
 def discover() -> dict[str, ModuleType]:
-    """The formats of this folder, in the order in which a file is tried.
+    """Return the formats of this folder and of other packages, in the order to try a file.
 
     A module's `LOOSE` says how easily it takes a file for its own: 0 not at all, 1 (if it says
     nothing) by its first line, 2 by guessing.
@@ -43,9 +45,19 @@ def discover() -> dict[str, ModuleType]:
         for name, path in places
         for module in pkgutil.iter_modules(path)
     ]
-    offered = [module for module in found if hasattr(module, "accepts") and hasattr(module, "read")]
-    offered.sort(key=lambda module: (getattr(module, "LOOSE", 1), module.__name__))
-    return {module.__name__.rpartition(".")[2].replace("_", "-"): module for module in offered}
+    formats = {
+        module.__name__.rpartition(".")[2].replace("_", "-"): module
+        for module in found
+        if hasattr(module, "accepts") and hasattr(module, "read")
+    }
+    for name, entry in plugins.added("formats", formats).items():
+        formats[name] = plugins.load(entry, ModuleType)
+    return dict(sorted(formats.items(), key=_order_of_trial))
+
+
+def _order_of_trial(item: tuple[str, ModuleType]) -> tuple[int, str]:
+    _, module = item
+    return getattr(module, "LOOSE", 1), module.__name__
 
 
 FORMATS = discover()

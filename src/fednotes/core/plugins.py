@@ -1,0 +1,92 @@
+"""What other installed packages add to fednotes, by entry points.
+
+A package registers an object under a name in one of these groups of its `pyproject.toml`:
+
+    [project.entry-points."fednotes.methods"]
+    capitals = "my_package.capitals:METHOD"     # a Method
+
+    group                what the object is
+    fednotes.methods     a `Method` of core/federation.py
+    fednotes.taggers     a `Kind` of taggers/model.py
+    fednotes.formats     a module with `accepts` and `read`, as in data/formats/
+    fednotes.attacks     a sequence of `Attack` of audit/
+    fednotes.commands    a function, or a `typer.Typer` with several commands
+
+Only what is installed beside fednotes is found here; nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from fednotes.core.errors import ConfigError
+
+Group = Literal["methods", "taggers", "formats", "attacks", "commands"]
+
+
+@cache
+def registered(group: Group) -> Mapping[str, EntryPoint]:
+    """Return the entry points of a group by their names.
+
+    Raises:
+        ConfigError: Two packages register the same name.
+    """
+    by_name: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=f"fednotes.{group}"):
+        earlier = by_name.setdefault(entry.name, entry)
+        if earlier.value != entry.value:
+            raise ConfigError(
+                f"the packages {_package(earlier)} and {_package(entry)} both register "
+                f"{entry.name!r} in fednotes.{group}: uninstall one of them"
+            )
+    return by_name
+
+
+def added(group: Group, built_in: Collection[str]) -> dict[str, EntryPoint]:
+    """Return the entry points of a group that come on top of the built-in names.
+
+    Raises:
+        ConfigError: A package registers a name that fednotes has itself, or two packages
+            register the same name.
+    """
+    by_name = dict(registered(group))
+    for name in by_name.keys() & set(built_in):
+        raise ConfigError(
+            f"the package {_package(by_name[name])} registers {name!r} in fednotes.{group}, "
+            "which is built in: uninstall the package, or ask its authors for another name"
+        )
+    return by_name
+
+
+def load(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
+    """Import the object behind an entry point.
+
+    Args:
+        entry: One of `registered`.
+        expected: The object's type, or several possible types.
+
+    Raises:
+        ConfigError: The package cannot be imported, or the object has another type.
+    """
+    try:
+        loaded = entry.load()
+    except Exception as error:  # another package's import can fail in any way
+        raise ConfigError(
+            f"the package {_package(entry)} cannot be loaded "
+            f"({entry.value}: {type(error).__name__}: {error}): update or uninstall it"
+        ) from error
+    if not isinstance(loaded, expected):
+        types = expected if isinstance(expected, tuple) else (expected,)
+        wanted = " or ".join(kind.__name__ for kind in types)
+        raise ConfigError(
+            f"the package {_package(entry)} registers a {type(loaded).__name__} as {entry.name!r}, "
+            f"expected a {wanted}: update or uninstall it"
+        )
+    return loaded
+
+
+def _package(entry: EntryPoint) -> str:
+    return repr(entry.dist.name) if entry.dist is not None else repr(entry.module)

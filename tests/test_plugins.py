@@ -1,0 +1,199 @@
+"""A package of a third party adds a method, a tagger, a format, an attack and a command.
+
+It is built as a wheel and installed by pip into a folder of its own, as a user would install it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SAMPLES = ROOT / "tests" / "data" / "samples"
+
+METHOD = '''
+"""FedNER with half the default rate."""
+
+from dataclasses import replace
+
+from fednotes.methods.fedner import METHOD as FEDNER
+
+METHOD = replace(FEDNER, presets={"best": {"training": {"learning_rate": 5e-4}}})
+'''
+ATTACK = '''
+"""An attack that always succeeds."""
+
+from fednotes.audit import Attack, Trial
+
+
+def _trial(scene):
+    return Trial(success=1.0, chance=0.5, low=1.0, high=1.0)
+
+
+ATTACKS = (Attack("oracle", sees="everything", closes="nothing", trial=_trial),)
+'''
+COMMAND = '''
+"""A command that greets."""
+
+
+def greet(name: str) -> None:
+    """Greet somebody."""
+    print(f"hello {name}")
+'''
+ENTRY_POINTS = """\
+[fednotes.methods]
+slow_fedner = acme_notes.slow_fedner:METHOD
+
+[fednotes.taggers]
+capitals = acme_notes.capitals:KIND
+
+[fednotes.formats]
+loud-notes = acme_notes.loud_notes
+
+[fednotes.attacks]
+oracle = acme_notes.oracle:ATTACKS
+
+[fednotes.commands]
+greet = acme_notes.greet:greet
+"""
+SIMULATE = """
+import sys
+import fednotes as fn
+
+tables = {
+    "method": "distill",
+    "synthetic": {"sites": 3, "sentences": 30},
+    "conditions": ["federated"],
+    "training": {"rounds": 1, "weighting": False},
+    "model": {"kind": "capitals"},
+}
+result = fn.simulate(fn.job(tables), sys.argv[1])
+print(sorted(result.sites))
+"""
+
+
+def _wheel(folder: Path, entry_points: str, modules: dict[str, str]) -> Path:
+    """Write the wheel of a package `acme_notes` by hand: no build tool is needed."""
+    path = folder / "acme_notes-1.0-py3-none-any.whl"
+    info = "acme_notes-1.0.dist-info"
+    files = {f"acme_notes/{name}.py": source for name, source in modules.items()}
+    files["acme_notes/__init__.py"] = ""
+    files[f"{info}/METADATA"] = "Metadata-Version: 2.1\nName: acme-notes\nVersion: 1.0\n"
+    files[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{info}/entry_points.txt"] = entry_points
+    record = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in {**files, f"{info}/RECORD": record}.items():
+            wheel.writestr(name, text)
+    return path
+
+
+def _install(folder: Path, entry_points: str, modules: dict[str, str]) -> dict[str, str]:
+    """Install the package below a folder; return the environment in which it is found."""
+    folder.mkdir(exist_ok=True)
+    wheel = _wheel(folder, entry_points, modules)
+    target = folder / "packages"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-index", "--no-deps", "--target", target, wheel], check=True)
+    paths = [str(target), str(ROOT / "src")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    modules = {
+        "slow_fedner": METHOD,
+        "oracle": ATTACK,
+        "greet": COMMAND,
+        "capitals": (SAMPLES / "capitals.py.txt").read_text(),
+        "loud_notes": (SAMPLES / "loud_notes.py.txt").read_text(),
+    }
+    return _install(tmp_path_factory.mktemp("acme"), ENTRY_POINTS, modules)
+
+
+def _run(environment: dict[str, str], *arguments: str | Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_command_of_a_package_runs(environment: dict[str, str]) -> None:
+    assert _run(environment, "-m", "fednotes", "greet", "Ada") == "hello Ada\n"
+    assert "Greet somebody." in _run(environment, "-m", "fednotes", "--help")
+
+
+def test_a_format_of_a_package_is_recognised_and_read(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The format takes words in capitals for mentions."""
+    notes = tmp_path / "notes.txt"
+    notes.write_text("SHOUTED\nno PAIN today\n")
+    program = "import sys, fednotes as fn; d, = fn.read(sys.argv[1]); print(d.text, d.spans)"
+    shown = _run(environment, "-c", program, notes)
+    assert shown.startswith("no PAIN today (Span(start=3, end=7, label='Loud'")
+
+
+def test_a_tagger_of_a_package_is_trained_saved_and_loaded(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shown = _run(environment, "-c", SIMULATE, run)
+    model = next(run.rglob("model.json"))
+    assert json.loads(model.read_text())["kind"] == "capitals"
+    assert shown.count("'") == 6  # three sites
+    predicted = _run(
+        environment, "-m", "fednotes", "predict", model.parent, "--text", "Took Aspirin."
+    )
+    assert json.loads(predicted)["text"] == "Took Aspirin."
+
+
+def test_a_method_of_a_package_has_its_own_preset(environment: dict[str, str]) -> None:
+    program = (
+        "import fednotes as fn\n"
+        "job = fn.job({'method': 'slow_fedner', 'synthetic': {'sites': 3}})\n"
+        "print(job.config.learning_rate)"
+    )
+    assert _run(environment, "-c", program) == "0.0005\n"
+
+
+def test_an_attack_of_a_package_comes_after_the_built_in_ones(environment: dict[str, str]) -> None:
+    program = "from fednotes.audit import attacks; print([a.name for a in attacks()][-1])"
+    assert _run(environment, "-c", program) == "oracle\n"
+
+
+def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    """The other commands still work."""
+    broken = _install(
+        tmp_path / "broken",
+        "[fednotes.commands]\ngreet = acme_notes.greet:greet\n",
+        {"greet": "raise RuntimeError('out of order')"},
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "fednotes", "--version"], capture_output=True, text=True, env=broken
+    )
+    assert done.returncode == 0
+    assert "the package 'acme-notes' cannot be loaded" in done.stderr
+    assert "out of order" in done.stderr
+    assert done.stdout.startswith("fednotes ")
+
+
+def test_a_package_cannot_replace_what_is_built_in(tmp_path: Path) -> None:
+    greedy = _install(
+        tmp_path / "greedy",
+        "[fednotes.methods]\nfedner = acme_notes.slow_fedner:METHOD\n",
+        {"slow_fedner": METHOD},
+    )
+    program = "from fednotes import methods; methods.names()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=greedy
+    )
+    assert "the package 'acme-notes' registers 'fedner'" in done.stderr
+    assert "which is built in" in done.stderr
