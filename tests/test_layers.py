@@ -68,7 +68,7 @@ LEVELS: dict[str, str] = {
     "jobs": (
         "job kinds predict results | card deployed.agreement simulate | job_file | "
         "checking compare deployed.site_file reference | deployed.preflight deployed.server "
-        "deployed.site | deployed.runs deployed.status"
+        "deployed.site show | deployed.runs deployed.status"
     ),
     "methods": (
         "sites | compression private server_steps word_rows | distill | "

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fednotes.jobs.compare import compare
     from fednotes.jobs.job import Job
     from fednotes.jobs.results import RunResult
+    from fednotes.jobs.show import ShownJob, show_job
     from fednotes.report.html import write_report as report
     from fednotes.serving.api import (
         calibrate,
@@ -48,6 +49,7 @@ __all__ = [
     "MentionModel",
     "PatientModel",
     "RunResult",
+    "ShownJob",
     "Span",
     "State",
     "Update",
@@ -63,6 +65,7 @@ __all__ = [
     "reliability",
     "report",
     "serve",
+    "show_job",
     "simulate",
     "ui",
 ]
@@ -76,6 +79,7 @@ _PLACES = {
     "jobs.compare": ("compare",),
     "jobs.job": ("Job",),
     "jobs.results": ("RunResult",),
+    "jobs.show": ("ShownJob", "show_job"),
     "serving.api": (*("calibrate", "check", "evaluate", "job", "read", "reliability", "simulate"),),
     "serving.exports": ("export",),
     "serving.models": ("MentionModel", "PatientModel", "load"),

@@ -317,6 +317,25 @@ def job_keys(
         say(line)
 
 
+@jobs.command("show")
+def job_show(
+    job: Annotated[str, typer.Argument(help="A job file, or a built-in job such as `demo`.")],
+    settings: Settings = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Leave out what has its default.")
+    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print a job as it will run: each key with its value, and where the value comes from."""
+    from fednotes.jobs.show import show_job
+
+    found = show_job(job, settings or ())
+    if json_output:
+        console.print_json(data=found.to_dict())
+    else:
+        say(*found.to_toml(changed=changed).splitlines())
+
+
 @jobs.command("schema")
 def job_schema() -> None:
     """The JSON schema of a job file, by which editors complete and check it."""

@@ -200,6 +200,25 @@ def _without_places(site: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in site.items() if key not in PLACES}
 
 
+def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a job's tables with a place for the notes of sites that leave this to their own file.
+
+    Returns:
+        The same tables where at least one site says where its notes are; else tables that
+        `parse_job` accepts, of a job whose notes cannot be read.
+    """
+    sites = table.get("sites")
+    if not isinstance(sites, Mapping) or not sites:
+        return table
+    if any(not isinstance(site, Mapping) or PLACES & site.keys() for site in sites.values()):
+        return table
+    try:
+        kind = methods.find(str(table.get("method"))).holds
+    except ConfigError:
+        return table  # `parse_job` says what is wrong
+    return {**table, "sites": {name: {**site, **_SOMEWHERE[kind]} for name, site in sites.items()}}
+
+
 def whole_table(declared: Mapping[str, Any], sites: Sequence[str], least: int) -> dict[str, Any]:
     """What a site approves, and what the job's fingerprint is of."""
     return {**declared, "sites": list(sites), "min_sites": least}
