@@ -344,7 +344,7 @@ def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (place / "cuis.txt").write_text("C0018099 1 2\n")
     for name, folder in (
         ("CONCEPT_VECTORS", place / "cuis.txt"),
-        ("MIMIC3", place),
+        ("MIMIC_III", place),
         ("UMLS_RRF", place),
         ("I2B2_OBESITY", obesity(place, 40)),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -232,11 +233,23 @@ def test_the_built_in_jobs_load(corpora: Path) -> None:
     assert dealt["sites"] == by_source["sites"]
 
 
-def test_the_papers_job_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an invented NOTEEVENTS.csv."""
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_papers_job_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    """On an invented NOTEEVENTS.csv, or NOTEEVENTS.csv.gz as PhysioNet gives it."""
     head = "ROW_ID,SUBJECT_ID,CATEGORY,ISERROR,TEXT"
     rows = [f"{i},{i // 2},{'Discharge summary' if i % 2 else 'Nursing'},,n{i}" for i in range(40)]
-    (tmp_path / "NOTEEVENTS.csv").write_text("\n".join([head, *rows]) + "\n")
+    table = "\n".join([head, *rows]) + "\n"
+    if packed:
+        (tmp_path / "NOTEEVENTS.csv.gz").write_bytes(gzip.compress(table.encode()))
+    else:
+        (tmp_path / "NOTEEVENTS.csv").write_text(table)
+    monkeypatch.setenv("BERT_BASE", str(tmp_path))
+    monkeypatch.delenv("MIMIC_III", raising=False)
+    monkeypatch.setenv("MIMIC3", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"MIMIC_III is not set; .* export MIMIC_III=\$MIMIC3"):
+        load_sites(load_job("bert/mimic"))
     monkeypatch.setenv("MIMIC_III", str(tmp_path))
     made = load_sites(load_job("bert/mimic"))
     assert [site.train_patients + site.valid_patients for site in made.data] == [4] * 5

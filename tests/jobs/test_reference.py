@@ -237,7 +237,8 @@ def test_every_built_in_job_has_the_documented_defaults(
     """Each [training] and [model] key that a job's file does not give."""
     for variable in ("FEDNOTES_CORPORA", "CLINIC", "ONTONOTES", "MIMIC_III", "I2B2_2010"):
         monkeypatch.setenv(variable, str(tmp_path))
-    monkeypatch.setenv("I2B2_2012", str(tmp_path))
+    for variable in ("I2B2_2012", "BERT_BASE"):
+        monkeypatch.setenv(variable, str(tmp_path))
     for name, path in built_in_jobs().items():
         raw, made = read_toml(path), load_job(name)
         given = set(raw.get("training", {}))

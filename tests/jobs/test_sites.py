@@ -15,6 +15,7 @@ from fednotes.core.settings import read_toml
 from fednotes.core.types import Document
 from fednotes.data.notes.sites import assign
 from fednotes.data.tags import types_of
+from fednotes.data.text import split_sentences
 from fednotes.jobs.job import Sites, load_sites
 from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
 from fednotes.jobs.kinds.documents import fingerprint
@@ -591,6 +592,7 @@ def test_the_papers_jobs_of_fine_tuning_train_on_every_training_note(
 ) -> None:
     """On invented records of which the test data repeat some: nothing is held out or dropped."""
     monkeypatch.setenv(f"I2B2_{year}", str(tmp_path))
+    monkeypatch.setenv("BERT_BASE", str(tmp_path))
     for part, number in ((train, 12), (test, 7)):
         (tmp_path / part).mkdir(parents=True)
         for i in range(number):
@@ -601,3 +603,71 @@ def test_the_papers_jobs_of_fine_tuning_train_on_every_training_note(
         documents = [d for site in made.data for d in getattr(site, name)]
         assert len({d.id for d in documents}) == len(documents) == number
         assert sum(len(d.spans) for d in documents) == number * mentions
+
+
+ADE = """\
+10030778|He took gold for pain.|pain|18|22|gold|8|12
+10030778|He took zinc for pain.|pain|38|42|zinc|28|32
+10030779|Rash after iron.|Rash|0|4|iron|11|15
+"""
+NEGATIVE = """\
+10030779 NEG Rash after iron.
+10030779 NEG He was well.
+10030780 NEG Nothing was seen.
+"""
+
+
+def test_the_papers_ade_corpus_has_no_sentence_of_its_negative_file(tmp_path: Path) -> None:
+    """By hand: three sentences have relations, one of them is in ADE-NEG.txt too.
+
+    2 of the 3 sentences that a publication would count are 33.3 % fewer: a warning.
+    """
+    paper = read_toml(built_in_jobs()["fedner/paper"])["sites"]["ade"]
+    (tmp_path / "DRUG-AE.rel").write_text(ADE)
+    (tmp_path / "ADE-NEG.txt").write_text(NEGATIVE)
+    own = {"path": ".", "where": paper["where"], "test_fraction": 0.4, "valid_fraction": 0.0}
+    made = load(tmp_path, a={**own, "split": "sentence", "expected_sentences": 3})
+    assert texts((*made.data[0].train, *made.data[0].test)) == {
+        "He took gold for pain.",
+        "He took zinc for pain.",
+        "Rash after iron.",
+    }
+    assert not any(finding.code == "other_size" for finding in made.findings)
+
+    for expected, level, difference in ((4, "warning", "-25.0"), (2, "warning", "+50.0")):
+        other = load(tmp_path, a={**own, "split": "sentence", "expected_sentences": expected})
+        (finding,) = (f for f in other.findings if f.code == "other_size")
+        assert finding.level == level
+        assert f"3 sentences, where the publication counts {expected} ({difference} %)" in str(
+            finding
+        )
+
+
+def test_the_papers_sizes_are_those_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table 1 of Ge et al. 2020."""
+    monkeypatch.setenv("FEDNOTES_CORPORA", "corpora")
+    sites = load_job("fedner/paper").sites
+    assert {name: site.expected_sentences for name, site in sites.items()} == {
+        "cadec": 7597,
+        "ade": 4484,
+        "smm4h": 2213,
+    }
+
+
+@pytest.mark.parametrize("unit", ["sentence", "document"])
+def test_data_held_out_of_training_leave_the_test_part_as_it_is(tmp_path: Path, unit: str) -> None:
+    conll(tmp_path / "all.txt", 0, 60)
+    own = {"path": "all.txt", "split": unit, "valid_fraction": 0.0}
+    (plain,) = load(tmp_path, a=own).data
+    (held,) = load(tmp_path, a={**own, "hold_out": 0.25}).data
+    assert not plain.valid
+    assert texts(held.test) == texts(plain.test)
+    assert texts(held.train) | texts(held.valid) == texts(plain.train)
+    assert not texts(held.train) & texts(held.valid)
+    sentences = sum(len(split_sentences(d)) for d in plain.train)
+    assert sum(len(split_sentences(d)) for d in held.valid) == pytest.approx(sentences / 4, abs=1)
+
+    conll(tmp_path / "test.txt", 100, 20)
+    given = {"train": "all.txt", "test": "test.txt", "valid_fraction": 0.0, "split": unit}
+    (parts,) = load(tmp_path, a={**given, "hold_out": 0.25}).data
+    assert texts(parts.train) | texts(parts.valid) == texts(plain.train) | texts(plain.test)

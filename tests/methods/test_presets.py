@@ -119,7 +119,8 @@ def test_a_job_on_the_papers_corpora_is_the_tables(
 ) -> None:
     for variable in ("FEDNOTES_CORPORA", "CLINIC", "ONTONOTES", "MIMIC_III", "I2B2_2010"):
         monkeypatch.setenv(variable, str(tmp_path))
-    monkeypatch.setenv("I2B2_2012", str(tmp_path))
+    for variable in ("I2B2_2012", "BERT_BASE"):
+        monkeypatch.setenv(variable, str(tmp_path))
     told = of(JOBS[name], f"{name} ")
     job = load_job(name)
     for setting, value in told.items():

@@ -232,12 +232,24 @@ def path_of(given: object, expected: str) -> Path:
     return Path(given)
 
 
+_FORMER_NAMES = {"MIMIC_III": "MIMIC3"}  # environment variables that had another name before
+
+
 def expand(text: str, where: str) -> str:
-    """`$NAME` and `~` in a path. Raises ConfigError for a variable that is not set."""
+    """Return a path with `$NAME` and `~` replaced.
+
+    Raises:
+        ConfigError: A variable is not set.
+    """
     missing = [n for n in re.findall(r"\$\{?(\w+)\}?", text) if n not in os.environ]
     if missing:
+        name = missing[0]
+        former = _FORMER_NAMES.get(name, "")
+        if former in os.environ:
+            remedy = f"{former}, its former name, is set: export {name}=${former}"
+        else:
+            remedy = f"for example: export {name}=/path/to/folder"
         raise ConfigError(
-            f"{where} = {text!r}: the environment variable {missing[0]} is not set; "
-            f"for example: export {missing[0]}=/path/to/folder"
+            f"{where} = {text!r}: the environment variable {name} is not set; {remedy}"
         )
     return os.path.expanduser(os.path.expandvars(text))

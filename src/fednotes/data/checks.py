@@ -243,6 +243,21 @@ def _repeats(documents: Sequence[Document], where: str) -> Iterator[Finding]:
         yield _finding(where, "repeated_sentences", {"sentences": again, "of": len(keys)})
 
 
+def other_size(name: str, sentences: int, expected: int) -> Finding:
+    """Return what to know of a corpus that has another size than a publication counts.
+
+    A difference of up to 5 % may come from another way to find sentences; above, it is a warning.
+    """
+    difference = 100 * (sentences - expected) / expected
+    return _finding(
+        name,
+        "other_size",
+        {"sentences": sentences, "expected": expected},
+        level="info" if abs(difference) <= 5 else "warning",
+        difference=f"{difference:+.1f}",
+    )
+
+
 def check_sites(
     sites: Sequence[SiteData], max_tokens: int = 256, chosen: Collection[str] = ()
 ) -> list[Finding]:

@@ -93,6 +93,10 @@ class SiteConfig:
         max_test_sentences: Largest number of test sentences, chosen at random; 0 uses all.
         flatten: What happens to overlapping and discontinuous mentions: the outermost or the
             first fragment is kept, or they are dropped.
+        hold_out: Fraction of the training sentences that becomes validation data where the other
+            keys leave none. It is taken after the split, so the test data stay the same.
+        expected_sentences: Number of sentences that a publication counts in the corpus. `check`
+            and every run say by how much the files differ from it; 0 compares nothing.
         repeats: What happens to training sentences that also occur in `valid` or `test`: "drop"
             leaves them out; "keep" keeps a published division as it is.
     """
@@ -118,6 +122,8 @@ class SiteConfig:
     max_valid_sentences: Number = 0
     max_test_sentences: Number = 0
     flatten: Literal["outermost", "first_fragment", "drop"] = "outermost"
+    hold_out: Share = 0.0
+    expected_sentences: Number = 0
     repeats: Literal["drop", "keep"] = "drop"
 
     def __post_init__(self) -> None:

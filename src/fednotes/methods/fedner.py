@@ -245,6 +245,7 @@ class Site(MentionSite):
         self._order: list[np.ndarray] = []
         self._ordered: tuple[int, int] | None = None  # epoch and share of that order
         self.best = Best(config.select == "best", "at zero")
+        self._last_score: float | None = None  # on validation data, where the last one is kept
 
     def covered(self, task: str) -> dict[str, int]:
         """The local steps, tokens and smallest mini-batch behind an update of this task."""
@@ -369,13 +370,23 @@ class Site(MentionSite):
         else:
             load_into(self.shared, tensors)
         self._personalise(self.config.personal_epochs)
+        if not self.best.wanted and self._is_judged:
+            self._last_score = self.counts("valid").scores()["strict"]["f1"]
         return self.tested()
 
     @property
+    def _is_judged(self) -> bool:
+        """Whether the site's validation data have mentions to be found."""
+        return any(document.spans for document in self.data.valid)
+
+    @property
     def valid_score(self) -> float | None:
-        """Strict F1 of the tagger that is kept, on validation data; None where there is none."""
-        judged = self.best.wanted and any(document.spans for document in self.data.valid)
-        return self.best.score if judged and self.best.score >= 0 else None
+        """The strict F1 on validation data of the tagger that is kept; None if there is none."""
+        if not self._is_judged:
+            return None
+        if not self.best.wanted:
+            return self._last_score
+        return self.best.score if self.best.score >= 0 else None
 
     @staticmethod
     def judged_types(site: SiteData) -> tuple[str, ...]:

@@ -109,9 +109,7 @@ def read_notes(
     wanted = frozenset(c.strip().casefold() for c in categories)
     counts, streams = Counter[str](), list[Iterator[Note]]()
     for number, path in enumerate([paths] if isinstance(paths, str | os.PathLike) else paths):
-        place = Path(path)
-        if not os.path.exists(place):
-            raise DataError(f"{place}: no such file or folder")
+        place = present(Path(path))
         kind, files = _files(place, format, column)
         if wanted and kind == "text":
             told = "text files have no category: leave out the category filter"
@@ -120,6 +118,22 @@ def read_notes(
         records = _records(place, kind, files, column, bool(wanted), name)
         streams.append(_kept(records, place, wanted, counts))
     return NoteStream(chain.from_iterable(streams), counts)
+
+
+def present(path: Path) -> Path:
+    """Return the path, or the same file packed (.gz) or unpacked, whichever exists.
+
+    Raises:
+        DataError: None of them exists.
+    """
+    if path.suffix.lower() == ".gz":
+        other = path.with_suffix("")
+    else:
+        other = path.with_name(f"{path.name}.gz")
+    for candidate in (path, other):
+        if os.path.exists(candidate):
+            return candidate
+    raise DataError(f"{path}: no such file or folder, nor {other.name} beside it")
 
 
 def _records(

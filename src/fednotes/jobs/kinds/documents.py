@@ -29,6 +29,7 @@ from fednotes.data.checks import (
     bare_documents,
     check_sites,
     in_two_parts,
+    other_size,
     problem_findings,
     unlearnt,
 )
@@ -158,7 +159,18 @@ class _Corpora:
                 shares = {str(i): 1 / of for i in range(1, of + 1)}
                 dealt = split(chosen["path"], shares, site.split, self.job.seed)
                 chosen["path"] = dealt[str(number)]
+        self._compare_size(name, site, chosen)
         return {part: relabel(documents, site.label_map) for part, documents in chosen.items()}
+
+    def _compare_size(self, name: str, site: SiteConfig, parts: Parts) -> None:
+        """Note where a corpus has another number of sentences than a publication counts."""
+        expected = site.expected_sentences
+        if not expected:
+            return
+        documents = chain.from_iterable(parts.values())
+        counted = sum(len(split_sentences(document)) for document in documents)
+        if counted != expected:
+            self.findings.append(other_size(name, counted, expected))
 
     def _files(self, name: str, site: SiteConfig) -> Parts:
         """The documents of a site's files. Raises DataError of the problems of all of them."""
@@ -254,12 +266,20 @@ class _Corpora:
         valid, test = site.valid_fraction, site.test_fraction
         if site.path:
             fractions = {"train": 1 - valid - test, "valid": valid, "test": test}
-            return split(flat["path"], fractions, site.split, self.job.seed)
+            parts = split(flat["path"], fractions, site.split, self.job.seed)
+            return self._held_out(site, parts)
         parts = {part: flat.get(part, ()) for part in _PARTS}
         if not parts["valid"] and valid:
             held = {"train": 1 - valid, "valid": valid}
             parts |= split(parts["train"], held, site.split, self.job.seed)
-        return parts
+        return self._held_out(site, parts)
+
+    def _held_out(self, site: SiteConfig, parts: Parts) -> Parts:
+        """Return the parts with `hold_out` of the training data in an empty validation part."""
+        if parts["valid"] or not site.hold_out:
+            return parts
+        shares = {"train": 1 - site.hold_out, "valid": site.hold_out}
+        return parts | split(parts["train"], shares, site.split, self.job.seed)
 
     def _full(self, name: str, whole: Mapping[str, Parts]) -> SiteData:
         """A site with all the types that its documents were read with, after `mask_overlap`,

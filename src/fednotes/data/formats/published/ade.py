@@ -49,7 +49,8 @@ def accepts(path: Path) -> bool:
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """One document per distinct sentence of an article, over all files of the folder.
 
-    Labels: Drug, ADE, Dosage. `meta`: "pmid", to split by; "relations", rows (label, start,
+    Labels: Drug, ADE, Dosage. `meta`: "pmid", to split by; "part", "relations" for a sentence of
+    the relation files and "negative" for one of ADE-NEG.txt alone; "relations", rows (label, start,
     end, drug's start, drug's end); "unplaced", how many rows name a text that is not in the
     sentence. Noted, with the line, is a broken line; and where more than 1 row in 20 cannot
     be placed, each of them.
@@ -111,7 +112,7 @@ def _document(pmid: str, text: str, rows: Sequence[_Row], name: str) -> tuple[Do
         )
         spans |= {Span(start, end, row.label), Span(drug_start, drug_end, "Drug")}
         relations[row.label, start, end, drug_start, drug_end] = None
-    meta: dict[str, object] = {"pmid": pmid}
+    meta: dict[str, object] = {"pmid": pmid, "part": "relations" if rows else "negative"}
     if relations:
         meta["relations"] = tuple(relations)
     if unplaced:
