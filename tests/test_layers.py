@@ -64,7 +64,7 @@ LEVELS: dict[str, str] = {
         "host inprocess nvflare.authority nvflare.processes | nvflare.gate | nvflare.server | "
         "nvflare.presence nvflare.site"
     ),
-    "experiments": "grids tables | attention | reproduce",
+    "experiments": "grids | tables | attention | planning | reproduce",
     "jobs": (
         "job kinds predict results | card deployed.agreement simulate | job_file | "
         "checking compare deployed.site_file reference | deployed.preflight deployed.server "

@@ -11,6 +11,8 @@ import pytest
 from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
 from fednotes.experiments.grids import GridRun
+from fednotes.experiments.planning import Rehearsal
+from fednotes.jobs.job import Job
 
 
 class Tiny:
@@ -20,7 +22,9 @@ class Tiny:
         self.place, self._patch = place, monkeypatch
         self.asked: list[GridRun] = []
         self.summary: Callable[[GridRun], dict[str, Any]] = lambda run: {}
+        self.refused: Callable[[Job], str] = lambda job: ""  # why a rehearsal refuses a job
         monkeypatch.setattr(module, "_run", self._run)
+        monkeypatch.setattr(Rehearsal, "_why", lambda rehearsal, job: self.refused(job))
 
     def _run(self, run: GridRun) -> str:
         if not run.done:

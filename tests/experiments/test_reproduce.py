@@ -13,7 +13,7 @@ import pytest
 
 from fednotes.core.errors import ConfigError
 from fednotes.experiments import reproduce as module
-from fednotes.experiments.grids import GridRun, Jobs, plan, rows_of, seeds_of
+from fednotes.experiments.grids import GridRun, Jobs, Request, plan, rows_of, seeds_of
 from fednotes.experiments.reproduce import column, grids, load_grid, reproduce
 from fednotes.experiments.tables import plot
 from fednotes.jobs.job_file import load_job
@@ -26,8 +26,13 @@ def planned(name: str, full: bool, out: Path) -> list[GridRun]:
     grid, path = load_grid(name)
     size = grid.full if full else grid.budget
     jobs = Jobs(path.parent.name)
-    found = [plan(row, jobs, size, full, out, ()) for row in rows_of(grid, jobs, full)[0]]
-    return [run for groups in found for runs in groups for run in runs]
+    request = Request(jobs, size, full, out)
+    return [
+        run
+        for row in rows_of(grid, jobs, full)[0]
+        for condition in row.conditions
+        for run in plan(row, condition, request)
+    ]
 
 
 def test_every_grid_is_known() -> None:
@@ -89,6 +94,7 @@ def test_grids_of_models_plan(
     monkeypatch.setattr(
         module, "_attention", lambda *given: heads.append(given) or {"markdown": ""}
     )
+    monkeypatch.setattr(module, "require_notes", lambda *given: None)  # there are no corpora
     reproduce(name, tmp_path / "out", full=full, workers=1)
     grid, _ = load_grid(name)
     size = grid.full if full else grid.budget

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import IO, Any
 
 import pytest
 from scipy import stats
+from typer.testing import CliRunner
 
+from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.experiments import reproduce as module
-from fednotes.experiments.grids import GridRun, Row
-from fednotes.experiments.reproduce import grids, load_grid, reproduce
+from fednotes.experiments.grids import GridRun, Row, sets_itself
+from fednotes.experiments.planning import Rehearsal
+from fednotes.experiments.reproduce import experiments, grids, load_grid, reproduce
 from fednotes.metrics.compare import paired_t
 
 GRID = """\
@@ -207,36 +211,213 @@ def test_a_job_that_does_not_fit(
 
 
 @pytest.mark.parametrize(
-    ("setting", "job", "message"),
+    ("setting", "job", "reason"),
     [
-        ("sites.psytar.fraction=0.1", "", "row 'plain' sets .*, but .*mine.toml has no site 'psy"),
-        ("training.epoch=1", "", "row 'plain': .*mine.toml .*did you mean 'epochs'"),
+        ("sites.psytar.fraction=0.1", "", "sets .*, but .*mine.toml has no site 'psytar'"),
+        ("training.epoch=1", "", "mine.toml .*did you mean 'epochs'"),
         ("sites.*.fraction=0.1", "demo", r"but demo has no \[sites\.NAME\] tables"),
+        ("model.project=8", "", "project = 8"),  # it is of contextual features
     ],
 )
-def test_settings_that_do_not_fit_show_before_any_run(
-    tiny: Any, tmp_path: Path, setting: str, job: str, message: str
+def test_a_row_whose_settings_do_not_fit_is_left_out_by_name(
+    tiny: Any, tmp_path: Path, setting: str, job: str, reason: str
 ) -> None:
+    """The other row runs through to the table, which names the one that is missing and why."""
     grid = GRID.replace('set = ["preset=paper"]', f'set = ["{setting}"]', 1)
-    with pytest.raises(ConfigError, match=message):
-        tiny.table(grid, base=(job or str(own_job(tmp_path / "jobs")),))
+    told: list[str] = []
+    base = (job or str(own_job(tmp_path / "jobs")),)
+    table = tiny.table(grid, base=base, seeds=(1,), say=told.append)
+    assert re.search(f"^left out: plain, federated: .*{reason}", told[0])
+    assert {row["label"] for row in table["rows"]} == {"searched"}
+    assert {run.row.label for run in tiny.asked} == {"searched"}
+    name = f"fedner-tiny-{table['base']['real'].rsplit('/')[-1].removesuffix('.toml')}"
+    page = "\n".join(tiny.lines(name))
+    assert re.search(f"(?m)^- plain, federated: .*{reason}", page)
+
+
+def test_if_nothing_can_run_there_is_one_error(tiny: Any, tmp_path: Path) -> None:
+    """Here the job itself is wrong, and each row has the same reason."""
+    tiny.write(GRID)
+    path = own_job(tmp_path / "jobs")
+    path.write_text(path.read_text(encoding="utf-8") + "pth = 'x'\n", encoding="utf-8")
+    expected = (
+        r"^nothing of this experiment can run: .*mine.toml \[sites.south\]: unknown key 'pth'; "
+        r"did you mean 'path'\?$"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        tiny.table(base=(str(path),))
     assert tiny.asked == []
 
 
-def test_a_setting_that_the_job_has_no_use_for_can_be_changed(tiny: Any, tmp_path: Path) -> None:
-    """`project` is of contextual features, which the job has none of; its own errors stay alone."""
-    tiny.write(GRID.replace('"preset=paper"', '"model.project=8"', 1))
+def test_what_a_rehearsal_refuses_is_left_out_with_what_starts_from_it(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """The refused model's own run is left out, too; the rows without it run."""
+    tiny.write(SEVERAL.replace('base = "bc5cdr"\n', ""), "bert")
+    tiny.summary = of_finetuning
+    task, notes = own_job(tmp_path / "task", "finetune"), own_job(tmp_path / "notes", "pretrain")
+    tiny.refused = lambda job: "site 'north': too few steps" if job.method == "pretrain" else ""
+    told: list[str] = []
+    table = tiny.table(base=(str(task), f"pretrain={notes}"), say=told.append)
+    assert told[0] == (
+        "left out: mine, pre-trained, federated: it starts from the model 'central', which cannot "
+        "be made: site 'north': too few steps"
+    )
+    assert [run.arguments[1] for run in tiny.asked] == [str(task)]
+    assert [row["label"] for row in table["rows"]] == ["mine, base"]
+
+    tiny.refused = lambda job: f"no {job.method}"
+    with pytest.raises(ConfigError, match=r"can run: \(1\) it starts .*; \(2\) no finetune$"):
+        tiny.table(base=(str(task), f"pretrain={notes}"), seeds=(2,))
+
+
+def test_a_search_without_validation_data_holds_training_data_out(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """For the search alone: four trials a condition on the first seed; all five seeds of the table
+    train on everything. The table says so."""
+    made_up = tiny.summary
+    tiny.summary = lambda run: made_up(run) if run.is_trial or not run.choice else {
+        **made_up(run), "valid": {run.condition: {"mean": None, "sites": {"a": None}}}
+    }  # fmt: skip
     path = own_job(tmp_path / "jobs")
-    with pytest.raises(ConfigError, match=r"project = 8 .*; --set KEY=VALUE .*--full"):
-        tiny.table(base=(str(path),))
-    given = ("model.project=0",)
-    tiny.table(base=(str(path),), settings=given, seeds=(1,))
-    assert tiny.asked
-    assert "Changed in every run: `model.project=0`." in tiny.lines("fedner-tiny-mine")
-    path.write_text(path.read_text(encoding="utf-8") + "pth = 'x'\n", encoding="utf-8")
-    alone = r"^.*mine.toml \[sites.south\]: unknown key 'pth'; did you mean 'path'\?$"
-    with pytest.raises(ConfigError, match=alone):
-        tiny.table(base=(str(path),))
+    text = path.read_text(encoding="utf-8").replace(
+        'path = "north"\n', 'path = "north"\nvalid_fraction = 0\n'
+    )
+    path.write_text(text.replace('path = "south"\n', 'path = "south"\nvalid_fraction = 0\n'))
+    table = tiny.table(GRID, base=(str(path),))
+    searched = [run for run in tiny.asked if run.row.label == "searched"]
+    for condition in ("alone", "federated"):
+        own = [run for run in searched if run.condition == condition]
+        trials = [run for run in own if "sites.*.hold_out=0.1" in run.arguments]
+        assert [run.seed for run in trials] == [1] * 4
+        finals = [run for run in own if run not in trials]
+        assert [run.seed for run in finals] == [1, 2, 3, 4, 5]
+        assert {setting(run) for run in finals} == {BEST[condition]}
+    assert not any(
+        "hold_out" in word for run in tiny.asked if run not in searched for word in run.arguments
+    )
+    page = "\n".join(tiny.lines(table["name"]))
+    assert "For the search alone, 10% of the training sentences were held out" in page
+
+
+def test_a_row_keeps_what_it_sets_itself(tiny: Any) -> None:
+    """`--set` reaches the other rows and is named; a searched key is the row's own, too."""
+    other = '[[runs]]\nlabel = "other"\nconditions = ["federated"]\n'
+    told: list[str] = []
+    given = ("preset=best", "training.learning_rate=0.01", "training.epochs=7")
+    tiny.table(GRID + other, settings=given, say=told.append, seeds=(1,))
+    for run in tiny.asked:
+        assert "training.epochs=7" in run.arguments
+        assert ("preset=best" in run.arguments) == (run.row.label == "other")
+        assert ("training.learning_rate=0.01" in run.arguments) == (run.row.label != "searched")
+    assert told[:2] == [
+        "--set preset=best is not for 'plain', 'searched', which sets that itself",
+        "--set training.learning_rate=0.01 is not for 'searched', which sets that itself",
+    ]
+    page = "\n".join(tiny.lines())
+    assert "`preset=best` is not for 'plain', 'searched', which sets that itself." in page
+    assert "Changed in every run: `preset=best`, `training.learning_rate=0.01`" in page
+
+
+@pytest.mark.parametrize(
+    ("own", "key", "expected"),
+    [
+        ("model.encoder={central}", "model.encoder", True),
+        ("model={}", "model.encoder", True),
+        ("model.classifier.C=1", "model.classifier", True),
+        ("sites.*.fraction=0.1", "sites.cadec.fraction", True),
+        ("sites.cadec.fraction=0.1", "sites.*.fraction", True),
+        ("sites.cadec.fraction=0.1", "sites.ade.fraction", False),
+        ("model.encoder={central}", "model.encoders", False),
+        ("training.epochs=1", "training.epoch", False),
+    ],
+)
+def test_which_keys_a_row_sets(own: str, key: str, expected: bool) -> None:
+    assert sets_itself((own,), key) is expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("preset=best", "every row of this experiment sets preset itself"),
+        ("seed=3", "give --seed instead"),
+        ("conditions=['alone']", "say their conditions"),
+        ("training.epoch=1", "did you mean 'epochs'"),
+        ("training.cycles=1", "unknown key 'cycles'"),
+    ],
+)
+def test_a_setting_that_reaches_no_run_is_refused(tiny: Any, given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny.table(GRID, settings=(given,))
+    assert tiny.asked == []
+
+
+def test_settings_reach_the_runs_that_make_models(tiny: Any, tmp_path: Path) -> None:
+    """And a device reaches every run. A key that only one of the two methods has goes to it."""
+    tiny.write(SEVERAL, "bert")
+    tiny.summary = of_finetuning
+    task, notes = own_job(tmp_path / "task", "finetune"), own_job(tmp_path / "notes", "pretrain")
+    base = (str(task), f"pretrain={notes}")
+    given = ("training.cycles=5", "training.masked=0.2", "model.encoder=x")
+    tiny.table(base=base, settings=given, device="cpu:0")
+    first, last = tiny.asked
+    for run in tiny.asked:
+        assert "training.cycles=5" in run.arguments
+        assert run.arguments[-2:] == ("--device", "cpu:0")
+    assert "training.masked=0.2" in first.arguments
+    assert "training.masked=0.2" not in last.arguments
+    assert "model.encoder=x" in first.arguments
+    assert f"model.encoder={first.folder}/pooled/model" in last.arguments
+    assert "model.encoder=x" not in last.arguments
+
+
+def of_finetuning(run: GridRun) -> dict[str, Any]:
+    """A made-up summary with the one column of SEVERAL."""
+    both = {run.condition: {"strict": {"f1": 0.5}}}
+    return {"sites": {}, "mean": both, "micro": both, "conditions": {run.condition: {}}}
+
+
+def test_every_experiment_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """`fednotes reproduce` without a name lists them and ends well."""
+    listed = experiments()
+    assert list(listed) == list(grids())
+    assert all(title and "\n" not in title for title in listed.values())
+    found = CliRunner().invoke(app, ["reproduce"], env={"COLUMNS": "200"})
+    assert found.exit_code == 0
+    for name, title in listed.items():
+        assert re.search(rf"(?m)^\s*{name} +{re.escape(title)}", found.output), name
+
+
+def test_every_f1_has_its_precision_and_recall_beside_it() -> None:
+    for name in grids():
+        columns = load_grid(name)[0].columns
+        for column in columns:
+            if column.endswith(" f1"):
+                stem = column.removesuffix("f1")
+                assert {f"{stem}precision", f"{stem}recall"} <= {*columns}, name
+
+
+def test_precision_and_recall_of_each_site_have_tables(tiny: Any) -> None:
+    """By hand: two seeds' means and deviations of made-up rates."""
+
+    def rates(run: GridRun) -> dict[str, Any]:
+        at = {1: 0.0, 2: 0.02}[run.seed]
+        strict = {"precision": 0.5 + at, "recall": 0.4 + at, "f1": 0.44}
+        relaxed = {"precision": 0.8, "recall": 0.7 + at, "f1": 0.75}
+        both = {run.condition: {"strict": strict, "relaxed": relaxed}}
+        return {"sites": {"a": both}, "mean": both}
+
+    tiny.summary = rates
+    tiny.table(
+        GRID[: GRID.rindex("[[runs]]")].replace('pairs = [["', 'x = ""\n# [["'), seeds=(1, 2)
+    )
+    rows = tiny.cells()
+    cells = [row[2:] for row in rows if row[:2] == ["plain", "federated"]]
+    strict, relaxed = "51.0 ± 1.4 / 41.0 ± 1.4", "80.0 ± 0.0 / 71.0 ± 1.4"
+    assert cells[1:] == [[strict] * 2, [relaxed] * 2]
+    page = "\n".join(tiny.lines())
+    assert page.index("Precision / recall in percent, strict:") < page.index("percent, relaxed:")
 
 
 RUN = module._run  # itself, not what a fixture has put there
@@ -300,6 +481,7 @@ def test_the_other_jobs_of_a_grid(tiny: Any, tmp_path: Path) -> None:
     task, notes = own_job(tmp_path / "task", "finetune"), own_job(tmp_path / "notes", "pretrain")
     with pytest.raises(ConfigError, match=r"--base pretrain=JOB, or .* --base pretrain=bert/pret"):
         tiny.table(base=(str(task),))
+    assert tiny.asked == []
     with pytest.raises(ConfigError, match="the experiment's own job is missing"):
         tiny.table(base=(f"pretrain={notes}",))
     told: list[str] = []
@@ -351,9 +533,11 @@ def no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise Planned
 
     folders = ("FEDNOTES_CORPORA", "FEDNOTES_BACKBONE", "I2B2_2010", "I2B2_2012", "MIMIC_III")
-    for name in (*folders, "MIMIC3", "UMLS_RRF", "I2B2_OBESITY", "CLINIC", "ONTONOTES"):
+    for name in (*folders, "BERT_BASE", "UMLS_RRF", "I2B2_OBESITY", "CLINIC", "ONTONOTES"):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setattr(module, "_run", stop)
+    monkeypatch.setattr(Rehearsal, "_why", lambda rehearsal, job: "")
+    monkeypatch.setattr(module, "require_notes", lambda *given: None)
 
 
 # What the papers' own corpora take the place of.

@@ -416,7 +416,9 @@ def compare(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="An experiment, such as fedner-table2.")],
+    name: Annotated[
+        str, typer.Argument(help="An experiment, such as fedner-table2; without it, list them all.")
+    ] = "",
     out: Annotated[
         Path | None, typer.Option(help="runs/reproduce if not given; grids share its runs.")
     ] = None,
@@ -436,15 +438,20 @@ def reproduce(
         typer.Option(help="A seed in place of the experiment's own; may be repeated."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
+    device: Device = "cpu",
     yes: Yes = False,
 ) -> None:
-    """Repeat a paper's table or figure; go on where an earlier call stopped."""
+    """Repeat a paper's table or figure; resume where an earlier call stopped."""
     from rich.markdown import Markdown
 
-    from fednotes.cli.display import runs_bar
+    from fednotes.cli.display import experiment_list, runs_bar
+    from fednotes.experiments.reproduce import experiments
     from fednotes.experiments.reproduce import reproduce as run
     from fednotes.experiments.tables import markdown, plot
 
+    if not name:
+        console.print(experiment_list(experiments()))
+        return
     folder = out or Path("runs") / "reproduce"
     with runs_bar(console, name) as shown, goes_on("the same command"):
         table = run(
@@ -455,6 +462,7 @@ def reproduce(
             seeds=tuple(seed or ()),
             base=tuple(base or ()),
             workers=workers,
+            device=device,
             tell=shown,
             say=say,
             agree=shown.confirm if _asks(yes) else None,

@@ -15,6 +15,9 @@ from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import checked
 from fednotes.jobs.job import POOLED, Job
 from fednotes.jobs.job_file import built_in_jobs, load_job, load_table
+from fednotes.jobs.reference import known_key
+
+HELD_OUT = 0.1  # of the training sentences, where a search needs validation data
 
 Settings = tuple[str, ...]  # `--set` assignments
 
@@ -167,7 +170,9 @@ class GridRun:
     """One row, condition and seed; its folder is named by what it runs, so grids share runs.
 
     choice: the settings that it tries, where its row searches. beyond: what the run adds to
-    the published method.
+    the published method. is_trial: whether it serves the search alone, because it holds out
+    training data that the row's other runs train on. job: what a rehearsal makes. skipped: the
+    user's settings that it does not take, with the reason.
     """
 
     row: Row
@@ -177,6 +182,9 @@ class GridRun:
     arguments: tuple[str, ...]
     choice: Settings = ()
     beyond: str = ""
+    is_trial: bool = False
+    job: Job | None = field(default=None, repr=False, compare=False)
+    skipped: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def done(self) -> bool:
@@ -231,70 +239,166 @@ def rows_of(grid: Grid, jobs: Jobs, full: bool) -> tuple[list[Row], list[str]]:
     return named, list(left)
 
 
-def befores_of(grid: Grid, rows: Sequence[Row], jobs: Jobs) -> tuple[Before, ...]:
-    """The models that these rows, or the attention analysis, start from.
-
-    Raises ConfigError where such a model is of a job that the user did not name.
-    """
+def befores_of(grid: Grid, rows: Sequence[Row]) -> tuple[Before, ...]:
+    """Return the models that these rows, or the attention analysis, start from."""
     read = " ".join(setting for row in rows for setting in (*row.set, *row.budget))
     read += " ".join(grid.attention.models if grid.attention else ())
-    found = tuple(each for each in grid.before if "{" + each.name + "}" in read)
-    for each in found:
-        if jobs.own and each.base not in jobs.own:
-            raise ConfigError(
-                f"rows start from a model of the job {jobs[each.base]!r}: name yours with "
-                f"--base {each.base}=JOB, or take that one: --base {each.base}={jobs[each.base]}"
-            )
-    return found
+    return tuple(each for each in grid.before if "{" + each.name + "}" in read)
 
 
-def plan_before(before: Before, jobs: Jobs, size: Size, full: bool, out: Path) -> Iterator[GridRun]:
-    """The runs of a model that others start from; the grid's own settings are not for them."""
-    own = before.own if before.base in jobs.own else None
-    budget = before.budget if own is None else own
-    row = Row(
-        before.name, (before.condition,), before.base, (*before.set, *(() if full else budget))
+@dataclass(frozen=True)
+class Request:
+    """What holds for all runs of a grid.
+
+    size: the grid's, with the seeds that are asked for. settings: the user's `--set`. device: of
+    each run.
+    """
+
+    jobs: Jobs
+    size: Size
+    full: bool
+    out: Path
+    settings: Settings = ()
+    device: str = "cpu"
+
+    def size_settings(self, row: Row) -> Settings:
+        """Return the settings of the grid's size for a row's job; the user may change them."""
+        if row.base in self.jobs.own and self.size.own is not None:
+            return self.size.own
+        return self.size.set
+
+    def own_settings(self, row: Row) -> Settings:
+        """Return what makes a row what it is, with the keys that it searches."""
+        searched = tuple(f"{key}=" for key in row.search)
+        return (*row.set, *(() if self.full else row.budget), *searched)
+
+    def settings_before(self, before: Before) -> Settings:
+        """Return what makes the run of a model what it is."""
+        return before.set
+
+    def budget_before(self, before: Before) -> Settings:
+        """Return the settings of a model's run that only make it small."""
+        if self.full:
+            return ()
+        if before.base in self.jobs.own and before.own is not None:
+            return before.own
+        return before.budget
+
+
+def plan_before(before: Before, request: Request, seeds: Sequence[int]) -> list[GridRun]:
+    """Return the runs of a model that others start from; the grid's own size is not for them.
+
+    Raises:
+        ConfigError: A setting does not fit the job.
+    """
+    row = Row(before.name, (before.condition,), before.base, before.set)
+    size = replace(
+        request.size,
+        seeds=(before.seed,) if before.seed else tuple(seeds),
+        set=request.budget_before(before),
+        own=None,
     )
-    size = replace(size, seeds=(before.seed,) if before.seed else size.seeds, set=(), own=None)
-    for runs in plan(row, jobs, size, True, out, ()):
-        yield from runs
+    return plan(row, before.condition, replace(request, size=size, full=True))
 
 
 def plan(
     row: Row,
-    jobs: Jobs,
-    size: Size,
-    full: bool,
-    out: Path,
-    settings: Settings,
+    condition: str,
+    request: Request,
+    *,
     models: Models | None = None,
-) -> Iterator[list[GridRun]]:
-    """The runs of one row, a list for each condition.
+    stand_ins: Models | None = None,
+    needs_validation: bool = False,
+) -> list[GridRun]:
+    """Return the runs of one row and condition, for each seed and each setting that is tried.
 
-    A wrong setting shows now, not in an hour: ConfigError.
-    models: seed → the folder that stands for each `{name}` in the
-    row's settings.
+    A row that searches settings on a job that holds nothing out gets further runs for the search,
+    in which HELD_OUT of the training sentences are validation data. The test data stay the same.
+
+    Args:
+        row: The row.
+        condition: One of the row's.
+        request: What holds for all runs.
+        models: Seed → name → folder of the models that `{name}` in the row's settings stands for.
+        stand_ins: The same, of what stands for them in a rehearsal.
+        needs_validation: Whether all runs are judged by validation data.
+
+    Raises:
+        ConfigError: A setting does not fit the row's job.
     """
-    job, own = jobs[row.base], row.base in jobs.own
-    common = size.own if own and size.own is not None else size.set
-    common = (*common, *row.set, *(() if full else row.budget), *settings)
-    path = built_in_jobs().get(job)
+    job = request.jobs[row.base]
+    size_settings = request.size_settings(row)
+    taken, skipped = settings_for(job, request.own_settings(row), request.settings)
+    of_row = (*row.set, *(() if request.full else row.budget))
+    common = (*size_settings, *taken, *of_row)
     _require_sites(row, job, common)
-    for condition in row.conditions:
-        runs = []
-        for choice in row.choices():
-            for seed in seeds_of(row, size, full):
-                chosen = (*common, *choice, f"seed={seed}", f"conditions=['{condition}']")
-                for model, folder in (models or {}).get(seed, {}).items():
-                    chosen = tuple(each.replace("{" + model + "}", folder) for each in chosen)
-                made = _checked(row, path or job, chosen, settings if own else None)
-                place = out / "runs" / _digest(made, path is not None)
-                sets = [word for setting in chosen for word in ("--set", setting)]
-                command = ("simulate", job, "--out", str(place), *sets)
-                # nothing to one model for all
-                beyond = "" if condition == POOLED else made.module.beyond(made.config)
-                runs.append(GridRun(row, condition, seed, place, command, choice, beyond))
-        yield runs
+    maker = _Maker(row, condition, request, skipped, models or {}, stand_ins or {})
+    seeds = seeds_of(row, request.size, request.full)
+
+    holding_out: Settings = ()
+    searches = len(list(row.choices())) > 1
+    if searches or needs_validation:
+        first = next(iter(row.choices()))
+        holding_out = _holding_out(row, maker.parsed((*common, *first), seeds[0]))
+
+    runs = []
+    for choice in row.choices():
+        if searches and holding_out:
+            runs.append(maker.run((*common, *choice, *holding_out), seeds[0], choice, trial=True))
+        extra = holding_out if needs_validation else ()
+        runs += [maker.run((*common, *choice, *extra), seed, choice) for seed in seeds]
+    return runs
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes the runs of one row and condition."""
+
+    row: Row
+    condition: str
+    request: Request
+    skipped: Mapping[str, str]
+    models: Models
+    stand_ins: Models
+
+    def parsed(self, settings: Settings, seed: int) -> Job:
+        """Return the job with these settings. Raises ConfigError, which names the row's job."""
+        return self._job(self._complete(settings, seed, self.stand_ins))
+
+    def run(self, settings: Settings, seed: int, choice: Settings, trial: bool = False) -> GridRun:
+        """Return one run."""
+        name = self.request.jobs[self.row.base]
+        chosen = self._complete(settings, seed, self.models)
+        job = self._job(chosen)
+        is_built_in = name in built_in_jobs()
+        folder = self.request.out / "runs" / _digest(job, is_built_in)
+        sets = [word for setting in chosen for word in ("--set", setting)]
+        device = self.request.device
+        on_device = () if device == "cpu" else ("--device", device)
+        # one model for all has nothing beyond the published method
+        beyond = "" if self.condition == POOLED else job.module.beyond(job.config)
+        return GridRun(
+            self.row,
+            self.condition,
+            seed,
+            folder,
+            ("simulate", name, "--out", str(folder), *sets, *on_device),
+            choice=choice,
+            beyond=beyond,
+            is_trial=trial,
+            job=self.parsed(settings, seed),
+            skipped=self.skipped,
+        )
+
+    def _complete(self, settings: Settings, seed: int, models: Models) -> Settings:
+        chosen = (*settings, f"seed={seed}", f"conditions=['{self.condition}']")
+        for model, folder in models.get(seed, {}).items():
+            chosen = tuple(each.replace("{" + model + "}", folder) for each in chosen)
+        return chosen
+
+    def _job(self, settings: Settings) -> Job:
+        name = self.request.jobs[self.row.base]
+        return load_job(built_in_jobs().get(name) or name, settings)
 
 
 def seeds_of(row: Row, size: Size, full: bool) -> tuple[int, ...]:
@@ -302,23 +406,72 @@ def seeds_of(row: Row, size: Size, full: bool) -> tuple[int, ...]:
     return row.seeds if row.seeds and (row.full or not full) else size.seeds
 
 
-def _checked(row: Row, job: Path | str, settings: Settings, given: Settings | None) -> Job:
-    """The job with its settings. Raises ConfigError, which names the row, where they do not fit.
+def settings_for(job: str, own: Settings, settings: Settings) -> tuple[Settings, dict[str, str]]:
+    """Divide the user's settings into those that a run takes and the others, with the reason.
 
-    given: what the user set, on a job of the user's own.
+    Args:
+        job: The run's job.
+        own: What the row sets itself, which the user does not change.
+        settings: The user's.
     """
-    try:
-        return load_job(job, settings)
-    except ConfigError as error:
-        remedy = ""
-        if given is not None:
-            load_job(job, given)  # whose error would be the job's own
-            remedy = "; --set KEY=VALUE changes what the row sets, --full leaves the budget's out"
-        raise ConfigError(f"row {row.label!r}: {error}{remedy}") from error
+    method = next(
+        (text.partition("=")[2].strip(" '\"") for text in own if text.startswith("method=")), ""
+    )
+    taken = []
+    skipped = {}
+    for setting in settings:
+        key = setting.partition("=")[0].strip()
+        if sets_itself(own, key):
+            skipped[setting] = "which sets that itself"
+        elif not has_key(job, key, method):
+            skipped[setting] = "whose method has no such key"
+        else:
+            taken.append(setting)
+    return tuple(taken), skipped
+
+
+def sets_itself(own: Settings, key: str) -> bool:
+    """Return whether one of these settings sets the key, a table that holds it or a part of it."""
+    asked = key.split(".")
+    for setting in own:
+        parts = setting.partition("=")[0].strip().split(".")
+        if all(a == b or "*" in (a, b) for a, b in zip(parts, asked, strict=False)):
+            return True
+    return False
+
+
+def has_key(job: str, key: str, method: str = "") -> bool:
+    """Return whether a job's tables know a key such as "training.epochs".
+
+    Args:
+        job: A job file or the name of a built-in job.
+        key: As before the equals sign of `--set`.
+        method: In place of the job's own method.
+    """
+    return known_key(method or str(load_table(job)[0].get("method", "")), key)
+
+
+def _holding_out(row: Row, job: Job) -> Settings:
+    """Return the setting that makes validation data, empty where the job has some.
+
+    Raises:
+        ConfigError: The job has none, and none can be taken from its training data.
+    """
+    if job.synthetic is not None:
+        return ()
+    for site in job.sites.values():
+        if getattr(site, "valid", "") or site.valid_fraction or getattr(site, "hold_out", 0):
+            return ()
+    if job.data != "documents":
+        raise ConfigError(
+            f"row {row.label!r} chooses by validation data, but no site of {job.name} holds any "
+            "out: give its sites a valid_fraction"
+        )
+    return (f"sites.*.hold_out={HELD_OUT}",)
 
 
 def _require_sites(row: Row, job: str, settings: Settings) -> None:
-    """A setting of a site that is not there would make one."""
+    """Refuse a setting of a site that is not there, since it would make one."""
     sites = load_table(job)[0].get("sites", {})
     for setting in settings:
         top, *rest = setting.partition("=")[0].strip().split(".")

@@ -5,6 +5,7 @@ settings that it changes, `[budget]` and `[full]` the seeds and settings of eith
 run is one `fednotes simulate` command in a process of its own. `[[before]]` are runs whose
 models rows start from: `{name}` in a row's settings is the folder of that model. Rows may search
 settings, by validation scores. Jobs of the user's own can stand for those that a grid names.
+`planning.py` finds what cannot run before anything trains.
 """
 
 from __future__ import annotations
@@ -25,29 +26,33 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, nearest
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    MissingExtra,
+    nearest,
+)
 from fednotes.core.parsing import parse_json
 from fednotes.core.settings import build, expand, read_toml
 from fednotes.core.stopping import call
 from fednotes.core.store import write_json, write_text
+from fednotes.core.tensors import device_of
+from fednotes.data.notes import present
 from fednotes.experiments.grids import (
     Attention,
-    Before,
     Grid,
     GridRun,
     Jobs,
-    Models,
+    Request,
     Row,
     Settings,
     Size,
-    befores_of,
     own_jobs,
-    plan,
-    plan_before,
     rows_of,
-    seeds_of,
 )
-from fednotes.experiments.tables import KINDS, MISSING, is_plain, markdown
+from fednotes.experiments.planning import Rehearsal, by_reason, plan_grid, skipped_settings
+from fednotes.experiments.tables import KINDS, MISSING, RATES, is_plain, markdown
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.results import duration, read_result
 from fednotes.jobs.simulate import LONG
@@ -75,6 +80,11 @@ def load_grid(name: str) -> tuple[Grid, Path]:
     return build(Grid, read_toml(path), path.name), path
 
 
+def experiments() -> dict[str, str]:
+    """Return every experiment's name and title."""
+    return {name: load_grid(name)[0].title for name in grids()}
+
+
 def reproduce(
     name: str,
     out: Path,
@@ -84,77 +94,90 @@ def reproduce(
     seeds: tuple[int, ...] = (),
     base: Sequence[str] = (),
     workers: int = 2,
+    device: str = "cpu",
     tell: Told = lambda run, done, all: None,
     say: Callable[[str], None] = lambda line: None,
     agree: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Run a grid and gather its table; finished runs in `out` are kept, unfinished resumed.
 
-    settings: further `--set` for every run. seeds: in place of the grid's. base: jobs of the
-    user's own, see `own_jobs`. tell: called after each run. say: lines about state and cost.
-    agree: asked once the first run has told how long all may take, where that is long; raises
-    to stop.
-    out: holds runs/ (shared by all grids) and a folder NAME (NAME-JOB on another job) with the
-    results.
-    Raises FednotesError with a failed run's own message.
+    All runs are planned and rehearsed first. What cannot run is left out by name, with its
+    reason, before anything trains.
+
+    Args:
+        name: The experiment, one of `experiments()`.
+        out: Holds runs/, which all grids share, and a folder NAME (NAME-JOB on another job) with
+            the results.
+        full: The full size in place of the budget's.
+        settings: Further `--set` assignments for every run, those of the models that rows start
+            from included. A row keeps what it sets itself.
+        seeds: In place of the grid's.
+        base: Jobs of the user's own, see `own_jobs`.
+        workers: Runs at a time.
+        device: Where each run trains, as `simulate` takes it.
+        tell: Called after each run.
+        say: Receives lines about what is left out, state and cost.
+        agree: Asked once the first run has told how long all may take, where that is long; raises
+            to stop.
+
+    Raises:
+        ConfigError: Nothing can run, or a setting reaches no run.
+        FednotesError: A run failed; the message is its own.
     """
+    device_of(device)
     grid, path = load_grid(name)
     jobs = own_jobs(grid, path.parent.name, base)
     size = grid.full if full else grid.budget
     size = replace(size, seeds=seeds or size.seeds)
-    rows, left_out = rows_of(grid, jobs, full)
+    rows, other_jobs = rows_of(grid, jobs, full)
     rows = [replace(row, seeds=()) for row in rows] if seeds else rows
-    for job in left_out:
+    for job in other_jobs:
         say(f"rows of the job {job!r} are left out: give yours with --base {job}=JOB")
-    befores = befores_of(grid, rows, jobs)
-    seeds_of_rows = [seed for row in rows for seed in seeds_of(row, size, full)]
-    every = replace(size, seeds=tuple(dict.fromkeys((*size.seeds, *seeds_of_rows))))
-    first = [run for each in befores for run in plan_before(each, jobs, every, full, out)]
-    models = _models(befores, first, every.seeds)
-    planned = [plan(row, jobs, size, full, out, settings, models) for row in rows]
-    groups = [runs for groups in planned for runs in groups]
+    if grid.attention is not None:
+        require_notes(grid.attention, jobs, grid.base)
+    request = Request(jobs, size, full, out, tuple(settings), device)
+    planned = plan_grid(grid, rows, request, Rehearsal(), say)
+
     work = _Work(workers, tell, say, agree)
-    work.expect(first, groups)
-    work.do(first)
-    work.do([run for runs in groups for run in _trials(runs)])
-    cells = [_chosen(runs) for runs in groups]
+    work.expect(planned.first, planned.groups)
+    work.do(planned.first)
+    work.do([run for runs in planned.groups for run in _trials(runs)])
+    cells = [_chosen(runs) for runs in planned.groups]
     work.do([run for runs, _ in cells for run in runs])
+
     called = f"{name}-{jobs.named(grid.base)}" if jobs.own else name
     folder = out / called
     if grid.attention is not None:
-        table = _attention(grid.attention, models[size.seeds[0]], folder, size, jobs, grid.base)
+        models = planned.models[size.seeds[0]]
+        table = _attention(grid.attention, models, folder, size, jobs, grid.base)
     else:
         names = list(dict.fromkeys(jobs.named(row.base) for row in rows))
         table = gather(grid, size, cells, names)
-    table |= {"experiment": name, "full": full, "settings": list(settings)}
-    table |= {"base": dict(jobs.own), "name": called}
+    table |= {
+        "experiment": name,
+        "full": full,
+        "settings": list(settings),
+        "skipped_settings": skipped_settings(planned, request),
+        "left_out": by_reason(planned.left_out),
+        "base": dict(jobs.own),
+        "name": called,
+    }
     write_json(folder / "results.json", table, private=False)
     write_text(folder / "results.md", markdown(table), private=False)
     return table
 
 
-def _models(befores: Sequence[Before], first: Sequence[GridRun], seeds: tuple[int, ...]) -> Models:
-    """Seed → name → the folder of the model that the run ends with."""
-    once = {each.name for each in befores if each.seed}
-    return {
-        seed: {
-            run.row.label: str(run.folder / run.condition / "model")
-            for run in first
-            if run.seed == seed or run.row.label in once
-        }
-        for seed in seeds
-    }
-
-
 def _chosen(runs: Sequence[GridRun]) -> Cell:
-    """Those of the setting that validation data choose."""
+    """Return the runs of the setting that validation data choose, and all that were tried."""
     trials = _trials(runs)
     choice, tried = choose(trials) if trials else (runs[0].choice, [])
-    return [run for run in runs if run.choice == choice], tried
+    return [run for run in runs if run.choice == choice and not run.is_trial], tried
 
 
 def _trials(runs: Sequence[GridRun]) -> list[GridRun]:
-    """Of one row and condition, what its choice depends on; nothing where there is none."""
+    """Return the runs of one row and condition that its choice depends on; none without one."""
+    if trials := [run for run in runs if run.is_trial]:
+        return trials
     several = len({run.choice for run in runs}) > 1
     return [run for run in runs if several and run.seed == runs[0].seed]
 
@@ -178,8 +201,8 @@ class _Work:
         """Say how things stand before anything runs."""
         needed = [*first]
         for group in groups:  # whichever setting is chosen runs on the other seeds
-            one = group[0]
-            needed += [r for r in group if r.choice == one.choice or r.seed == one.seed]
+            needed += _trials(group)
+            needed += [r for r in group if r.choice == group[0].choice and not r.is_trial]
         self._all = len({run.folder for run in needed})
         every = [*first, *(run for group in groups for run in group)]
         states = {run.folder: (run.done, run.begun) for run in every}.values()
@@ -255,6 +278,23 @@ def _said(output: str) -> str:
     )
 
 
+def require_notes(asked: Attention, jobs: Jobs, base: str) -> None:
+    """Raise DataError unless the notes that attention is compared on are there."""
+    for path in _notes_of(asked, jobs, base)[0]:
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder of notes to compare attention on")
+
+
+def _notes_of(asked: Attention, jobs: Jobs, base: str) -> tuple[list[Path], list[str]]:
+    """Return the notes' paths and categories, those of the user's job if there is one."""
+    if not jobs.own:
+        return [Path(expand(path, "notes")) for path in asked.notes], []
+    job = load_job(jobs[base])
+    sites = job.sites.values()
+    notes = [present(job.located(path, "path")) for site in sites for path in site.files]
+    return notes, [name for site in sites for name in site.categories]
+
+
 def _attention(
     asked: Attention, models: Mapping[str, str], out: Path, size: Size, jobs: Jobs, base: str
 ) -> dict[str, Any]:
@@ -266,13 +306,9 @@ def _attention(
     from fednotes.experiments.attention import run_attention
 
     named = [model.format(**models) for model in asked.models]
-    notes = [Path(expand(path, "notes")) for path in asked.notes]
-    categories: list[str] = []
+    notes, categories = _notes_of(asked, jobs, base)
     if jobs.own:
-        job = load_job(jobs[base])
-        named[0] = f"base={job.config.model.encoder}"
-        notes = [job.located(p, "path") for site in job.sites.values() for p in site.files]
-        categories = [name for site in job.sites.values() for name in site.categories]
+        named[0] = f"base={load_job(jobs[base]).config.model.encoder}"
     found = run_attention(named, notes, out, seed=size.seeds[0], categories=categories)
     return {"markdown": shown(found)}
 
@@ -294,7 +330,8 @@ def gather(grid: Grid, size: Size, cells: Sequence[Cell], names: Sequence[str]) 
         seeds = (run.seed for run in runs)
         read[one.row.label, one.condition] = dict(zip(seeds, summaries, strict=True))
         row = _row(grid, one.row, runs, summaries)
-        found.append(row | {"chosen": list(one.choice), "tried": tried, "of": one.row})
+        row |= {"chosen": list(one.choice), "tried": tried, "of": one.row}
+        found.append(row)
     for row in found:
         row["gap"] = _gap(grid, row.pop("of"), row["condition"], read)
     told = ("title", "x", "score", "columns", "by_output", "against", "megabytes", "seconds")
@@ -382,7 +419,11 @@ def choose(runs: Sequence[GridRun]) -> tuple[Settings, list[dict[str, Any]]]:
         tried.setdefault(run.choice, []).append(float(score))
     means = {choice: fmean(scores) for choice, scores in tried.items()}
     best = max(means, key=lambda choice: means[choice])
-    return best, [{"set": list(choice), "validation": mean} for choice, mean in means.items()]
+    held_out = any(run.is_trial for run in runs)
+    return best, [
+        {"set": list(choice), "validation": mean, "held_out": held_out}
+        for choice, mean in means.items()
+    ]
 
 
 def _tested(
@@ -448,7 +489,11 @@ def _picked(run: Mapping[str, Any], condition: str, of: str) -> dict[str, Any]:
     scores = {site: by[condition] for site, by in run["sites"].items()}
     scores["mean"] = run["mean"][condition]
     return {
-        name: {kind: {"f1": score[kind]["f1"]} for kind in KINDS if kind in score}
+        name: {
+            kind: {key: score[kind][key] for key in RATES if key in score[kind]}
+            for kind in KINDS
+            if kind in score
+        }
         for name, score in scores.items()
     }
 

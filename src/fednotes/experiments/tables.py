@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fednotes.experiments.grids import HELD_OUT
 from fednotes.metrics.compare import FEWEST_SEEDS
 
 KINDS = ("strict", "relaxed")
+RATES = ("precision", "recall", "f1")
 MISSING = {"mean": None, "std": None, "n": 0}  # of a number that exists in no run
 _OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"))
 
@@ -34,14 +36,31 @@ def _parts(table: Mapping[str, Any]) -> Iterator[str]:
     yield f"### {table['title']}"
     if changed := table.get("settings"):
         yield f"Changed in every run: {_settings(changed)}."
+    for setting, rows in table.get("skipped_settings", ()):
+        yield f"`{setting}` is not for {rows}."
+    yield from _of_left_out(table)
     yield from _of_diseases(table) if table.get("by_output") else _of_runs(table)
     searched = [row for row in table["rows"] if row["tried"]]
     if searched:
         yield "Chosen by the mean of the sites' validation scores:"
         yield "\n".join(map(_choice, searched))
+    if any(each["held_out"] for row in searched for each in row["tried"]):
+        yield (
+            f"The job holds no validation data out. For the search alone, {HELD_OUT:.0%} of the "
+            "training sentences were held out; the runs of the table train on all of them. Test "
+            "data choose nothing."
+        )
     yield from _of_pairs(table)
     if table["paper"] and not table.get("by_output"):
         yield from _of_paper(table)
+
+
+def _of_left_out(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the rows that could not run, with the reason."""
+    left_out = table.get("left_out", ())
+    if left_out:
+        yield "Left out, because it cannot run here:"
+        yield "\n".join(f"- {'; '.join(rows)}: {reason}" for reason, rows in left_out)
 
 
 def _choice(row: Mapping[str, Any]) -> str:
@@ -123,6 +142,34 @@ def _of_runs(table: Mapping[str, Any]) -> Iterator[str]:
     ]
     heads = ("run", "condition", *(["seeds"] if uneven else []), *found[0])
     yield grid_table(heads, rows, left=2)
+    if sites:
+        yield from _of_rates(table)
+
+
+def _of_rates(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield precision and recall of each site, a table for strict and one for relaxed mentions."""
+    for kind in KINDS:
+        places = [
+            name
+            for name, score in table["rows"][0]["scores"].items()
+            if "precision" in score.get(kind, {})
+        ]
+        if not places:
+            continue
+        rows = [
+            (
+                row["label"],
+                row["condition"],
+                *(_precision_recall(row["scores"].get(name, {}).get(kind, {})) for name in places),
+            )
+            for row in table["rows"]
+        ]
+        yield f"Precision / recall in percent, {kind}:"
+        yield grid_table(("run", "condition", *places), rows, left=2)
+
+
+def _precision_recall(score: Mapping[str, Any]) -> str:
+    return " / ".join(_cell(score.get(rate, MISSING)) for rate in ("precision", "recall"))
 
 
 def _own_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:

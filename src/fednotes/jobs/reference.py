@@ -129,6 +129,32 @@ def _default_of(field: Field[Any]) -> Any:
     return field.default
 
 
+def known_key(method: str, key: str) -> bool:
+    """Return whether a job of a method may have a key such as "training.epochs".
+
+    A key below a table of a table counts if the outer one is known. Raises ConfigError for a
+    method that there is none of.
+    """
+    shared = {"silos", "federation", "privacy"}  # tables for every kind of data
+    top, *rest = key.split(".")
+    found = methods.find(method)
+    kind = KINDS[found.holds]
+    if top == "training":
+        known = {f.name for f in fields(found.Config)} - FILLED_IN
+    elif top == "model":
+        known = {"kind"}.union(
+            *({f.name for f in fields(c)} for c in _model_classes(method).values())
+        )
+    elif top == "sites":
+        rest = rest[1:]
+        known = {f.name for f in fields(kind.sites)}
+    elif top == "synthetic":
+        known = {f.name for f in fields(kind.synthetic)}
+    else:
+        return top in {f.name for f in fields(TopConfig)} | kind.tables | shared
+    return not rest or rest[0] in known
+
+
 def _model_classes(method: str) -> Mapping[str, type[Any]]:
     """Return the classes that may read [model], by its `kind`; "" if it has no such key."""
     models = methods.find(method).models
