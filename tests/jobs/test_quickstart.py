@@ -1,10 +1,13 @@
-"""The notebook runs from its first cell to its last, and shows what it says."""
+"""What a newcomer tries first works: the notebook's cells, and README's sentence."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+
+import fednotes as fn
 
 BOOK = Path(__file__).parents[2] / "docs" / "quickstart.ipynb"
 
@@ -39,3 +42,38 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "Drug      lisinopril" in shown[4]  # what a reader sees first is right
     assert [line.split()[2] for line in shown[5].splitlines()] == ["21", "19", "36"]
     assert "'O': " in shown[6]
+
+
+# The mentions of README's sentence, by the types that each of the demo's sites annotates.
+MENTIONS = [("lisinopril", "Drug"), ("10 mg daily", "Dosage"), ("atenolol", "Drug")]
+
+
+def readme_example() -> tuple[str, str]:
+    """The model and the sentence of the command in README."""
+    readme = (BOOK.parents[1] / "README.md").read_text("utf-8")
+    (found,) = re.findall(r'fednotes predict runs/demo/(\S+) --text "(.+)"', readme)
+    model, text = found
+    return model, text
+
+
+def test_other_pages_show_the_same_sentence() -> None:
+    """A sentence that no test reads is soon one that the demo's models read wrongly."""
+    _, text = readme_example()
+    for page in ("use.md", "bert.md", "notes.md"):
+        shown = re.findall(r'--text "(.+)"', (BOOK.parent / page).read_text("utf-8"))
+        assert set(shown) == {text}, page
+
+
+@pytest.mark.slow
+def test_the_demo_reads_the_sentence_of_the_readme(tmp_path: Path) -> None:
+    """Its federated models find every mention of the types that their site annotates, and no
+    other."""
+    place, text = readme_example()
+    job = fn.job("demo", conditions=["federated"])
+    fn.simulate(job, tmp_path / "demo")
+    assert (tmp_path / "demo" / place).is_dir()
+    for folder in sorted((tmp_path / "demo" / "federated" / "sites").glob("*/model")):
+        model = fn.load(folder)
+        found = [(text[span.start : span.end], span.label) for span in model(text).spans]
+        known = [mention for mention in MENTIONS if mention[1] in model.types]
+        assert found == known, folder.parent.name
