@@ -48,12 +48,12 @@ ROOMS: dict[str, frozenset[str]] = {
 LEVELS: dict[str, str] = {
     "cli": "display | groups | server | ledger site | deploy | app",
     "core": (
-        "cleaning errors kernels parsing seeds stopping types | settings store update | "
-        "federation tensors | messages"
+        "cleaning errors kernels model_folders parsing seeds stopping types | "
+        "settings store update | federation tensors | messages"
     ),
     "data": (
-        "tags text | batches clinical formats.files stats | formats notes overlap split | "
-        "checks notes.sites synthetic"
+        "encodings tags text | batches clinical formats.files stats | formats overlap split | "
+        "notes | checks notes.sites synthetic"
     ),
     "encoders": (
         "adapters pretrained token_cache | encoder packing vectors | bart elmo | features "
@@ -66,7 +66,8 @@ LEVELS: dict[str, str] = {
     ),
     "experiments": "grids | tables | attention | planning | reproduce",
     "jobs": (
-        "job kinds predict results | card deployed.agreement simulate | job_file | "
+        "evaluation inputs job kinds results | predict_patients | predict | "
+        "card deployed.agreement simulate | job_file | "
         "checking compare deployed.site_file reference | deployed.preflight deployed.server "
         "deployed.site show | deployed.runs deployed.status"
     ),

@@ -257,7 +257,8 @@ def process(*arguments: object, **options) -> subprocess.CompletedProcess[bytes]
 def test_bytes_that_are_no_utf8(model: Path) -> None:
     done = process("predict", model, "-", input=b"He took caf\xe9.", stdout=subprocess.PIPE)
     assert done.returncode == 2
-    assert done.stderr.decode() == "error: stdin: not UTF-8 at byte 11: convert it first\n"
+    told = "stdin: byte 11 is not UTF-8: name the encoding that the file has"
+    assert done.stderr.decode() == f'error: {told}, such as encoding = "cp1252"\n'
 
 
 def test_a_disk_that_fills_up_while_saving(folder: Path, run: Run) -> None:
@@ -301,7 +302,7 @@ def spans_of(document: Document) -> list[tuple[int, int, str]]:
 def test_predict_text(run: Run, model: Path, tmp_path: Path, monkeypatch) -> None:
     """The mentions that the tagger itself finds: from the text, a file and stdin."""
     assert spans_of(load_model(model).predict((Document("x", TEXT),))[0]) == FOUND
-    note = tmp_path / "note.md"  # any plain text file is a note
+    note = tmp_path / "note.txt"
     note.write_text(TEXT, encoding="utf-8")
     stdin = io.TextIOWrapper(io.BytesIO(TEXT.encode()), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)

@@ -16,7 +16,8 @@ from fednotes.core.errors import DataError
 from fednotes.data.formats import read
 from fednotes.data.formats.files import open_file
 from fednotes.data.notes import read_notes
-from fednotes.jobs.predict import documents_of, notes_of
+from fednotes.jobs.inputs import inputs_of
+from fednotes.jobs.predict_patients import notes_of
 from fednotes.patients.concepts import read_ctakes
 from fednotes.patients.labels import read_obesity
 from fednotes.patients.tables import read_codiesp, read_mimic
@@ -27,7 +28,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "read": read,
     **{form: partial(read, format=form) for form in ("brat", "i2b2", "conll", "jsonl", "pubtator")},
     "notes": lambda path: list(read_notes(path)),
-    "predict": lambda path: documents_of(str(path)),
+    "predict": lambda path: tuple(inputs_of(str(path))),
     "predict patients": lambda path: notes_of(str(path)),
     "ctakes": read_ctakes,
     "codes": read_codiesp,

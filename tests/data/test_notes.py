@@ -153,7 +153,7 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
             "n.csv",
             MIMIC.encode().replace(b"Pt st", b"Pt\xe4"),
             {},
-            "n.csv:5: a byte is not UTF-8.*iconv",
+            "n.csv:5: a byte is not UTF-8.*encoding = ",
         ),
         ("n.txt", b"one\ntwo\nthr\xe9e", {}, "n.txt:3: a byte is not UTF-8"),
         ("n.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', {}, "n.jsonl:2: a byte is not UTF-8"),

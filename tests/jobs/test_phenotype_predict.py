@@ -135,7 +135,7 @@ def test_vectors_of_text_have_no_concepts(
             vectors = Vectors(np.ones((len(notes), 2), np.float32))
             return Made(tuple(notes), vectors, {"left_out": 0, "without": 0})
 
-    monkeypatch.setattr("fednotes.jobs.predict.opened", lambda recipe, place: Stub())
+    monkeypatch.setattr("fednotes.jobs.predict_patients.opened", lambda recipe, place: Stub())
     predict(tmp_path / "m", "-", "jsonl", None, "cpu", text="Known gout.")
     (found,) = lines(capsys.readouterr().out)
     assert found.keys() == {"patient", "probabilities", "labels"}

@@ -204,7 +204,7 @@ def test_what_is_none_of_the_known_is_refused_in_one_line(sure: tuple[Path, Path
     odd: Any = 5
     with pytest.raises(ConfigError, match="expected a corpus to compare with, not int"):
         fn.check(notes, against=odd)
-    with pytest.raises(ConfigError, match="unknown format 5: known: ade, "):
+    with pytest.raises(ConfigError, match="unknown format 5: known: aci-bench, ade, "):
         fn.read(notes, format=odd)
     with pytest.raises(ConfigError, match="5 is no form of a model; known: card, "):
         fn.export(place, odd, "out")

@@ -25,6 +25,7 @@ import typer
 from fednotes import __version__
 from fednotes.cli.deploy import register
 from fednotes.cli.groups import (
+    EncodingOption,
     OnError,
     OnErrorOption,
     Settings,
@@ -210,20 +211,43 @@ def predict(
     threshold: Annotated[
         float, typer.Option(min=0, max=1, help="Leave out mentions of less confidence.")
     ] = 0.0,
+    of: Annotated[
+        str, typer.Option("--from", help="Format of what is read; recognised if not given.")
+    ] = "",
+    column: Annotated[
+        str, typer.Option(help="Column of a table, or key of JSON lines, that holds the text.")
+    ] = "",
     on_error: OnErrorOption = OnError.refuse,
+    encoding: EncodingOption = "auto",
     device: Device = "cpu",
     backbone: Backbone = None,
     dictionary: Dictionary = None,
 ) -> None:
-    """Find the mentions in new text, or the phenotypes of the patients whose notes it is."""
+    """Find the mentions in new text, or the phenotypes of the patients whose notes it is.
+
+    PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also packed as .gz or .zst; MIMIC,
+    OMOP or FHIR), an annotated corpus, a text that ends in .txt, or a folder of these.
+    """
     with _read_in():
+        from fednotes.core.model_folders import is_phenotyper
         from fednotes.jobs.predict import predict as run
-        from fednotes.patients.phenotyper import is_phenotyper
 
     if not is_phenotyper(model):
         _no_patients(model, dictionary=dictionary)
-    options: Any = {"text": text, "on_error": on_error.value, "threshold": threshold}
-    run(model, path, format.value, out, device, dictionary or backbone, **options)
+    run(
+        model,
+        path,
+        format.value,
+        out,
+        device,
+        dictionary or backbone,
+        text=text,
+        on_error=on_error.value,
+        threshold=threshold,
+        read_as=of or None,
+        column=column or None,
+        encoding=encoding,
+    )
 
 
 @app.command()
@@ -271,6 +295,7 @@ def evaluate(
         str, typer.Option(metavar="A,B", help="Score these types, and no others.")
     ] = "",
     on_error: OnErrorOption = OnError.refuse,
+    encoding: EncodingOption = "auto",
     json_output: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
     device: Device = "cpu",
     backbone: Backbone = None,
@@ -278,7 +303,7 @@ def evaluate(
 ) -> None:
     """Score a saved model on annotated text, or on labelled patients."""
     from fednotes.cli.display import patient_score_table, score_table
-    from fednotes.patients.phenotyper import is_phenotyper
+    from fednotes.core.model_folders import is_phenotyper
     from fednotes.serving.api import evaluate as run
     from fednotes.serving.models import load
 
@@ -290,8 +315,16 @@ def evaluate(
     if not of_patients:
         _no_patients(model, dictionary=dictionary, labels=labels)
     opened = load(model, device, dictionary or backbone, calibrated=False)
-    rest: Any = {"types": asked, "format": format or None, "on_error": on_error.value}
-    found = run(opened, path, label_map=renamed, labels=labels, **rest)
+    found = run(
+        opened,
+        path,
+        types=asked,
+        label_map=renamed,
+        labels=labels,
+        format=format or None,
+        on_error=on_error.value,
+        encoding=encoding,
+    )
     for line in found.told():
         print(f"note: {one_line(line)}", file=sys.stderr)
     if json_output:
@@ -357,6 +390,7 @@ def check(
     ],
     format: Annotated[str, typer.Option(help="Of the files; guessed if not given.")] = "",
     on_error: OnErrorOption = OnError.refuse,
+    encoding: EncodingOption = "auto",
     settings: Settings = None,
     against: Annotated[
         Path | None, typer.Option(help="Another annotation of the same documents: do they agree?")
@@ -376,6 +410,7 @@ def check(
         on_error=on_error.value,
         settings=settings or (),
         against=against,
+        encoding=encoding,
     )
     if json_output:
         console.print_json(data=found.to_dict())

@@ -50,6 +50,12 @@ OnErrorOption = Annotated[
 ]
 
 
+EncodingOption = Annotated[
+    str,
+    typer.Option(help="Encoding of files that are not UTF-8, such as cp1252; auto refuses them."),
+]
+
+
 class Output(StrEnum):
     """Formats that predictions are written in."""
 
@@ -94,6 +100,7 @@ def corpus_stats(
     paths: Annotated[list[Path], typer.Argument(help="One corpus file or folder for each site.")],
     format: Annotated[str, typer.Option(help="Of the files; guessed if not given.")] = "",
     on_error: OnErrorOption = OnError.refuse,
+    encoding: EncodingOption = "auto",
     json_output: Annotated[bool, typer.Option("--json", help="Counts as JSON.")] = False,
 ) -> None:
     """Sentences, types and entities of each site, and the entities that sites share."""
@@ -103,7 +110,7 @@ def corpus_stats(
     from fednotes.data.stats import corpus_stats as count
 
     places = named(paths)
-    read = {name: examine(path, format or None) for name, path in places.items()}
+    read = {name: examine(path, format or None, encoding) for name, path in places.items()}
     for documents, problems in read.values():
         problems.refuse(on_error.value, documents)
     stats = count({name: documents for name, (documents, _) in read.items()})
@@ -188,6 +195,7 @@ def convert(
         bool, typer.Option("--allow-loss", help="Write what the format can hold of it.")
     ] = False,
     on_error: OnErrorOption = OnError.refuse,
+    encoding: EncodingOption = "auto",
 ) -> None:
     """Write a corpus in another format, whole or not at all.
 
@@ -199,7 +207,13 @@ def convert(
 
     try:
         number, gone, problems = run(
-            source, out, to, of or None, allow_loss=allow_loss, on_error=on_error.value
+            source,
+            out,
+            to,
+            of or None,
+            allow_loss=allow_loss,
+            on_error=on_error.value,
+            encoding=encoding,
         )
     except LossyError as error:
         print(f"error: {one_line(error, None)}", file=sys.stderr)

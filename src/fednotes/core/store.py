@@ -43,10 +43,28 @@ def replace_file(
     mode: its permissions, less the umask; exact: whatever the umask says. Raises OSError: whoever
     calls has the words for it.
     """
+    with replacing(path, mode=mode, exact=exact) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o600, exact: bool = False) -> Iterator[IO[bytes]]:
+    """Yield a file to write into, which takes its place atomically when the block ends.
+
+    Where the block raises, what was at the path before stays as it was.
+
+    Args:
+        path: The place.
+        mode: Its permissions, less the umask.
+        exact: Whether the permissions are these whatever the umask says.
+
+    Raises:
+        OSError: The disk refuses; whoever calls has the words for it.
+    """
     temporary = beside(path)
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(data)
+            yield file
             file.flush()
             if exact:
                 os.fchmod(file.fileno(), mode)
@@ -199,14 +217,23 @@ def write_folder(path: Path, fill: Callable[[Path], None], *, private: bool = Tr
 
 
 def write_out(path: Path, text: str | bytes) -> None:
-    """Write bytes, or a text as UTF-8, to a place that a person named (`--out`).
+    """Write bytes, or a text as UTF-8, to a place that a person named. Raises as `stream_out`."""
+    with stream_out(path) as file:
+        file.write(text.encode("utf-8") if isinstance(text, str) else text)
 
-    A file is written whole or not at all, and keeps the permissions that it had. Through a link
-    it is the file that the link leads to; the link stays. A device or a FIFO (/dev/stdout) is
-    given the bytes. Raises FednotesError.
+
+@contextmanager
+def stream_out(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file to write into piece by piece, for a place that a person named (`--out`).
+
+    A file is there whole when the block ends, or not at all, and keeps the permissions that it
+    had. Through a link it is the file that the link leads to; the link stays. A device or a FIFO
+    (/dev/stdout) is given the bytes as they come.
+
+    Raises:
+        FednotesError: The place cannot be written, or a text has characters that UTF-8 has not.
     """
     try:
-        data = text.encode("utf-8") if isinstance(text, str) else text
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             mode = path.stat().st_mode
@@ -215,11 +242,12 @@ def write_out(path: Path, text: str | bytes) -> None:
         stdout = os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
         if stdout or not (mode is None or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             with open(path, "ab") as stream:  # what the same stdout was given before stays
-                stream.write(data)
+                yield stream
         else:
             real = Path(os.path.realpath(path))
             asked = 0o666 if mode is None else stat.S_IMODE(mode)
-            replace_file(real, data, mode=asked, exact=mode is not None)
+            with replacing(real, mode=asked, exact=mode is not None) as file:
+                yield file
     except (OSError, UnicodeEncodeError) as error:
         reason = getattr(error, "strerror", None) or "the text has characters that UTF-8 has not"
         raise FednotesError(f"{path}: cannot be written ({reason})") from error

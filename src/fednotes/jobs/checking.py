@@ -20,6 +20,7 @@ from fednotes.data.checks import (
     leaks,
     problem_findings,
 )
+from fednotes.data.encodings import AUTO
 from fednotes.data.formats import examine, read
 from fednotes.data.formats.files import OnError, named, refuses
 from fednotes.data.tags import flatten
@@ -71,12 +72,16 @@ class Checked:
 
 
 def check_files(
-    paths: Sequence[Path], format: str | None = None, on_error: OnError = "refuse"
+    paths: Sequence[Path],
+    format: str | None = None,
+    on_error: OnError = "refuse",
+    encoding: str = AUTO,
 ) -> Checked:
     """Check a corpus, or several files or folders that are the parts of one.
 
-    on_error: with "skip" what cannot be used is no problem, but counted. Raises DataError for
-    a path that does not exist, ConfigError for a format that does not.
+    on_error: with "skip" what cannot be used is no problem, but counted. encoding: of files
+    without a byte-order mark that are not UTF-8. Raises DataError for a path that does not exist,
+    ConfigError for a format that does not.
     """
     for path in paths:
         if not os.path.exists(path):
@@ -87,7 +92,7 @@ def check_files(
     parts: dict[str, tuple[Document, ...]] = {}
     for name, path in places.items():
         try:
-            documents, problems = examine(path, format)
+            documents, problems = examine(path, format, encoding)
         except DataError as error:
             told = str(error).removeprefix(f"{path}: ")
             own = error.problems or (Problem(str(path), 0, "file", told),)
@@ -106,15 +111,21 @@ def check_files(
     return Checked(tuple(wrong), number, tuple(findings))
 
 
-def check_against(path: Path, other: Path, format: str | None, on_error: OnError) -> Checked:
+def check_against(
+    path: Path,
+    other: Path,
+    format: str | None,
+    on_error: OnError,
+    encoding: str = AUTO,
+) -> Checked:
     """Check a corpus, and how well another annotation of the same documents agrees with it.
 
     Raises as `check_files`, DataError where the other one cannot be read or none of its documents
     is one of these.
     """
-    found = check_files([path], format, on_error)
-    documents, _ = examine(path, format)
-    scores = agreed(documents, read(other, None, on_error))
+    found = check_files([path], format, on_error, encoding)
+    documents, _ = examine(path, format, encoding)
+    scores = agreed(documents, read(other, None, on_error, encoding))
     if not scores["documents"]:
         raise DataError(f"{other}: no document with the id and the text of one in {path}")
     told = (*found.findings, *agreement(scores, path.name))

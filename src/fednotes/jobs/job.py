@@ -37,6 +37,7 @@ from fednotes.core.federation import Method, MethodConfig
 from fednotes.core.settings import build, checked, expand
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
+from fednotes.data.encodings import AUTO, encoding_of
 from fednotes.methods.private import privately
 from fednotes.patients.codes import parse, system_of
 from fednotes.patients.features import SYNTHETIC, ConceptsConfig, TextConfig
@@ -68,6 +69,8 @@ class SiteConfig:
         on_error: What happens to data that cannot be read: "refuse" refuses the whole corpus;
             "skip" leaves out each line, mention or document that cannot be used, and counts
             them.
+        encoding: Encoding of the files that have no byte-order mark and are not UTF-8, such as
+            "cp1252"; "auto" refuses such files.
         where: Keeps only the documents whose metadata has a value, such as "genre=nw".
         share: Part of `path` that the site gets, for sites that divide one corpus: "2/3" is the
             second of three random, disjoint parts. It is drawn after `where`, by `split` and
@@ -107,6 +110,7 @@ class SiteConfig:
     test: str = ""
     format: str = ""
     on_error: Literal["refuse", "skip"] = "refuse"
+    encoding: str = AUTO
     where: str = ""
     share: str = ""
     types: tuple[str, ...] = ()
@@ -127,6 +131,7 @@ class SiteConfig:
     repeats: Literal["drop", "keep"] = "drop"
 
     def __post_init__(self) -> None:
+        encoding_of(self.encoding)
         if bool(self.path) == bool(self.train):
             raise ConfigError("give either `path` (split here) or `train` and `test`")
         if self.train and not self.test:
@@ -170,6 +175,8 @@ class NotesConfig:
         categories: Keeps only notes of these categories, such as "Discharge summary"; all if
             empty.
         column: The column of a table, or the JSON key, that holds the text; guessed if empty.
+        encoding: Encoding of the files that have no byte-order mark and are not UTF-8, such as
+            "cp1252"; "auto" refuses such files.
         valid_fraction: Fraction of the patients that is held out for validation, drawn by the
             job's seed; at least one patient where there are two.
         max_notes: Largest number of training notes; 0 uses all. Those with the lowest hash of
@@ -184,11 +191,13 @@ class NotesConfig:
     format: str = ""
     categories: tuple[str, ...] = ()
     column: str = ""
+    encoding: str = AUTO
     valid_fraction: Share = 0.05
     max_notes: Number = 0
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        encoding_of(self.encoding)
         if bool(self.path) == bool(self.paths) or not all(self.files):
             raise ConfigError("give either `path`, a file or folder of notes, or `paths`, several")
         if len(set(self.files)) < len(self.files):
@@ -342,6 +351,8 @@ class PatientsConfig:
         categories: Keeps only notes of these categories; all if empty.
         column: The column of a table, or the JSON key, that holds the text of a note; guessed
             if empty.
+        encoding: Encoding of files of notes that have no byte-order mark and are not UTF-8, such as
+            "cp1252"; "auto" refuses such files.
         codes: A file or folder of billed codes, or a list of them; `codes_format` says what
             they are.
         codes_format: What `codes` is: "table", any CSV or tab-separated table with a patient
@@ -378,6 +389,7 @@ class PatientsConfig:
     format: str = ""
     categories: tuple[str, ...] = ()
     column: str = ""
+    encoding: str = AUTO
     codes: Any = ()
     codes_format: Literal["", "table", "mimic", "omop", "codiesp"] = ""
     system: str = ""
@@ -398,6 +410,7 @@ class PatientsConfig:
     labelled: Labelled = 1.0
 
     def __post_init__(self) -> None:
+        encoding_of(self.encoding)
         for name in ("notes", "codes", "test", "test_codes"):
             object.__setattr__(self, name, _paths(name, getattr(self, name)))
         if self.notes and self.concepts:

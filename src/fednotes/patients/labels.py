@@ -45,7 +45,8 @@ import numpy as np
 
 from fednotes.core.errors import DataError, nearest
 from fednotes.core.parsing import JsonError, parse_json
-from fednotes.data.formats.files import open_file, visible
+from fednotes.data.encodings import named_encoding
+from fednotes.data.formats.files import bounded_lines, open_text, visible
 from fednotes.data.notes import Note
 from fednotes.patients.cohort import ABSENT, LABELS, PRESENT, QUESTIONABLE, UNLABELLED
 from fednotes.patients.concepts import by_patient
@@ -394,8 +395,8 @@ def read_gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
         return by_patient(summaries), {note.id: labels.of(note.id) for note in summaries}
     notes: dict[str, list[str]] = {}
     gold: Gold = {}
-    with open_file(path) as file:
-        for number, line in enumerate(file, 1):
+    with open_text(path, named_encoding()) as file:
+        for number, line in enumerate(bounded_lines(file, path), 1):
             if not line.strip():
                 continue
             patient, text, given = _line(path, number, line)
@@ -428,7 +429,7 @@ def read_beside(
     return {patient: notes[patient] for patient in gold}, gold, tuple(told)
 
 
-def _line(path: Path, number: int, line: bytes) -> tuple[str, str, dict[str, Any]]:
+def _line(path: Path, number: int, line: str) -> tuple[str, str, dict[str, Any]]:
     try:
         record = parse_json(line, strict=False)
     except JsonError as error:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fednotes import __version__
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
+from fednotes.core.model_folders import PHENOTYPER, is_phenotyper
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build, checked
 from fednotes.core.store import write_folder
@@ -35,7 +36,6 @@ from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
 from fednotes.patients.dan import KNOWN, Dan, DanConfig
 
 FORMAT = 2  # 1 had no checksum of the facts
-_STEM = "phenotyper"
 Inputs = Bags | Vectors
 Scale = Literal["none", "l2"]
 
@@ -151,7 +151,7 @@ class Phenotyper:
                 raise ModelError(f"{directory}: {name!r} is not finite, nothing was written")
         data = tensor_bytes(tensors)
         facts: dict[str, Any] = {
-            "kind": _STEM,
+            "kind": PHENOTYPER,
             "format": FORMAT,
             "fednotes": __version__,
             "space": asdict(self.space),
@@ -166,16 +166,11 @@ class Phenotyper:
         facts["checksum"] = _checksum(facts)
 
         def fill(folder: Path) -> None:
-            (folder / f"{_STEM}.safetensors").write_bytes(data)
+            (folder / f"{PHENOTYPER}.safetensors").write_bytes(data)
             text = json.dumps(facts, indent=2, ensure_ascii=False)
-            (folder / f"{_STEM}.json").write_text(text + "\n", encoding="utf-8")
+            (folder / f"{PHENOTYPER}.json").write_text(text + "\n", encoding="utf-8")
 
         write_folder(directory, fill)
-
-
-def is_phenotyper(path: Path) -> bool:
-    """Whether a folder holds a phenotyping model."""
-    return (path / f"{_STEM}.json").is_file()
 
 
 def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
@@ -185,18 +180,18 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
     """
     device_of(device)
     if not is_phenotyper(path):
-        raise ModelError(f"{path}: no phenotyping model here (there is no {_STEM}.json)")
+        raise ModelError(f"{path}: no phenotyping model here (there is no {PHENOTYPER}.json)")
     try:
-        given = read_json(path / f"{_STEM}.json")
+        given = read_json(path / f"{PHENOTYPER}.json")
         if given["format"] != FORMAT:
             raise ModelError(
                 f"format {given['format']}, this version reads {FORMAT}: use the version of "
                 "fednotes that wrote it, or train it again"
             )
         if given.get("checksum") != _checksum(given):
-            raise ModelError(f"damaged (the checksum of {_STEM}.json does not match)")
-        facts = build(_Facts, given, f"{_STEM}.json")
-        data = (path / f"{_STEM}.safetensors").read_bytes()
+            raise ModelError(f"damaged (the checksum of {PHENOTYPER}.json does not match)")
+        facts = build(_Facts, given, f"{PHENOTYPER}.json")
+        data = (path / f"{PHENOTYPER}.safetensors").read_bytes()
         if hashlib.sha256(data).hexdigest() != facts.sha256:
             raise ModelError("damaged (the checksum of its tensors does not match)")
         return _parsed(facts, parse_tensors(data), device)

@@ -16,19 +16,16 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.settings import path_of
 from fednotes.core.types import Document
 from fednotes.data import formats
-from fednotes.data.formats.files import OnError, refuses
+from fednotes.data.encodings import AUTO
+from fednotes.data.formats.files import OnError, refuses, unique_ids
 from fednotes.jobs import simulate as simulating
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.checking import Checked, check_against, check_files, check_job
+from fednotes.jobs.evaluation import Evaluation
+from fednotes.jobs.inputs import inputs_of
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import built_in_jobs, load_table, over, parse_job
-from fednotes.jobs.predict import (
-    Evaluation,
-    documents_of,
-    evaluate_documents,
-    evaluate_patients,
-    gold_of,
-)
+from fednotes.jobs.predict import evaluate_documents, gold_of
 from fednotes.jobs.results import RunResult
 from fednotes.metrics.calibration import (
     Calibrated,
@@ -38,25 +35,38 @@ from fednotes.metrics.calibration import (
     weights_digest,
 )
 from fednotes.metrics.calibration import calibrate as fit_calibration
-from fednotes.patients.classifiers import fit_platt, platt_sums
 from fednotes.serving.models import MentionModel, PatientModel, folder_of, load
 
 PathLike = str | Path
 
 
 def read(
-    path: PathLike, format: str | None = None, on_error: OnError = "refuse"
+    path: PathLike,
+    format: str | None = None,
+    on_error: OnError = "refuse",
+    *,
+    column: str | None = None,
+    encoding: str = AUTO,
 ) -> tuple[Document, ...]:
-    """The documents of a file or folder, in whatever format; plain text files too.
+    """Return the documents of a file or folder: a corpus, a table of notes, plain text files.
 
-    format: guessed from the content if not given. on_error: with "skip", what cannot be used is
-    left out. Raises DataError with file and line for what is wrong.
+    Args:
+        path: The file or folder.
+        format: Of corpora or of notes; recognised from the content if it is None.
+        on_error: With "skip", what cannot be used is left out.
+        column: The column of a table, or the key of JSON lines, that holds the text.
+        encoding: Of files without a byte-order mark that are not UTF-8, such as "cp1252".
+
+    Raises:
+        DataError: Something is wrong with the files; with file and line.
+        ConfigError: A parameter is none of those that are possible.
     """
     if not path_of(path, "a file or folder of notes").exists():
         raise DataError(f"{path}: no such file or folder")
-    if format is not None:
-        return formats.read(path, format, on_error)
-    return documents_of(str(path), on_error=on_error)
+    if format in formats.FORMATS and column is None:
+        return formats.read(path, format, on_error, encoding)
+    inputs = inputs_of(str(path), None, on_error, format=format, column=column, encoding=encoding)
+    return unique_ids(inputs.all())
 
 
 def check(
@@ -65,12 +75,13 @@ def check(
     on_error: OnError = "refuse",
     settings: Sequence[str] = (),
     against: PathLike | None = None,
+    encoding: str = AUTO,
 ) -> Checked:
     """What is wrong with a job (its file or name), or with a corpus or the parts of one.
 
-    format, on_error: of a corpus. settings: of a job, such as "seed=2". against: another annotation
-    of a corpus's documents, whose agreement with it is told. Counts and places, never
-    text. Raises DataError for a path that does not exist.
+    format, on_error, encoding: of a corpus. settings: of a job, such as "seed=2". against:
+    another annotation of a corpus's documents, whose agreement with it is told. Counts and places,
+    never text. Raises DataError for a path that does not exist.
     """
     names = [str(target) for target in targets]
     if not names or not all(map(str.strip, names)):
@@ -79,18 +90,20 @@ def check(
     if named := [name for name in names if name.endswith(".toml") or name in known]:
         if len(names) > 1:
             raise ConfigError(f"{named[0]}: check one job at a time, and nothing beside it")
-        if format or against or not refuses(on_error):
+        if format or against or not refuses(on_error) or encoding != AUTO:
             option = "--format" if format else "--against" if against else "--on-error"
+            if encoding != AUTO:
+                option = "--encoding"
             raise ConfigError(f"{option} is for a corpus; a job's sites have their own")
         return check_job(named[0], tuple(settings))
     if settings:
         raise ConfigError("--set is for a job; this is a corpus")
     if against is None:
-        return check_files([Path(name) for name in names], format or None, on_error)
+        return check_files([Path(name) for name in names], format or None, on_error, encoding)
     if len(names) > 1:
         raise ConfigError("--against compares one corpus with another: name one")
     other = path_of(against, "a corpus to compare with")
-    return check_against(Path(names[0]), other, format or None, on_error)
+    return check_against(Path(names[0]), other, format or None, on_error, encoding)
 
 
 def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -> Job:
@@ -152,13 +165,14 @@ def evaluate(
     labels: PathLike | None = None,
     format: str | None = None,
     on_error: OnError = "refuse",
+    encoding: str = AUTO,
 ) -> Evaluation:
     """Scores of a model on annotated documents, or a file or folder of them; or on patients.
 
     model: opened, or its folder. Scored are its types that they annotate, or `types`. label_map:
-    labels by other names. format, on_error: as `read`. A model of patients takes a file or folder
-    of labelled patients, or of notes, with a table of `labels` beside it, and the first four
-    options of none. Raises DataError where no label is common.
+    labels by other names. format, on_error, encoding: as `read`. A model of patients takes a
+    file or folder of labelled patients, or of notes, with a table of `labels` beside it, and the
+    first four options of none. Raises DataError where no label is common.
     """
     if not isinstance(model, MentionModel | PatientModel):
         model = load(model)
@@ -168,21 +182,28 @@ def evaluate(
             raise ConfigError(f"{option} is for annotated text, not for labelled patients")
         if not isinstance(documents, str | Path):
             raise ConfigError("patients are scored in a file or folder")
+        from fednotes.jobs.predict_patients import evaluate_patients
+
         beside = None if labels is None else path_of(labels, "a table of labels")
-        return evaluate_patients(model.reader, Path(documents), label_map, beside)
+        return evaluate_patients(
+            model.reader, Path(documents), label_map, beside, encoding=encoding
+        )
     if labels is not None:
         named = model.folder or "the model"
         raise ConfigError(f"--labels: {named} is no phenotyping model: it finds mentions")
-    given, where, skipped = _documents(documents, format, on_error)
+    given, where, skipped = _documents(documents, format, on_error, encoding)
     return evaluate_documents(model.model, given, where, label_map, types=types, skipped=skipped)
 
 
 def _documents(
-    given: PathLike | Sequence[Document], format: str | None = None, on_error: OnError = "refuse"
+    given: PathLike | Sequence[Document],
+    format: str | None = None,
+    on_error: OnError = "refuse",
+    encoding: str = AUTO,
 ) -> tuple[tuple[Document, ...], str, str]:
     """Documents, what messages call them, and what of them could not be read."""
     if isinstance(given, str | Path):
-        documents, problems = formats.examine(given, format)
+        documents, problems = formats.examine(given, format, encoding)
         problems.refuse(on_error, documents)
         return documents, str(given), str(problems)
     held = tuple(given) if isinstance(given, Iterable) else (given,)
@@ -251,6 +272,8 @@ def _judged(
 
 
 def _platt(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:
+    from fednotes.patients.classifiers import fit_platt, platt_sums
+
     scores, targets = odds[:, None], np.where(right, 1, -1)[:, None]
     slope, intercept = fit_platt(lambda platt: platt_sums(platt, scores, targets), 1)[0].tolist()
     return slope, intercept

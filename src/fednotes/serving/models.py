@@ -8,18 +8,23 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.model_folders import is_phenotyper
 from fednotes.core.settings import path_of
 from fednotes.core.types import Document, Span
-from fednotes.jobs.predict import PatientReader, confident
+from fednotes.data.encodings import AUTO
+from fednotes.data.formats.files import OnError
+from fednotes.jobs.inputs import inputs_of
+from fednotes.jobs.predict import confident, confident_stream
 from fednotes.metrics.calibration import Calibration
-from fednotes.patients.phenotyper import is_phenotyper, load_phenotyper
 from fednotes.taggers.model import Model
 from fednotes.taggers.saving import load_model
+
+if TYPE_CHECKING:  # models of mentions need nothing of patients
+    from fednotes.jobs.predict_patients import PatientReader
 
 Text = str | Document
 BATCH = 32  # documents that are read together
@@ -37,6 +42,9 @@ def load(
     """
     folder = folder_of(path)
     if is_phenotyper(folder):
+        from fednotes.jobs.predict_patients import PatientReader
+        from fednotes.patients.phenotyper import load_phenotyper
+
         model = load_phenotyper(folder, device)
         return PatientModel(PatientReader.of(folder, model, backbone), folder)
     calibration = Calibration.of(folder) if calibrated else None
@@ -108,8 +116,43 @@ class MentionModel:
 
     def _streamed(self, texts: Iterable[Text], batch: int, threshold: float) -> Iterator[Document]:
         numbered = (_document(text, number) for number, text in enumerate(texts, 1))
-        while window := list(islice(numbered, batch)):
-            yield from confident(self.model, self.calibration, window, threshold)
+        yield from confident_stream(self.model, self.calibration, numbered, threshold, batch)
+
+    def predict_file(
+        self,
+        path: str | Path,
+        *,
+        format: str | None = None,
+        column: str | None = None,
+        encoding: str = AUTO,
+        on_error: OnError = "refuse",
+        threshold: float = 0.0,
+    ) -> Iterator[Document]:
+        """Find the mentions in a file or folder: a table of notes, JSON lines, a corpus, texts.
+
+        Notes are read as their documents are asked for, one batch at a time. The file is read once
+        before, to refuse what is wrong with it, unless `on_error` is "skip".
+
+        Args:
+            path: The file or folder.
+            format: Of what is read; recognised if it is None.
+            column: The column, or the key of JSON lines, that holds the text.
+            encoding: Of files without a byte-order mark that are not UTF-8, such as "cp1252".
+            on_error: "skip" leaves out what cannot be used.
+            threshold: Spans of less confidence are left out.
+
+        Returns:
+            The documents, in order, with the notes' ids and patients; `meta` has "visit" and
+            "category" where the table has these.
+
+        Raises:
+            DataError: The file cannot be read, or its format is not known.
+            ConfigError: A parameter is none of those that are possible.
+        """
+        name = str(path_of(path, "a file or folder of notes"))
+        inputs = inputs_of(name, None, on_error, format=format, column=column, encoding=encoding)
+        inputs.require_readable()
+        return confident_stream(self.model, self.calibration, inputs, threshold)
 
     def explain(self, document: Text, span: Span | tuple[int, int]) -> dict[str, float]:
         """How probable the words of a span (or from one character to another) are as a mention
@@ -192,11 +235,46 @@ class PatientModel:
             ]
             for patient, own in notes.items()
         }
+        return self._findings(given)
+
+    def predict_file(
+        self,
+        path: str | Path,
+        *,
+        format: str | None = None,
+        column: str | None = None,
+        encoding: str = AUTO,
+    ) -> list[PatientFinding]:
+        """Find the phenotypes of the patients whose notes a file or folder holds.
+
+        Args:
+            path: A table of notes, JSON lines, or a folder of texts. A note without a patient is a
+                patient of its own.
+            format: As of `MentionModel.predict_file`, of notes.
+            column: As of `MentionModel.predict_file`.
+            encoding: As of `MentionModel.predict_file`.
+
+        Raises:
+            DataError: The file cannot be read, or its format is not known.
+            ConfigError: A parameter is none of those that are possible.
+        """
+        return self._findings(_read_patients(path, format, column, encoding))
+
+    def _findings(self, given: Mapping[str, Sequence[str]]) -> list[PatientFinding]:
         if not given:
             return []
         rows = {row["patient"]: row for row in self.reader.results(given, told=False)}
         nothing: Any = {"probabilities": {}, "labels": {}}
         return [PatientFinding(**nothing | {"patient": p} | rows.get(p, {})) for p in given]
+
+
+def _read_patients(
+    path: str | Path, format: str | None, column: str | None, encoding: str
+) -> dict[str, list[str]]:
+    from fednotes.jobs.predict_patients import notes_of
+
+    name = str(path_of(path, "a file or folder of notes"))
+    return notes_of(name, format=format, column=column, encoding=encoding)
 
 
 def _document(text: Text, number: int) -> Document:

@@ -29,6 +29,7 @@ from fednotes.core.parsing import mapping, shipped
 from fednotes.core.settings import path_of
 from fednotes.core.store import beside, new_folder, sync_folder
 from fednotes.core.types import Document, Span
+from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.formats import published
 from fednotes.data.formats.files import OnError, Problems, mixed, read_text, visible
 
@@ -65,21 +66,25 @@ _MADE = re.compile(r":[0-9]+$")  # an id that a reader made of a file and a numb
 
 
 def read(
-    path: str | os.PathLike[str], format: str | None = None, on_error: OnError = "refuse"
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    on_error: OnError = "refuse",
+    encoding: str = AUTO,
 ) -> tuple[Document, ...]:
     """The documents of a file or folder; ids are unique within one call.
 
     format: a key of `FORMATS`; None guesses it. on_error: "skip" leaves out what cannot be used
-    (`examine` counts it). Raises DataError for anything wrong with the files (each by its line),
+    (`examine` counts it). encoding: of files without a byte-order mark that are not UTF-8, such as
+    "cp1252". Raises DataError for anything wrong with the files (each by its line),
     or where nothing is left of them, ConfigError for a format that does not exist.
     """
-    documents, problems = examine(path, format)
+    documents, problems = examine(path, format, encoding)
     problems.refuse(on_error, documents)
     return documents
 
 
 def examine(
-    path: str | os.PathLike[str], format: str | None = None
+    path: str | os.PathLike[str], format: str | None = None, encoding: str = AUTO
 ) -> tuple[tuple[Document, ...], Problems]:
     """What can be used of a file or folder, and all that is wrong with the rest.
 
@@ -88,7 +93,8 @@ def examine(
     if format is not None and format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}: {nearest(format, FORMATS)}")
     problems = Problems()
-    documents = FORMATS[format or guess_format(path)].read(Path(path), problems)
+    with reading_as(encoding):
+        documents = FORMATS[format or guess_format(path)].read(Path(path), problems)
     return documents, problems
 
 
@@ -298,16 +304,17 @@ def convert(
     *,
     allow_loss: bool = False,
     on_error: OnError = "refuse",
+    encoding: str = AUTO,
 ) -> Converted:
     """Reads a corpus and writes it in the format `to`, to a new file or folder `out`.
 
-    format, on_error: as `read`; allow_loss: as `write`. Raises as these, and FednotesError where
-    `out` lies in what is read: it would be a part of that corpus.
+    format, on_error, encoding: as `read`; allow_loss: as `write`. Raises as these, and
+    FednotesError where `out` lies in what is read: it would be a part of that corpus.
     """
     source, out = path_of(source, "a corpus"), path_of(out, "a path to write")
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(source)):
         raise FednotesError(f"{out} lies in {source}, which is read: name a place elsewhere")
-    documents, problems = examine(source, format)
+    documents, problems = examine(source, format, encoding)
     problems.refuse(on_error, documents)
     if not documents:
         raise DataError(f"{source}: there is no document in it: nothing was written")

@@ -224,6 +224,15 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     write_out(Path(path), "".join(f"{line}\n" for line in lines))
 
 
+def blocks(documents: Iterable[Document]) -> Iterator[list[str]]:
+    """Yield the lines of each document as it comes, in the layout that needs to know no other:
+    columns apart by tabs, and a line `# newdoc id = …` before each."""
+    for document in documents:
+        types = tuple(sorted({span.label for span in document.spans}))
+        rows = [*_marker(document), *_rows(document, types)]
+        yield [row if isinstance(row, str) else "\t".join(row) for row in rows]
+
+
 def _marker(document: Document) -> list[str]:
     marker = str(document.meta.get("conll", {}).get("marker", ""))
     if marker.startswith(_START):

@@ -81,6 +81,24 @@ def text_of(resource: Any) -> str | None:
     return "\n".join(map(_text, texts))
 
 
+def about(resource: Any) -> tuple[str | None, str | None, str | None, str | None]:
+    """The ids of a resource, of its patient and of its encounter, and what kind of note it is;
+    None for each that it does not say."""
+    known = mapping(resource)
+    context = mapping(known.get("context"))
+    encounter = context.get("encounter") or known.get("encounter") or known.get("context")
+    if isinstance(encounter, list):
+        encounter = next(iter(encounter), None)
+    visit = str(mapping(encounter).get("reference", "")).rpartition("Encounter/")[2] or None
+    kind = mapping(known.get("type") or known.get("code"))
+    coding = kind.get("coding")
+    first = mapping(next(iter(coding), None)) if isinstance(coding, list) else {}
+    category = kind.get("text") or first.get("display") or first.get("code")
+    name, patient = known.get("id"), _patient(mapping(known.get("subject")))
+    own = str(name) if isinstance(name, str | int) else None
+    return own, patient, visit, category if isinstance(category, str) else None
+
+
 def _is_text(attachment: Mapping[str, Any]) -> bool:
     return str(attachment.get("contentType", "")).startswith("text/plain")
 

@@ -8,11 +8,15 @@ A reader goes on behind what it cannot use; all of it is refused together, or le
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
+import io
 import os
 import re
+import shutil
 import stat
+import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,11 +24,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, cast, get_args
+from typing import Any, BinaryIO, Literal, NamedTuple, TextIO, cast, get_args
 
-from fednotes.core.errors import ConfigError, DataError, Problem, nearest
+from fednotes.core.errors import ConfigError, DataError, MissingExtra, Problem, nearest, needs
 from fednotes.core.parsing import JsonError, NotAFile, parse_json, regular, require_file
 from fednotes.core.types import Document, Offsets, Span
+from fednotes.data import encodings
 from fednotes.data.text import normalise, tokenize
 
 _HEAD = 1 << 16  # bytes that are enough to tell a format
@@ -47,18 +52,82 @@ def open_file(path: Path) -> BinaryIO:
         raise DataError.at(path, 0, f"cannot read: {error.strerror or error}") from None
 
 
-NOT_UTF8 = "not UTF-8: convert the file, for example with `iconv -f latin1 -t utf-8`"
 BROKEN = (OSError, EOFError, zlib.error)  # what a file that is not whole raises
+PACKED = (".gz", ".zst")  # endings of the names of packed files
+_UNPACKED = 1 << 30  # bytes that a packed file may have where it is read as a whole
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """As `open_file`, unpacked where the name ends in .gz."""
+    """Open a file for reading, unpacked where its name ends in .gz or .zst.
+
+    Raises:
+        DataError: As `open_file`.
+        MissingExtra: A .zst file, and the extra "arrow" is not installed.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".zst":
+        return _zstandard(path)
     file = open_file(path)
-    if path.suffix.lower() != ".gz":
+    if suffix != ".gz":
         return file
     unpacked = gzip.GzipFile(fileobj=file)
     unpacked.myfileobj = file  # type: ignore[assignment] # closed with it
     return cast(BinaryIO, unpacked)
+
+
+def _zstandard(path: Path) -> BinaryIO:
+    with needs("pyarrow", "arrow"):
+        import pyarrow
+    file = open_file(path)
+    stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
+    return io.BufferedReader(_Unpacked(stream, file))
+
+
+class _Unpacked(io.RawIOBase):
+    """A stream of Arrow as a file of Python's, which is closed with the file below it."""
+
+    def __init__(self, stream: Any, file: BinaryIO) -> None:
+        self._stream, self._file = stream, file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+            self._file.close()
+        super().close()
+
+
+@contextmanager
+def open_seekable(path: Path) -> Iterator[BinaryIO]:
+    """Open a file in which a reader moves to and fro; a packed one is unpacked on disk first.
+
+    Raises:
+        DataError: As `open_file`, or a packed file is not whole.
+    """
+    if path.suffix.lower() not in PACKED:
+        with open_file(path) as file:
+            yield file
+        return
+    with tempfile.TemporaryFile() as unpacked:  # without a name: it is gone with its process
+        try:
+            with open_bytes(path) as packed:
+                shutil.copyfileobj(packed, unpacked, 1 << 20)
+        except BROKEN as error:
+            raise broken(path, error) from None
+        unpacked.seek(0)
+        yield cast(BinaryIO, unpacked)
+
+
+def unpacked_name(path: Path) -> Path:
+    """Return a path without the ending that says how the file is packed."""
+    return path.with_suffix("") if path.suffix.lower() in PACKED else path
 
 
 def broken(path: Path, error: Exception) -> DataError:
@@ -68,33 +137,141 @@ def broken(path: Path, error: Exception) -> DataError:
 
 
 def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
-    """A UTF-8 file's text, without byte-order mark and with `\\n` line ends.
+    """A file's text, without byte-order mark and with `\\n` line ends.
 
-    empty: whether a file without text is fine. exact: give the characters as they are.
-    Raises DataError for a file that is missing, empty or not UTF-8.
+    Its encoding is that of its byte-order mark, else UTF-8 or the one that the user named
+    (`encodings.reading_as`). empty: whether a file without text is fine. exact: give the
+    characters as they are, the mark among them.
+    Raises DataError for a file that is missing, empty or not text in that encoding.
     """
+    data = _content(path)
     try:
-        with open_file(path) as file:
-            data = file.read()
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DataError.at(path, line, f"byte {error.start} is {NOT_UTF8}") from None
-    except OSError as error:
-        raise DataError.at(path, 0, f"cannot read: {error.strerror}") from None
+        text, mark = encodings.decode(data, encodings.named_encoding())
+    except DataError as error:
+        raise DataError.at(path, getattr(error, "line", 0), str(error)) from None
     if not empty and not text.strip("\ufeff \t\r\n"):
         raise DataError.at(path, 0, "the file is empty")
-    return text if exact else text.removeprefix("\ufeff").replace("\r\n", "\n")
+    if exact:
+        return f"\ufeff{text}" if mark else text
+    return text.replace("\r\n", "\n")
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a whole file, unpacked; a packed one of more than `_UNPACKED` is refused."""
+    packed = path.suffix.lower() in PACKED
+    try:
+        with open_bytes(path) as file:
+            data = file.read(_UNPACKED + 1) if packed else file.read()
+    except BROKEN as error:
+        if packed:
+            raise broken(path, error) from None
+        reason = getattr(error, "strerror", None) or error
+        raise DataError.at(path, 0, f"cannot read: {reason}") from None
+    if packed and len(data) > _UNPACKED:
+        told = f"unpacked it has more than {_UNPACKED:,} bytes: cut it into several files"
+        raise DataError.at(path, 0, told)
+    return data
+
+
+def encoding_for(path: Path, named: str) -> tuple[str, int]:
+    """Return the codec of a text file, and the length of its byte-order mark.
+
+    Args:
+        path: The file; it is read to its end only if an encoding is named that contains ASCII.
+        named: The encoding that the user named, or "auto".
+
+    Raises:
+        DataError: The file is missing, not whole or no text.
+    """
+    try:
+        with open_bytes(path) as file:
+            head = file.read(encodings.HEAD)
+            return encodings.codec_of_stream(file, head, named)
+    except DataError as error:
+        raise error if error.problems else DataError.at(path, 0, str(error)) from None
+    except BROKEN as error:
+        raise broken(path, error) from None
+
+
+@contextmanager
+def open_text(
+    path: Path, named: str, newline: str = "\n", errors: str = "strict"
+) -> Iterator[io.TextIOWrapper]:
+    """Open a file as text without its byte-order mark, unpacked where its name says it is packed.
+
+    Args:
+        path: The file.
+        named: The encoding that the user named, or "auto".
+        newline: As of Python's `open`.
+        errors: As of Python's `open`.
+
+    Raises:
+        DataError: The file is missing, not whole, no text, or a byte does not fit its encoding;
+            with the line of that byte.
+    """
+    codec, mark = encoding_for(path, named)
+    with io.TextIOWrapper(_behind(path, mark), codec, errors, newline) as file:
+        try:
+            yield file
+        except UnicodeDecodeError:
+            line, binary = _line_of_odd_byte(path, codec, mark)
+            told = encodings.undecodable("a byte", codec, named, binary=binary)
+            raise DataError.at(path, line, told) from None
+        except BROKEN as error:
+            raise broken(path, error) from None
+
+
+def _behind(path: Path, length: int) -> BinaryIO:
+    """Open a file behind its byte-order mark of that length."""
+    file = open_bytes(path)
+    try:
+        file.read(length)
+    except BROKEN as error:
+        file.close()
+        raise broken(path, error) from None
+    return file
+
+
+def _line_of_odd_byte(path: Path, codec: str, mark: int) -> tuple[int, bool]:
+    """The line of the first byte that a codec does not decode; whether NUL bytes are near it."""
+    decoder = codecs.getincrementaldecoder(codec)()
+    line = 1
+    with _behind(path, mark) as file:
+        more = True
+        while more:
+            data = file.read(_HEAD)
+            more = bool(data)
+            try:
+                line += decoder.decode(data, final=not more).count("\n")
+            except UnicodeDecodeError as error:
+                line += error.object[: error.start].decode(codec, "replace").count("\n")
+                return line, b"\0" in data and encodings.contains_ascii(codec)
+    return 0, False
+
+
+def bounded_lines(file: TextIO, path: Path) -> Iterator[str]:
+    """Yield the lines of a text with their ends.
+
+    Raises:
+        DataError: A line has more than `LARGEST` characters; no more than these are held.
+    """
+    number = 0
+    while line := file.readline(LARGEST + 1):
+        number += 1
+        if len(line) > LARGEST:
+            raise DataError.at(path, number, f"the line has more than {LARGEST:,} characters")
+        yield line
 
 
 def head(path: Path) -> list[str]:
-    """The first non-blank lines of a file, however it is encoded; none if unreadable."""
+    """The first non-blank lines of a file; none if it is unreadable or no text."""
     try:
-        with open_file(path) as file:
+        with open_bytes(path) as file:
             data = file.read(_HEAD)
-    except (DataError, OSError):
+        codec, mark = encodings.codec_of(data, encodings.named_encoding())
+    except (DataError, MissingExtra, *BROKEN):
         return []
-    lines = data.decode("utf-8", errors="replace").removeprefix("\ufeff").split("\n")
+    lines = data[mark:].decode(codec, errors="replace").split("\n")
     if len(data) == _HEAD and len(lines) > 1:
         lines.pop()  # cut in its middle
     return [line.rstrip("\r") for line in lines if line.strip()]
@@ -102,7 +279,7 @@ def head(path: Path) -> list[str]:
 
 def begins(path: Path, heads: tuple[bytes, ...]) -> bool:
     """Whether a file begins with one of these; False if it cannot be read."""
-    with suppress(DataError, OSError), open_file(path) as file:
+    with suppress(DataError, MissingExtra, *BROKEN), open_bytes(path) as file:
         return file.read(6).startswith(heads)
     return False
 
@@ -221,13 +398,15 @@ def table_rows(
     """
     # The default, 131,072, is less than a long stay's summary.
     csv.field_size_limit(max(LARGEST, csv.field_size_limit()))
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    measured = _Measured(lines, path, first)
+    reader = csv.reader(measured, delimiter=delimiter, strict=True)
     line = first
     try:
         for row in reader:
             if row:
                 yield line, row
             line = first + reader.line_num
+            measured.begin_row(line)
     except csv.Error as error:
         told = f"the row is no csv ({error})"
         if "field larger" in str(error):
@@ -235,6 +414,26 @@ def table_rows(
         elif "unexpected end" in str(error):
             told = "the file ends inside a quoted field that begins in this row: it is broken off"
         raise DataError.at(path, line, told) from None
+
+
+class _Measured(Iterator[str]):
+    """Lines of a table; a row of more than `LARGEST` characters, over all its lines, is refused."""
+
+    def __init__(self, lines: Iterable[str], path: Path, first: int) -> None:
+        self._lines, self._path = iter(lines), path
+        self.begin_row(first)
+
+    def begin_row(self, line: int) -> None:
+        """Count from here on; the row begins at this line."""
+        self._begin, self._length = line, 0
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self._length += len(line)
+        if self._length > LARGEST:
+            told = f"the row has more than {LARGEST:,} characters: is a quote not closed?"
+            raise DataError.at(self._path, self._begin, told)
+        return line
 
 
 def mixed(folder: Path, counts: Mapping[str, int]) -> DataError:
@@ -439,6 +638,11 @@ def gather(
         with problems.passing(kind, file):
             found += read_file(file, problems)
     return unique(found, problems)
+
+
+def unique_ids(documents: Iterable[Document]) -> tuple[Document, ...]:
+    """The documents, later ones of the same id renamed `id~2`, `id~3` …"""
+    return unique((Found(document, Path()) for document in documents), Problems())
 
 
 def unique(found: Iterable[Found], problems: Problems) -> tuple[Document, ...]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +27,8 @@ from fednotes.data.text import tokenize
 
 LOOSE = 0
 _HEADS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
+_WORDS = tuple(b"PAR1" + end for end in (b"\t", b" ", b"\n", b"\r", b",", b"-"))  # a gene in text
+_UNREADABLE = "no Parquet or Arrow that can be read: is the file whole?"
 _MOST, _BYTES = 1 << 20, 1 << 30  # rows of a file, and bytes of them in memory
 
 
@@ -38,7 +41,7 @@ def _arrow() -> Any:
 
 def accepts(path: Path) -> bool:
     """Whether the file begins as Parquet or Arrow do."""
-    return corpus.begins(path, _HEADS)
+    return corpus.begins(path, _HEADS) and not corpus.begins(path, _WORDS)
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
@@ -49,16 +52,16 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
 def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     pa = _arrow()
     try:
-        with corpus.open_file(path) as file:
+        with corpus.open_seekable(path) as file:
             table = _table(pa, file)
         names, schema = {*table.column_names}, dict(table.schema.metadata or {})
-        rows = table.to_pylist()
+        records = table.to_pylist()
     except (pa.ArrowException, OSError, ValueError):
-        raise DataError("no Parquet or Arrow that can be read: is the file whole?") from None
+        raise DataError(_UNREADABLE) from None
     if {"passages", "entities"} <= names:
-        return jsonl.of_items(rows, "row", bigbio.of_row, path, problems)
+        return jsonl.of_items(records, "row", bigbio.of_row, path, problems)
     if {"text", "spans"} <= names:
-        return jsonl.of_items(rows, "row", _record, path, problems)
+        return jsonl.of_items(records, "row", _record, path, problems)
     if not {"tokens", "ner_tags"} <= names:
         raise DataError(
             'its columns are not "text" and "spans", "tokens" and "ner_tags", or BigBIO\'s'
@@ -68,29 +71,65 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     feature: Any = mapping(info.get("features")).get("ner_tags")
     feature = mapping(feature).get("feature", feature)
     tags = mapping(next(iter(feature), None) if isinstance(feature, list) else feature).get("names")
-    return conll.of_rows(list(_tagged(rows, tags, path, problems)), path)
+    return conll.of_rows(list(_tagged(records, tags, path, problems)), path)
 
 
-def _table(pa: Any, file: BinaryIO) -> Any:
-    """The file's rows, which are unpacked piece by piece. Raises DataError where they are many."""
+def column_names(path: Path) -> list[str]:
+    """Return the names of a file's columns, in their order."""
+    pa = _arrow()
+    with _opened(pa, path) as file:
+        return list(_batches(pa, file)[0].names)
+
+
+def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
+    """Yield the values of these columns of each row; one batch of rows is in memory at a time."""
+    pa = _arrow()
+    with _opened(pa, path) as file:
+        for batch in _batches(pa, file, columns)[1]:
+            if batch.nbytes > _BYTES:
+                raise DataError.at(path, 0, f"a batch of rows has more than {_BYTES:,} bytes")
+            held = [batch.column(batch.schema.get_field_index(name)) for name in columns]
+            for at in range(batch.num_rows):
+                yield [column[at].as_py() for column in held]
+
+
+@contextmanager
+def _opened(pa: Any, path: Path) -> Iterator[BinaryIO]:
+    """A file whose errors, within the block, are DataErrors."""
+    try:
+        with corpus.open_seekable(path) as file:
+            yield file
+    except (pa.ArrowException, OSError, ValueError):
+        raise DataError.at(path, 0, _UNREADABLE) from None
+
+
+def _batches(
+    pa: Any, file: BinaryIO, columns: Sequence[str] | None = None
+) -> tuple[Any, Iterable[Any]]:
+    """The schema of a file, and its rows in batches, which are unpacked one by one."""
     head = file.read(6)
     file.seek(0)
     if head.startswith(b"PAR1"):
         source = pa.parquet.ParquetFile(file)
-        told, schema = source.metadata, source.schema_arrow
+        told = source.metadata
         sizes = [told.row_group(i).total_byte_size for i in range(told.num_row_groups)]
         # Rows may share a value, which is no larger than the whole group.
-        batches = source.iter_batches(min(1024, max(1, _BYTES // max(1, *sizes, 0))))
-    elif head.startswith(b"ARROW1"):
+        size = min(1024, max(1, _BYTES // max(1, *sizes, 0)))
+        return source.schema_arrow, source.iter_batches(size, columns=columns)
+    if head.startswith(b"ARROW1"):
         source = pa.ipc.open_file(file)
-        batches, schema = map(source.get_batch, range(source.num_record_batches)), source.schema
-    else:
-        batches = pa.ipc.open_stream(file)
-        schema = batches.schema
-    found, rows, held = [], 0, 0
+        return source.schema, map(source.get_batch, range(source.num_record_batches))
+    source = pa.ipc.open_stream(file)
+    return source.schema, source
+
+
+def _table(pa: Any, file: BinaryIO) -> Any:
+    """The file's rows, which are unpacked piece by piece. Raises DataError where they are many."""
+    schema, batches = _batches(pa, file)
+    found, number, held = [], 0, 0
     for batch in batches:
-        rows, held = rows + batch.num_rows, held + batch.nbytes
-        if rows > _MOST or held > _BYTES:
+        number, held = number + batch.num_rows, held + batch.nbytes
+        if number > _MOST or held > _BYTES:
             told = f"more than {_MOST:,} rows, or {_BYTES:,} bytes of them"
             raise DataError(f"{told}: cut it into several files")
         found.append(batch)
@@ -127,7 +166,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     pa = _arrow()
     held = list(documents)
     tagset = TagSet(types_of(held))
-    rows = []
+    records = []
     for document in held:
         tokens = (
             np.array(document.tokens).reshape(-1, 2) if document.tokens else tokenize(document.text)
@@ -136,7 +175,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
         record, rest = jsonl.record(document), jsonl.rest(document)
         row = {name: record[name] for name in ("id", "text", "spans")}
         row |= {"tokens": [document.text[a:b] for a, b in tokens], "ner_tags": tags.tolist()}
-        rows.append(row | {"fednotes": jsonl.dumped(document, rest) if rest else None})
+        records.append(row | {"fednotes": jsonl.dumped(document, rest) if rest else None})
     span = {"start": pa.int64(), "end": pa.int64(), "label": pa.string()}
     span |= {"fragments": pa.list_(pa.list_(pa.int64())), "confidence": pa.float64()}
     columns = {
@@ -150,5 +189,5 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     told = json.dumps({"info": {"features": features}})
     schema = pa.schema([*columns.items(), ("fednotes", pa.string())], {"huggingface": told})
     sink = pa.BufferOutputStream()
-    pa.parquet.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
+    pa.parquet.write_table(pa.Table.from_pylist(records, schema=schema), sink)
     write_out(Path(path), sink.getvalue().to_pybytes())

@@ -41,6 +41,7 @@ FILES = ("word_vectors", "contextual", "encoder", "backbone", "representation", 
 PLACES = frozenset(
     {
         *("path", "paths", "train", "valid", "test", "format", "where", "share", "column"),
+        "encoding",
         *("notes", "concepts", "codes", "codes_format", "labels", "test_codes", "exclude"),
         *("test_labels", "patient_column", "code_column", "tables"),
     }

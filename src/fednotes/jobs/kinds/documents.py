@@ -84,8 +84,8 @@ class _Corpora:
         self.job, self.notes, self.findings = job, list[str](), list[Finding]()
 
         @cache
-        def read_once(path: Path, format: str) -> tuple[Documents, Problems]:
-            return examine(path, format or None)
+        def read_once(path: Path, format: str, encoding: str) -> tuple[Documents, Problems]:
+            return examine(path, format or None, encoding)
 
         self._read_once = read_once  # sites may share a file
 
@@ -182,7 +182,7 @@ class _Corpora:
             try:
                 with within(f"site {name!r}", ConfigError):
                     path = self.job.located(text, f"sites.{name}.{part}")
-                    raw[part], problems = self._read_once(path, site.format)
+                    raw[part], problems = self._read_once(path, site.format, site.encoding)
                 problems.refuse(site.on_error, raw[part])
             except DataError as error:
                 wrong += error.problems or (Problem("", 0, "file", str(error)),)

@@ -38,10 +38,18 @@ def _from_files(job: Job) -> Iterator[NoteCorpus]:
     for name, site in job.sites.items():
         assert isinstance(site, NotesConfig)
         paths = [job.located(path, f"sites.{name}.path") for path in site.files]
-        how = {"column": site.column or None, "source": name}
+        source = partial(
+            read_notes,
+            paths,
+            site.format,
+            site.categories,
+            column=site.column or None,
+            source=name,
+            encoding=site.encoding,
+        )
         yield NoteCorpus(
             name,
-            partial(read_notes, paths, site.format, site.categories, **how),
+            source,
             ", ".join(map(str, paths)),
             site.valid_fraction,
             site.max_notes,

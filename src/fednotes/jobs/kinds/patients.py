@@ -228,7 +228,12 @@ def _notes(
 ) -> dict[str, list[str]]:
     """Texts by patient. Raises ConfigError where there is no note at all."""
     stream = read_notes(
-        paths, site.format, site.categories, column=site.column or None, source=name
+        paths,
+        site.format,
+        site.categories,
+        column=site.column or None,
+        source=name,
+        encoding=site.encoding,
     )
     nameless = 0
 

@@ -6,9 +6,9 @@ from importlib import import_module
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.model_folders import is_phenotyper
 from fednotes.core.store import write_folder, write_out
 from fednotes.jobs.card import card
-from fednotes.patients.phenotyper import is_phenotyper
 from fednotes.serving.models import MentionModel, PatientModel, folder_of
 
 FORMS = {"hf": (), "onnx": ("int8",), "sklearn": ("dictionary",), "card": ()}  # and their options

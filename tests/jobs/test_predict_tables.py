@@ -1,0 +1,342 @@
+"""`fednotes predict` and the Python API on hospitals' tables: as data, note by note, with ids."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from every_kind import WORDS, make
+from patient_files import save_model as save_patients
+
+import fednotes as fn
+from fednotes.core.errors import DataError, FednotesError
+from fednotes.core.types import Document
+from fednotes.jobs import predict as predicting
+from fednotes.jobs.inputs import inputs_of
+from fednotes.jobs.predict import predict, write_brat, write_documents
+from fednotes.taggers.saving import save_model
+
+TEXTS = (" ".join(WORDS * 2), 'A "quoted", text,\nof two lines', "Plain.")
+IDS = ("17", "18", "19")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("served")
+    save_model(make("tagger", place), place / "model")
+    return place / "model"
+
+
+def table(header: str, rows: list[list[Any]], delimiter: str = ",") -> bytes:
+    made = io.StringIO(newline="")
+    writer = csv.writer(made, delimiter=delimiter, lineterminator="\r\n")
+    writer.writerows([header.split(","), *rows])
+    return made.getvalue().encode()
+
+
+def rows_of(*columns: Callable[[int], Any]) -> list[list[Any]]:
+    return [[column(i) for column in columns] for i in range(len(TEXTS))]
+
+
+def _simple(delimiter: str = ",") -> bytes:
+    about = rows_of(lambda i: IDS[i], lambda i: f"p{i}", lambda i: 40 + i, lambda i: TEXTS[i])
+    return table("note_id,patient_id,visit_id,text", about, delimiter)
+
+
+def _mimic() -> bytes:
+    rows = rows_of(
+        lambda i: IDS[i], lambda i: f"p{i}", lambda i: 40 + i, lambda i: "Nursing",
+        lambda i: "", lambda i: TEXTS[i],
+    )  # fmt: skip
+    return table("ROW_ID,SUBJECT_ID,HADM_ID,CATEGORY,ISERROR,TEXT", rows)
+
+
+def _mimic_iv() -> bytes:
+    rows = rows_of(
+        lambda i: IDS[i], lambda i: f"p{i}", lambda i: 40 + i, lambda i: "DS", lambda i: i,
+        lambda i: TEXTS[i],
+    )  # fmt: skip
+    return table("note_id,subject_id,hadm_id,note_type,note_seq,text", rows)
+
+
+def _omop() -> bytes:
+    rows = rows_of(lambda i: IDS[i], lambda i: f"p{i}", lambda i: TEXTS[i], lambda i: 40 + i)
+    return table("note_id,person_id,note_text,visit_occurrence_id", rows)
+
+
+def _records() -> list[dict[str, Any]]:
+    rows = rows_of(lambda i: IDS[i], lambda i: f"p{i}", lambda i: 40 + i, lambda i: TEXTS[i])
+    return [dict(zip(("note_id", "subject_id", "hadm_id", "text"), r, strict=True)) for r in rows]
+
+
+def _lines(records: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(each) + "\n" for each in records).encode()
+
+
+def _resources() -> list[dict[str, Any]]:
+    return [
+        {
+            "resourceType": "DocumentReference",
+            "id": IDS[i],
+            "subject": {"reference": f"Patient/p{i}"},
+            "context": {"encounter": [{"reference": f"Encounter/{40 + i}"}]},
+            "content": [
+                {
+                    "attachment": {
+                        "contentType": "text/plain",
+                        "data": b64encode(TEXTS[i].encode()).decode(),
+                    }
+                }
+            ],
+        }
+        for i in range(len(TEXTS))
+    ]
+
+
+def _bundle() -> bytes:
+    entries = [{"resource": resource} for resource in _resources()]
+    return json.dumps({"resourceType": "Bundle", "entry": entries}, indent=1).encode()
+
+
+def _parquet() -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.Table.from_pylist(_records()), sink)
+    return bytes(sink.getvalue())
+
+
+TABLES = {
+    "notes.csv": _simple,
+    "notes.tsv": lambda: _simple("\t"),
+    "NOTEEVENTS.csv": _mimic,
+    "discharge.csv": _mimic_iv,
+    "note.csv": _omop,
+    "notes.jsonl": lambda: _lines(_records()),
+    "other.jsonl": lambda: _lines(
+        [{"note_text": r["text"], "id": r["note_id"], "patient": r["subject_id"],
+          "encounter_id": r["hadm_id"]} for r in _records()]
+    ),
+    "notes.ndjson": lambda: _lines(_resources()),
+    "bundle.json": _bundle,
+    "notes.parquet": _parquet,
+}  # fmt: skip
+
+
+def zst(data: bytes) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    return pyarrow.compress(data, codec="zstd", asbytes=True)
+
+
+PACKING = {"": lambda data: data, ".gz": gzip.compress, ".zst": zst}
+
+
+@pytest.mark.parametrize("packed", PACKING)
+@pytest.mark.parametrize("name", TABLES)
+def test_the_notes_of_every_table_keep_their_ids(
+    model: Path, tmp_path: Path, name: str, packed: str
+) -> None:
+    path = tmp_path / f"{name}{packed}"
+    path.write_bytes(PACKING[packed](TABLES[name]()))
+    out = tmp_path / "found.jsonl"
+    predict(model, str(path), "jsonl", out, "cpu")
+    found = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert [(f["id"], f["patient"], str(f["visit"]), f["text"]) for f in found] == [
+        (IDS[i], f"p{i}", str(40 + i), text) for i, text in enumerate(TEXTS)
+    ]
+    expected = fn.load(model)(list(TEXTS))
+    labels = [[(s.start, s.end, s.label) for s in document.spans] for document in expected]
+    assert [[(s["start"], s["end"], s["label"]) for s in f["spans"]] for f in found] == labels
+
+    opened = fn.load(model)
+    assert isinstance(opened, fn.MentionModel)
+    again = list(opened.predict_file(path))
+    assert [document.id for document in again] == [*IDS]
+    assert [document.spans for document in again] == [document.spans for document in expected]
+    assert [document.text for document in fn.read(path)] == [*TEXTS]
+
+
+def test_few_notes_are_held_at_a_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator counts the notes that were read and are not yet answered."""
+    monkeypatch.setattr(predicting, "_DOCUMENTS", 4)
+    read = answered = most = 0
+
+    def notes() -> Iterator[Document]:
+        nonlocal read, most
+        for number in range(40):
+            read += 1
+            most = max(most, read - answered)
+            yield Document(str(number), TEXTS[number % 3])
+
+    opened = fn.load(model)
+    assert isinstance(opened, fn.MentionModel)
+    for _ in predicting.confident_stream(opened.model, None, notes(), most=4):
+        answered += 1
+    assert (read, answered) == (40, 40)
+    assert most == 4
+
+
+def test_long_notes_are_read_in_small_batches(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicting, "_CHARACTERS", 100)
+    opened = fn.load(model)
+    assert isinstance(opened, fn.MentionModel)
+    taken = 0
+
+    def notes() -> Iterator[Document]:
+        nonlocal taken
+        for number in range(5):
+            taken += 1
+            yield Document(str(number), "word " * 30)
+
+    next(predicting.confident_stream(opened.model, None, notes()))
+    assert taken == 1
+
+
+@pytest.mark.parametrize("name", ["notes.csv", "notes.jsonl"])
+def test_a_table_is_read_as_it_is_asked_for(tmp_path: Path, name: str) -> None:
+    """The first note is there before a wrong one far behind it is met."""
+    path = tmp_path / name
+    good = _simple() if name == "notes.csv" else _lines(_records())
+    path.write_bytes(good + b"{\n" if name == "notes.jsonl" else good + b"1,2\n")
+    inputs = iter(inputs_of(str(path)))
+    assert next(inputs).id == "17"
+    with pytest.raises(DataError, match=r"notes\.\w+:\d+: "):
+        list(inputs)
+    kept = inputs_of(str(path), on_error="skip")
+    assert [document.id for document in kept] == [*IDS]
+    assert kept.problems.number == 1
+
+
+def test_nothing_is_under_the_final_name_before_all_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "found.jsonl"
+    out.write_text("before")
+
+    def documents() -> Iterator[Document]:
+        yield Document("a", "text")
+        assert out.read_text() == "before"
+        raise DataError("the table is broken off")
+
+    with pytest.raises(DataError, match="broken off"):
+        write_documents(documents(), out, "jsonl")
+    with pytest.raises(DataError, match="broken off"):
+        write_brat(documents(), tmp_path / "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["found.jsonl"]
+    assert out.read_text() == "before"
+
+
+def test_what_is_wrong_is_refused_before_anything_is_predicted(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "notes.csv"
+    path.write_bytes(_simple() + b"1,2\r\n3\r\n")
+    with pytest.raises(DataError, match=r"notes.csv:6: the row has 2 columns.*and 1 more"):
+        predict(model, str(path), "jsonl", None, "cpu")
+    assert capsys.readouterr().out == ""
+    predict(model, str(path), "jsonl", None, "cpu", on_error="skip")
+    found = capsys.readouterr()
+    assert len(found.out.splitlines()) == len(TEXTS)
+    assert "left out of" in found.err
+    assert "2 notes" in found.err
+
+
+def test_brat_and_conll_of_a_table(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "notes.csv"
+    path.write_bytes(table("id,text", [["x", TEXTS[0]], ["x", TEXTS[2]], ["x~2", "Third."]]))
+    predict(model, str(path), "brat", tmp_path / "out", "cpu")
+    texts = {p.stem: p.read_text() for p in (tmp_path / "out").glob("*.txt")}
+    assert texts == {"x": TEXTS[0], "x~2": TEXTS[2], "x~2~2": "Third."}
+    predict(model, str(path), "conll", None, "cpu")
+    shown = capsys.readouterr().out
+    assert shown.count("# newdoc id = x\n") == 2
+    tokens = [line.split("\t")[0] for line in shown.splitlines() if "\t" in line]
+    assert tokens[-2:] == ["Third", "."]
+
+
+@pytest.mark.parametrize("name", ["notes.md", "notes", "notes.csv.bak", "notes.html"])
+def test_a_file_of_an_unknown_format_is_refused(model: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("He took aspirin.")
+    told = r"cannot tell the format: let the name of a text end in .txt, or name the format: one of"
+    with pytest.raises(DataError, match=told) as caught:
+        predict(model, str(path), "jsonl", tmp_path / "out", "cpu")
+    assert all(name in str(caught.value) for name in ("mimic", "omop", "parquet", "brat"))
+    predict(model, str(path), "jsonl", tmp_path / "out", "cpu", read_as="text")
+    assert json.loads((tmp_path / "out").read_text())["text"] == "He took aspirin."
+
+
+def test_an_unnamed_column_is_refused_and_can_be_named(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "notes.csv"
+    path.write_bytes(table("id,body", [["1", TEXTS[0]]]))
+    with pytest.raises(DataError, match="no column of this table is known to hold notes: name it"):
+        predict(model, str(path), "jsonl", tmp_path / "out", "cpu")
+    predict(model, str(path), "jsonl", tmp_path / "out", "cpu", column="body")
+    assert json.loads((tmp_path / "out").read_text())["text"] == TEXTS[0]
+
+
+@pytest.mark.parametrize("packed", [".gz", ".zst"])
+def test_a_packed_table_that_is_cut_off_is_refused(
+    model: Path, tmp_path: Path, packed: str
+) -> None:
+    path = tmp_path / f"notes.csv{packed}"
+    path.write_bytes(PACKING[packed](_simple())[:-12])
+    with pytest.raises(DataError, match=r"cannot read to its end .*: is the file whole"):
+        predict(model, str(path), "jsonl", tmp_path / "out", "cpu")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("packed", PACKING)
+def test_a_line_without_end_is_refused_before_it_is_held(
+    tmp_path: Path, packed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fednotes.data.formats.files.LARGEST", 1000)
+    for name, begin in (("n.csv", "id,text\n1,"), ("n.jsonl", '{"text": "')):
+        path = tmp_path / f"{name}{packed}"
+        path.write_bytes(PACKING[packed](begin.encode() + b"a" * 5000))
+        with pytest.raises(DataError, match="the line has more than 1,000 characters"):
+            list(inputs_of(str(path)))
+    path = tmp_path / f"m.csv{packed}"
+    path.write_bytes(PACKING[packed](b'id,text\n1,"' + b"a\n" * 5000))
+    with pytest.raises(DataError, match=r":2: the row has more than 1,000 characters: is a quote"):
+        list(inputs_of(str(path)))
+
+
+def test_patients_are_read_from_tables_too(tmp_path: Path) -> None:
+    place = save_patients(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
+    path = tmp_path / "notes.csv.gz"
+    rows = [["1", "p", "Known asthma."], ["2", "q", "Known gout."], ["3", "p", "Known gout."]]
+    path.write_bytes(gzip.compress(table("id,patient,text", rows)))
+    opened = fn.load(place)
+    assert isinstance(opened, fn.PatientModel)
+    found = opened.predict_file(path)
+    assert {f.patient: [n for n, v in f.labels.items() if v == "present"] for f in found} == {
+        "p": ["asthma", "gout"],
+        "q": ["gout"],
+    }
+    (tmp_path / "notes.md").write_text("Known gout.")
+    with pytest.raises(FednotesError, match="cannot tell the format"):
+        opened.predict_file(tmp_path / "notes.md")
+
+
+def test_models_of_mentions_need_no_module_of_patients(model: Path) -> None:
+    code = (
+        "import sys; from fednotes.cli.app import main\n"
+        f"sys.argv = ['fednotes', 'predict', {str(model)!r}, '--text', 'He took aspirin.']\n"
+        "main()\n"
+        "import fednotes as fn; list(fn.load(sys.argv[2]).stream(['a']))\n"
+        "print(sorted(m for m in sys.modules if m.startswith('fednotes.patients')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
