@@ -46,7 +46,7 @@ ROOMS: dict[str, frozenset[str]] = {
 # Inside each room, lowest first: a module may use those of the levels before its own. What is found
 # by its name in a folder need not be listed: a new one stands above all that are.
 LEVELS: dict[str, str] = {
-    "cli": "display | groups | server | ledger site | deploy | app",
+    "cli": "time_left | display | groups | server | ledger site | deploy | app",
     "core": (
         "cleaning errors kernels model_folders parsing seeds stopping types | "
         "settings store update | federation tensors | messages"

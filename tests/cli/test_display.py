@@ -21,7 +21,7 @@ from rich.text import Text
 from tiny_jobs import TABLE
 
 from fednotes.cli import display
-from fednotes.cli.display import Pace, RichDisplay, count_tables
+from fednotes.cli.display import RichDisplay, count_tables
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.compare import Comparison
@@ -71,19 +71,6 @@ def test_the_estimate_is_what_is_sent(method: str, tmp_path: Path) -> None:
     assert 3 * shown.told.down <= summary.bytes_down
 
 
-def result(round: int, seconds: float) -> RoundResult:
-    return RoundResult(round, {}, 3, 0, 0, seconds, False)
-
-
-def test_the_pace_of_the_first_rounds() -> None:
-    """The first round is a start-up's; from 3 s to 9 s two rounds: 3 s each, 96 more of 100."""
-    pace = Pace(100)
-    assert [pace.left(result(n, s)) for n, s in ((0, 2.0), (1, 3.0), (2, 6.9))] == [None] * 3
-    assert pace.left(result(3, 8.0)) == pytest.approx(96 * 6.0 / 3)
-    assert pace.left(result(4, 14.0)) == pytest.approx(95 * 12.0 / 4)
-    assert Pace(0).left(result(9, 99.0)) is None
-
-
 @pytest.mark.parametrize(("ask", "total", "asked"), [
     (True, LARGE + 2, 1), (True, LARGE, 0), (False, LARGE + 2, 0)
 ])  # fmt: skip
@@ -111,19 +98,23 @@ def test_much_is_asked_about(
     )
 
 
-def test_lines_tell_the_time_left() -> None:
-    """Three seconds a round, and seven rounds left after the third: 21 seconds."""
+def test_lines_tell_the_time_left_of_the_whole_run() -> None:
+    """Three seconds a round, and six rounds left after the fourth, 18 seconds; then a part with
+    twice the work, 60 seconds. What it is of both is told once on a line of its own."""
     out = io.StringIO()
     bar = RichDisplay(Console(file=out, width=200))
     part: Any = Part("federated", (object(),), None)
+    bar.plan({"federated": 50.0, "pooled": 100.0})
     bar.begin(part, 10, 5)
-    for number in range(3):
+    for number in range(5):
         metrics = {"loss": 1.0}
         bar.round(RoundResult(number, metrics, 1, 0, 0, 100 + 3.0 * number, True))
     bar.end()
     lines = out.getvalue().splitlines()
-    assert "left" not in lines[0]  # the first says nothing of the pace
-    assert lines[2].endswith("21.0 s left at most")
+    assert not any("left" in line for line in lines[:3])
+    assert lines[3].endswith("1 min 18 s left at most")
+    assert lines[4] == "the whole run: 1 min 18 s left at most"
+    assert lines[5].endswith("1 min 15 s left at most")
 
 
 class Observed:

@@ -11,10 +11,18 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
+from fednotes.cli.time_left import TimeLeft
 from fednotes.core.parsing import number
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.results import CONDITIONS, SCORES, RunResult, duration, size
@@ -28,32 +36,11 @@ if TYPE_CHECKING:
     from fednotes.jobs.results import Audit
     from fednotes.metrics.calibration import Reliability
 
-SETTLED = 5.0  # seconds of rounds that tell how long the others take
 SHORT = 60.0  # seconds that are not worth a line
 LISTED_SITES = 10  # a progress line has the score of each of so many sites
 UNPROVEN = "says nothing: the attack fails without defence too"
 _SHOWN = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))  # the first there is
 _OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"), ("auroc", "AUROC"))
-
-
-class Pace:
-    """How long a part takes at most, as its first rounds tell."""
-
-    def __init__(self, rounds: int) -> None:
-        self._rounds = rounds  # at most; 0: not known
-        self._first: tuple[int, float] | None = None
-
-    def since(self, result: RoundResult) -> tuple[int, float]:
-        """Rounds and seconds since the part began or went on."""
-        self._first = self._first or (result.round, result.seconds)
-        return result.round - self._first[0], result.seconds - self._first[1]
-
-    def left(self, result: RoundResult) -> float | None:
-        """Seconds until the last round that there can be; None before they are known."""
-        rounds, seconds = self.since(result)
-        if not self._rounds or rounds < 1 or seconds < SETTLED:
-            return None
-        return (self._rounds - result.round - 1) * seconds / rounds
 
 
 class RichDisplay(Display):
@@ -65,15 +52,21 @@ class RichDisplay(Display):
     def __init__(self, console: Console, ask: bool = False) -> None:
         self.console, self._ask = console, ask
         self._bar: Progress | None = None
+        self._time = TimeLeft()
+        self._told = False  # whether the time of the run was said once
 
     def cost(self, traffic: Traffic) -> None:
         """Raises typer.Abort where a person does not want it."""
         self._tell_cost(str(traffic), traffic.up + traffic.down > LARGE)
 
+    def plan(self, work: Mapping[str, float]) -> None:
+        self._time.plan(work)
+
     def begin(self, part: Part, rounds: int, sentences: int) -> None:
         self._close()
         self._part, self._rounds, self._sentences = part, rounds, sentences
-        self._pace, self._told = Pace(rounds), False
+        self._first: RoundResult | None = None
+        self._time.begin(part.name, rounds)
         self._scores = ""
         self._begin(part.name, rounds or None)
 
@@ -88,7 +81,8 @@ class RichDisplay(Display):
             self._scores = f"{name} {site_scores_text(scores)}"
             if not found and "valid_f1" in result.metrics:  # between real sites: over all of them
                 self._scores = f"F1 {result.metrics['valid_f1']:.3f}"
-        rounds, seconds = self._pace.since(result)
+        self._first = self._first or result
+        rounds, seconds = result.round - self._first.round, result.seconds - self._first.seconds
         pace = rounds * self._sentences / seconds if seconds > 0 else 0.0
         rate = f"{pace:.0f} {self._part.unit}/s  " if self._sentences else ""
         done = f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}"
@@ -96,10 +90,11 @@ class RichDisplay(Display):
             epsilon = result.metrics.get("epsilon")
             done = "" if epsilon is None else f"ε {epsilon:.2f}"
         line = f"{done}  {rate}↑{size(result.bytes_up)} ↓{size(result.bytes_down)}"
-        self._bar.update(self._task, completed=result.round + 1, line=line)
-        left = self._pace.left(result)
+        self._time.round(result)
+        left = self._time.seconds()
+        more = f"  {self._left_text(left)}" if left else ""
+        self._bar.update(self._task, completed=result.round + 1, line=line, left=more.strip())
         if result.evaluated and not self.console.is_terminal:
-            more = f"  {duration(left)} left at most" if left else ""
             self.console.print(
                 f"{self._part.name}: round {result.round + 1}/{self._rounds or '?'}  {line}{more}",
                 highlight=False,
@@ -108,8 +103,13 @@ class RichDisplay(Display):
         if left is not None and not self._told:
             self._told = True
             if left > SHORT:
-                text = f"{self._part.name}: {duration(left)} more at most"
-                self._tell_cost(text, left > LONG)
+                self._tell_cost(f"the whole run: {self._left_text(left)}", left > LONG)
+
+    def _left_text(self, seconds: float) -> str:
+        """Return how long the whole run still takes."""
+        if self._time.stops_early:
+            return f"about {duration(seconds)} left"
+        return f"{duration(seconds)} left at most"
 
     def _tell_cost(self, line: str, much: bool) -> None:
         """A line of what a run costs; where that is much, a person is asked."""
@@ -121,6 +121,7 @@ class RichDisplay(Display):
     def end(self) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=self._rounds or None)
+        self._time.end()
         self._close()
 
     def features(self, done: int, total: int) -> None:
@@ -139,8 +140,8 @@ class RichDisplay(Display):
         self._close()  # an error must not leave the terminal without its cursor
 
     def _begin(self, name: str, total: int | None) -> Progress:
-        self._bar = _bar(self.console)
-        self._task = self._bar.add_task(name, total=total, line="")
+        self._bar = _bar(self.console, TextColumn("{task.fields[left]}"))
+        self._task = self._bar.add_task(name, total=total, line="", left="")
         self._bar.start()
         return self._bar
 
@@ -413,7 +414,7 @@ class RunsBar:
 @contextmanager
 def runs_bar(console: Console, name: str) -> Iterator[RunsBar]:
     """A bar over whole runs."""
-    with _bar(console) as bar:
+    with _bar(console, TimeRemainingColumn(compact=True)) as bar:
         yield RunsBar(console, name, bar)
 
 
@@ -428,14 +429,14 @@ def paused(bar: Progress | None) -> Iterator[None]:
     bar.start()
 
 
-def _bar(console: Console) -> Progress:
+def _bar(console: Console, time_left: ProgressColumn) -> Progress:
     """Description, bar, count, a free line, time left; silent where there is no terminal."""
     return Progress(
         TextColumn("[bold]{task.description:<22}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("{task.fields[line]}"),
-        TimeRemainingColumn(compact=True),
+        time_left,
         console=console,
         disable=not console.is_terminal,
     )

@@ -103,13 +103,15 @@ class Traffic:
 class Display:
     """Who is told how a run goes; this one says nothing.
 
-    cost: what federated training will send. begin: a part starts (or goes on), with the most rounds
+    cost: what federated training will send. plan: the work of each part that is to be trained, by
+    its name; 0 where it is not known. begin: a part starts (or goes on), with the most rounds
     and the sentences (patients) that all sites together train on in each; 0 where not known. round:
     one was committed; end: the part is trained. features: computed so far, or notes read for
     concepts. warn: something to know before training.
     """
 
     def cost(self, traffic: Traffic) -> None: ...
+    def plan(self, work: Mapping[str, float]) -> None: ...
     def begin(self, part: Part, rounds: int, sentences: int) -> None: ...
     def round(self, result: RoundResult) -> None: ...
     def end(self) -> None: ...
@@ -256,6 +258,7 @@ class _Run:
         torch.use_deterministic_algorithms(self.device == "cpu")
         if not (self.resume and (self.out / METRICS).exists()):
             write_text(self.out / METRICS, "")
+        self.display.plan(self._work(parts))
         results = {}
         for part in parts:
             folder = self.out / part.name
@@ -266,6 +269,17 @@ class _Run:
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             results[part.name] = outcome
         return results
+
+    def _work(self, parts: Sequence[Part]) -> dict[str, float]:
+        """Return the examples that each part still to be trained reads in all of its rounds."""
+        work = {}
+        for part in parts:
+            if self.resume and (self.out / part.name / "done.json").exists():
+                continue
+            sizes = [self.job.kind.size(site) for site in part.sites]
+            rounds, examples = self.job.module.planned(part.config, sizes)
+            work[part.name] = float(rounds * examples)
+        return work
 
     def _trained(self, part: Part, folder: Path, sites: Sequence[Any]) -> Outcome:
         """Train one part and score it on every site's test data."""

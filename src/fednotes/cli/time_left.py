@@ -1,0 +1,139 @@
+"""How long a run still takes, over all of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from fednotes.engines.rounds import RoundResult
+
+FEWEST_ROUNDS = 3  # after the first one, which has the start-up in it
+FEWEST_SECONDS = 5.0
+SETTLED_SECONDS = 60.0  # after these, or SETTLED_SHARE of a part's rounds, a pace is settled
+SETTLED_SHARE = 0.05
+MOST_MEDIANS = 5.0  # a longer round has waited, for a site or for the machine
+
+
+@dataclass
+class _Part:
+    """The rounds of a part so far.
+
+    Attributes:
+        name: The part's name.
+        rounds: The most rounds that it can have; 0 if that is not known.
+        done: Rounds that are done.
+        times: Seconds of each round after the first, and whether it was evaluated.
+    """
+
+    name: str
+    rounds: int
+    done: int = 0
+    times: list[tuple[float, bool]] = field(default_factory=list)
+
+    def seconds_per_round(self) -> float:
+        """Return the mean time of a round, without what it waited."""
+        total = 0.0
+        for evaluated in (False, True):
+            times = [seconds for seconds, judged in self.times if judged == evaluated]
+            if times:
+                most = MOST_MEDIANS * median(times)
+                total += sum(min(seconds, most) for seconds in times)
+        return total / len(self.times)
+
+    def is_settled(self) -> bool:
+        """Return whether the rounds so far tell how long the others take."""
+        if not self.rounds or len(self.times) < FEWEST_ROUNDS:
+            return False
+        seconds = self.seconds_per_round() * len(self.times)
+        share = len(self.times) / self.rounds
+        settled = seconds >= SETTLED_SECONDS or share >= SETTLED_SHARE
+        return seconds >= FEWEST_SECONDS and settled
+
+
+class TimeLeft:
+    """Estimates how long a run still takes, from the rounds that it has done.
+
+    It says nothing until the rounds so far tell something. The first round of a part, which has
+    the start-up in it, does not count, nor does the time that a round waits.
+    """
+
+    def __init__(self) -> None:
+        self._work: dict[str, float] = {}
+        self._finished: list[_Part] = []
+        self._part = _Part("", 0)
+        self._last: RoundResult | None = None
+
+    def plan(self, work: Mapping[str, float]) -> None:
+        """Take note of what the run will do.
+
+        Args:
+            work: The work of each part that is still to be trained, in any unit that is the same
+                for all; 0 where it is not known. A run without a plan has one part.
+        """
+        self._work = dict(work)
+
+    def begin(self, part: str, rounds: int) -> None:
+        """Begin a part with at most this many rounds, or go on with it; 0 if not known."""
+        self._part = _Part(part, rounds)
+        self._last = None
+
+    def round(self, result: RoundResult) -> None:
+        """Take note of a round of the part."""
+        part, last = self._part, self._last
+        if last is not None and result.round > last.round:
+            rounds = result.round - last.round
+            seconds = max(0.0, result.seconds - last.seconds) / rounds
+            part.times += [(seconds, result.evaluated)] * rounds
+        part.done = result.round + 1
+        self._last = result
+
+    def end(self) -> None:
+        """End the part."""
+        if self._part.name:
+            self._finished.append(self._part)
+        self._part = _Part("", 0)
+        self._last = None
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether a part has ended before its last round, so that others may."""
+        return self._share_run() < 1
+
+    def seconds(self) -> float | None:
+        """Return the seconds until the run ends; None while they are not known.
+
+        They are the most that it can take, or about what it will take if `stops_early`.
+        """
+        part = self._part
+        paces = [pace for pace in map(self._pace, [*self._finished, part]) if pace is not None]
+        waiting = self._waiting()
+        if not part.rounds or (not part.is_settled() and not paces):
+            return None
+        if waiting and (not paces or 0 in waiting):
+            return None
+        if part.is_settled():
+            own = part.seconds_per_round() * (part.rounds - part.done)
+        elif part.name in self._work:
+            own = fmean(paces) * self._work[part.name] * (1 - part.done / part.rounds)
+        else:
+            return None
+        later = sum(waiting) * fmean(paces) * self._share_run() if waiting else 0.0
+        return own + later
+
+    def _pace(self, part: _Part) -> float | None:
+        """Return the seconds of one unit of work; None if the part does not tell."""
+        work = self._work.get(part.name, 0.0)
+        if not work or not part.is_settled():
+            return None
+        return part.seconds_per_round() * part.rounds / work
+
+    def _waiting(self) -> Sequence[float]:
+        """Return the work of each part that has not begun."""
+        begun = {part.name for part in (*self._finished, self._part)}
+        return [work for name, work in self._work.items() if name not in begun]
+
+    def _share_run(self) -> float:
+        """Return the share of their rounds that finished parts had before they ended."""
+        shares = [part.done / part.rounds for part in self._finished if part.rounds and part.done]
+        return min(1.0, fmean(shares)) if shares else 1.0
