@@ -3,6 +3,7 @@ word tables instead of whole tables: the same numbers, fewer bytes, nothing miss
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -177,6 +178,26 @@ def test_loss_is_the_mean_of_the_sentences_negative_log_likelihoods() -> None:
         assert whole == pytest.approx(np.sum(losses), rel=1e-5)
 
 
+@pytest.mark.parametrize("left_over", [0, 1, 11])
+def test_an_epoch_ends_with_what_is_left_over(sites, left_over: int) -> None:
+    """Every sentence is in each epoch once, so an epoch has ⌈|S| / N⌉ rounds and then a judgement.
+
+    Checked against `plain_epochs`, whose epoch is one walk over all mini-batches.
+    """
+    documents = sentence_documents(sites[0].train)[: 24 + left_over]
+    data = replace(sites[0], train=documents, valid=())
+    settings = config([data], epochs=3, select="last")
+    rounds: list[bool] = []
+    member = fedner.Site(data, settings)
+    engine = InProcess([member], observer=lambda result: rounds.append(result.evaluated))
+    fedner.train(engine, settings)
+
+    each = 2 if left_over == 0 else 3
+    assert rounds == 3 * [*[False] * (each - 1), True]
+    assert fedner.planned(settings, [24 + left_over]) == (3 * each, 12)
+    assert_same(weights(member), plain_loop(data, settings, keep_best=False))
+
+
 def unequal(sites: list[SiteData]) -> list[SiteData]:
     """Three platforms of 24, 15 and 9 sentences of the first site, nothing to judge by."""
     documents, cuts = sentence_documents(sites[0].train), (0, 24, 39, 48)
@@ -255,6 +276,59 @@ def test_eq_2_weighs_weights_by_sentences(sites) -> None:
         each = [tagger[name].double().numpy() for tagger in apart]
         wanted = np.average(each, axis=0, weights=(24, 15, 9))
         np.testing.assert_allclose(state.tensors[f"shared.{name}"], wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_alone_a_platform_has_its_own_part_of_the_mini_batch(sites) -> None:
+    """|N_i| = |S_i| / Σ|S_j| · N, by fractions, and each trains with it.
+
+    Of 24, 15 and 9 sentences with N = 16: 8, 5 and 3 sentences in every step.
+    """
+    platforms = unequal(sites)
+    settings = replace(config(platforms, batch_size=16, least_share=1, select="last"), sites=3)
+    own = fedner.alone(settings, platforms)
+    shares = agreed_by_hand([24, 15, 9], 16)
+    assert [each.batch_size for each in own] == shares == [8, 5, 3]
+    for data, part, share in zip(platforms, own, shares, strict=True):
+        (member,), _ = federate([data], replace(part, tags=data.tags))
+        assert (member.share, member.steps) == (share, 2 * 3)  # epochs, mini-batches of each
+        plain = plain_loop(data, replace(settings, tags=data.tags, batch_size=share))
+        assert_same(weights(member), plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "epochs"),
+    [
+        ({"rounds": 2, "local_epochs": 3}, 6),
+        ({"epochs": 5, "local_epochs": 2}, 6),
+        ({"epochs": 4}, 4),
+    ],
+)
+def test_pooled_heads_train_as_long_as_a_federation_that_exchanges_weights(
+    sites, changes: dict[str, Any], epochs: int
+) -> None:
+    """One tag set a site has no single output layer, so pooling is a federation of mini-batches.
+
+    Layers that are trained on all sentences need one gradient of all sites in each step. Every
+    sentence is read as often as where sites train for rounds of whole epochs.
+    """
+    platforms = sites[:2]
+    assert platforms[0].tags != platforms[1].tags
+    plain = config(platforms, select="last", personal_epochs=2)
+    settings = replace(plain, exchange="weights", **changes)
+    together, pooled = fedner.pooled(settings, platforms, None)
+    wanted = replace(plain, private=("crf",), personal_epochs=0, epochs=epochs)
+    members, state = federate(together, pooled)
+    expected, ended = federate(platforms, wanted)
+    assert_same(state.tensors, ended.tensors)
+    for left, right in zip(members, expected, strict=True):
+        assert_same(weights(left), weights(right))
+
+    apart, _ = federate(platforms, settings)
+    for member in apart:  # two personal epochs come after the federation
+        assert member.steps == (epochs + 2) * math.ceil(member.num_examples / member.share)
+    sentences = sum(member.num_examples for member in members)
+    shares = sum(member.share for member in members)
+    assert state.round == epochs * math.ceil(sentences / shares)
 
 
 class Spy(InProcess):

@@ -494,16 +494,33 @@ def pooled(
 
     With complete labels, or one tag set everywhere: simply all sentences together. Otherwise
     one output layer for each site's tag set over layers trained on all, which is this same
-    method with a private CRF alone: a reference, not a bound.
+    method with a private CRF alone: a reference, not a bound. Layers are trained on all sentences
+    only where every step has all sites' gradients, so it exchanges gradients, for as many epochs
+    as a federation that exchanges weights takes.
     """
     schemes, config = {site.tags.scheme for site in sites}, replace(config, aggregation="mean")
     types = {frozenset(site.tags.types) for site in sites}
     source = complete or sites
     if len(schemes) > 1 or (complete is None and len(types) > 1):
-        heads = replace(config, private=("crf",), exchange="gradients", personal_epochs=0)
+        heads = replace(_by_gradients(config), private=("crf",), personal_epochs=0)
         return tuple(sites), heads
     together = pool(source)
     return (together,), replace(config, tags=together.tags, personal_epochs=0, sites=1)
+
+
+def _by_gradients(config: Config) -> Config:
+    """Return the settings under which gradients are exchanged for as many epochs."""
+    if config.exchange == "gradients":
+        return config
+    local = config.local_epochs
+    rounds, _ = schedule(config, examples=1, batch=1)  # does not depend on either number
+    return replace(
+        config,
+        exchange="gradients",
+        epochs=rounds * local,
+        rounds=0,
+        evaluate_every=config.evaluate_every * local,
+    )
 
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
