@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_taggers import MODEL, assert_same, generated, resumed
+from scipy import stats
+from tiny_taggers import MODEL, assert_same, generated, resumed, values
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
@@ -407,6 +408,36 @@ def test_the_global_discriminators_are_the_mean_of_the_sites(sites, variant: str
         assert np.array_equal(found.numpy(), mean.astype(np.float32))
         assert not torch.equal(trained[0][name], trained[1][name])
         assert not torch.equal(found, start[name])
+
+
+def test_discriminators_begin_as_unit_noise(sites) -> None:
+    """Normal numbers of variance 1 / d, so that a row has length 1 on average, whatever d is.
+
+    SciPy tests the scaled numbers against the standard normal distribution. Rows, layers and
+    seeds differ; the sites begin alike.
+    """
+    wide = replace(MODEL, cnn_filters=900, lstm_units=300)
+    settings = config(sites, variant="peng", model=wide)
+    first = adversarial.initial(settings)
+    domains = {name: value for name, value in first.items() if name.startswith("domain.")}
+    widths = {"domain.0": 900, "domain.1": 600, "domain.outputs": 600}
+    assert {name: tuple(v.shape) for name, v in domains.items()} == {
+        name: (3, width) for name, width in widths.items()
+    }
+    for name, value in domains.items():
+        scaled = value.double().numpy().ravel() * np.sqrt(widths[name])
+        assert stats.kstest(scaled, "norm").pvalue > 1e-3, name
+        lengths = value.double().norm(dim=1).numpy()
+        np.testing.assert_allclose(lengths, 1, atol=5 / np.sqrt(2 * widths[name]))
+
+    rows = torch.cat([value[:, :600] for value in domains.values()]).double()
+    cosines = torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(rows).T
+    assert (cosines - torch.eye(9)).abs().max() < 5 / np.sqrt(600)
+    other = adversarial.initial(replace(settings, seed=settings.seed + 1))
+    assert not torch.equal(first["domain.0"], other["domain.0"])
+    for data in sites:
+        member = adversarial.Site(data, settings)
+        assert_same(values(member.discriminators), domains)
 
 
 def test_each_site_learns_its_own_name(sites) -> None:

@@ -24,6 +24,7 @@ from fednotes.methods.averaging import (
     AveragingSite,
     Server,
     Step,
+    central,
     examples_of,
     parts,
     run_cycles,
@@ -254,6 +255,26 @@ def test_a_site_alone_has_the_batch_that_it_has_in_the_federation(accumulate: in
         assert (apart.share, apart._part) == (site.share, site._part)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"server": "nesterov", "server_learning_rate": 0.5, "compression": "packed"},
+        {"server": "yogi", "proximal": 5.0},
+        {"aggregation": "median", "proximal": 5.0},
+    ],
+)
+def test_training_in_one_place_has_nothing_of_a_federation(changes: dict[str, Any]) -> None:
+    """The server's step, the code for updates, robust rules and FedProx serve a federation alone.
+
+    Without them, for the conditions "pooled" and "alone", training is a plain loop of AdamW.
+    """
+    config = replace(CONFIG, **changes)
+    (shared_batch,) = parts(replace(config, batch="shared"), [12])
+    for own in (central(config), *parts(config, [12, 30]), shared_batch):
+        site = Fit(1, own)
+        assert_same(run([site], own), by_hand(site, CONFIG, epochs=3))
+
+
 @pytest.mark.parametrize("compression", ["none", "packed", "top-k"])
 def test_training_that_went_astray_says_so(compression: Any) -> None:
     config = replace(CONFIG, batch_size=12, compression=compression)
@@ -314,9 +335,14 @@ def test_parts_of_a_batch_add_to_the_whole() -> None:
         torch.testing.assert_close(parts[name], whole[name], rtol=1e-5, atol=1e-6)
 
 
-def test_the_proximal_term_is_the_gradient_of_its_penalty() -> None:
-    """One epoch with μ against autograd on loss + μ/2 |w - w_t|²."""
-    config = replace(CONFIG, cycles=1, proximal=3.0, clip=0.0, weight_decay=0.0, warmup=0.0)
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_the_proximal_term_is_the_gradient_of_its_penalty(clip: float) -> None:
+    """One epoch with μ against autograd on loss + μ/2 |w - w_t|².
+
+    FedProx changes the objective, so the gradient that is clipped is that of loss and penalty
+    together. The norm of each step's gradient is far above this clip.
+    """
+    config = replace(CONFIG, cycles=1, proximal=3.0, clip=clip, weight_decay=0.0, warmup=0.0)
     config = replace(config, decay="constant")
     site, model = Fit(1, config), net()
     found = run([site], config)
@@ -327,6 +353,9 @@ def test_the_proximal_term_is_the_gradient_of_its_penalty() -> None:
         loss = (model(site.x[rows]) - site.y[rows]).square().mean()
         pull = sum((p - s).square().sum() for p, s in zip(model.parameters(), start, strict=True))
         (loss + 1.5 * pull).backward()
+        if clip:
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            assert norm > 2 * clip
         optimizer.step()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name], parameter.detach(), rtol=1e-4, atol=1e-6)
@@ -366,6 +395,37 @@ def test_private_parameters_stay_and_train() -> None:
     before = dict(net().named_parameters())["2.weight"]
     assert not torch.equal(sites[0].private["2.weight"], before)
     assert not torch.equal(sites[0].private["2.weight"], sites[1].private["2.weight"])
+
+
+def test_shared_and_private_gradients_are_clipped_by_their_common_norm() -> None:
+    """One site with a private head trains as a model without private layers does.
+
+    `plain_adamw` clips the gradient of all parameters by torch's own function. The clip is far
+    below every norm, so a norm over the shared layers alone would give other steps.
+    """
+    config = replace(CONFIG, clip=0.05)
+    site = Fit(1, config, private=HEAD)
+    shared = run([site], config)
+    plain = by_hand(Fit(1, config), config, epochs=3)
+    assert_same(shared | values(site.private), plain)
+
+
+def test_a_private_layer_is_not_pulled_back() -> None:
+    """FedProx holds the shared parameters near those that the server sent, and no others."""
+    config = replace(CONFIG, cycles=1, proximal=3.0, clip=0.0, weight_decay=0.0, warmup=0.0)
+    config = replace(config, decay="constant")
+    site, model = Fit(1, config, private=HEAD), net()
+    found = run([site], config) | values(site.private)
+    start = [p.detach().clone() for p in model[0].parameters()]
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
+    for rows in site.batches(0):
+        optimizer.zero_grad()
+        loss = (model(site.x[rows]) - site.y[rows]).square().mean()
+        pulled = zip(model[0].parameters(), start, strict=True)
+        (loss + 1.5 * sum((p - s).square().sum() for p, s in pulled)).backward()
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate() -> None:
@@ -412,6 +472,28 @@ def test_the_asked_cycle_is_kept() -> None:
     assert_same(found[2], runs[0][1])
     assert not torch.equal(found[2]["0.weight"], runs[0][0]["0.weight"])
     assert_same(found[-1], max(seen, key=lambda each: each[0].metrics["held_out"])[1])
+
+
+class Worsening(Fit):
+    """A site that is judged worse in every cycle."""
+
+    def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
+        self.load(tensors)
+        return Update(metrics={"loss": float(cycle), "examples": 1})
+
+
+def test_a_cycle_of_the_warm_up_is_never_kept() -> None:
+    """Of two warm-up cycles and two of training, the first cycle of training is the best one.
+
+    A warm-up trains the head alone, and its models are judged better here. What is private must
+    be of the same cycle as what is shared.
+    """
+    config = replace(CONFIG, cycles=2, keep_cycle=-1)
+    warming = {"before": 2, "warm_up": HEAD, "first_rate": 0.01}
+    server, _, seen = trained([Worsening(1, config, **warming)], config, warm_up=2)
+    assert len(seen) == 4
+    assert_same(server.result, seen[2][1])
+    assert server.best.score == -2.0  # the loss of the third cycle
 
 
 def test_a_cycle_is_the_best_against_all_before_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,12 +16,13 @@ from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.tensors import below, load_into
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.core.update import Total, Update, contribution
+from fednotes.core.update import Tensors, Total, Update, contribution
 from fednotes.data.batches import buckets
 from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill
 from fednotes.methods.distill import pseudo_complete, weighted_loss
+from fednotes.metrics.spans import SpanCounts, TypeCounts
 from fednotes.taggers.model import Losses
 from fednotes.taggers.prompt_bart import PromptBartConfig
 from fednotes.taggers.saving import build_model, load_model
@@ -508,6 +509,36 @@ def test_the_best_model_is_kept_where_asked(sites) -> None:
     _, again = federate(sites, short)
     for name, value in shared(again).items():
         assert torch.equal(value, state.tensors[f"best.{name}"])
+
+
+class Scripted(distill.Site):
+    """A site whose validation counts are given: so many of ten mentions are found, by round."""
+
+    found: ClassVar[tuple[int, ...]] = (2, 9, 9, 5)
+
+    def evaluate(self, tensors: Tensors, *, round: int) -> Update:
+        load_into(self.parameters, tensors)
+        right = TypeCounts(gold=10, predicted=10, strict=self.found[round])
+        return Update(metrics=SpanCounts({"Drug": right}).to_metrics())
+
+
+@pytest.mark.parametrize(("select", "rounds"), [("best", 3), ("last", 4)])
+def test_sites_and_the_job_end_with_the_selected_model(sites, tmp_path, select, rounds) -> None:
+    """The F1 of four rounds is 0.2, 0.9, 0.9 and 0.5; the later of two equal models is better.
+
+    The expected model is that of a plain run that ends after the selected round.
+    """
+    settings = config(sites, rounds=4, weighting=False, select=select, **QUICK)
+    members = [Scripted(site, settings, directory=tmp_path / site.id) for site in sites]
+    state = distill.train(InProcess(members), settings)
+
+    _, plain = federate(sites, config(sites, rounds=rounds, weighting=False, **QUICK))
+    wanted = shared(plain)
+    for member in members:
+        assert_same(values(member.model.trainable()), wanted)
+        assert_same(values(load_model(tmp_path / member.id / "model").trainable()), wanted)
+    distill.METHOD.save(settings, state, tmp_path / "job")
+    assert_same(values(load_model(tmp_path / "job").trainable()), wanted)
 
 
 def test_the_global_model_predicts_types_that_a_site_never_annotated(sites, tmp_path) -> None:

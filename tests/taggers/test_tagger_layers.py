@@ -58,6 +58,22 @@ def test_layout(lengths: list[int]) -> None:
     assert int((layout.padded() < layout.tokens).sum()) == layout.tokens == sum(lengths)
 
 
+def as_torchs(ours: BiLSTM) -> nn.LSTM:
+    """torch's LSTM with the same weights; its second bias is zero."""
+    inputs, layers = ours.get_parameter("weight_ih_l0").shape[2], ours.num_layers
+    theirs = nn.LSTM(inputs, ours.units, layers, bidirectional=True)
+    with torch.no_grad():
+        for layer in range(layers):
+            for direction, end in enumerate(("", "_reverse")):
+                for kind in ("weight_ih", "weight_hh"):
+                    source = ours.get_parameter(f"{kind}_l{layer}")
+                    theirs.get_parameter(f"{kind}_l{layer}{end}").copy_(source[direction])
+                bias = ours.get_parameter(f"bias_l{layer}")[direction]
+                theirs.get_parameter(f"bias_ih_l{layer}{end}").copy_(bias)
+                theirs.get_parameter(f"bias_hh_l{layer}{end}").zero_()
+    return theirs
+
+
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("compiled", [True, False])
@@ -75,17 +91,11 @@ def test_lstm_is_torchs(
     sentences, layout, flat = _batch(lengths, 7)
     units = 5
     ours = BiLSTM(7, units, layers)
-    theirs = nn.LSTM(7, units, layers, bidirectional=True)
     with torch.no_grad():
         for layer in range(layers):
             bias = getattr(ours, f"bias_l{layer}")
             bias.copy_(torch.randn_like(bias))
-            for d, end in enumerate(("", "_reverse")):
-                for kind in ("weight_ih", "weight_hh"):
-                    source = getattr(ours, f"{kind}_l{layer}")
-                    getattr(theirs, f"{kind}_l{layer}{end}").copy_(source[d])
-                getattr(theirs, f"bias_ih_l{layer}{end}").copy_(bias[d])
-                getattr(theirs, f"bias_hh_l{layer}{end}").zero_()
+    theirs = as_torchs(ours)
     for sentence in sentences:
         sentence.requires_grad_()
     flat.requires_grad_()
@@ -107,6 +117,62 @@ def test_lstm_is_torchs(
                 grad = getattr(ours, f"{mine}_l{layer}").grad[d]
                 wanted = getattr(theirs, f"{name}_l{layer}{end}").grad
                 torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_falls_between_stacked_lstm_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's LSTM layers one by one, with fixed masks on what goes from one to the next.
+
+    Nothing is dropped below the first layer and above the last: the tagger does that.
+    """
+    sentences, layout, flat = _batch([3, 9, 1, 4, 9, 2], 7)
+    stacked = BiLSTM(7, 5, 3)
+    masks = [torch.randn(layout.tokens, 10) for _ in range(2)]
+    given: list[tuple[float, bool]] = []
+
+    def masked(x: Tensor, rate: float, training: bool) -> Tensor:
+        given.append((rate, training))
+        return x * masks[len(given) - 1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fednotes.taggers.layers.dropout", masked)
+        out = stacked([flat], layout, 0.3)
+    assert given == [(0.3, True), (0.3, True)]
+
+    packed = pack_sequence(sentences)
+    for layer in range(3):
+        single = BiLSTM(packed.data.shape[1], 5, 1)
+        with torch.no_grad():
+            for name in ("weight_ih", "weight_hh", "bias"):
+                source = stacked.get_parameter(f"{name}_l{layer}")
+                single.get_parameter(f"{name}_l0").copy_(source)
+        packed = as_torchs(single)(packed)[0]
+        if layer < 2:
+            packed = packed._replace(data=packed.data * masks[layer])
+    torch.testing.assert_close(out, packed.data, rtol=1e-5, atol=1e-5)
+
+    stacked.eval()
+    assert torch.equal(stacked([flat], layout, 0.3), stacked([flat], layout))
+
+
+def test_lstm_begins_by_remembering() -> None:
+    """Each layer and direction begins with bias 1 at the forget gate and 0 at all others.
+
+    Jozefowicz et al. 2015. torch's own gates say which the forget gate is: with no input and no
+    recurrent weights one step multiplies a cell of 1 by sigmoid(1) and adds sigmoid(0) tanh(0) = 0.
+    """
+    theirs = as_torchs(BiLSTM(7, 5, 2))
+    for name in ("l0", "l0_reverse", "l1", "l1_reverse"):
+        bias = theirs.get_parameter(f"bias_ih_{name}")
+        assert bias.sum() == 5
+        cell = nn.LSTMCell(7, 5)
+        with torch.no_grad():
+            for parameter in cell.parameters():
+                parameter.zero_()
+            cell.bias_ih.copy_(bias)
+        hidden, memory = cell(torch.zeros(1, 7), (torch.zeros(1, 5), torch.ones(1, 5)))
+        kept = 1 / (1 + np.exp(-1))
+        np.testing.assert_allclose(memory.detach(), np.full((1, 5), kept), rtol=1e-6)
+        np.testing.assert_allclose(hidden.detach(), np.full((1, 5), np.tanh(kept) / 2), rtol=1e-6)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)

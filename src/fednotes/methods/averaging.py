@@ -101,7 +101,8 @@ class Averaging(Aggregation):
         decay: Learning rate after the warm-up: "linear" falls to zero at the last step,
             "constant" stays.
         weight_decay: Weight decay of AdamW.
-        clip: Largest norm of the gradient; 0 does not clip.
+        clip: Largest norm of a step's gradient; 0 does not clip. The norm is taken over shared
+            and private parameters together, after the term of FedProx was added.
         precision: Precision of the matrix products in training; "auto" is "bfloat16" where the
             processor has instructions for it (about twice as fast there), else "float32".
         proximal: μ of FedProx (Li et al. 2020), the pull towards the parameters at the cycle's
@@ -654,7 +655,11 @@ class AveragingSite(SiteTasks):
         )
 
     def _pull(self, start: Tensors) -> None:
-        """FedProx: the gradient of μ/2 |w - w_t|² over the shared parameters."""
+        """Add the gradient of μ/2 |w - w_t|², FedProx's term, over the shared parameters.
+
+        The term is part of the objective that a site descends (Li et al. 2020), so it is added
+        before the gradient is clipped.
+        """
         if not self._averaging.proximal:
             return
         for name, value in start.items():
