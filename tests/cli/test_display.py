@@ -28,7 +28,7 @@ from fednotes.jobs.compare import Comparison
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.kinds.documents import never_right
 from fednotes.jobs.kinds.patients import KIND
-from fednotes.jobs.results import RunResult
+from fednotes.jobs.results import PairedDifference, RunResult
 from fednotes.jobs.simulate import (
     LARGE,
     Part,
@@ -39,7 +39,8 @@ from fednotes.jobs.simulate import (
     simulate,
 )
 from fednotes.methods.fedner import METHOD as FEDNER
-from fednotes.metrics.compare import Bootstrap
+from fednotes.metrics.compare import Bootstrap, mean_scores
+from fednotes.metrics.spans import SpanCounts
 from fednotes.patients.cohort import Bags, Cohort, SitePatients
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -258,17 +259,102 @@ def row_of(table: Table | None, name: str) -> list[str]:
     return next(r[1:] for r in shown(table) if r[0] == name)
 
 
+def rows_of(table: Table, site: str) -> dict[str, list[str]]:
+    """Condition to the cells of its row, at one site of a result table."""
+    found: dict[str, list[str]] = {}
+    current = ""
+    for row in shown(table):
+        if row[0] not in CONDITIONS:
+            current, row = row[0], row[1:]
+        if current == site and row:
+            found[row[0]] = row[1:]
+    return found
+
+
 def numbers(scores: dict[str, Any]) -> list[str]:
-    return [f"{100 * scores['phenotypes']['f1']:.1f}", f"{scores['ranking']['auroc']:.3f}"]
+    macro = [f"{100 * scores['phenotypes'][key]:.1f}" for key in ("precision", "recall", "f1")]
+    return [*macro, f"{scores['ranking']['auroc']:.3f}"]
 
 
-def test_the_result_table_has_macro_f1_and_auroc() -> None:
+def test_the_result_table_has_precision_recall_f1_and_auroc() -> None:
     values = summary()
     for site, scores in values["sites"].items():
-        cells = [cell for c in CONDITIONS for cell in numbers(scores[c])]
-        assert row_of(result_table(values), site) == cells
-    cells = [cell for c in CONDITIONS for cell in numbers(values["mean"][c])]
-    assert row_of(result_table(values), "mean") == cells
+        expected = {c: numbers(scores[c]) for c in CONDITIONS}
+        assert rows_of(result_table(values), site) == expected
+    expected = {c: numbers(values["mean"][c]) for c in CONDITIONS}
+    assert rows_of(result_table(values), "mean") == expected
+
+
+def mention_score(*pairs: tuple[int, int]) -> dict[str, Any]:
+    """Scores where ten mentions of ten characters stand in a row, for predicted places."""
+    text = "x" * 100
+    gold = [Document("d", text, tuple(Span(10 * n, 10 * n + 10, "Drug") for n in range(10)))]
+    said = [Document("d", text, tuple(Span(start, end, "Drug") for start, end in pairs))]
+    return SpanCounts.of(gold, said).scores()
+
+
+def mention_run(*scores: dict[str, Any]) -> RunResult:
+    """A run of one condition, with a site for each of the scores."""
+    sites = {f"s{n}": {"federated": each} for n, each in enumerate(scores)}
+    return RunResult(sites=sites, mean={"federated": mean_scores(scores)})
+
+
+def test_mentions_have_precision_and_recall_under_both_definitions() -> None:
+    """By hand: two of four predictions are right and the other two overlap a mention. Strict: 2/4
+    and 2/10; by any overlap: 4/4 and 4/10."""
+    run = mention_run(mention_score((0, 10), (10, 20), (20, 25), (31, 39)))
+    cells = ["50.0", "20.0", "28.6", "100.0", "40.0", "57.1"]
+    assert rows_of(display.result_table(run), "s0") == {"federated": cells}
+
+
+def test_one_mention_over_all_is_shown_for_what_it_is() -> None:
+    """By hand: one prediction over ten mentions is right and finds all ten by any overlap; one to
+    one it has one pair: precision 1, recall 0.1, F1 2/11."""
+    whole, good = mention_score((0, 100)), mention_score((0, 10), (10, 20))
+    table = display.result_table(mention_run(whole, good))
+    cells = ["0.0", "0.0", "0.0", *["100.0"] * 3, "100.0", "10.0", "18.2"]
+    assert rows_of(table, "s0") == {"federated": cells}
+    assert "one long mention can match several" in str(table.caption)
+    assert "100.0 10.0 18.2" in " ".join(row_of(display.score_table(whole), "Drug"))
+    only_good = display.result_table(mention_run(good))
+    assert len(rows_of(only_good, "s0")["federated"]) == 6
+    assert len(row_of(display.score_table(good), "Drug")) == 7
+    assert only_good.caption is None
+
+
+def test_no_table_of_a_run_is_wider_than_80_columns() -> None:
+    whole = mention_score((0, 100))
+    sites = {f"hospital_{n}": dict.fromkeys(CONDITIONS, whole) for n in range(2)}
+    mean = dict.fromkeys(CONDITIONS, mean_scores([whole]))
+    paired = {"difference": 0.01, "low": -0.1, "high": 0.11, "p_value": 0.6}
+    values = {"sites": sites, "mean": mean, "paired": {"alone": {"hospital_0": paired}}}
+    for table in display.result_tables(RunResult(title="a job", seed=1, **values)):
+        out = io.StringIO()
+        Console(file=out, width=80).print(table)
+        lines = out.getvalue().splitlines()
+        assert max(map(len, lines)) <= 80
+        assert not any("…" in line for line in lines if "hospital_0" in line)
+        cut = [line for line in lines if "100.0" in line and line.count("100.0") < 4]
+        assert not cut
+
+
+def test_the_verdict_is_that_of_the_paired_test() -> None:
+    """By the unpaired interval this run shows no difference."""
+    sites = {"a": {"alone": mention_score((0, 10)), "federated": mention_score((0, 10), (10, 20))}}
+    mean = {c: mean_scores([sites["a"][c]]) for c in sites["a"]}
+    alone = RunResult.model_validate({"sites": sites, "mean": mean})
+    row = row_of(display.verdict_table(alone), "a")
+    assert " ".join(row[-3:]) == "no difference shown"
+    assert row[-5] == "–"  # no p
+    assert "an unpaired interval" in str(display.verdict_table(alone).caption)  # type: ignore[union-attr]
+    paired = {"difference": 0.15, "low": 0.02, "high": 0.3, "p_value": 0.0084}
+    found = alone.model_copy(update={"paired": {"alone": {"a": PairedDifference(**paired)}}})
+    row = row_of(display.verdict_table(found), "a")
+    assert row[0] == "15.0"
+    assert row[-3:] == ["0.0084", "–", "federated"]
+    doubtful = {"a": PairedDifference(**{**paired, "p_value": 0.078})}
+    found = alone.model_copy(update={"paired": {"alone": doubtful}})
+    assert " ".join(row_of(display.verdict_table(found), "a")[-3:]) == "no difference shown"
 
 
 def test_what_the_federation_gave_each_site_is_a_table() -> None:
@@ -289,8 +375,8 @@ def test_what_the_federation_gave_each_site_is_a_table() -> None:
 def test_stage_1_alone_shows_its_codes() -> None:
     values = summary_of({"a": {"federated": codes_alone(1)}, "b": {"federated": codes_alone(3)}})
     values["title"] = "ADR [/v2]"
-    assert row_of(result_table(values), "b") == ["0.330", "0.730"]
-    assert row_of(result_table(values), "mean") == ["0.320", "0.720"]
+    assert rows_of(result_table(values), "b") == {"federated": ["0.330", "0.730"]}
+    assert rows_of(result_table(values), "mean") == {"federated": ["0.320", "0.720"]}
     assert disease_table(values) is None
     title = result_table(values).title  # square brackets are no markup
     assert isinstance(title, str)
@@ -300,8 +386,8 @@ def test_stage_1_alone_shows_its_codes() -> None:
 def test_a_condition_that_is_no_bound_is_marked_where_its_number_stands() -> None:
     values = {**summary(), "marks": {"pooled": "It has none of [4] epochs"}}
     table = result_table(values)
-    heads = [str(column.header).split("\n")[0] for column in table.columns]
-    assert [head for head in heads if head] == ["site", "alone", "federated", "pooled *"]
+    trained = [str(cell) for cell in table.columns[1].cells]
+    assert trained == ["alone", "federated", "pooled *"] * (len(values["sites"]) + 1)
     words = " ".join(word for line in shown(table) for word in line)
     assert "It has none of 4 epochs" in words  # brackets are no markup, `shown` drops them
 
@@ -324,7 +410,9 @@ def test_the_pooled_model_that_is_trained_less_is_marked() -> None:
 @pytest.mark.parametrize(("low", "p", "said"), [(0.01, 0.08, 1), (0.01, 0.01, 0), (-0.1, 0.5, 0)])
 def test_where_interval_and_p_disagree_the_table_says_so(low: float, p: float, said: int) -> None:
     test = Bootstrap(0.5, 0.4, 0.1, low, 0.2, p, 100)
-    table = display.comparison_table(Comparison("strict F1", "a", "b", 100, {"x": test}, {}))
+    table = display.comparison_table(
+        Comparison("strict F1", "a", "b", 100, {"x": test}, {}, {}, {})
+    )
     words = " ".join(word for line in shown(table) for word in line)
     assert words.count("claim no difference") == said
 
@@ -337,7 +425,7 @@ def test_sites_without_labels_are_counted_not_shown() -> None:
     }
     table = result_table(summary_of(sites))
     lines = shown(table)
-    assert row_of(table, "a")[1] == "–"  # a number that does not exist
+    assert rows_of(table, "a")["federated"][-1] == "–"  # a number that does not exist
     words = " ".join(word for line in lines for word in line)
     assert "2 more sites have no labelled test patient" in words
     assert not {"codes", "n"} & {line[0] for line in lines}

@@ -11,11 +11,22 @@ from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
 from sklearn.metrics import f1_score, roc_auc_score
 
 from fednotes.core.errors import DataError
-from fednotes.jobs.compare import ALL_SITES, compare_patients
-from fednotes.metrics.compare import paired_patients
+from fednotes.jobs.compare import ALL_SITES, Side, compare_patients
+from fednotes.metrics.compare import Bootstrap, paired_patients
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import Bags, Cohort
 from fednotes.patients.phenotyper import Phenotyper
+
+
+def compared(a: Side, b: Side, samples: int, metric: str = "strict") -> dict[str, Bootstrap]:
+    """Each site's test, after a look at both sides' measures: their F1 is what is tested."""
+    found = compare_patients(a, b, samples, metric)
+    for each in found.values():
+        if each.scores is not None:
+            first, second = each.scores
+            assert first["f1"] == pytest.approx(each.test.f1_a)
+            assert second["f1"] == pytest.approx(each.test.f1_b)
+    return {site: each.test for site, each in found.items()}
 
 
 def machine(folder: Path, columns: dict[int, int]) -> None:
@@ -63,7 +74,7 @@ def test_each_site_is_compared_on_its_own_patients(tmp_path: Path) -> None:
     for site in sites:
         machine(tmp_path / f"run/alone/{site.id}/model", POOR)
     run = tmp_path / "run"
-    found = compare_patients((run, sites, "federated"), (run, sites, "alone"), 100)
+    found = compared((run, sites, "federated"), (run, sites, "alone"), 100)
     assert list(found) == [site.id for site in sites]
     for site in sites:
         test, labels = found[site.id], site.test.labels
@@ -80,14 +91,14 @@ def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
     machine(run / "pooled/sites/pooled/model", POOR)
     machine(run / "alone/s0/sites/s0/model", POOR)
     machine(run / "alone/s1/model", {0: 0})
-    once = compare_patients((run, sites, "federated"), (run, sites, "pooled"), 100)
+    once = compared((run, sites, "federated"), (run, sites, "pooled"), 100)
     test = sites[0].test
     assert list(once) == [ALL_SITES]
     known = (test.labels >= 0).any(axis=1)
     assert once[ALL_SITES] == paired_patients(
         test.labels[known], said(test, GOOD)[known], said(test, POOR)[known], samples=100
     )
-    each = compare_patients((run, sites, "federated"), (run, sites, "alone"), 100)
+    each = compared((run, sites, "federated"), (run, sites, "alone"), 100)
     assert list(each) == ["s0", "s1", ALL_SITES]
     assert each[ALL_SITES].f1_b == pytest.approx((each["s0"].f1_b + each["s1"].f1_b) / 2)
     assert each[ALL_SITES].f1_a == pytest.approx(each["s0"].f1_a)
@@ -96,20 +107,20 @@ def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     sites, run = sites_of(2), tmp_path / "run"
     with pytest.raises(DataError, match="has no federated model of site 's0'"):
-        compare_patients((run, sites, "federated"), (run, sites, "federated"), 10)
+        compared((run, sites, "federated"), (run, sites, "federated"), 10)
     machine(run / "federated/model", GOOD)
     side = (run, sites, "federated")
     with pytest.raises(DataError, match="same test patients, labels and phenotypes at site 's0'"):
-        compare_patients(side, (run, sites[1:], "federated"), 10)
+        compared(side, (run, sites[1:], "federated"), 10)
     other = replace(sites[0], test=replace(sites[0].test, labels=np.abs(sites[0].test.labels)))
     with pytest.raises(DataError, match="at site 's0'"):
-        compare_patients(side, (run, (other, sites[1]), "federated"), 10)
+        compared(side, (run, (other, sites[1]), "federated"), 10)
     Phenotyper(SPACE, idf=np.ones(VOCABULARY)).save(run / "pooled/model")
     with pytest.raises(DataError, match="ends with stage 1"):
-        compare_patients(side, (run, sites, "pooled"), 10)
+        compared(side, (run, sites, "pooled"), 10)
     bare = tuple(replace(site, test=site.test.take([])) for site in sites)
     with pytest.raises(DataError, match="no test patient is labelled"):
-        compare_patients((run, bare, "federated"), (run, bare, "federated"), 10)
+        compared((run, bare, "federated"), (run, bare, "federated"), 10)
 
 
 def test_rankings_are_compared_by_their_areas(tmp_path: Path) -> None:
@@ -117,7 +128,7 @@ def test_rankings_are_compared_by_their_areas(tmp_path: Path) -> None:
     (site,) = sites_of(1)
     machine(tmp_path / "good" / "federated" / "model", GOOD)
     machine(tmp_path / "poor" / "federated" / "model", POOR)
-    found = compare_patients(
+    found = compared(
         (tmp_path / "good", (site,), "federated"),
         (tmp_path / "poor", (site,), "federated"),
         50,

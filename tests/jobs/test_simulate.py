@@ -19,6 +19,7 @@ from tiny_jobs import TABLE
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.jobs.card import card
+from fednotes.jobs.compare import compare
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import RunResult, read_result
@@ -51,6 +52,36 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     result = simulate(job(folder), folder / "run")
     write_report(folder / "run")
     return folder / "run", result
+
+
+def test_the_verdict_of_a_run_is_that_of_compare(done) -> None:
+    """`compare` opens the saved models and tags the test data again: the same test of the same
+    documents, to the last bit."""
+    out, result = done
+    compared = compare(out, out)
+    for site in SITES:
+        test, verdict = compared.tests[site], result.verdict(site)
+        assert verdict is not None
+        assert (verdict.gain, verdict.low, verdict.high, verdict.p_value) == (
+            test.difference,
+            test.low,
+            test.high,
+            test.p_value,
+        )
+        scores = result.sites[site]
+        assert compared.scores[site] == (scores["federated"]["strict"], scores["alone"]["strict"])
+    whole = result.verdict()
+    assert whole is not None
+    f1 = {c: result.mean[c]["strict"]["f1"] for c in ("alone", "federated")}
+    assert whole.gain == pytest.approx(f1["federated"] - f1["alone"])
+    assert whole.paired
+    assert read_result(out) == result
+
+
+def test_without_both_conditions_there_is_no_paired_test(tmp_path: Path) -> None:
+    result = simulate(job(tmp_path, conditions=["federated"]), tmp_path / "run")
+    assert (result.paired, result.paired_mean) == ({}, {})
+    assert result.verdict() is None
 
 
 def test_the_folder_is_as_documented(done) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_models import save_bert
 
-from fednotes.cli.display import result_table
+from fednotes.cli.display import result_table, result_tables
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.compare import compare as compare_runs
 from fednotes.jobs.job import Job
@@ -69,7 +69,7 @@ def test_pretraining_from_job_to_report(bert: Path, tmp_path: Path) -> None:
     assert summary.micro == {}
     for site, held_out in summary.valid["federated"]["sites"].items():
         assert held_out == -summary.sites[site]["federated"]["masked"]["loss"]
-    assert result_table(summary).columns[1].header.startswith("federated")
+    assert [*result_table(summary).columns[1].cells] == ["federated", "pooled"] * 3
     page = write_report(out).read_text("utf-8")
     assert "Masked words" in page
     assert "Held-out loss" in page
@@ -77,6 +77,54 @@ def test_pretraining_from_job_to_report(bert: Path, tmp_path: Path) -> None:
     federated = [line for line in lines if line["condition"] == "federated"]
     assert len(federated) == 2
     assert all(set(site) >= {"loss", "valid_loss"} for site in federated[-1]["sites"].values())
+
+
+def personal(bert: Path, **changes: Any) -> Job:
+    """A job of three sites with different types."""
+    model = {"encoder": str(bert), "train": "lora", "rank": 2}
+    return job(bert, "personal", model=model, **changes)
+
+
+def test_a_personal_run_shows_the_mix_of_two_own_models_beside(bert: Path, tmp_path: Path) -> None:
+    """Without a word in the job. The control's scores do not depend on the partners: with another
+    federation, in which less is shared, they stay as they are."""
+    out = tmp_path / "run"
+    assert personal(bert).conditions == ("federated", "pooled")
+    default = personal(bert, conditions=None)
+    assert default.conditions == ("alone", "own-mix", "federated", "pooled")
+    asked = ["alone", "own-mix", "federated"]
+    result = simulate(personal(bert, conditions=asked), out)
+    assert {*result.conditions} == {*asked}
+    for site, scores in result.sites.items():
+        verdict = result.verdict(site, "own-mix")
+        assert verdict is not None
+        assert verdict.paired
+        f1 = {c: scores[c]["strict"]["f1"] for c in asked}
+        assert verdict.gain == pytest.approx(f1["federated"] - f1["own-mix"])
+        assert scores["own-mix"]["parts"]["own"]["strict"] == scores["alone"]["strict"]
+    assert (
+        result.conditions["own-mix"]["bytes_up"] < 0.1 * result.conditions["federated"]["bytes_up"]
+    )
+    titles = [str(table.title) for table in result_tables(result)]
+    assert titles[-1].startswith("federated against the mix of two own models")
+    page = write_report(out).read_text("utf-8")
+    assert "Against the mix of two own models" in page
+    training = {"cycles": 2, "batch_size": 8, "learning_rate": 1e-3, "share_outputs": "none"}
+    other = personal(bert, conditions=["own-mix", "federated"], training=training)
+    again = simulate(other, tmp_path / "other")
+    assert {s: of["own-mix"] for s, of in again.sites.items()} == {
+        s: of["own-mix"] for s, of in result.sites.items()
+    }
+
+
+def test_only_personal_has_the_control(bert: Path) -> None:
+    with pytest.raises(ConfigError, match='"own-mix", which is a control of method = "personal"'):
+        job(bert, "finetune", conditions=["own-mix"])
+    privacy = {"epsilon": 8.0, "rate": 0.5}
+    with pytest.raises(ConfigError, match=r"without \[privacy\]"):
+        personal(bert, conditions=["own-mix"], privacy=privacy)
+    assert "own-mix" not in personal(bert, conditions=None, privacy=privacy).conditions
+    assert job(bert, "finetune", conditions=None).conditions == ("alone", "federated", "pooled")
 
 
 def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:

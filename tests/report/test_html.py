@@ -99,13 +99,21 @@ def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
             )
             change = "" if condition == "alone" else f"{strict_change(scores, alone):+.3f}"
             assert found[name, condition] == [*strict, change, *relaxed]
-    types = [row for row in rows if row[0] == "ADR"]
-    for row, name in zip(types, ("psytar", "ncbi"), strict=True):
-        counts = [
-            values["sites"][name][c]["by_type"]["ADR"] for c in ("alone", "federated", "pooled")
+    starts = [place for place, row in enumerate(rows) if row[0] == "ADR"]
+    for start, name in zip(starts, ("psytar", "ncbi"), strict=True):
+        trained = ("alone", "federated", "pooled")
+        counts = [values["sites"][name][c]["by_type"]["ADR"] for c in trained]
+        expected = [
+            [
+                f"{c[key][m]:.3f}"
+                for key in ("strict", "relaxed")
+                for m in ("precision", "recall", "f1")
+            ]
+            for c in counts
         ]
-        expected = [f"{c[key]['f1']:.3f}" for key in ("strict", "relaxed") for c in counts]
-        assert row == ["ADR", str(counts[0]["support"]), *expected]
+        first, *others = rows[start : start + 3]
+        assert first == ["ADR", str(counts[0]["support"]), "alone", *expected[0]]
+        assert others == [[c, *e] for c, e in zip(trained[1:], expected[1:], strict=True)]
     assert ["model.preset", "elmoner"] in rows
     assert ["private", "lstm, crf"] in rows
     assert ["sites.1.id", "a"] in rows
@@ -369,7 +377,7 @@ def test_what_the_federation_gave_has_a_table_and_a_tile(tmp_path: Path) -> None
     north = next(row for row in tree.rows if row[:2] == ["north", "+0.750"])
     by = 1.96 * (3**2 + 2.25**2) ** 0.5 / 300  # a loss / the root of the tokens is its error
     interval = f"{0.75 - by:+.3f} to {0.75 + by:+.3f}"
-    assert north[2:] == [interval, "0.75", "5 MB, 7.0 s", "federated"]
+    assert north[2:] == [interval, "—", "0.75", "5 MB, 7.0 s", "federated"]
     assert "75 %" in (tmp_path / "report.html").read_text("utf-8")
 
 
@@ -407,7 +415,7 @@ def test_the_page_is_of_patients(tmp_path: Path) -> None:
     page = report(tmp_path, diseases(), stages())
     assert "<h2>Scores on the test patients</h2>" in page
     assert "not the harmonic mean" in page
-    assert "F1 by entity type" not in page
+    assert "by entity type" not in page
     assert page.count("<h2>Phenotypes</h2>") == 1
     assert "Macro F1 on validation patients. Loss of stage 1" in page
     drawn = charts(page)

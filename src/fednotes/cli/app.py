@@ -438,7 +438,10 @@ def compare(
     condition: Annotated[str, typer.Option(help="Of the first run.")] = "federated",
     against: Annotated[str, typer.Option(help="Condition of the second run.")] = "alone",
     metric: Annotated[
-        str, typer.Option(help="strict or relaxed; runs on patients: macro F1, or auroc.")
+        str,
+        typer.Option(
+            help="strict, relaxed (any overlap) or relaxed_one_to_one; auroc for patients."
+        ),
     ] = "strict",
     samples: Annotated[int, typer.Option(min=1, help="Bootstrap samples.")] = 10_000,
 ) -> None:

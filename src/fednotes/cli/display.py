@@ -25,9 +25,10 @@ from rich.text import Text
 from fednotes.cli.time_left import TimeLeft
 from fednotes.core.parsing import number
 from fednotes.engines.rounds import RoundResult
-from fednotes.jobs.results import CONDITIONS, SCORES, RunResult, duration, size
+from fednotes.jobs.results import BASELINES, CONDITIONS, SCORES, RunResult, duration, size
 from fednotes.jobs.simulate import LARGE, LONG, Display, Part, Traffic, site_metrics
-from fednotes.metrics.gap import Gap
+from fednotes.metrics.gap import ALPHA, Gap
+from fednotes.metrics.spans import OVERLAP_POINTS, overlap_differs
 
 if TYPE_CHECKING:
     from fednotes.data.checks import Finding
@@ -37,6 +38,15 @@ if TYPE_CHECKING:
     from fednotes.metrics.calibration import Reliability
 
 SHORT = 60.0  # seconds that are not worth a line
+UNPAIRED = (
+    "without p: an unpaired interval, because the two models were not compared on the same test "
+    "documents here"
+)
+OWN_MIX_WORDS = "the mix of two own models"
+ONE_TO_ONE = (
+    "any overlap: a mention is right if it touches one of the same type, so that one long mention "
+    "can match several; one to one: each mention is in one pair at most"
+)
 LISTED_SITES = 10  # a progress line has the score of each of so many sites
 UNPROVEN = "says nothing: the attack fails without defence too"
 _SHOWN = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))  # the first there is
@@ -170,69 +180,107 @@ def sheet(*heads: str | Text, left: int = 1, **options: Any) -> Table:
     return table
 
 
+def compact_sheet(*heads: str, left: int = 1, title: str = "") -> Table:
+    """Return an empty table that is narrow enough for 80 columns; see `sheet`."""
+    options: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
+    return sheet(*heads, left=left, title=title, **options)
+
+
 def result_tables(result: RunResult) -> list[Table]:
     """What is shown of a run, as far as it was judged."""
     first = result_table(result) if any(result.mean.values()) else None
-    return [t for t in (first, disease_table(result), verdict_table(result)) if t is not None]
+    verdicts = (verdict_table(result, against) for against in BASELINES)
+    return [t for t in (first, disease_table(result), *verdicts) if t is not None]
 
 
 def result_table(result: RunResult) -> Table:
-    """Every site under every condition: scores on test data, or of guesses at held-out words."""
+    """Return a row for each site and condition: scores on test data, or on held-out words."""
     mean = result.mean
     conditions = [c for c in CONDITIONS if c in mean]
-    columns = [
-        (kind, *column)
-        for kind, of in SCORES.items()
-        for column in of.get("columns", ())
-        if kind != "codes" and all(kind in mean[c] for c in conditions)
-    ]
-    if not columns and any("codes" in mean[c] for c in conditions):
-        columns = [("codes", *column) for column in SCORES["codes"]["columns"]]
-    first = columns[0][0] if columns else "masked"
+    kinds = _shown_kinds(result, conditions)
+    first = kinds[0] if kinds else "masked"
     what = {"masked": "masked words of held-out notes", "codes": "codes of test patients"}
-    heads = [
-        f"{'' if place else condition + ' *' * (condition in result.marks)}\n{column[2]}"
-        for condition in conditions
-        for place, column in enumerate(columns)
-    ]
-    title = f"{escape(result.title)} ({what.get(first, 'test F1 in %')}, seed {result.seed})"
-    table = sheet("site", *heads, title=title)
+    title = f"{escape(result.title)} ({what.get(first, 'test scores in %')}, seed {result.seed})"
+    table = compact_sheet("site", "trained", left=2, title=title)
+    for kind in kinds:
+        heads = _side_by_side([column[1] for column in SCORES[kind]["columns"]])
+        heading = str(SCORES[kind]["heading"])
+        table.add_column(f"{heading:^{len(heads)}}\n{heads}", justify="right", no_wrap=True)
 
-    def cells(scores: Mapping[str, Any]) -> list[str]:
-        return [
-            number_of(number(scores, condition, kind, key), factor, digits)
-            for condition in conditions
-            for kind, key, _, factor, digits in columns
-        ]
+    def add(name: str, scores: Mapping[str, Any], style: str = "") -> None:
+        trained = [c for c in conditions if c in scores]
+        for place, condition in enumerate(trained):
+            label = condition + " *" * (condition in result.marks)
+            cells = (_measures(scores[condition], kind) for kind in kinds)
+            # In a narrow terminal a name is cut, not a number.
+            shown = Text("" if place else name, no_wrap=True, overflow="ellipsis")
+            table.add_row(shown, label, *cells, style=style)
+        table.add_section()
 
     hidden = 0
     for site, scores in result.sites.items():
         if first == "phenotypes" and not any(first in scores.get(c, {}) for c in conditions):
             hidden += 1
         else:
-            table.add_row(Text(site), *cells(scores))
+            add(site, scores)
+    add("mean", mean, "bold")
     told = [f"* {escape(result.marks[c])}" for c in conditions if c in result.marks]
     told += [f"{hidden} more sites have no labelled test patient"] if hidden else []
+    told += [ONE_TO_ONE] if "relaxed_one_to_one" in kinds else []
     table.caption = "\n".join(told) or None
-    table.add_section()
-    table.add_row("mean", *cells(mean), style="bold")
     return table
 
 
-def verdict_table(result: RunResult) -> Table | None:
-    """Of each site what the federation gave and took, and which model it should use. None where no
-    site has both."""
-    whole, nats = result.verdict(), result.holds == "notes"
+def _shown_kinds(result: RunResult, conditions: Sequence[str]) -> list[str]:
+    """Return the kinds of scores that a run's table shows."""
+    mean = result.mean
+    kinds = [
+        kind
+        for kind, of in SCORES.items()
+        if "columns" in of and kind != "codes" and all(kind in mean[c] for c in conditions)
+    ]
+    every = (s for site in result.sites.values() for s in site.values())
+    if "relaxed_one_to_one" in kinds and not any(map(overlap_differs, every)):
+        kinds.remove("relaxed_one_to_one")
+    if not kinds and any("codes" in mean[c] for c in conditions):
+        kinds = ["codes"]
+    return kinds
+
+
+def _measures(scores: Mapping[str, Any], kind: str) -> str:
+    """Return the measures of one kind of score, side by side."""
+    return _side_by_side(
+        [
+            number_of(number(scores, kind, measure), factor, digits)
+            for measure, _, factor, digits in SCORES[kind]["columns"]
+        ]
+    )
+
+
+def verdict_table(result: RunResult, against: str = "alone") -> Table | None:
+    """Return for each site what the federation gave and took, and which model it should use.
+
+    None where no site has both a federated model and that of the other condition.
+    """
+    whole, nats = result.verdict(against=against), result.holds == "notes"
     if whole is None:
         return None
     unit = "nats of held-out loss" if nats else "points of F1"
-    heads = ("gain", "95 %", "gap closed", "cost", "use")
-    table = sheet("site", *heads, title=f"federated against each site alone, {unit}")
-    rows = [(site, found) for site in result.sites if (found := result.verdict(site)) is not None]
+    other = "each site alone" if against == "alone" else OWN_MIX_WORDS
+    heads = ("gain", "95 %", "p", "gap\nclosed")
+    table = compact_sheet("site", *heads, title=f"federated against {other}, {unit}")
+    table.add_column("use")
+    verdicts = ((site, result.verdict(site, against)) for site in result.sites)
+    rows = [(site, found) for site, found in verdicts if found is not None]
     for site, of in [*rows, ("mean", whole)]:
         gain, low, high = (f"{x:+.3f}" if nats else f"{100 * x:+.1f}" for x in of[:3])
-        table.add_row(Text(site), gain, f"{low} to {high}", gap_of(of.gap), result.cost, of.use)
-    table.caption = f"gap closed: {whole.gap.why}" if whole.gap and whole.gap.why else None
+        p_value = "–" if of.p_value is None else f"{of.p_value:.4f}"
+        cells = (gain, f"{low} to {high}", p_value, gap_of(of.gap), of.use)
+        table.add_row(Text(site), *cells)
+    told = [f"cost of the federation at a site: {result.cost}"] if against == "alone" else []
+    told += [] if all(of.paired for _, of in rows) else [UNPAIRED]
+    told += [f"gap closed: {whole.gap.why}"] if whole.gap and whole.gap.why else []
+    table.caption = "\n".join(told) or None
     return table
 
 
@@ -293,23 +341,30 @@ def _averages(scores: list[Mapping[str, Any]]) -> str:
     return _side_by_side(numbers)
 
 
-def _side_by_side(cells: list[str]) -> str:
-    return "".join(f"{cell:>5}" for cell in cells[:-1]) + f"{cells[-1]:>6}"
+def _side_by_side(cells: Sequence[str]) -> str:
+    """Return short numbers or heads as one cell, each with room for 100.0."""
+    return f"{cells[0]:>5}" + "".join(f"{cell:>6}" for cell in cells[1:])
 
 
 def score_table(scores: Mapping[str, Any]) -> Table:
-    """Precision, recall and F1 in percent, all types together and one by one."""
-
-    def numbers(score: Mapping[str, Any]) -> list[str]:
-        keys = ("precision", "recall", "f1")
-        return [number_of(score[kind][key]) for kind in ("strict", "relaxed") for key in keys]
-
-    table = sheet("type", "mentions", "strict P", "R", "F1", "relaxed P", "R", "F1")
-    for label, score in scores["by_type"].items():
-        table.add_row(Text(label), str(score["support"]), *numbers(score))
+    """Return precision, recall and F1 in percent, all types together and one by one."""
+    kinds = ["strict", "relaxed"]
+    rows: dict[str, Any] = dict(scores["by_type"])
+    if any(map(overlap_differs, [scores, *rows.values()])):
+        kinds.append("relaxed_one_to_one")
+    table = compact_sheet("type", "mentions")
+    for kind in kinds:
+        heads = _side_by_side([column[1] for column in SCORES[kind]["columns"]])
+        heading = str(SCORES[kind]["heading"])
+        table.add_column(f"{heading:^{len(heads)}}\n{heads}", justify="right", no_wrap=True)
+    for label, score in rows.items():
+        cells = (_measures(score, kind) for kind in kinds)
+        table.add_row(Text(label), str(score["support"]), *cells)
     table.add_section()
-    support = sum(score["support"] for score in scores["by_type"].values())
-    table.add_row("all", str(support), *numbers(scores), style="bold")
+    support = sum(score["support"] for score in rows.values())
+    cells = (_measures(scores, kind) for kind in kinds)
+    table.add_row("all", str(support), *cells, style="bold")
+    table.caption = ONE_TO_ONE if "relaxed_one_to_one" in kinds else None
     return table
 
 
@@ -346,31 +401,53 @@ def patient_score_table(scores: Mapping[str, Any]) -> Table:
 
 
 def comparison_table(found: Comparison) -> Table:
-    """What `fednotes compare` prints, in percent."""
+    """Return what `fednotes compare` prints, in percent."""
     title = f"{found.kind}: {found.condition} minus {found.against}, {found.samples:,} resamples"
-    heads = ("site", found.condition, found.against, "difference", "95 % interval", "p")
     gaps = found.gaps if any(found.gaps.values()) else {}
-    table = sheet(*heads, *(["gap closed"] if gaps else []), title=title)
-    told = []
-    if found.kind == "macro F1":
-        told.append("a class counts where either model knows it, in reports where its own does")
-    if any((of.low > 0 or of.high < 0) != (of.p_value < 0.05) for of in found.tests.values()):
-        told.append(
-            "interval and p are two questions of skewed resamples, as of few notes: where the "
-            "two disagree, claim no difference"
-        )
-    table.caption = "\n".join(told) or None
+    table = compact_sheet("site", title=title)
+    for side in (found.condition, found.against):
+        heads = _side_by_side(["P", "R", "F1"]) if found.scores else ""
+        table.add_column(f"{side:^{len(heads)}}\n{heads}", justify="right", no_wrap=True)
+    for head in ("differ-\nence", "95 %", "p", *(["gap\nclosed"] if gaps else [])):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.caption = "\n".join(_comparison_notes(found)) or None
     for site, test in found.tests.items():
+        if found.scores:
+            pair = (_precision_recall_f1(side) for side in found.scores[site])
+        else:
+            pair = (number_of(value) for value in (test.f1_a, test.f1_b))
         table.add_row(
-            site,
-            number_of(test.f1_a),
-            number_of(test.f1_b),
+            Text(site),
+            *pair,
             f"{100 * test.difference:+.1f}",
             f"{100 * test.low:+.1f} to {100 * test.high:+.1f}",
             f"{test.p_value:.4f}",
             *([gap_of(gaps.get(site))] if gaps else []),
         )
     return table
+
+
+def _precision_recall_f1(scores: Mapping[str, float]) -> str:
+    return _side_by_side([number_of(scores[name]) for name in ("precision", "recall", "f1")])
+
+
+def _comparison_notes(found: Comparison) -> Iterator[str]:
+    """Yield what a reader of a comparison should know."""
+    if found.kind == "macro F1":
+        yield "a class counts where either model knows it, in reports where its own does"
+    tests = found.tests.values()
+    if any((of.low > 0 or of.high < 0) != (of.p_value < ALPHA) for of in tests):
+        yield (
+            "where the interval and p disagree, as with few and skewed resamples, claim no "
+            "difference"
+        )
+    for site, (first, second) in found.one_to_one.items():
+        test = found.tests[site]
+        if max(abs(first - test.f1_a), abs(second - test.f1_b)) > OVERLAP_POINTS:
+            yield (
+                f"{escape(site)}: one to one, F1 is {number_of(first)} and {number_of(second)}: a "
+                "long mention matches several; compare with --metric relaxed_one_to_one"
+            )
 
 
 def audit_table(found: Audit) -> Table:

@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fednotes.core.errors import ModelError
 from fednotes.core.update import Tensors, Total, Update
 
@@ -110,7 +113,7 @@ class SiteTasks(Protocol):
 
 
 class MethodSite(SiteTasks, Protocol):
-    """What a job asks of a method's site besides; the last three have defaults.
+    """What a job asks of a method's site besides; the last four have defaults.
 
     num_examples: it trains on. scores: on its own test data, once it has finished.
     """
@@ -128,6 +131,17 @@ class MethodSite(SiteTasks, Protocol):
         """The steps, tokens, patients and smallest batch behind an update of this task, as far as
         they bound what it tells; a site's policy asks."""
         return {}
+
+    def document_counts(self, site: str) -> NDArray[np.int64] | None:
+        """Strict counts of the finished model on the test documents of a site, by document.
+
+        Two conditions are compared by them document by document. They never leave the site.
+
+        Returns:
+            (documents, 4): right predictions, predictions, found gold mentions, gold mentions;
+            None where the site was not judged, or not on documents.
+        """
+        return None
 
     @property
     def eta(self) -> float | None:
@@ -175,6 +189,8 @@ class Method:
     alone(config, sites): each site's configuration where it trains by itself.
     pooled(config, sites, complete): the sites and the configuration of one model of all data;
     complete: the same texts with every type annotated, if known.
+    control(config): the configuration of sites that train as in the federation and share nothing,
+    which the federation has to beat; None where the method has no such control.
     traffic(config, sizes): bytes that a site sends and is sent at most in a run; None: not known.
     judged(metrics): summed counts of "evaluate" as numbers for people, among them "held_out", of
     which more is better (-inf where nothing is held out).
@@ -202,6 +218,7 @@ class Method:
     trains: tuple[str, ...] = (TRAIN,)
     for_sites: Callable[[Any, Any], Any] = lambda config, sites: config
     alone: Callable[[Any, Any], tuple[Any, ...]] = lambda config, sites: (config,) * len(sites)
+    control: Callable[[Any], Any] = lambda config: None
     traffic: Callable[[Any, Sizes], tuple[int, int] | None] = lambda config, sizes: None
     warnings: Callable[[Any], tuple[str, ...]] = lambda config: ()
     size_warnings: Callable[[Any, Sizes], tuple[str, ...]] = lambda config, sizes: ()

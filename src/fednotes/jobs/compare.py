@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,15 @@ from fednotes.jobs.job import POOLED, Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import CONDITIONS, read_result
 from fednotes.jobs.simulate import recorded
-from fednotes.metrics.compare import Bootstrap, paired_bootstrap, paired_patients
+from fednotes.metrics.classification import macro_measures
+from fednotes.metrics.compare import (
+    BOOTSTRAP_SAMPLES,
+    Bootstrap,
+    paired_bootstrap,
+    paired_patients,
+)
 from fednotes.metrics.gap import Gap
+from fednotes.metrics.spans import Scores, SpanCounts
 from fednotes.patients.cohort import SitePatients
 from fednotes.patients.phenotyper import Phenotyper, load_phenotyper
 from fednotes.taggers.saving import load_model
@@ -28,6 +35,8 @@ ALL_SITES = "all sites"  # the row of runs whose sites share their test patients
 class Comparison(NamedTuple):
     """`condition` minus `against`: a test for each site. kind: of score.
 
+    scores: site → precision, recall and F1 of both sides; empty for AUROC. one_to_one: site → F1
+    of both sides where overlapping mentions are paired one to one, of metric "relaxed" alone.
     gaps: where a run's federated models are compared with its own of sites alone, how much of
     pooled - alone they close at each site.
     """
@@ -38,6 +47,8 @@ class Comparison(NamedTuple):
     samples: int
     tests: dict[str, Bootstrap]
     gaps: dict[str, Gap | None]
+    scores: dict[str, tuple[Scores, Scores]]
+    one_to_one: dict[str, tuple[float, float]]
 
 
 def compare(
@@ -46,12 +57,13 @@ def compare(
     condition: str = "federated",
     against: str = "alone",
     metric: str = "strict",
-    samples: int = 10_000,
+    samples: int = BOOTSTRAP_SAMPLES,
 ) -> Comparison:
     """A paired bootstrap, site by site: `condition` of run a minus `against` of run b (or of a).
 
-    Both runs' saved taggers tag the test data of run a's job again. metric: "strict" or "relaxed";
-    runs on patients are compared by macro F1 ("strict") or "auroc", see `compare_patients`.
+    Both runs' saved taggers tag the test data of run a's job again. metric: "strict",
+    "relaxed" (any overlap) or "relaxed_one_to_one"; runs on patients are compared by macro F1
+    ("strict") or "auroc", see `compare_patients`.
     Raises DataError if the runs do not have the same test data or a model is missing.
     """
     a, b = (path_of(run, "a run's folder") for run in (a, a if b is None else b))
@@ -76,21 +88,38 @@ def compare(
     own = load_sites(job).data
     others = own if a.resolve() == b.resolve() else load_sites(other_job).data
     if patients:
-        found = compare_patients((a, own, condition), (b, others, against), samples, metric)
+        tests = compare_patients((a, own, condition), (b, others, against), samples, metric)
         kind = "macro AUROC" if metric == "auroc" else "macro F1"
-        return Comparison(kind, condition, against, samples, found, gaps)
+        found = {site: each.test for site, each in tests.items()}
+        measured = {site: each.scores for site, each in tests.items() if each.scores is not None}
+        return Comparison(kind, condition, against, samples, found, gaps, measured, {})
     require_same(a, job, own)
     require_same(b, other_job, others)
     other = {site.id: [d.text for d in site.test] for site in others}
     found = {}
+    scores: dict[str, tuple[Scores, Scores]] = {}
+    one_to_one: dict[str, tuple[float, float]] = {}
     for site in own:
         if other.get(site.id) != [d.text for d in site.test]:
             raise DataError(f"{a} and {b} do not have the same test data at site {site.id!r}")
         one, two = (_predict(*side, site) for side in ((a, condition), (b, against)))
-        found[site.id] = paired_bootstrap(
-            site.test, one, two, metric, samples, types=site.tags.types
-        )
-    return Comparison(f"{metric} F1", condition, against, samples, found, gaps)
+        types = judged_types(job, site)
+        found[site.id] = paired_bootstrap(site.test, one, two, metric, samples, types=types)
+        sides = [SpanCounts.of(site.test, said, types=types).total for said in (one, two)]
+        scores[site.id] = (sides[0].score(metric), sides[1].score(metric))
+        if metric == "relaxed":
+            matched = [side.score("relaxed_one_to_one")["f1"] for side in sides]
+            one_to_one[site.id] = (matched[0], matched[1])
+    kind = f"{metric} F1"
+    return Comparison(kind, condition, against, samples, found, gaps, scores, one_to_one)
+
+
+def judged_types(job: Job, site: SiteData) -> tuple[str, ...]:
+    """Return the types by which a run judges a site's predictions on its test data."""
+    method_site = job.module.Site
+    judging = method_site.made if hasattr(method_site, "made") else method_site
+    types: tuple[str, ...] = judging.judged_types(site)
+    return types
 
 
 def require_same(run: Path, job: Job, sites: Sequence[SiteData]) -> None:
@@ -133,9 +162,17 @@ Side = tuple[Path, Sequence[SitePatients], str]  # a run, its sites, a condition
 Block = tuple[np.ndarray, np.ndarray, np.ndarray]  # labels, what both say: (patients, diseases)
 
 
+class PatientTest(NamedTuple):
+    """A paired test of phenotypes. scores: macro precision, recall and F1 of both sides; None where
+    rankings are compared."""
+
+    test: Bootstrap
+    scores: tuple[Scores, Scores] | None
+
+
 def compare_patients(
     a: Side, b: Side, samples: int, metric: str = "strict"
-) -> dict[str, Bootstrap]:
+) -> dict[str, PatientTest]:
     """Macro F1 of phenotypes, a minus b, on the same labelled test patients of each site.
 
     Where all sites have the same test patients, "all sites" too: the mean of the sites' macro
@@ -165,7 +202,7 @@ def compare_patients(
             predicted.append(model.rank(bags) if metric == "auroc" else model.classes(bags))
         classes = [sorted({*x, *y}) for x, y in zip(*known, strict=True)]
         block = (site.test.labels[rows], predicted[0], predicted[1])
-        found[site.id] = paired_patients(*block, metric=metric, classes=classes, samples=samples)
+        found[site.id] = _patient_test(block, classes, samples, metric)
         blocks.append((tuple(site.test.patients[row] for row in rows), block, classes))
         folders.add(tuple(used))
     if not found:
@@ -177,8 +214,19 @@ def compare_patients(
     # Each site's diseases stand side by side, so a drawn patient is drawn at every site.
     labels, one, two = (np.concatenate([b[i] for _, b, _ in blocks], axis=1) for i in range(3))
     together = [each for _, _, classes in blocks for each in classes]
-    options: Any = {"metric": metric, "classes": together, "samples": samples}
-    return found | {ALL_SITES: paired_patients(labels, one, two, **options)}
+    return found | {ALL_SITES: _patient_test((labels, one, two), together, samples, metric)}
+
+
+def _patient_test(
+    block: Block, classes: Sequence[Sequence[int]], samples: int, metric: str
+) -> PatientTest:
+    """Compare what two models say of the same patients."""
+    labels, one, two = block
+    test = paired_patients(labels, one, two, metric=metric, classes=classes, samples=samples)
+    if metric == "auroc":
+        return PatientTest(test, None)
+    sides = [macro_measures(labels, classes, predicted) for predicted in (one, two)]
+    return PatientTest(test, (sides[0], sides[1]))
 
 
 def _same_test(a: SitePatients, b: SitePatients) -> bool:

@@ -32,7 +32,7 @@ from fednotes.jobs.job import (
     SiteKind,
 )
 from fednotes.jobs.kinds import documents, notes, patients
-from fednotes.jobs.results import CONDITIONS
+from fednotes.jobs.results import CONDITIONS, OWN_MIX
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND
 
@@ -42,6 +42,7 @@ FILLED_IN = {
     *("seed", "tags", "platforms", "model", "space", "phenotypes", "questionable", "vectors"),
     *("shared_tags", "sites", "privacy", "min_sites"),
 }
+DEFAULT_CONDITIONS = ("alone", "federated", "pooled")  # and the control of a method that has one
 DEFAULT_PRESET = "best"  # of a job that names none
 _TABLES = {"training", "model", "sites", "synthetic", "silos", "federation", "privacy"}.union(
     *(kind.tables for kind in KINDS.values())
@@ -63,7 +64,9 @@ class TopConfig:
             method has published settings. The keys below override them.
         seed: Seed of all random numbers: the same job with the same seed gives the same run.
         conditions: What is trained: "alone" (each site by itself), "federated", and "pooled"
-            (all notes in one place).
+            (all notes in one place). With method "personal", "own-mix" too: each site mixes two
+            models of its own, without partners. It is part of the default there, and takes as
+            long as "federated".
         threads: Number of threads that this process computes with.
     """
 
@@ -72,12 +75,12 @@ class TopConfig:
     notes: str = ""
     preset: str = DEFAULT_PRESET
     seed: int = 1
-    conditions: tuple[str, ...] = CONDITIONS
+    conditions: tuple[str, ...] = DEFAULT_CONDITIONS
     threads: int = 1
 
     def __post_init__(self) -> None:
         if not self.conditions:
-            raise ConfigError(f"conditions = []: name some of {', '.join(CONDITIONS)}")
+            raise ConfigError(f"conditions = []: name some of {', '.join(DEFAULT_CONDITIONS)}")
         for condition in self.conditions:
             if condition not in CONDITIONS:
                 raise ConfigError(f"conditions has {condition!r}; {nearest(condition, CONDITIONS)}")
@@ -122,6 +125,22 @@ def load_table(name: str | Path, settings: tuple[str, ...] = ()) -> tuple[dict[s
     return table, path
 
 
+def _conditions(
+    top: TopConfig, method: Method, config: Any, table: Mapping[str, Any], where: str
+) -> tuple[str, ...]:
+    """Return the conditions of a job in their fixed order, with the control of its method."""
+    asked = set(top.conditions)
+    has_control = method.control(config) is not None
+    if OWN_MIX in asked and not has_control:
+        raise ConfigError(
+            f'{where}: conditions has "{OWN_MIX}", which is a control of method = "personal" '
+            "without [privacy]: leave it out"
+        )
+    if "conditions" not in table and has_control:
+        asked.add(OWN_MIX)
+    return tuple(condition for condition in CONDITIONS if condition in asked)
+
+
 def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> Job:
     """A job from its tables. Raises ConfigError."""
     top_keys = {f.name for f in fields(TopConfig)}
@@ -164,7 +183,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         title=top.title or name,
         method=top.method,
         seed=top.seed,
-        conditions=tuple(c for c in CONDITIONS if c in top.conditions),
+        conditions=_conditions(top, method, config, table, where),
         threads=top.threads,
         config=config,
         kind=kind,

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 VERSION = 1  # of summary.json; before it, files had none
 PROMISED = "promise.json"  # beside a real site's own scores: what was promised of privacy
-CONDITIONS = ("alone", "federated", "pooled")
+OWN_MIX = "own-mix"  # each site mixes two models of its own: the control of method "personal"
+CONDITIONS = ("alone", OWN_MIX, "federated", "pooled")
+BASELINES = ("alone", OWN_MIX)  # what the federation is compared with at each site
 SUMMARY, METRICS, AUDIT = "summary.json", "metrics.jsonl", "audit.json"
 _SHOWN = shipped("jobs/scores.toml")
 SCORES: Mapping[str, Mapping[str, Any]] = _SHOWN["scores"]  # how each kind of score is shown
@@ -49,6 +51,21 @@ Share = Annotated[FiniteFloat, Interval(ge=0, le=1)]
 M = TypeVar("M", bound=BaseModel)
 
 
+class PairedDifference(BaseModel):
+    """A difference of two models' strict F1 on the same test documents, by a paired bootstrap.
+
+    difference: federated − another condition, a fraction. low, high: the 95 % interval.
+    p_value: the two-sided bootstrap p.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    difference: FiniteFloat
+    low: FiniteFloat
+    high: FiniteFloat
+    p_value: Share
+
+
 class RunResult(BaseModel):
     """summary.json: fractions, not percent.
 
@@ -58,7 +75,9 @@ class RunResult(BaseModel):
     test data together; valid: what the kept models were judged by, `mean` and `sites`. privacy:
     condition → what its training promises (`privacy/promise.py`). metrics: of sums, between real
     sites. conditions: rounds, seconds and bytes of each. marks: condition → why its scores are not
-    to be read beside the others' as they are. config: the job's tables.
+    to be read beside the others' as they are. config: the job's tables. paired: condition → site →
+    federated − that condition by a paired test, where both models were judged on the same
+    documents; paired_mean: condition → that of the means over the sites.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -83,6 +102,8 @@ class RunResult(BaseModel):
     metrics: dict[str, Any] = {}
     conditions: dict[str, dict[str, Any]] = {}
     marks: dict[str, str] = {}
+    paired: dict[str, dict[str, PairedDifference]] = {}
+    paired_mean: dict[str, PairedDifference] = {}
     config: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     notes: list[str] = []
@@ -112,9 +133,19 @@ class RunResult(BaseModel):
         found = self.verdict(site)
         return None if found is None else found.gap
 
-    def verdict(self, site: str | None = None) -> Verdict | None:
-        """What the federation gave over each site alone: to one site, or to the means."""
-        return verdict([*self.sites.values()] if site is None else [self.sites.get(site, {})])
+    def verdict(self, site: str | None = None, against: str = "alone") -> Verdict | None:
+        """Return what the federation gave over another condition: to one site, or to the means.
+
+        It comes from the paired test where the run has one, else from an unpaired interval.
+
+        Args:
+            site: The site; None for the means over the sites.
+            against: "alone", or "own-mix" in a run of method "personal".
+        """
+        if site is None:
+            return verdict([*self.sites.values()], self.paired_mean.get(against), against)
+        paired = self.paired.get(against, {}).get(site)
+        return verdict([self.sites.get(site, {})], paired, against)
 
     def interval(self, site: str, condition: str) -> tuple[float, float] | None:
         """Where the F1 of one site's model lies in 95 % of tests with as much test data."""
@@ -185,7 +216,8 @@ class Outcome(BaseModel):
     """done.json: what a finished part of a run left. scores: of each site, valid likewise.
 
     examples: of all its sites, that it was trained on. described: how much of the model travels,
-    for people. eta: the trained and sent share.
+    for people. eta: the trained and sent share. documents: site → counts of each of its test
+    documents (`MethodSite.document_counts`), by which two conditions are compared.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -199,6 +231,7 @@ class Outcome(BaseModel):
     described: str = ""
     eta: float | None = None
     valid: dict[str, float | None] = {}
+    documents: dict[str, list[list[int]]] = {}
 
 
 class Leak(BaseModel):

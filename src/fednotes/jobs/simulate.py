@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 
 import fednotes
@@ -34,11 +35,14 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job import POOLED, Job, Progress, Sites, load_sites
 from fednotes.jobs.results import (
+    BASELINES,
     HINTS,
     METRICS,
+    OWN_MIX,
     SUMMARY,
     VERSION,
     Outcome,
+    PairedDifference,
     RunResult,
     Scores,
     add_line,
@@ -48,7 +52,7 @@ from fednotes.jobs.results import (
     size,
     some_of,
 )
-from fednotes.metrics.compare import mean_scores, summed_scores
+from fednotes.metrics.compare import Bootstrap, mean_scores, paired_sites, summed_scores
 
 LONG = 3600.0  # seconds; a person is asked about more
 LARGE = 10e9  # bytes of a site, likewise
@@ -213,6 +217,8 @@ def parts_of(job: Job, sites: Sites, config: Any) -> list[Part]:
     if "alone" in job.conditions:
         own = zip(sites.data, job.module.alone(config, sites.data), strict=True)
         found += [Part("alone", (site,), settings, site.id, **told) for site, settings in own]
+    if OWN_MIX in job.conditions:
+        found.append(Part(OWN_MIX, sites.data, job.module.control(config), **told))
     if "federated" in job.conditions:
         found.append(Part("federated", sites.data, config, **told))
     if "pooled" in job.conditions:
@@ -313,10 +319,14 @@ class _Run:
         final = module.train(engine, part.config)
         self.display.end()
         scores = {member.id: dict(member.scores) for member in members}
+        judges = {member.id: member for member in members}
         if members[0].id == POOLED:
             scores = {site.id: members[0].scores_on(site) for site in sites}
+            judges = {site.id: members[0] for site in sites}
+        by_document = {id: judge.document_counts(id) for id, judge in judges.items()}
         return Outcome(
             scores=scores,
+            documents={id: c.tolist() for id, c in by_document.items() if c is not None},
             rounds=final.round,
             seconds=engine.seconds,
             bytes_up=engine.bytes_up,
@@ -363,6 +373,9 @@ def _result(
     conditions = {c: {k: sum(getattr(o, k) for o in own) for k in spent} for c, own in by.items()}
     mean = {c: mean_scores([of[site] for site in ids]) for c, of in each.items()}
     federated = outcomes.get("federated")
+    paired = {c: _paired(by, c) for c in BASELINES if c in by}
+    sites_paired = {c: each for c, (each, _) in paired.items() if each}
+    means_paired = {c: whole for c, (_, whole) in paired.items() if whole is not None}
     return RunResult(
         version=VERSION,
         title=job.title,
@@ -386,6 +399,8 @@ def _result(
         },
         conditions=conditions,
         marks=marks(parts),
+        paired=sites_paired,
+        paired_mean=means_paired,
         config=dict(job.table),
         versions=versions(),
         notes=[
@@ -395,6 +410,41 @@ def _result(
             *job.kind.hints(scores, sites.data),
             *pooled_below_alone(mean, conditions, parts, len(ids)),
         ],
+    )
+
+
+def _paired(
+    by: Mapping[str, Sequence[Outcome]], against: str
+) -> tuple[dict[str, PairedDifference], PairedDifference | None]:
+    """Compare each site's federated model with that of another condition, on the same documents.
+
+    Args:
+        by: Condition to the outcomes of its parts.
+        against: The other condition.
+
+    Returns:
+        The difference at each site, and that of the means; nothing where one of the two
+        conditions was not trained, or a site has no counts of its documents.
+    """
+    counts: dict[str, dict[str, Any]] = {}
+    for condition in ("federated", against):
+        found = {
+            site: rows
+            for outcome in by.get(condition, ())
+            for site, rows in outcome.documents.items()
+        }
+        counts[condition] = {s: np.reshape(rows, (-1, 4)) for s, rows in found.items()}
+    federated, other = counts["federated"], counts[against]
+    if federated.keys() != other.keys():
+        return {}, None
+    sites, mean = paired_sites({site: (federated[site], other[site]) for site in federated})
+    told = {site: _difference_of(found) for site, found in sites.items()}
+    return told, None if mean is None else _difference_of(mean)
+
+
+def _difference_of(found: Bootstrap) -> PairedDifference:
+    return PairedDifference(
+        difference=found.difference, low=found.low, high=found.high, p_value=found.p_value
     )
 
 

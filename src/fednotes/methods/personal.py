@@ -37,6 +37,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from annotated_types import Interval
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -364,6 +365,10 @@ class Site(finetune.Site):
             found[name] = {kind: counts.scores()[kind] for kind in ("strict", "relaxed")}
         return found
 
+    def document_counts(self, site: str) -> NDArray[np.int64] | None:
+        """Return the counts of what is saved; see `MethodSite`."""
+        return self.own.document_counts(site)
+
     def scores_on(self, site: SiteData) -> dict[str, Any]:
         """As there, of what is saved."""
         return self.own.scores_on(site)
@@ -422,6 +427,17 @@ def alone(config: Config, sites: Sequence[SiteData]) -> tuple[finetune.Config, .
     return finetune.alone(plain(config, config.tags), sites)
 
 
+def control(config: Config) -> Config | None:
+    """Return the settings with which each site mixes two models of its own, without partners.
+
+    Only what such a federation gains over this mix comes from the other sites. With differential
+    privacy nothing is mixed, so there is no control.
+    """
+    if config.privacy is not None:
+        return None
+    return replace(config, share_change=False, share_outputs="none", shared_tags=())
+
+
 def pooled(
     config: Config, sites: Sequence[SiteData], complete: Sequence[SiteData] | None
 ) -> tuple[tuple[SiteData, ...], finetune.Config]:
@@ -457,6 +473,7 @@ METHOD = Method(
     models=lambda: {"token-classifier": TokenClassifierConfig},
     for_sites=for_sites,
     alone=alone,
+    control=control,
     traffic=traffic,
     warnings=begun_from,
     size_warnings=averaging.size_warnings,

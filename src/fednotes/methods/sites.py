@@ -9,8 +9,10 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 import torch
 from annotated_types import Ge, Gt, Interval
+from numpy.typing import NDArray
 from pydantic import AllowInfNan
 from torch import Tensor
 
@@ -27,7 +29,7 @@ from fednotes.core.tensors import (
 )
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.metrics.spans import SpanCounts, forms_of
+from fednotes.metrics.spans import SpanCounts, document_counts, forms_of
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Model, ModelConfig
 from fednotes.taggers.saving import build_model, save_model
@@ -303,6 +305,7 @@ class MentionSite(MethodSite):
         if self.num_examples == 0:
             raise ConfigError(f"site {data.id!r} has no training sentence")
         self.scores: dict[str, Any] = {}
+        self._by_document: dict[str, NDArray[np.int64]] = {}  # site → counts of its test documents
 
     @property
     def id(self) -> str:
@@ -345,7 +348,7 @@ class MentionSite(MethodSite):
 
     def tested(self) -> Update:
         """Test counts of the present model, which is written."""
-        counts = self.counts("test", self._forms(self.data))
+        counts = self._test_counts(self.data, self.test_set)
         self.scores = self._scores(counts)
         if self.directory is not None:
             save_model(self.model, self.directory / "model")
@@ -355,8 +358,19 @@ class MentionSite(MethodSite):
 
     def scores_on(self, site: SiteData) -> dict[str, Any]:
         """This model's scores on another site's test data, that site's own types only."""
-        types = self.judged_types(site)
-        return self._scores(self._counts(site.test, site.test, types, self._forms(site)))
+        return self._scores(self._test_counts(site, site.test))
+
+    def document_counts(self, site: str) -> NDArray[np.int64] | None:
+        """Return the counts of a site's test documents, (documents, 4); see `MethodSite`."""
+        return self._by_document.get(site)
+
+    def _test_counts(
+        self, site: SiteData, corpus: PreparedCorpus | Sequence[Document]
+    ) -> SpanCounts:
+        """Judge the present model on a site's test data, and keep the counts by document."""
+        predicted, types = self.model.predict(corpus), self.judged_types(site)
+        self._by_document[site.id] = document_counts(site.test, predicted, types=types)
+        return SpanCounts.of(site.test, predicted, seen=self._forms(site), types=types)
 
     def _forms(self, site: SiteData) -> frozenset[str]:
         return frozenset(forms_of(site.train)) if self.tells_forms else frozenset()

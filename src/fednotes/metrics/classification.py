@@ -162,6 +162,23 @@ def macro_f1(
     return _macro((drawn @ ones).reshape(len(drawn), outputs, 3, 4))[..., 2]
 
 
+def macro_measures(
+    labels: NDArray[Any], classes: Sequence[Sequence[int]] | None, predicted: NDArray[Any]
+) -> dict[str, float]:
+    """Return macro precision, recall and F1 of predictions, each (patients, outputs).
+
+    Args:
+        labels: (patients, outputs).
+        classes: As of `ClassCounts.of`.
+        predicted: (patients, outputs).
+    """
+    outputs = labels.shape[1]
+    cells = _cells(labels, predicted, outputs, classes)  # (patients, outputs)
+    ones = (cells[:, :, None] == np.arange(12)).sum(axis=0).astype(np.float64)
+    measures = _macro(ones.reshape(1, outputs, 3, 4))[0]
+    return dict(zip(("precision", "recall", "f1"), measures.tolist(), strict=True))
+
+
 def macro_auroc(labels: NDArray[Any], scores: NDArray[Any], drawn: Floats) -> Floats:
     """Macro AUROC of scores (patients, outputs), over the outputs to which a draw leaves both
     classes."""

@@ -25,6 +25,7 @@ from fednotes.metrics.classification import (
 from fednotes.metrics.spans import document_counts, micro_scores
 
 Score = Callable[[Floats], Floats]
+BOOTSTRAP_SAMPLES = 10_000  # of every comparison, unless a person asks for another number
 FEWEST_SEEDS = 5  # with fewer no difference is claimed
 
 
@@ -104,13 +105,21 @@ def bootstrap(
 ) -> Bootstrap:
     """Do two systems differ by more than the choice of documents, or patients?
 
-    These are drawn with replacement, the same ones for both systems. The p value is the share of
-    resamples whose difference lies as far from the observed one as that lies from zero, the
-    observed one counted among them (Berg-Kirkpatrick et al. 2012, two-sided).
+    These are drawn with replacement, the same ones for both systems. The p value is the two-sided
+    bootstrap p: the share of resamples whose difference is at least as far from the observed one
+    as that is from zero, the observed one counted among them (Berg-Kirkpatrick et al. 2012).
 
     systems: two; how often each unit is drawn, (draws, units) → the system's score, (draws,). what:
     what units are, for messages. Raises ConfigError for samples < 1, DataError for no units.
     """
+    scores, drawn = _resampled(systems, units, samples, seed, what)
+    return _bootstrap_of(scores, drawn)
+
+
+def _resampled(
+    systems: Sequence[Score], units: int, samples: int, seed: int, what: str
+) -> tuple[tuple[float, float], Floats]:
+    """Return both systems' scores, and the differences of all resamples, (samples,)."""
     if samples < 1:
         raise ConfigError(f"a bootstrap needs at least one sample, not {samples}")
     if not units:
@@ -118,10 +127,17 @@ def bootstrap(
     a, b = systems
     of_a, of_b = (float(score(np.ones((1, units)))[0]) for score in systems)
     drawn = np.concatenate([a(each) - b(each) for each in weights(units, samples, seed)])
+    return (of_a, of_b), drawn
+
+
+def _bootstrap_of(scores: tuple[float, float], drawn: Floats) -> Bootstrap:
+    """Return the interval and the p value that resampled differences give."""
+    of_a, of_b = scores
+    difference, samples = of_a - of_b, len(drawn)
     low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
     # The tolerance makes a tie a tie whatever the last bit of the divisions.
-    extreme = int((np.abs(drawn - (of_a - of_b)) >= abs(of_a - of_b) - 1e-12).sum())
-    return Bootstrap(of_a, of_b, of_a - of_b, low, high, (1 + extreme) / (1 + samples), samples)
+    extreme = int((np.abs(drawn - difference) >= abs(difference) - 1e-12).sum())
+    return Bootstrap(of_a, of_b, difference, low, high, (1 + extreme) / (1 + samples), samples)
 
 
 def paired_bootstrap(
@@ -129,7 +145,7 @@ def paired_bootstrap(
     a: Sequence[Document],
     b: Sequence[Document],
     metric: str = "strict",
-    samples: int = 10_000,
+    samples: int = BOOTSTRAP_SAMPLES,
     seed: int = 0,
     types: Collection[str] | None = None,
 ) -> Bootstrap:
@@ -138,15 +154,55 @@ def paired_bootstrap(
     metric: "strict", "relaxed" or "relaxed_one_to_one". Raises ConfigError for an unknown
     metric or samples < 1, DataError if documents do not agree or there are none.
     """
+    counts = [document_counts(gold, said, metric, types) for said in (a, b)]
+    return bootstrap(_f1_scores(counts), len(gold), samples, seed, "document")
+
+
+def _f1_scores(counts: Sequence[NDArray[Any]]) -> list[Score]:
+    """Return micro F1 of resampled documents, for each system's `document_counts`."""
 
     def f1(counts: Floats, drawn: Floats) -> Floats:
         right, predicted, found, annotated = (drawn @ counts).T
         precision, recall = ratio(right, predicted), ratio(found, annotated)
         return ratio(2 * precision * recall, precision + recall)
 
-    # (documents, 4) each
-    counts = [document_counts(gold, said, metric, types).astype(np.float64) for said in (a, b)]
-    return bootstrap([partial(f1, own) for own in counts], len(gold), samples, seed, "document")
+    return [partial(f1, each.astype(np.float64)) for each in counts]
+
+
+def paired_sites(
+    counts: Mapping[str, tuple[NDArray[Any], NDArray[Any]]],
+    samples: int = BOOTSTRAP_SAMPLES,
+    seed: int = 0,
+) -> tuple[dict[str, Bootstrap], Bootstrap | None]:
+    """Compare two models of each site on the site's test documents, and the means over the sites.
+
+    Each site's result equals that of `paired_bootstrap`. For the means, every site's documents are
+    drawn by themselves.
+
+    Args:
+        counts: Site to the `document_counts` of both models, (documents, 4) each.
+        samples: Number of resamples.
+        seed: Seed of the draws.
+
+    Returns:
+        The difference at each site that has a test document, first model minus second, and the
+        difference of the means over all sites; None where no site has a test document.
+    """
+    found: dict[str, Bootstrap] = {}
+    drawn_of: list[Floats] = []
+    for place, (site, pair) in enumerate(counts.items()):
+        if not len(pair[0]):
+            drawn_of.append(np.zeros(samples))  # both models score 0 there, also in the means
+            continue
+        scores, drawn = _resampled(_f1_scores(pair), len(pair[0]), samples, seed, "document")
+        found[site] = _bootstrap_of(scores, drawn)
+        # Sites with equally many documents drew the same places: the order makes them independent.
+        drawn_of.append(np.random.default_rng((seed, place)).permutation(drawn))
+    if not found:
+        return {}, None
+    first = sum(each.f1_a for each in found.values()) / len(counts)
+    second = sum(each.f1_b for each in found.values()) / len(counts)
+    return found, _bootstrap_of((first, second), np.mean(drawn_of, axis=0))
 
 
 def paired_patients(
@@ -155,7 +211,7 @@ def paired_patients(
     b: NDArray[Any],
     metric: str = "f1",
     classes: Sequence[Sequence[int]] | None = None,
-    samples: int = 10_000,
+    samples: int = BOOTSTRAP_SAMPLES,
     seed: int = 0,
 ) -> Bootstrap:
     """Does the macro F1 of predictions, or the macro AUROC of scores, differ? Patients are drawn.
@@ -178,6 +234,7 @@ def paired_patients(
 MEASURES = {
     "strict": ("precision", "recall", "f1"),
     "relaxed": ("precision", "recall", "f1"),
+    "relaxed_one_to_one": ("precision", "recall", "f1"),
     "masked": ("loss", "perplexity", "accuracy"),
     "next_sentence": ("accuracy",),
     "phenotypes": ("precision", "recall", "f1"),

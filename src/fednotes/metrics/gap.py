@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import hypot, isfinite, sqrt
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fednotes.core.parsing import mapping, number
 from fednotes.metrics.compare import paired_t
 
+ALPHA = 0.05  # of a paired test, below which a difference is claimed
 WITHIN = "pooled - alone is within noise"
 BELOW = "pooled is below alone"
 
@@ -48,35 +49,83 @@ def of_sites(sites: Iterable[Site]) -> Gap | None:
     return of_difference(alone, federated, pooled, 2 * hypot(first, last))
 
 
+class Difference(Protocol):
+    """A difference of two models on the same test documents, by a paired bootstrap."""
+
+    @property
+    def difference(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+    @property
+    def p_value(self) -> float: ...
+
+
 class Verdict(NamedTuple):
-    """What a federation gave: federated - alone, and the interval that holds it in 95 % of tests;
-    gap: None without pooled."""
+    """What a federation gave: federated − another condition, with its 95 % interval.
+
+    gap: the share of pooled − alone that it closes; None without pooled. p_value: the two-sided
+    bootstrap p of a paired test; None where the interval is unpaired, because the two models'
+    predictions on the same test documents were not at hand. against: the other condition.
+    """
 
     gain: float
     low: float
     high: float
     gap: Gap | None
+    p_value: float | None = None
+    against: str = "alone"
+
+    @property
+    def paired(self) -> bool:
+        """Whether both models were compared document by document."""
+        return self.p_value is not None
 
     @property
     def use(self) -> str:
         """The model that the site should use."""
-        if self.low > 0:
+        winner = claimed(self.low, self.high, self.p_value)
+        if winner == 0:
+            return "no difference shown"
+        if winner > 0:
             return "federated"
-        return "its own" if self.high < 0 else "no difference shown"
+        return "its own" if self.against == "alone" else self.against
 
 
-def verdict(sites: Sequence[Site]) -> Verdict | None:
-    """Of sites' scores; the means over the sites that have both. None where none has.
+def claimed(low: float, high: float, p_value: float | None = None) -> int:
+    """Return the sign of a difference that is shown, 0 where none is.
 
-    The interval is that of two models judged on notes of their own, so many each: wider than where
-    both are judged note by note (`fednotes compare`), and it takes one run for all seeds.
+    A difference is shown where its 95 % interval excludes zero and, of a paired test, p < 0.05 too.
     """
-    found = _means(sites, "alone", "federated")
+    if p_value is not None and p_value >= ALPHA:
+        return 0
+    if low > 0:
+        return 1
+    return -1 if high < 0 else 0
+
+
+def verdict(
+    sites: Sequence[Site], paired: Difference | None = None, against: str = "alone"
+) -> Verdict | None:
+    """Return what a federation gave over another condition; None where no site has both scores.
+
+    Args:
+        sites: Scores of each site by condition; the means over the sites that have both count.
+        paired: The paired test of the same difference, if there is one. Without it the interval is
+            an unpaired one: wider than where both models are judged document by document.
+        against: The condition that the federation is compared with.
+    """
+    found = _means(sites, against, "federated")
     if not found:
         return None
-    (alone, one), (federated, other) = found
-    gain, by = federated - alone, 1.96 * hypot(one, other)
-    return Verdict(gain, gain - by, gain + by, of_sites(sites))
+    gap = of_sites(sites) if against == "alone" else None
+    if paired is not None:
+        test = (paired.difference, paired.low, paired.high)
+        return Verdict(*test, gap, paired.p_value, against)
+    (other_score, other_error), (federated, error) = found
+    gain, by = federated - other_score, 1.96 * hypot(other_error, error)
+    return Verdict(gain, gain - by, gain + by, gap, against=against)
 
 
 def _means(sites: Iterable[Site], *conditions: str) -> list[tuple[float, float]]:

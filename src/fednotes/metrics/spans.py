@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.parsing import number
 from fednotes.core.types import Counts, Document, Span, TagSet
 from fednotes.data.tags import encode, flatten, types_of
 from fednotes.data.text import normalise, tokenize
@@ -39,6 +40,7 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Scores = dict[str, float]
 
+OVERLAP_POINTS = 0.1  # by which F1 by any overlap may differ before one-to-one F1 is shown too
 DEFINITIONS = ("strict", "relaxed", "relaxed_one_to_one")
 KINDS = ("correct", "boundary", "type", "both", "missed", "spurious")  # of a `JudgedMention`
 
@@ -194,6 +196,21 @@ def micro_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Scores]:
     counts = [TypeCounts(**{k: round(v) for k, v in each["counts"].items()}) for each in scores]
     total = sum(counts, TypeCounts())
     return {definition: total.score(definition) for definition in DEFINITIONS}
+
+
+def overlap_differs(scores: Mapping[str, Any]) -> bool:
+    """Return whether F1 by any overlap is more than ten points away from one-to-one F1.
+
+    Any overlap lets one long mention match several short ones; one to one does not.
+
+    Args:
+        scores: As `SpanCounts.scores` gives them; what lacks one of the two does not differ.
+    """
+    pair = [number(scores, kind, "f1") for kind in ("relaxed", "relaxed_one_to_one")]
+    any_overlap, one_to_one = pair
+    if any_overlap is None or one_to_one is None:
+        return False
+    return abs(any_overlap - one_to_one) > OVERLAP_POINTS
 
 
 def token_kappa(one: Sequence[Document], other: Sequence[Document]) -> tuple[int, float | None]:

@@ -23,6 +23,7 @@ from fednotes.core.store import write_out, write_text
 from fednotes.jobs.results import (
     CONDITIONS,
     CURVES,
+    OWN_MIX,
     SCORES,
     SUMMARY,
     RunResult,
@@ -149,7 +150,8 @@ class _Page:
             "conditions": self.conditions,
             "tiles": list(self._tiles()),
             "groups": groups,
-            "verdicts": self._verdicts(),
+            "verdicts": self._verdicts("alone"),
+            "control": self._verdicts(OWN_MIX),
             "dots": self._dots(),
             "measures": measures,
             "lead": next((kind for kind, of in measures.items() if "lead" in of), ""),
@@ -165,9 +167,12 @@ class _Page:
             ],
         }
 
-    def _verdicts(self) -> list[tuple[str, Any, bool]]:
-        """Of each group that was trained alone and federated: what the federation gave it."""
-        found = [(n, self.result.verdict(None if mean else n), mean) for n, _, mean in self.groups]
+    def _verdicts(self, against: str) -> list[tuple[str, Any, bool]]:
+        """Return what the federation gave each group over another condition that it has too."""
+        found = [
+            (name, self.result.verdict(None if mean else name, against), mean)
+            for name, _, mean in self.groups
+        ]
         return [(name, of, mean) for name, of, mean in found if of is not None]
 
     def _has(self, kind: str, measures: Iterable[str] = ("f1",)) -> bool:
@@ -242,12 +247,15 @@ class _Page:
             for kind in sorted({kind for table in found.values() for kind in table}):
                 counts = (number(table, kind, "support") for table in found.values())
                 support = next((n for n in counts if n is not None), None)
-                f1s = [
-                    number(table, kind, of, "f1")
-                    for of in ("strict", "relaxed")
-                    for table in found.values()
-                ]
-                rows.append((kind, support, f1s))
+                measured = {
+                    condition: [
+                        number(table, kind, definition, measure)
+                        for definition in ("strict", "relaxed")
+                        for measure in ("precision", "recall", "f1")
+                    ]
+                    for condition, table in found.items()
+                }
+                rows.append((kind, support, measured))
             if rows:
                 yield name, list(found), rows
 

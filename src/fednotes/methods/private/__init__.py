@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError
@@ -414,6 +415,11 @@ class PrivateSite(MethodSite):
         """The finished model's scores on another site's test data."""
         found: dict[str, Any] = self.site.scores_on(site)
         return found
+
+    def document_counts(self, site: str) -> NDArray[np.int64] | None:
+        """Return the counts of the finished model; see `MethodSite`."""
+        counts: NDArray[np.int64] | None = self.site.document_counts(site)
+        return counts
 
     def covered(self, task: str) -> dict[str, int]:
         """One step, of as many sentences, or patients, as are expected."""
