@@ -286,7 +286,7 @@ PADDED = PhenotypeConfig(network=DanConfig(length=20))
     ("settings", "message"),
     [
         ({"min_patients": 10_000}, "min_patients = 10000 is asked"),
-        ({"minimum": 10_000}, "lower the minimum"),
+        ({"minimum": 10_000}, r"lower \[training\] minimum, or give more patients"),
         ({"cycles": 0}, "cycles = 0"),
         ({"classifier_cycles": 0}, "classifier_cycles = 0"),
         ({"proximal": 0.1}, 'updates = "dense"'),

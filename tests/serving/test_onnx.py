@@ -18,7 +18,7 @@ from small_classifiers import build, loud, notes
 from tiny_models import save_encoder
 from tiny_taggers import NO_DROPOUT, HashEncoder
 
-from fednotes.core.errors import FednotesError, MissingExtra
+from fednotes.core.errors import FednotesError, MissingExtra, ModelError
 from fednotes.core.types import Document, TagSet
 from fednotes.data.text import split_sentences
 from fednotes.serving.exports import export
@@ -185,3 +185,22 @@ def test_onnx_runtime_tells_nobody(tmp_path: Path) -> None:
     if not left[""]:
         pytest.skip("this build of it has no telemetry")
     assert not left["import fednotes; "]
+
+
+def test_an_encoder_without_a_graph_is_refused_in_plain_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Longformer asks for the length of its input in Python, which torch cannot trace. Its
+    message is coloured for a terminal."""
+    shape = {"max_position_embeddings": 66, "attention_window": [4, 4, 4], "pad_token_id": 0}
+    encoder = save_encoder(tmp_path / "longformer", "LongformerForMaskedLM", **shape)
+    save_model(build(encoder), tmp_path / "model")
+    capfd.readouterr()
+    with pytest.raises(ModelError, match="cannot be exported as an ONNX graph") as raised:
+        export(tmp_path / "model", "onnx", tmp_path / "out")
+    assert "def forward" not in capfd.readouterr().err  # torch prints the whole graph
+    told = str(raised.value)
+    assert told.isprintable()
+    assert "\\x1b" not in told
+    assert "[96m" not in told
+    assert told.endswith("train on another encoder, such as BERT or RoBERTa")

@@ -310,3 +310,13 @@ def test_low_rank_changes_are_saved_as_weights(
     changed.sum().backward()
     assert not [n for n, p in model.encoder.named_parameters() if p.grad is not None]
     assert all(bool(each.down.grad.any()) for each in model.changes)
+
+
+def test_attention_maps_of_an_encoder_without_them_are_refused_with_the_remedy(
+    tmp_path: Path,
+) -> None:
+    """ModernBERT has one map of queries, keys and values; all of its maps can be changed."""
+    modern = save_encoder(tmp_path / "modern", "ModernBertForMaskedLM", **MODERN)
+    with pytest.raises(ConfigError, match=r"no query and value.*: set \[model\] maps = \"all\""):
+        build(modern, train="lora", maps="attention")
+    assert "lora" in {name.split(".")[0] for name in build(modern, train="lora").trainable()}

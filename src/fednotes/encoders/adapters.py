@@ -255,12 +255,18 @@ class LoRA(nn.Module):
             linear.weight += self.scale * up @ down
 
 
-def targets(model: nn.Module, which: Changed = "attention") -> list[nn.Linear]:
-    """The linear maps that are changed, bottom to top.
+def targets(
+    model: nn.Module, which: Changed = "attention", *, other: str = 'set [model] maps = "all"'
+) -> list[nn.Linear]:
+    """Return the linear maps that are changed, bottom to top.
 
-    which: "attention", the queries and values; "all", every map of the stacked layers.
-    Raises ConfigError for an encoder where they are not to be found, or, of attention, differ in
-    size.
+    Args:
+        model: The encoder.
+        which: "attention", the queries and values; "all", every map of the stacked layers.
+        other: What to do where an encoder has stacked layers without queries and values.
+
+    Raises:
+        ConfigError: The maps cannot be found, or, of attention, differ in size.
     """
     named = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     if which == "all":
@@ -273,9 +279,10 @@ def targets(model: nn.Module, which: Changed = "attention") -> list[nn.Linear]:
             "attention": "no query and value projections of one size",
             "all": "no linear maps in stacked layers",
         }
+        stacked = any(re.search(r"\.\d+\.", name) for name, _ in named)
         raise ConfigError(
-            f'"lora": cannot change an encoder of the kind {kind!r} ({lacks[which]}); '
-            "BERT's and RoBERTa's can be"
+            f"low-rank changes cannot be made to an encoder of the kind {kind!r} ({lacks[which]}): "
+            f"{other if stacked and which == 'attention' else 'take an encoder such as BERT'}"
         )
     return maps
 

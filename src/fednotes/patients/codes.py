@@ -178,7 +178,7 @@ def choose(total_counts: Mapping[str, int], minimum: int) -> tuple[str, ...]:
         most = max(total_counts.values(), default=0)
         raise DataError(
             f"no category of codes has {minimum} patients (the most common one has {most}): "
-            "lower the minimum or give more patients"
+            "lower [training] minimum, or give more patients"
         )
     return chosen
 

@@ -200,7 +200,7 @@ def _cut(backbone: Backbone, found: tuple[Tensor, ...]) -> Backbone:
 
 @lru_cache(maxsize=8)
 def _maps(backbone: Backbone) -> list[nn.Linear]:
-    return targets(backbone.model)
+    return targets(backbone.model, other='take [model] kind = "token-classifier"')
 
 
 @lru_cache(maxsize=8)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -27,6 +28,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
 
+from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, ModelError, needs
 from fednotes.data.tags import allowed_transitions
 from fednotes.data.text import TOKEN
@@ -152,6 +154,17 @@ def _beside_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
 # ---- a token classifier: the library's model, traced ---------------------------------------------
 
 
+_STYLES = re.compile(r"\x1b\[[0-9;]*m")  # codes that colour text on a terminal
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of what torch's exporter failed of, in plain characters."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    first_line = _STYLES.sub("", str(error)).strip().partition("\n")[0]
+    return one_line(first_line or type(error).__name__, 200)
+
+
 def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
     """Write the graph, ids and mask (sentences, length) → logits (sentences, length, tags), and
     what stands beside it; what a program has to know of it."""
@@ -173,8 +186,11 @@ def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
                 dynamo=True,
             )
     except Exception as error:  # whatever torch says of an encoder that it cannot trace
-        reason = str(error).partition("\n")[0][:200]
-        raise ModelError(f"{model.config.encoder}: has no ONNX graph ({reason})") from error
+        raise ModelError(
+            f"{model.config.encoder}: this encoder cannot be exported as an ONNX graph "
+            f"({_reason(error)}); use the model from Python or over HTTP, or train on "
+            "another encoder, such as BERT or RoBERTa"
+        ) from error
     zero = np.zeros(len(model.tagset.tags), np.float32)
     np.savez(to.with_name(CRF), start=zero, transitions=zero[:, None] + zero, end=zero)
     tokenizer = Tokenizer.from_str(model.tokenizer.backend_tokenizer.to_str())
@@ -199,10 +215,10 @@ def _quantise(graph: Path) -> None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """What torch and onnxruntime tell of packages and processors is not for who exports."""
-    logging.disable(logging.WARNING)
+    """Hide what torch and onnxruntime print while they export; their exceptions say what failed."""
+    logging.disable(logging.ERROR)
     try:
-        with quiet(), redirect_stdout(StringIO()):
+        with quiet(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             yield
     finally:
         logging.disable(logging.NOTSET)
