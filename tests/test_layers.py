@@ -396,3 +396,16 @@ def test_the_forbidden_check_sees(line: str, wrong: bool) -> None:
 )
 def test_the_base_check_sees(line: str, wrong: bool) -> None:
     assert bool(beyond_base(line, SRC / "fednotes" / "models" / "x.py")) is wrong
+
+
+def test_methods_draw_by_the_draws_of_a_site() -> None:
+    """A draw by the job's seed is known to all: in methods it makes initial values, and nothing
+    else. Pass the use to `self.draws` of the site in its place."""
+    allowed = {
+        "adversarial.py": {"seed_of"},  # first values of discriminators
+        "fedner.py": {"rng_of"},  # marks of word tables, by a secret of their own
+    }
+    for path in sorted((SRC / "fednotes/methods").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert used & {"seed_of", "rng_of"} <= allowed.get(path.name, set()), path

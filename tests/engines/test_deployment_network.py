@@ -166,7 +166,7 @@ JOBS = {
     "phenotype": PHENOTYPE,
     "private": PRIVATE,
 }
-POLICY = "[policy]\nfreeze_embeddings = false\n"
+POLICY = "[policy]\nfreeze_embeddings = false\ndraws = 'job'\n"
 
 
 @dataclass(frozen=True)

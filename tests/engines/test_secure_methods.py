@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from made_sites import made_notes, mentions, notes_of
 from phenotype_patients import config_of, sites_of
 from tiny_models import save_bert
 
-from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Total, Update
-from fednotes.data.notes import Note
-from fednotes.data.notes.sites import SiteNotes
 from fednotes.data.synthetic import generate
 from fednotes.encoders.language_model import LanguageModelConfig
 from fednotes.engines.inprocess import InProcess
@@ -214,29 +213,3 @@ def test_personal(tmp_path: Path, compression: Any) -> None:
     if compression == "packed":  # weighed by what of all notes is a site's
         wanted *= 4 / (6 + 8 + 10 + 12)
     np.testing.assert_allclose(counted.numpy(), wanted, rtol=1e-6)
-
-
-WORDS = "patient has pain in the chest was given aspirin daily denies fever and nausea".split()
-
-
-def made_notes(seed: int, count: int) -> list[Note]:
-    rng = np.random.default_rng(seed)
-    lines = [". ".join(" ".join(rng.choice(WORDS, 9)) for _ in range(3)) for _ in range(count)]
-    return [Note(f"{seed}-{i}", t, f"{seed}-p{i}", None, "made") for i, t in enumerate(lines)]
-
-
-def notes_of(name: str, notes: Sequence[Note]) -> SiteNotes:
-    n = len(notes)
-    return SiteNotes(name, lambda: iter(notes), lambda: iter(notes[:2]), n, 2, n, 2, 1, 1, 1)
-
-
-def mentions(name: str, seed: int, count: int) -> SiteData:
-    rng = np.random.default_rng(seed)
-    documents = []
-    for i in range(count + 6):
-        before = " ".join(rng.choice(WORDS[:6], int(rng.integers(1, 6))))
-        at = len(before) + 1
-        text = f"{before} aspirin daily."
-        documents.append(Document(f"{name}-{i}", text, (Span(at, at + 7, "drug"),)))
-    parts = (tuple(documents[:count]), tuple(documents[count:-3]), tuple(documents[-3:]))
-    return SiteData(name, TagSet(("drug",)), *parts)

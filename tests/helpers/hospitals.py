@@ -26,7 +26,10 @@ from fednotes.jobs.simulate import simulate
 from fednotes.patients.synthetic import generate as generate_patients
 from fednotes.rules.guard import settle
 
-OPEN = "min_sites = 2\nsecure_sum = 'off'\nfreeze_embeddings = false\nshare_scores = true\n"
+OPEN = (
+    "min_sites = 2\nsecure_sum = 'off'\nfreeze_embeddings = false\nshare_scores = true\n"
+    "draws = 'job'\n"
+)
 
 
 SMALL = """

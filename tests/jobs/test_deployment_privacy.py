@@ -38,7 +38,7 @@ def test_the_secure_sum_gives_the_same_model(site_notes: Any, tmp_path: Path) ->
     """That of the embedded engine under the secure sum, to the last bit."""
     pytest.importorskip("cryptography")
     expected = simulated(SECURE, site_notes, tmp_path / "sim")
-    policy = "secure_sum = 'required'\nfreeze_embeddings = false\n"
+    policy = "secure_sum = 'required'\nfreeze_embeddings = false\ndraws = 'job'\n"
     hospitals = Hospitals(tmp_path, SECURE, site_notes, policy=policy)
     hospitals.run()
     assert hospitals.ends() == expected

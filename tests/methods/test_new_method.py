@@ -25,7 +25,6 @@ from fednotes.core.tensors import load_into, snapshot
 from fednotes.core.types import TagSet
 from fednotes.core.update import Update
 from fednotes.data.batches import buckets
-from fednotes.core.seeds import rng_of
 from fednotes.data.split import pool
 from fednotes.methods.sites import Adam
 from fednotes.methods.sites import Count, MentionSite, all_tags, finite, judged_mentions
@@ -69,7 +68,7 @@ class Site(MentionSite):
         load_into(self.model.trainable(), tensors)
         self.model.train()
         loss = 0.0
-        rng = rng_of(self.config.seed, "order", self.id, round)
+        rng = self.draws.rng_of("order", self.id, round)
         for batch in buckets(self.train_set.lengths, 8, rng):
             mean = self.model.losses(self.train_set, batch).source.mean()
             loss += finite(mean, self.id, f"in round {round}") * len(batch)

@@ -17,7 +17,7 @@ from fednotes.jobs.job import POOLED, Job
 from fednotes.jobs.job_file import built_in_jobs, load_job, load_table
 from fednotes.jobs.reference import known_key
 
-HELD_OUT = 0.15  # of the training sentences, where a search needs validation data
+HELD_OUT = 0.1  # of the training sentences, where a search needs validation data
 
 Settings = tuple[str, ...]  # `--set` assignments
 
@@ -422,9 +422,9 @@ def settings_for(job: str, own: Settings, settings: Settings) -> tuple[Settings,
     for setting in settings:
         key = setting.partition("=")[0].strip()
         if sets_itself(own, key):
-            skipped[setting] = "they set it themselves"
+            skipped[setting] = "which sets that itself"
         elif not has_key(job, key, method):
-            skipped[setting] = "their method has no such key"
+            skipped[setting] = "whose method has no such key"
         else:
             taken.append(setting)
     return tuple(taken), skipped

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
-from fednotes.core.seeds import seed_of
+from fednotes.core.seeds import Draws
 from fednotes.core.settings import checked
 from fednotes.core.tensors import below, load_into, nbytes, prefixed, require_like, snapshot
 from fednotes.core.update import Tensors, Total, Update
@@ -412,7 +412,8 @@ class AveragingSite(SiteTasks):
     id: the site's name in the job. weight: n_k. parameters: all that is trained; of these,
     `private` stay here. before: cycles of a warm-up, which trains `warm_up` alone. examples: of an
     epoch; tokens: where they are known. optimizer: of all parameters, in place of AdamW.
-    share: examples of a step, once it is agreed on.
+    draws: of orders and dropout; None: the job's seed. share: examples of a step, once it is agreed
+    on.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
@@ -434,8 +435,10 @@ class AveragingSite(SiteTasks):
         first_rate: float = 0.0,
         device: torch.device | str = "cpu",
         optimizer: Optimizer | None = None,
+        draws: Draws | None = None,
     ) -> None:
         self._id, self._averaging, self.weight = id, config, weight
+        self.draws = draws or Draws(config.seed)
         self.parameters = dict(parameters)
         self.shared = {n: p for n, p in self.parameters.items() if n not in private}
         self.private = {n: p for n, p in self.parameters.items() if n in private}
@@ -463,7 +466,7 @@ class AveragingSite(SiteTasks):
 
     def steps(self, epoch: int, first: int = 0) -> Iterable[list[Step]]:
         """An epoch's mini-batches of `share` examples from the first-th on, each in parts; their
-        order depends on seed and site."""
+        order depends on draws and site."""
         raise NotImplementedError
 
     @property
@@ -631,7 +634,7 @@ class AveragingSite(SiteTasks):
 
     def _step(self, parts: list[Step], adam: Optimizer, start: Tensors, warming: bool) -> float:
         """One optimizer step; Σ loss over its examples."""
-        torch.manual_seed(seed_of(self._averaging.seed, "dropout", self.id, self.taken))
+        torch.manual_seed(self.draws.seed_of("dropout", self.id, self.taken))
         total = 0.0
         for part in parts:
             with self._precision():

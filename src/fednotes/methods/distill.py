@@ -34,7 +34,6 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
-from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.settings import checked
 from fednotes.core.store import write_text
 from fednotes.core.tensors import load_into, nbytes, require_like, snapshot
@@ -302,7 +301,9 @@ class Site(MentionSite):
     def covered(self, task: str) -> dict[str, int]:
         """The local steps, tokens and sentences behind an update of this task."""
         if task != TRAIN:
-            return {"steps": 1, "batch": self.num_examples} if task == "begin" else {}
+            whole = self.num_examples
+            batch = half(whole) if self.draws.is_secret else whole
+            return {"steps": 1, "batch": batch} if task == "begin" else {}
         batch, steps = self.config.batch_size, self._steps()
         left_out = max(0, math.ceil(self.num_examples / batch) - steps) * batch
         lengths = np.sort(self.train_set.lengths)[: self.num_examples - left_out]
@@ -324,7 +325,7 @@ class Site(MentionSite):
         self._source = self._sent = None
         if not self.config.weighting:
             return Update()
-        gradient = self._gradients(corpus, distils=round >= self.config.warmup)
+        gradient = self._gradients(corpus, round)
         contributing = {"contributing": float(gradient.abs().max() > 0)}
         self._sent = Update({"target_gradient": gradient}, metrics=contributing)
         return self._sent
@@ -355,27 +356,49 @@ class Site(MentionSite):
             return "marginal" if self.config.model.softens else "outside"
         return self.config.unannotated
 
-    def _gradients(self, corpus: PreparedCorpus, distils: bool) -> Tensor:
+    def _gradients(self, corpus: PreparedCorpus, round: int) -> Tensor:
         """Keep the direction of every g_i^src; return the target loss's gradient.
 
         With respect to the transfer parameter alone, and without updating the model. Zeros
         before a round distils: nothing trains on a target loss then.
         """
-        if not distils:
+        if round < self.config.warmup:
             return torch.zeros(self.model.trainable()[self.model.transfer].numel())
         size, batch = self.parameters[self.model.transfer].numel(), self.config.batch_size
         total = torch.zeros(size, dtype=torch.float64)
         self._source = torch.zeros(self.num_examples, size)
         order = np.argsort(corpus.lengths, kind="stable")  # batches of like length
-        for indices in np.split(order, range(batch, len(order), batch)):
-            # [tagsets eq 11] g_i^src (batch, size), and the sum of the target losses' (size,)
-            source, target = self.model.gradients(corpus, indices)
-            total += target.double().cpu()  # [tagsets alg 2]
-            direction = torch.nn.functional.normalize(source).float().cpu()
-            self._source[torch.from_numpy(indices)] = direction  # [tagsets alg 2]
+        counted = self._counted(round)
+        for sentences, adds in ((order[counted[order]], True), (order[~counted[order]], False)):
+            for indices in np.split(sentences, range(batch, len(sentences), batch)):
+                if not len(indices):
+                    continue
+                # [tagsets eq 11] g_i^src (batch, size), and the sum of the target losses' (size,)
+                source, target = self.model.gradients(corpus, indices)
+                if adds:
+                    total += target.double().cpu()  # [tagsets alg 2]
+                direction = torch.nn.functional.normalize(source).float().cpu()
+                self._source[torch.from_numpy(indices)] = direction  # [tagsets alg 2]
+        number = int(counted.sum())
         if self.config.target_gradient == "mean":
-            total = total / self.num_examples  # [tagsets eq 7]
+            total = total / number  # [tagsets eq 7]
+        elif number < self.num_examples:
+            total = total * (self.num_examples / number)
         return total.float()
+
+    def _counted(self, round: int) -> np.ndarray:
+        """(sentences,) whether each sentence is in this round's target gradient.
+
+        All are, as in the paper, where draws follow from the job's seed. Where they are secret, a
+        half of them is: a gradient over all notes has no draw in it, and so the difference of the
+        sums of two jobs would be the gradient of the one site that is in one of them alone.
+        """
+        if not self.draws.is_secret:
+            return np.ones(self.num_examples, bool)
+        counted = np.zeros(self.num_examples, bool)
+        order = self.draws.rng_of("target", self.id, round).permutation(self.num_examples)
+        counted[order[: half(self.num_examples)]] = True
+        return counted
 
     def update_weights(
         self, tensors: Tensors, *, round: int, included: str, contributing: int
@@ -425,7 +448,7 @@ class Site(MentionSite):
         sums, seen = np.zeros(3), 0
         weights = self._effective_weights()
         for step, indices in enumerate(self._batches(corpus, round)):
-            torch.manual_seed(seed_of(self.config.seed, "dropout", self.id, round, step))
+            torch.manual_seed(self.draws.seed_of("dropout", self.id, round, step))
             self.model.train()
             loss, source, target = self._objective(corpus, indices, weights, how, round)
             value = finite(loss, self.id, f"in round {round}")
@@ -451,7 +474,7 @@ class Site(MentionSite):
     def _batches(self, corpus: PreparedCorpus, round: int) -> Iterator[np.ndarray]:
         left = self._steps()
         for epoch in range(math.ceil(self.config.local_epochs)):
-            rng = rng_of(self.config.seed, "order", self.id, round, epoch)
+            rng = self.draws.rng_of("order", self.id, round, epoch)
             batches = buckets(corpus.lengths, self.config.batch_size, rng)[:left]
             yield from batches
             left -= len(batches)
@@ -561,6 +584,11 @@ class Site(MentionSite):
         self.weights, self._next = state.tensors["weights"].numpy().copy(), None
         self.history = list(state.facts["history"])
         self.rounds = state.round
+
+
+def half(number: int) -> int:
+    """Return half of a number of sentences, rounded up."""
+    return -(-number // 2)
 
 
 def pseudo_complete(gold: Document, predicted: Document, known: Collection[str]) -> Document:

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
-from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.seeds import rng_of
 from fednotes.core.settings import checked
 from fednotes.core.tensors import below, load_into, nbytes, prefixed, snapshot
 from fednotes.core.types import SiteData, TagSet
@@ -330,7 +330,7 @@ class Site(MentionSite):
 
     def _backward(self, batch: np.ndarray) -> float:
         """Gradients of the mini-batch's mean loss into every parameter's `.grad`."""
-        torch.manual_seed(seed_of(self.config.seed, "dropout", self.id, self.steps))
+        torch.manual_seed(self.draws.seed_of("dropout", self.id, self.steps))
         self.model.train()
         loss = self.model.loss(self.train_set, batch)  # L^i
         remedy = "lower learning_rate, or check the word vectors and features for NaN"
@@ -340,10 +340,10 @@ class Site(MentionSite):
         return value
 
     def _batch(self, step: int) -> np.ndarray:
-        """The mini-batch of a step: an epoch's order depends on seed, site and epoch alone."""
+        """The mini-batch of a step: an epoch's order depends on draws, site and epoch alone."""
         epoch, position = divmod(step, self._epoch()[0])
         if self._ordered != (epoch, self.share):
-            rng = rng_of(self.config.seed, "order", self.id, epoch)
+            rng = self.draws.rng_of("order", self.id, epoch)
             least = least_share(self.num_examples, self.config)  # of the epoch's odd one too
             self._order = buckets(self.train_set.lengths, self.share, rng, least=least)
             self._ordered = (epoch, self.share)

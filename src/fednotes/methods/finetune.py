@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, Method, State
-from fednotes.core.seeds import rng_of
 from fednotes.core.settings import checked
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
@@ -153,6 +152,7 @@ class Site(AveragingSite, MentionSite):
             tokens=len(self._read.pieces.ids),
             private=private,
             device=options.get("device", "cpu"),
+            draws=self.draws,
         )
         if getattr(config.model, "train", "") == "all":
             self.require_covered()
@@ -163,8 +163,8 @@ class Site(AveragingSite, MentionSite):
         return parameters, parted(parameters, self.config.private)[1]
 
     def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
-        """The epoch's mini-batches of like length; their order depends on seed and site."""
-        rng = rng_of(self.config.seed, "order", self.id, epoch)
+        """The epoch's mini-batches of like length; their order depends on draws and site."""
+        rng = self.draws.rng_of("order", self.id, epoch)
         self.model.train(True)
         for batch in buckets(self.train_set.lengths, self.share, rng)[first:]:
             yield [

@@ -225,7 +225,12 @@ class _Student(finetune.Site):
         once: dict[str, Any] = {"cycles": 1, "keep_cycle": 0, "local_steps": 0, "proximal": 0.0}
         once |= {name: RATE * getattr(site.config, name) for name in _RATES}
         config = replace(site.config, **once, local_epochs=epochs)
-        given: Any = {"weight": 1, "examples": site.num_examples, "device": site.device}
+        given: Any = {
+            "weight": 1,
+            "examples": site.num_examples,
+            "device": site.device,
+            "draws": site.draws,
+        }
         name = f"{site.id}, distilling"  # so its order and dropout are others than in training
         AveragingSite.__init__(self, name, config, site.model.trainable(), **given)
         self.config, self.model, self.share = config, site.model, site.share

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import Federation, Method, MethodSite, State
+from fednotes.core.seeds import Draws
 from fednotes.core.settings import build
 from fednotes.core.tensors import below, load_into, prefixed, restoring, taken
 from fednotes.core.update import Tensors, Total, Update
@@ -94,7 +95,8 @@ LABELS = ("absent", "present", "questionable")  # of "count_labels", in the orde
 class Site(MethodSite):
     """One hospital: its patients, and the tasks that the server may ask for.
 
-    directory: where the finished model is written; None writes nothing.
+    directory: where the finished model is written; None writes nothing. draws: of orders and
+    dropout; None: the job's seed.
 
     Raises ConfigError where an update of the concepts' vectors would cover too few patients.
     """
@@ -113,7 +115,9 @@ class Site(MethodSite):
         device: str = "cpu",
         cache: Path | None = None,
         progress: Callable[[int, int], None] | None = None,
+        draws: Draws | None = None,
     ) -> None:
+        self.draws = draws or Draws(config.seed)
         self.data, self.config, self.directory, self._device = data, config, directory, device
         self._codes: CodeLearner | None = None
         self._classifiers: Classifiers | None = None
@@ -223,7 +227,9 @@ class Site(MethodSite):
 
     def _learn_codes(self, outputs: Sequence[str], known: np.ndarray | None) -> None:
         """Raises ConfigError where too few patients are left."""
-        self._codes = CodeLearner(self.data, self.config, outputs, known, self._device)
+        self._codes = CodeLearner(
+            self.data, self.config, outputs, known, device=self._device, draws=self.draws
+        )
         self._require_covered(self._codes.patients)
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
@@ -303,7 +309,9 @@ class Site(MethodSite):
         weights = None
         if "weights" in tensors:
             weights = taken(tensors, "weights", torch.float64, len(machines.machines), 2).numpy()
-        self._classifiers = Classifiers(self.data, self.config, model, machines, weights)
+        self._classifiers = Classifiers(
+            self.data, self.config, model, machines, weights=weights, draws=self.draws
+        )
         return Update()
 
     def calibrate(self, tensors: Tensors) -> Update:

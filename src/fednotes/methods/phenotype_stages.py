@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import relu, softplus
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.seeds import rng_of
+from fednotes.core.seeds import Draws
 from fednotes.core.settings import checked
 from fednotes.core.tensors import taken
 from fednotes.core.update import Tensors, Update
@@ -346,6 +346,7 @@ class CodeLearner(AveragingSite):
         outputs: Sequence[str],
         known: np.ndarray | None,
         device: str,
+        draws: Draws,
     ) -> None:
         self.data, self.config, self.outputs = data, config, tuple(outputs)
         self.known: Tensors = {} if known is None else {KNOWN: torch.from_numpy(known)}
@@ -370,6 +371,7 @@ class CodeLearner(AveragingSite):
             examples=self.patients,
             device=device,
             optimizer=optimizer,
+            draws=draws,
         )
 
     @property
@@ -399,7 +401,7 @@ class CodeLearner(AveragingSite):
         """The epoch's mini-batches, in an order of its own."""
         size, part = self.share, self._part
         self.network.train(True)
-        order = rng_of(self.config.seed, "order", self.id, epoch).permutation(len(self._labels))
+        order = self.draws.rng_of("order", self.id, epoch).permutation(len(self._labels))
         for start in range(first * size, len(order), size):
             rows = order[start : start + size]
             yield [self.some(rows[at : at + part]) for at in range(0, len(rows), part)]
@@ -451,7 +453,9 @@ class Classifiers:
         model: Phenotyper,
         machines: LinearSVMs,
         weights: np.ndarray | None,
+        draws: Draws,
     ) -> None:
+        self.draws = draws
         self.id, self.config, self.model, self.machines = data.id, config, model, machines
         model.machines, self._weights = machines, weights
         self._train, self._valid = data.train.labelled(), data.valid.labelled()
@@ -490,7 +494,7 @@ class Classifiers:
         else:
             for local in range(config.classifier_epochs):
                 epoch = cycle * config.classifier_epochs + local
-                rng = rng_of(config.seed, "phenotypes", self.id, epoch)
+                rng = self.draws.rng_of("phenotypes", self.id, epoch)
                 order = rng.permutation(len(self._train))
                 found = self.machines.epoch(self._features, labels, order, self._weights)
                 loss, pairs = loss + found[0], pairs + found[1]

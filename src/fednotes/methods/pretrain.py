@@ -25,7 +25,7 @@ from annotated_types import Ge
 
 from fednotes.core.errors import ConfigError, DataError, within
 from fednotes.core.federation import Federation, Method, MethodSite, State
-from fednotes.core.seeds import rng_of
+from fednotes.core.seeds import Draws
 from fednotes.core.settings import checked
 from fednotes.core.tensors import load_into, nbytes, snapshot
 from fednotes.core.update import Tensors, Update
@@ -204,7 +204,8 @@ class Site(AveragingSite, MethodSite):
 
     apart: of training with differential privacy, sequences that no two units share. directory:
     where the finished model and its scores are written; None writes nothing. cache: folder below
-    which tokens are kept for the next run.
+    which tokens are kept for the next run. draws: of packing, orders, masks and dropout; None: the
+    job's seed.
 
     Raises ConfigError where an update would tell too much: the embeddings are trained on
     fewer tokens or steps than the configuration asks for.
@@ -221,8 +222,10 @@ class Site(AveragingSite, MethodSite):
         device: str = "cpu",
         cache: Path | None = None,
         progress: Any = None,
+        draws: Draws | None = None,
     ) -> None:
         self.data, self.config, self.directory = data, config, directory
+        self.draws = draws or Draws(config.seed)
         shared = shared_model(config.model, config.seed, device)
         self.model, self._initial = shared.model, shared.initial
         if config.length > self.model.positions:
@@ -246,6 +249,7 @@ class Site(AveragingSite, MethodSite):
             warm_up=shared.head,
             first_rate=config.head_learning_rate,
             device=device,
+            draws=self.draws,
         )
         if self.model.revealing:
             self.require_covered()
@@ -291,16 +295,16 @@ class Site(AveragingSite, MethodSite):
 
     def _laid_out(self, tokens: Tokens, length: int, epoch: int) -> Plan:
         make = plan_pairs if self.config.model.objective == "mlm+nsp" else plan_full
-        return make(tokens, length, self.config.seed, epoch)
+        return make(tokens, length, self.draws.seed, epoch)
 
     def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         """The epoch's mini-batches, in an order of its own."""
-        seed, plan, size = self.config.seed, self._plan(epoch), self._part
+        plan, size = self._plan(epoch), self._part
         self.model.train(True)
-        order = rng_of(seed, "order", self.id, epoch).permutation(len(plan))
+        order = self.draws.rng_of("order", self.id, epoch).permutation(len(plan))
         for number in range(first, -(-len(order) // self.share)):
             rows = order[number * self.share : (number + 1) * self.share]
-            rng = rng_of(seed, "mask", self.id, epoch, number)
+            rng = self.draws.rng_of("mask", self.id, epoch, number)
             batch = self._masked(self.train_set, plan, rows, rng)
             yield [batch.rows(slice(at, at + size)) for at in range(0, len(rows), size)]
 
@@ -337,7 +341,7 @@ class Site(AveragingSite, MethodSite):
         if tokens is None:
             return counts
         plan = self._laid_out(tokens, self.config.length, 0)
-        rng = rng_of(self.config.seed, "held out", of)
+        rng = self.draws.rng_of("held out", of)
         self.model.train(False)
         for start in range(0, len(plan), EVALUATED):
             rows = np.arange(start, min(start + EVALUATED, len(plan)))
@@ -448,7 +452,7 @@ def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
         # [abadi units]
         owned.setdefault(owner_of(note.patient, name, unit), []).append(at)
         at += 1
-    plans = [_of_unit(tokens, own, site.config) for own in owned.values()]
+    plans = [_of_unit(tokens, own, site.config.length, site.draws) for own in owned.values()]
     bounds = np.cumsum([0, *(len(plan.stretches) for plan in plans)])
     rows = [plan.bounds[:-1] + start for plan, start in zip(plans, bounds, strict=False)]
     site.apart = Plan(
@@ -459,14 +463,14 @@ def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
     return np.split(np.arange(len(site.apart)), np.cumsum([len(plan) for plan in plans])[:-1])
 
 
-def _of_unit(tokens: Tokens, documents: list[int], config: Config) -> Plan:
+def _of_unit(tokens: Tokens, documents: list[int], length: int, draws: Draws) -> Plan:
     """Sequences of some documents alone, as stretches of the corpus."""
     first = tokens.documents
     lines = [tokens.sentences[first[d] : first[d + 1] + 1] for d in documents]
     sizes = np.concatenate([np.diff(own) for own in lines])
     ends = np.cumsum([0, *(len(own) - 1 for own in lines)])
     bounds = np.cumsum([0, *sizes])
-    plan = plan_full(Tokens(tokens.ids, bounds, ends), config.length, config.seed, 0)
+    plan = plan_full(Tokens(tokens.ids, bounds, ends), length, draws.seed, 0)
     starts = bounds[ends[:-1]]  # of the documents among themselves
     owner = np.searchsorted(starts, plan.stretches[:, 0], side="right") - 1
     moved = np.array([own[0] for own in lines]) - starts

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, LossError
 from fednotes.core.federation import Federation, MethodSite, State
+from fednotes.core.seeds import Draws
 from fednotes.core.store import write_json
 from fednotes.core.tensors import (
     below,
@@ -275,7 +276,8 @@ class MentionSite(MethodSite):
 
     tags: what the model predicts. directory: where the finished model and its scores are written;
     None writes nothing. cache: folder for frozen contextual features (`encoders/features.py`); None
-    computes them in memory.
+    computes them in memory. draws: where all draws that shape an update come from; None: the job's
+    seed, as in a simulation.
 
     Raises ConfigError if the site has no training sentence.
     """
@@ -294,8 +296,10 @@ class MentionSite(MethodSite):
         device: str = "cpu",
         cache: Path | None = None,
         progress: Callable[[int, int], None] | None = None,
+        draws: Draws | None = None,
     ) -> None:
         self.data, self.config, self.directory = data, config, directory
+        self.draws = draws or Draws(config.seed)
         self.model: Model = build_model(config.model, tags, config.seed, device)
         prepare = partial(self.model.prepare, cache=cache, progress=progress)
         self.train_set = prepare(data.train)

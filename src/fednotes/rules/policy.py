@@ -75,7 +75,9 @@ class Policy:
     together (`rules/guard.py`); a job without [privacy] is then refused. epsilon_unit: the smallest
     that ε may be promised of. hours: such as
     "19:00-06:00", the end excluded; an update of a request that was served may leave later.
-    timezone: "local", "UTC" or a name. audit: "required": a person can approve a job with an audit
+    timezone: "local", "UTC" or a name. draws: "secret": what shapes this site's updates by chance
+    follows from a secret of the site, a new one for each run; "job": from the job's seed, so that a
+    run has the bits of its simulation. audit: "required": a person can approve a job with an audit
     of it alone (`audit/`), no attack of which succeeds by more than audit_bound above chance.
     steady_replies: under a secure sum, answers leave at times
     that say little of how many notes there are. share_scores: the server may see this site's
@@ -104,6 +106,7 @@ class Policy:
     epsilon_unit: Literal["", "patient", "document", "sentence"] = ""
     hours: str = ""
     timezone: str = "local"
+    draws: Literal["secret", "job"] = "secret"
     audit: Literal["required", "off"] = "off"
     audit_bound: Annotated[float, Interval(ge=0, le=1)] = 0.1
     steady_replies: bool = True

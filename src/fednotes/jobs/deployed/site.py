@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from fednotes.core.errors import (
 )
 from fednotes.core.federation import MethodSite, Option, State
 from fednotes.core.parsing import kept_table
+from fednotes.core.seeds import Draws
 from fednotes.core.store import private_folder, replace_file, write_json
 from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import default_cache
@@ -63,6 +65,7 @@ from fednotes.rules.policy import Policy, PolicyRefusal
 
 RESULTS = "results"
 SECRET = "noise.key"  # in a run's state
+DRAWS = "draws.key"  # beside it
 logger = logging.getLogger("fednotes.jobs.deployed.site")
 _OPEN = (RefusedError, TrainingError, MissingExtra)  # they speak of rules, numbers and packages
 _ABOUT: tuple[tuple[type[FednotesError], str], ...] = (
@@ -113,8 +116,13 @@ def _host(setup: Setup) -> SiteHost:
     described = describe(job, data)
     told = packed(asdict(described))
 
+    draws = draws_of(job, file.policy, setup.state)
+
     def member(config: Any) -> Any:
         given: dict[str, Any] = {"cache": file.cache or default_cache(), "device": file.device}
+        if draws is not None:
+            given["draws"] = draws
+            torch.manual_seed(draws.seed_of("what a method does not seed"))
         if job.privacy is not None:
             secret = kept_secret(setup.state / SECRET)
             given |= {"secret": secret, "question": lambda: host.question}
@@ -154,9 +162,44 @@ def _host(setup: Setup) -> SiteHost:
     return host
 
 
+def draws_of(job: Job, policy: Policy, state: Path) -> Draws | None:
+    """Return the draws of this run at this site, which follow from a secret in the run's state.
+
+    A run that goes on after a restart finds the same secret there, and so has the same bits. Where
+    the file is lost the run goes on with new draws, which changes its bits and nothing else.
+
+    Args:
+        job: The job as this site reads it.
+        policy: The site's rules; `draws = "job"` makes no secret.
+        state: The folder of the run's state at this site.
+
+    Returns:
+        The draws, or None where they follow from the job's seed.
+
+    Raises:
+        PolicyRefusal: The method's sites take no draws, so they would draw by the job's seed.
+    """
+    if policy.draws == "job":
+        return None
+    policy.require(
+        takes(job.module.Site, "draws"),
+        "draws",
+        f"sites of the method {job.method} take no `draws`, so their batches and dropout would "
+        "follow from the job's seed, which everybody knows",
+        "draws that are its own secret",
+    )
+    return Draws.of_secret(kept_secret(state / DRAWS))
+
+
+def takes(site: type[Any], option: str) -> bool:
+    """Return whether the sites of a method can be given an option, by name or with all others."""
+    parameters = signature(getattr(site, "made", site).__init__).parameters.values()
+    return any(p.name == option or p.kind is Parameter.VAR_KEYWORD for p in parameters)
+
+
 def kept_secret(path: Path) -> bytes:
-    """What a site's noise for a job is made of: the same after a restart. A file that is not whole
-    is made anew; noise of a new secret is spent anew."""
+    """Return the secret of a run at a site: the same after a restart. A file that is not whole is
+    made anew; noise of a new secret is spent anew."""
     kept = path.read_bytes() if path.is_file() else b""
     if len(kept) != KEY_BYTES:
         kept = secrets.token_bytes(KEY_BYTES)
