@@ -137,6 +137,16 @@ def test_a_collision_is_counted_as_what_it_is() -> None:
     assert encode([Span(4, 5, "ADR")], tokens, TagSet(TYPES))[1] == Alignment(lost=1)
 
 
+def test_of_two_mentions_that_begin_together_the_longer_one_has_the_tokens() -> None:
+    """In whatever order they are given, and whatever their types; by hand."""
+    tokens, tagset = np.array([[0, 4], [5, 8]]), TagSet(TYPES)
+    for short, long in (("ADR", "Drug"), ("Drug", "ADR")):
+        for spans in ([Span(0, 4, short), Span(0, 8, long)], [Span(0, 8, long), Span(0, 4, short)]):
+            ids, counts = encode(spans, tokens, tagset)
+            assert [tagset.tags[i] for i in ids] == [f"B-{long}", f"I-{long}"]
+            assert counts == Alignment(exact=1, lost=1)
+
+
 def test_an_unknown_label_is_named() -> None:
     """The message names the label and the tag set."""
     with pytest.raises(DataError, match=r"'WD' is not in the tag set \{ADR, Drug\}"):

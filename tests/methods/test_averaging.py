@@ -361,6 +361,19 @@ def test_the_proximal_term_is_the_gradient_of_its_penalty(clip: float) -> None:
         torch.testing.assert_close(found[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("kill", [0, 1, 2])
+def test_a_warm_up_that_is_cut_and_resumed_ends_in_the_same_bits(tmp_path: Path, kill: int) -> None:
+    """The optimizer of the warm-up keeps its moments, too, and its steps count as such."""
+    config = replace(CONFIG, cycles=2)
+    warming = {"before": 3, "warm_up": HEAD, "first_rate": 0.01}
+
+    def run_all(**options: Any) -> dict[str, torch.Tensor]:
+        sites = [Fit(k, config, 8 + 4 * k, **warming) for k in range(2)]
+        return trained(sites, config, warm_up=3, **options)[0].result
+
+    assert_same(resumed(run_all, tmp_path, kill), run_all())
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -428,8 +441,10 @@ def test_a_private_layer_is_not_pulled_back() -> None:
         torch.testing.assert_close(found[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate() -> None:
-    config = replace(CONFIG, cycles=1, weight_decay=0.0)
+@pytest.mark.parametrize("server", ["average", "nesterov", "yogi"])
+def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate(server: Any) -> None:
+    """Against a loop of torch's Adam over the head; the server's own step waits for its end."""
+    config = replace(CONFIG, cycles=1, weight_decay=0.0, server=server)
     site = Fit(1, config, before=2, warm_up=HEAD, first_rate=0.01)
     initial = values(dict(net().named_parameters()))
     seen = [shared for _, shared in trained([site], config, warm_up=2)[2]]

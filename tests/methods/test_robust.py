@@ -121,6 +121,23 @@ def test_rules_are_those_of_their_papers(rule: Rule, sites: int) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("rule", "expected"), [("krum", 1.1), ("multi-krum", 1.1875)])
+def test_krum_leaves_out_a_change_in_the_opposite_direction(rule: Rule, expected: float) -> None:
+    """By hand: -1.1, 1.0, 1.1, 1.25 and 1.4 along one axis, with one hostile site.
+
+    The squared distances to the two nearest sum to 9.25, 0.0725, 0.0325, 0.045 and 0.1125: 1.1 is
+    Krum's choice, and Multi-Krum's mean is that of the four others. The hostile change is exactly
+    opposite to 1.1, so a rule that looked at lengths alone would take it for that one.
+    """
+    start = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    own = [
+        {name: torch.full(shape, size) for name, shape in SHAPES.items()}
+        for size in (-1.1, 1.0, 1.1, 1.25, 1.4)
+    ]
+    found = made(Aggregation(aggregation=rule, hostile=1), start, *own)
+    np.testing.assert_allclose(found, np.full(17, expected), rtol=1e-6)
+
+
 def test_the_median_length_bounds_where_no_bound_is_given() -> None:
     """Also below a length of one, and of a site that changed nothing."""
     rng = np.random.default_rng(3)

@@ -27,6 +27,7 @@ from fednotes.metrics.spans import (
     document_counts,
     forms_of,
     judged_mentions,
+    token_kappa,
 )
 
 LENGTH = 14
@@ -347,3 +348,42 @@ def test_what_does_not_fit_is_refused() -> None:
             SpanCounts.of(gold, bad)
     with pytest.raises(ConfigError, match="did you mean 'strict'"):
         document_counts(gold, predicted, "strickt")
+
+
+def test_the_macro_mean_counts_a_type_that_is_only_predicted() -> None:
+    """By hand: ADR is right, Drug is only predicted, and nobody has Dose, which has no score."""
+    gold = [Document("1", "a b c", (Span(0, 1, "ADR"),))]
+    found = [Document("1", "a b c", (Span(0, 1, "ADR"), Span(2, 3, "Drug")))]
+    macro = SpanCounts.of(gold, found, types=("ADR", "Drug", "Dose")).scores()["macro"]
+    for definition in ("strict", "relaxed", "relaxed_one_to_one"):
+        assert macro[definition] == {"precision": 0.5, "recall": 0.5, "f1": 0.5}
+
+
+def test_the_longer_overlap_pairs_two_mentions() -> None:
+    """By hand: 0-10 shares one character with 9-20 and four with 2-6, so it is paired with 2-6."""
+    gold = [Span(0, 10, "ADR")]
+    found = [Span(2, 6, "ADR"), Span(9, 20, "ADR")]
+    kinds = {(each.kind, each.gold, each.predicted) for each in judged_mentions(gold, found)}
+    assert kinds == {("boundary", gold[0], found[0]), ("spurious", None, found[1])}
+
+
+def test_the_kappa_of_tokens_is_scikit_learns() -> None:
+    """Of two annotations that use the types at different rates."""
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(2)
+    text = " ".join("abcdefghij" * 6)
+    one = rng.choice(["", "ADR", "Drug"], 60, p=[0.5, 0.4, 0.1])
+    other = np.where(rng.random(60) < 0.6, one, rng.choice(["", "Drug"], 60))
+    documents = [
+        [
+            Document(
+                "1",
+                text,
+                tuple(Span(2 * i, 2 * i + 1, label) for i, label in enumerate(row) if label),
+            )
+        ]
+        for row in (one.tolist(), other.tolist())
+    ]
+    number, kappa = token_kappa(*documents)
+    assert number == 60
+    assert kappa == pytest.approx(metrics.cohen_kappa_score(one, other), rel=1e-12)

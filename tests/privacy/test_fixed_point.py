@@ -264,3 +264,10 @@ def test_impossible_settings_are_refused() -> None:
     ]:
         with pytest.raises(RefusedError, match="layout"):
             check_layout(SumLayout("", 3, fields))
+
+
+@pytest.mark.parametrize(("largest", "limit"), [(3.0, 14), (4.0, 14), (-4.5, 15), (0.3, 11)])
+def test_the_next_sum_may_be_4096_times_the_last_one(largest: float, limit: int) -> None:
+    """By hand: the next power of two is 4, 4, 8 and 1/2, and 4096 is 2^12."""
+    total = Total({"g": torch.tensor([0.1, largest, -0.2], dtype=torch.float64)}, 2.0, {})
+    assert limits_after(total) == {"g": limit}
