@@ -324,7 +324,7 @@ def job_keys(
     table: Annotated[str, typer.Argument(help="Of one table, such as sites, training, top.")] = "",
     as_page: Annotated[bool, typer.Option("--markdown", help="All of them, as a page.")] = False,
 ) -> None:
-    """Every key of a job file: its default, and what it means."""
+    """List every key of a job file: its type, its default and its meaning."""
     from fednotes.jobs.reference import markdown, reference
 
     for line in (markdown() if as_page else reference(table)).splitlines():
@@ -352,7 +352,7 @@ def job_show(
 
 @jobs.command("schema")
 def job_schema() -> None:
-    """The JSON schema of a job file, by which editors complete and check it."""
+    """Print the JSON schema of a job file, by which editors complete and check it."""
     from fednotes.jobs.reference import schema
 
     console.print_json(data=schema())
