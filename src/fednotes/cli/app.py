@@ -111,20 +111,50 @@ def simulate(
     job: Annotated[str, typer.Argument(help="A job file, or a built-in job such as `demo`.")],
     out: Annotated[Path, typer.Option(help="The run's folder.")],
     settings: Settings = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop.")] = False,
+    seeds: Annotated[
+        str,
+        typer.Option(metavar="1-5|1,2,7", help="Run the job once with each of these seeds."),
+    ] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")] = False,
     device: Device = "cpu",
     yes: Yes = False,
 ) -> None:
-    """Train the job's sites on this machine: alone, federated, pooled."""
-    from fednotes.cli.display import RichDisplay, nothing_judged, result_tables
+    """Train the job's sites on this machine: alone, federated, pooled.
+
+    With --seeds, run the job in OUT/seed-1 and so on, and show mean and standard deviation.
+    """
+    from fednotes.cli.display import RichDisplay, nothing_judged, result_tables, seeds_tables
     from fednotes.jobs.job_file import load_job
+    from fednotes.jobs.seeds import parse_seeds
     from fednotes.report.html import write_report
     from fednotes.serving.api import simulate as run
 
+    if seeds and any(setting.partition("=")[0].strip() == "seed" for setting in settings or ()):
+        raise ConfigError("--seeds and --set seed=… both name seeds: give one of them")
     parsed = load_job(job, tuple(settings or ()))
     changes = [word for setting in settings or () for word in ("--set", setting)]
+    changes += ["--seeds", seeds] if seeds else []
     repeated = ["fednotes", "simulate", job, "--out", str(out), *changes]
+    if seeds:
+        with RichDisplay(console, ask=_asks(yes)) as display:
+            several = run(
+                parsed,
+                out,
+                seeds=parse_seeds(seeds),
+                resume=resume,
+                overwrite=overwrite,
+                device=device,
+                progress=display,
+                command=shlex.join(repeated),
+            )
+        tell(several.notes)
+        for seed in several.seeds:
+            write_report(out / f"seed-{seed}")
+        say(f"report: {write_report(out)}")
+        for table in seeds_tables(several):
+            console.print(table)
+        return
     with RichDisplay(console, ask=_asks(yes)) as display:
         result = run(
             parsed,

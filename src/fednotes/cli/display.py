@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from fednotes.jobs.compare import Comparison
     from fednotes.jobs.job import CountTable
     from fednotes.jobs.results import Audit
+    from fednotes.jobs.seeds import SeedsResult
     from fednotes.metrics.calibration import Reliability
 
 SHORT = 60.0  # seconds that are not worth a line
+_ONLY_F1 = ("relaxed", "relaxed_one_to_one")  # of several seeds, so that 80 columns are enough
 UNPAIRED = (
     "without p: an unpaired interval, because the two models were not compared on the same test "
     "documents here"
@@ -64,6 +66,7 @@ class RichDisplay(Display):
         self._bar: Progress | None = None
         self._time = TimeLeft()
         self._told = False  # whether the time of the run was said once
+        self._warned: set[str] = set()
 
     def cost(self, traffic: Traffic) -> None:
         """Raises typer.Abort where a person does not want it."""
@@ -140,7 +143,15 @@ class RichDisplay(Display):
         if done >= total:
             self._close()
 
+    def seed(self, seed: int, place: int, total: int) -> None:
+        self._close()
+        self._time, self._told = TimeLeft(), False
+        self.console.print(f"seed {seed} ({place} of {total})", highlight=False)
+
     def warn(self, text: str) -> None:
+        if text in self._warned:  # of several seeds each run has the same
+            return
+        self._warned.add(text)
         self.console.print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
 
     def __enter__(self) -> RichDisplay:
@@ -255,6 +266,85 @@ def _measures(scores: Mapping[str, Any], kind: str) -> str:
             for measure, _, factor, digits in SCORES[kind]["columns"]
         ]
     )
+
+
+def seeds_tables(result: SeedsResult) -> list[Table]:
+    """Return what is shown of several seeds: means ± deviations, then the paired tests."""
+    return [seeds_table(result), *filter(None, (seeds_test_table(result),))]
+
+
+def seeds_table(result: SeedsResult) -> Table:
+    """Return mean ± standard deviation over the seeds, for each site and condition."""
+    conditions = [c for c in CONDITIONS if c in result.mean]
+    kinds = _shown_kinds(_means_of(result), conditions)
+    columns = [
+        (kind, *column)
+        for kind in kinds
+        for column in SCORES[kind]["columns"]
+        if kind not in _ONLY_F1 or column[0] == "f1"
+    ]
+    seeds = len(result.seeds)
+    title = f"{escape(result.title)} (test scores, mean ± SD of {seeds} seeds)"
+    table = compact_sheet("site", "trained", left=2, title=title)
+    for place, (kind, _, head, *_) in enumerate(columns):
+        new = not place or columns[place - 1][0] != kind
+        heading = str(SCORES[kind]["heading"]) if new else ""
+        table.add_column(f"{heading}\n{head}", justify="right", no_wrap=True)
+    for site, scores in [*result.sites.items(), ("mean", result.mean)]:
+        trained = [c for c in conditions if c in scores]
+        for place, condition in enumerate(trained):
+            cells = (_mean_and_sd(scores[condition], column) for column in columns)
+            label = condition + " *" * (condition in result.marks)
+            shown = Text("" if place else site, no_wrap=True, overflow="ellipsis")
+            table.add_row(shown, label, *cells, style="bold" if site == "mean" else "")
+        table.add_section()
+    told = [f"* {escape(result.marks[c])}" for c in conditions if c in result.marks]
+    told += [ONE_TO_ONE] if "relaxed_one_to_one" in kinds else []
+    table.caption = "\n".join(told) or None
+    return table
+
+
+def _mean_and_sd(scores: Mapping[str, Any], column: Sequence[Any]) -> str:
+    kind, measure, _, factor, digits = column
+    mean, std = (number(scores, kind, measure, name) for name in ("mean", "std"))
+    text = number_of(mean, factor, digits)
+    return text if std is None else f"{text} ± {number_of(std, factor, digits)}"
+
+
+def _means_of(result: SeedsResult) -> RunResult:
+    """Return the means over the seeds as a run's scores."""
+
+    def means(scores: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            kind: {
+                measure: value.get("mean")
+                for measure, value in of.items()
+                if isinstance(value, Mapping)
+            }
+            for kind, of in scores.items()
+            if kind in SCORES and isinstance(of, Mapping)
+        }
+
+    return RunResult(
+        sites={s: {c: means(of) for c, of in own.items()} for s, own in result.sites.items()},
+        mean={c: means(of) for c, of in result.mean.items()},
+    )
+
+
+def seeds_test_table(result: SeedsResult) -> Table | None:
+    """Return the paired tests over the seeds; None without any."""
+    if not result.differences:
+        return None
+    nats = result.holds == "notes"
+    unit = "nats of held-out loss" if nats else "points of F1"
+    title = f"federated − another condition, {unit}, paired t test over seeds"
+    table = compact_sheet("site", "against", "gain", "95 %", "p", "seeds", left=2, title=title)
+    for test in result.differences:
+        values = (test.mean, test.low, test.high)
+        gain, low, high = (f"{x:+.3f}" if nats else f"{100 * x:+.1f}" for x in values)
+        cells = (gain, f"{low} to {high}", f"{test.p_value:.4f}", str(test.n))
+        table.add_row(Text(test.site or "mean"), test.against, *cells)
+    return table
 
 
 def verdict_table(result: RunResult, against: str = "alone") -> Table | None:

@@ -307,7 +307,7 @@ class Audit(BaseModel):
 def read_audit(folder: Path) -> Audit | None:
     """A folder's audit.json; None where there is none. Raises DataError as `read_result`."""
     path = folder / AUDIT
-    return _read(path, Audit) if path.is_file() else None
+    return read_table(path, Audit) if path.is_file() else None
 
 
 def read_result(folder: Path) -> RunResult:
@@ -318,10 +318,15 @@ def read_result(folder: Path) -> RunResult:
             f"{folder}: no summary.json there; give the folder that `fednotes simulate "
             "--out` wrote, once the run has ended"
         )
-    return _read(path, RunResult)
+    return read_table(path, RunResult)
 
 
-def _read(path: Path, kind: type[M]) -> M:
+def read_table(path: Path, kind: type[M]) -> M:
+    """Return a versioned result file.
+
+    Raises:
+        DataError: It is damaged, or of a later version.
+    """
     table = _object(path, 1, _text_of(path, MOST_BYTES + 1))
     version = table.get("version", 0)
     if not isinstance(version, int) or version > VERSION:

@@ -111,7 +111,8 @@ class Display:
     its name; 0 where it is not known. begin: a part starts (or goes on), with the most rounds
     and the sentences (patients) that all sites together train on in each; 0 where not known. round:
     one was committed; end: the part is trained. features: computed so far, or notes read for
-    concepts. warn: something to know before training.
+    concepts. warn: something to know before training. seed: the next run of several begins, with
+    this seed, as so many of all.
     """
 
     def cost(self, traffic: Traffic) -> None: ...
@@ -121,6 +122,7 @@ class Display:
     def end(self) -> None: ...
     def features(self, done: int, total: int) -> None: ...
     def warn(self, text: str) -> None: ...
+    def seed(self, seed: int, place: int, total: int) -> None: ...
 
 
 Told = Display | Callable[[str, RoundResult], None] | None
@@ -129,10 +131,13 @@ Told = Display | Callable[[str, RoundResult], None] | None
 
 class _Rounds(Display):
     def __init__(self, told: Callable[[str, RoundResult], None]) -> None:
-        self._told, self._part = told, ""
+        self._told, self._part, self._run = told, "", ""
 
     def begin(self, part: Part, rounds: int, sentences: int) -> None:
-        self._part = part.name
+        self._part = self._run + part.name
+
+    def seed(self, seed: int, place: int, total: int) -> None:
+        self._run = f"seed-{seed}/"
 
     def round(self, result: RoundResult) -> None:
         self._told(self._part, result)

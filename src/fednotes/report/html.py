@@ -34,6 +34,7 @@ from fednotes.jobs.results import (
     read_result,
     size,
 )
+from fednotes.jobs.seeds import SEEDS_FILE, read_seeds
 
 Chart = Mapping[str, Any]  # what the templates draw
 Line = Mapping[str, Any]  # of metrics.jsonl
@@ -62,6 +63,8 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     FednotesError if the report cannot be written.
     """
     folder = path_of(run, "a run's folder")
+    if (folder / SEEDS_FILE).is_file() and not (folder / SUMMARY).is_file():
+        return _write_seeds_report(folder, out)
     audited, result = read_audit(folder), None
     if audited is not None and not (folder / SUMMARY).is_file():
         told = {"method": audited.method, "title": audited.title, "command": audited.command}
@@ -69,6 +72,34 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
     parts = parts_of_page(result or read_result(folder), read_lines(folder)) | {"audit": audited}
     target = folder / "report.html" if out is None else path_of(out, "a file to write")
     page = environment().get_template("report.html").render(parts)
+    (write_text if out is None else write_out)(target, page)
+    return target
+
+
+def _write_seeds_report(folder: Path, out: str | Path | None) -> Path:
+    """Write the page of several seeds of one job; return its path."""
+    result = read_seeds(folder)
+    groups = [*result.sites.items(), ("Mean of sites", result.mean)]
+    every = [scores for _, site in groups for scores in site.values()]
+    measures = [
+        (kind, of["title"], measure, _SHORT.get(measure, measure.capitalize()))
+        for kind, of in SCORES.items()
+        for measure in of["measures"]
+        if any(number(scores, kind, measure, "mean") is not None for scores in every)
+    ]
+    page = (
+        environment()
+        .get_template("seeds.html")
+        .render(
+            result=result,
+            title=result.title or f"{result.method} runs",
+            groups=groups,
+            conditions=CONDITIONS,
+            measures=measures,
+            settings=list(_flat(result.config)),
+        )
+    )
+    target = folder / "report.html" if out is None else path_of(out, "a file to write")
     (write_text if out is None else write_out)(target, page)
     return target
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import built_in_jobs, load_table, over, parse_job
 from fednotes.jobs.predict import evaluate_documents, gold_of
 from fednotes.jobs.results import RunResult
+from fednotes.jobs.seeds import SeedsResult, simulate_seeds
 from fednotes.metrics.calibration import (
     Calibrated,
     Calibration,
@@ -131,26 +132,56 @@ def _plain(value: Any) -> str:
     raise TypeError(f"{type(value).__name__} has no place in a job")
 
 
+@overload
 def simulate(
     source: Job | PathLike | Mapping[str, Any],
     out: PathLike,
     *,
+    seeds: None = None,
     progress: simulating.Told = None,
     resume: bool = False,
     overwrite: bool = False,
     device: str = "cpu",
     command: str = "",
-) -> RunResult:
+) -> RunResult: ...
+@overload
+def simulate(
+    source: Job | PathLike | Mapping[str, Any],
+    out: PathLike,
+    *,
+    seeds: Sequence[int],
+    progress: simulating.Told = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "cpu",
+    command: str = "",
+) -> SeedsResult: ...
+def simulate(
+    source: Job | PathLike | Mapping[str, Any],
+    out: PathLike,
+    *,
+    seeds: Sequence[int] | None = None,
+    progress: simulating.Told = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "cpu",
+    command: str = "",
+) -> RunResult | SeedsResult:
     """Train and judge a job's sites on this machine: alone, federated, pooled.
 
     source: a job, or what `job` makes one of.
     out: the run's folder: its models lie in it, each with its card; `report` makes its page.
     progress(part, round): called after each round of each part, such as "federated"; or a Display.
     resume: go on after a stop. overwrite: an earlier run there becomes `OUT.previous`. command: how
-    a person repeats it. Raises FednotesError.
+    a person repeats it. seeds: run the job once with each of these seeds, in `out/seed-1` and so
+    on, and return means and deviations over them. Raises FednotesError.
     """
     made = source if isinstance(source, Job) else job(source)
     options: Any = {"resume": resume, "overwrite": overwrite, "device": device, "command": command}
+    if seeds is not None:
+        folder = path_of(out, "a folder")
+        options |= {"display": progress, "after_run": write_cards}
+        return simulate_seeds(made, folder, tuple(seeds), **options)
     result = simulating.simulate(made, path_of(out, "a folder"), display=progress, **options)
     write_cards(Path(out))
     return result
