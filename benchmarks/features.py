@@ -22,9 +22,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fednotes.data.text import Passage
 from fednotes.encoders.features import cached_features, load_encoder
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+from passages import passage
 from scratch import scratch
 
 BATCH = 32
@@ -33,15 +35,17 @@ ENDINGS = ("olol", "itis", "opathy", "vastatin", "opril", "ectomy", "algia", "os
 COMMON = ("the", "patient", "was", "given", "mg", "of", "for", "denies", "and", "daily", ",", ".")
 
 
-def corpus(sentences: int) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """Forms, form of each token, bounds; half of the tokens are long clinical words."""
+def corpus(sentences: int) -> tuple[list[Passage], np.ndarray]:
+    """Sentences and the bounds of their tokens; half of the tokens are long clinical words."""
     rng = np.random.default_rng(0)
     forms = (*COMMON, *(stem + ending for stem in STEMS for ending in ENDINGS))
     lengths = rng.integers(8, 41, sentences)
     total = int(lengths.sum())
     common = rng.integers(0, len(COMMON), total)
     rare = rng.integers(len(COMMON), len(forms), total)
-    return forms, np.where(rng.random(total) < 0.5, common, rare), np.cumsum([0, *lengths])
+    form = np.where(rng.random(total) < 0.5, common, rare)
+    bounds = np.cumsum([0, *lengths])
+    return [passage([forms[i] for i in form[a:b]]) for a, b in pairwise(bounds)], bounds
 
 
 def write_elmo(directory: Path) -> None:
@@ -109,17 +113,17 @@ def main() -> None:
             write_elmo(Path(folder))
             spec, sentences = folder, given.sentences or 128
         encoder = load_encoder(spec)
-        forms, form, bounds = corpus(sentences)
+        passages, bounds = corpus(sentences)
+        tokens = int(bounds[-1])
         start = time.perf_counter()
-        features = cached_features(encoder, forms, form, bounds, Path(folder) / "cache")
+        features = cached_features(encoder, passages, Path(folder) / "cache")
         seconds = time.perf_counter() - start
         rate, size = sentences / seconds, features.nbytes / sentences / 1024
-        print(f"encode    {rate:8.1f} sentences/s, {len(form) / seconds:.0f} tokens/s")
+        print(f"encode    {rate:8.1f} sentences/s, {tokens / seconds:.0f} tokens/s")
         print(f"cache     {size:8.1f} KiB a sentence ({encoder.layers} x {encoder.dim} float16)")
         rng = np.random.default_rng(1)
         batches = [rng.choice(sentences, BATCH, replace=False) for _ in range(41)]
-        words = [[forms[i] for i in form[a:b]] for a, b in pairwise(bounds)]
-        slow = median_seconds(lambda b: encoder.encode([words[i] for i in b]), batches[:5])
+        slow = median_seconds(lambda b: encoder.encode([passages[i] for i in b]), batches[:5])
         fast = median_seconds(lambda b: gather(features, bounds, b), batches)
         print(f"on the fly {1000 * slow:9.2f} ms a batch of {BATCH}")
         print(f"cached     {1000 * fast:9.2f} ms")

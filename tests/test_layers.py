@@ -56,7 +56,7 @@ LEVELS: dict[str, str] = {
         "notes | checks notes.sites synthetic"
     ),
     "encoders": (
-        "adapters pretrained token_cache | encoder packing vectors | bart elmo | features "
+        "adapters pretrained reading token_cache | encoder packing vectors | bart elmo | features "
         "language_model"
     ),
     "engines": (

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from passages import passage, passages
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.encoders.elmo import BEGIN_SENTENCE, Elmo, character_ids, find_files
@@ -164,7 +165,7 @@ def test_equals_numpy_program(tmp_path: Path, options: dict[str, Any]) -> None:
     weights = write(tmp_path / "m", options)
     elmo = load(tmp_path / "m")
     expected = np.concatenate([reference(s, weights, options) for s in SENTENCES if s])
-    found = elmo.hidden(SENTENCES).numpy()
+    found = elmo.hidden(passages(SENTENCES)).numpy()
     assert found.shape == (sum(map(len, SENTENCES)), elmo.layers, elmo.dim)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert np.abs(expected).max() > 0.1
@@ -174,11 +175,11 @@ def test_batch_padding_and_order_change_nothing(tmp_path: Path) -> None:
     """A sentence alone, among longer ones, and after any others: no state is carried."""
     write(tmp_path / "m", OPTIONS)
     elmo = load(tmp_path / "m")
-    alone = torch.cat([elmo.hidden([s]) for s in SENTENCES])
-    torch.testing.assert_close(elmo.hidden(SENTENCES), alone, rtol=0, atol=1e-12)
+    alone = torch.cat([elmo.hidden([passage(s)]) for s in SENTENCES])
+    torch.testing.assert_close(elmo.hidden(passages(SENTENCES)), alone, rtol=0, atol=1e-12)
     long = [["word"] * 90, *SENTENCES]
-    torch.testing.assert_close(elmo.hidden(long)[90:], alone, rtol=0, atol=1e-12)
-    assert torch.equal(elmo.hidden(SENTENCES), elmo.hidden(SENTENCES))
+    torch.testing.assert_close(elmo.hidden(passages(long))[90:], alone, rtol=0, atol=1e-12)
+    assert torch.equal(elmo.hidden(passages(SENTENCES)), elmo.hidden(passages(SENTENCES)))
 
 
 def test_character_ids() -> None:
@@ -194,9 +195,11 @@ def test_through_load_encoder(tmp_path: Path) -> None:
     write(tmp_path / "m", OPTIONS)
     encoder = load_encoder(str(tmp_path / "m"))
     assert (encoder.layers, encoder.dim) == (3, 12)
-    found = encoder.encode(SENTENCES)
+    found = encoder.encode(passages(SENTENCES))
     assert found.dtype == np.float16
-    np.testing.assert_allclose(found, load(tmp_path / "m").hidden(SENTENCES), atol=1e-3, rtol=1e-3)
+    np.testing.assert_allclose(
+        found, load(tmp_path / "m").hidden(passages(SENTENCES)), atol=1e-3, rtol=1e-3
+    )
     assert load_encoder(str(tmp_path / "m")) is encoder
     write(tmp_path / "m", OPTIONS, seed=1)
     assert load_encoder(str(tmp_path / "m")).fingerprint != encoder.fingerprint

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from passages import passage, passages
 from tiny_models import save_encoder
 
 from fednotes.core.errors import ConfigError, ModelError
@@ -65,11 +66,11 @@ def reference(path: Path, sentence: list[str], layers: int, pooling: str) -> np.
 def test_equals_one_by_one(bert: Path, pooling: str, layers: int) -> None:
     """Batched and padded against `reference`; words without a piece are zero."""
     encoder = HuggingFaceEncoder(bert, pooling, layers)
-    found = encoder.hidden(SENTENCES).numpy()
+    found = encoder.hidden(passages(SENTENCES)).numpy()
     expected = np.concatenate([reference(bert, s, layers, pooling) for s in SENTENCES if s])
     assert found.shape == (sum(map(len, SENTENCES)), layers, 16)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    half = encoder.encode(SENTENCES)
+    half = encoder.encode(passages(SENTENCES))
     assert half.dtype == np.float16
     np.testing.assert_allclose(half, expected, atol=1e-3, rtol=1e-3)
     assert not found[6:8].any()
@@ -78,12 +79,12 @@ def test_equals_one_by_one(bert: Path, pooling: str, layers: int) -> None:
 
 def test_one_layer_alone(bert: Path) -> None:
     """Each equals its place in all of them, whose values `reference` gives above."""
-    every = HuggingFaceEncoder(bert, layers=4).hidden(SENTENCES)
+    every = HuggingFaceEncoder(bert, layers=4).hidden(passages(SENTENCES))
     for layer in range(4):
         encoder = load_encoder(f"{bert}#layer={layer}")
         assert (encoder.layers, encoder.dim) == (1, 16)
         half = every[:, layer : layer + 1].half().numpy()
-        np.testing.assert_array_equal(encoder.encode(SENTENCES), half)
+        np.testing.assert_array_equal(encoder.encode(passages(SENTENCES)), half)
     with pytest.raises(ConfigError, match="has layers 0 to 3, layer=4 is asked"):
         load_encoder(f"{bert}#layer=4")
     with pytest.raises(ConfigError, match="exclude each other"):
@@ -109,17 +110,21 @@ def test_long_sentences_are_read_in_windows(bert: Path) -> None:
     """Both ends equal the first and last window read as sentences of their own."""
     encoder = HuggingFaceEncoder(bert)
     words = np.random.default_rng(1).choice(["no", "pain", "."], 57).tolist()
-    found = encoder.hidden([["no"], words, ["pain"]])[1:-1]
+    found = encoder.hidden(passages([["no"], words, ["pain"]]))[1:-1]
     assert bool(found.any(2).all())
-    torch.testing.assert_close(found[:8], encoder.hidden([words[:10]])[:8], rtol=0, atol=1e-5)
-    torch.testing.assert_close(found[-8:], encoder.hidden([words[-10:]])[-8:], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        found[:8], encoder.hidden([passage(words[:10])])[:8], rtol=0, atol=1e-5
+    )
+    torch.testing.assert_close(
+        found[-8:], encoder.hidden([passage(words[-10:])])[-8:], rtol=0, atol=1e-5
+    )
 
 
 def test_word_longer_than_the_model(bert: Path) -> None:
     """A word of 37 pieces is the mean over all of them, each read once in its window."""
     encoder = HuggingFaceEncoder(bert)
     word = "metop" + "rolol" * 18
-    found = encoder.hidden([["no", word, "pain"]])
+    found = encoder.hidden([passage(["no", word, "pain"])])
     ids = [5 + PIECES.index(p) for p in ["no", "metop", *["##rol", "##ol"] * 18, "pain"]]
     model = transformers.BertModel.from_pretrained(bert).eval()
     states = {}
@@ -133,7 +138,8 @@ def test_word_longer_than_the_model(bert: Path) -> None:
 
 
 def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
-    """RoBERTa: words keep the space before them; 14 positions from 2 on leave room for 10."""
+    """RoBERTa reads the text: a word has the blank before it, the first one has none, and a lone
+    mark of a blank is no part of a word. 14 positions from 2 on leave room for 10."""
     letters = [*"abcdefghijklmnopqrstuvwxyz.", "Ġ"]
     marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     vocabulary = {p: i for i, p in enumerate([*marks, *letters, "Ġn", "Ġno"])}
@@ -156,12 +162,12 @@ def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
     model = transformers.RobertaModel(config).eval()
     model.save_pretrained(tmp_path)
     encoder = HuggingFaceEncoder(tmp_path, "first")
-    ids = [vocabulary[p] for p in ["<s>", "Ġno", "Ġ", "b", "Ġno", "</s>"]]
+    ids = [vocabulary[p] for p in ["<s>", "n", "o", "Ġ", "b", "Ġno", "</s>"]]
     with torch.no_grad():
         state = model(torch.tensor([ids])).last_hidden_state[0]
-    found = encoder.hidden([["no"] * 30, ["no", "b", "no"]])
-    torch.testing.assert_close(found[30:, 0], state[[1, 2, 4]], rtol=0, atol=1e-5)
-    alone = encoder.hidden([["no"] * 10])
+    found = encoder.hidden(passages([["no"] * 30, ["no", "b", "no"]]))
+    torch.testing.assert_close(found[30:, 0], state[[1, 4, 5]], rtol=0, atol=1e-5)
+    alone = encoder.hidden([passage(["no"] * 9)])  # 10 sub-words
     torch.testing.assert_close(found[:8], alone[:8], rtol=0, atol=1e-5)
 
 
@@ -183,7 +189,7 @@ def test_refuses_what_it_cannot_trust(bert: Path, tmp_path: Path) -> None:
     tensors["embeddings.LayerNorm.bias"][0] = float("nan")
     save_file(tensors, weights, {"format": "pt"})
     with pytest.raises(ModelError, match="not finite"):
-        load_encoder(str(path)).encode([["no"]])
+        load_encoder(str(path)).encode([passage(["no"])])
 
 
 def test_fingerprint_is_of_contents_and_pooling(bert: Path, tmp_path: Path) -> None:
@@ -220,7 +226,7 @@ def test_minilm_equals_the_model_run_directly(minilm: Any) -> None:
         vectors.append(state[at : at + n].mean(0))
         at += n
     torch.testing.assert_close(
-        minilm.hidden([words, ["pain"] * 30])[: len(words), 0],
+        minilm.hidden(passages([words, ["pain"] * 30]))[: len(words), 0],
         torch.stack(vectors),
         rtol=0,
         atol=1e-5,
@@ -241,6 +247,6 @@ def test_loading_is_silent_and_opens_no_connection(
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    HuggingFaceEncoder(bert).encode([["no"] * 600])
+    HuggingFaceEncoder(bert).encode([passage(["no"] * 600)])
     assert capfd.readouterr() == ("", "")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from passages import passage
 
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, ModelError
+from fednotes.data.text import Passage
 from fednotes.encoders import features, pretrained
 from fednotes.encoders.encoder import length_batches
 from fednotes.encoders.features import cached_features, clear_cache, default_cache, load_encoder
@@ -29,8 +31,9 @@ class Hashing:
         self.fingerprint = fingerprint
         self.seen: list[tuple[str, ...]] = []
 
-    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
-        self.seen += map(tuple, sentences)
+    def encode(self, passages: Sequence[Passage]) -> np.ndarray:
+        sentences = [tuple(passage.forms) for passage in passages]
+        self.seen += sentences
         rows = [vector(sentence, i) for sentence in sentences for i in range(len(sentence))]
         return np.array(rows, np.float16).reshape(-1, 2, 3)
 
@@ -51,6 +54,11 @@ def corpus(count: int = 30, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(sentences), np.cumsum([0, *map(len, sentences)])
 
 
+def read(form: np.ndarray, bounds: np.ndarray, forms: Sequence[str] = FORMS) -> list[Passage]:
+    """The sentences as they are read."""
+    return [passage([forms[i] for i in form[a:b]]) for a, b in pairwise(bounds)]
+
+
 def expected(form: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """Sentence by sentence, word by word."""
     rows = []
@@ -69,9 +77,9 @@ def test_cached_equals_on_the_fly(tmp_path: Path) -> None:
     """Both equal the loop above, equal sentences computed once; a second call computes nothing."""
     form, bounds = corpus()
     encoder = Hashing()
-    memory = cached_features(encoder, FORMS, form, bounds, None)
+    memory = cached_features(encoder, read(form, bounds), None)
     np.testing.assert_array_equal(memory, expected(form, bounds))
-    cached = cached_features(encoder, FORMS, form, bounds, tmp_path)
+    cached = cached_features(encoder, read(form, bounds), tmp_path)
     np.testing.assert_array_equal(cached, memory)
     assert isinstance(cached, np.memmap)
     assert cached.dtype == memory.dtype == np.float16
@@ -80,7 +88,7 @@ def test_cached_equals_on_the_fly(tmp_path: Path) -> None:
     sentences = {tuple(form[a:b]) for a, b in pairwise(bounds) if b > a}
     assert len(encoder.seen) == 2 * len(sentences)
     encoder.seen.clear()
-    np.testing.assert_array_equal(cached_features(encoder, FORMS, form, bounds, tmp_path), memory)
+    np.testing.assert_array_equal(cached_features(encoder, read(form, bounds), tmp_path), memory)
     assert encoder.seen == []
 
 
@@ -95,13 +103,13 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, chunks: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cached_features(encoder, FORMS, form, bounds, tmp_path, kill)
+        cached_features(encoder, read(form, bounds), tmp_path, kill)
     before = set(encoder.seen)
     assert len(before) == 4 * chunks
     encoder.seen.clear()
     seen: list[tuple[int, int]] = []
     found = cached_features(
-        encoder, FORMS, form, bounds, tmp_path, lambda done, total: seen.append((done, total))
+        encoder, read(form, bounds), tmp_path, lambda done, total: seen.append((done, total))
     )
     np.testing.assert_array_equal(found, expected(form, bounds))
     assert not before & set(encoder.seen)
@@ -115,17 +123,17 @@ def test_damaged_cache_is_computed_again(tmp_path: Path, damage: str) -> None:
     form, bounds = corpus()
     if damage in ("progress", "no progress"):
         with pytest.raises(KeyboardInterrupt):
-            cached_features(Hashing(), FORMS, form, bounds, tmp_path, interrupt)
+            cached_features(Hashing(), read(form, bounds), tmp_path, interrupt)
         (file,) = (tmp_path / "features").glob("*.part")
         whole = file.read_bytes()
         file.write_bytes(whole[:-8] + (b"\xff" * 8 if damage == "progress" else b""))
     else:
-        cached_features(Hashing(), FORMS, form, bounds, tmp_path)
+        cached_features(Hashing(), read(form, bounds), tmp_path)
         (file,) = (tmp_path / "features").glob("*.npy")
         whole = file.read_bytes()
         size = {"truncated": len(whole) - 1, "empty": 0, "header": len(whole)}[damage]
         file.write_bytes(whole[:size] if damage != "header" else b"x" * size)
-    found = cached_features(Hashing(), FORMS, form, bounds, tmp_path)
+    found = cached_features(Hashing(), read(form, bounds), tmp_path)
     np.testing.assert_array_equal(found, expected(form, bounds))
 
 
@@ -135,16 +143,18 @@ def interrupt(done: int, total: int) -> None:
 
 
 def test_key_knows_encoder_and_corpus(tmp_path: Path) -> None:
-    """Another fingerprint, form, order or cut: another file, never another's vectors."""
+    """Another fingerprint, form, order, cut or text between words: another file, never another's
+    vectors."""
     form, bounds = corpus()
     moved = bounds.copy()
     moved[1] += 1
     calls = [
-        (Hashing(), FORMS, form, bounds),
-        (Hashing("b"), FORMS, form, bounds),
-        (Hashing(), ("other", *FORMS[1:]), form, bounds),
-        (Hashing(), FORMS, form[::-1].copy(), bounds),
-        (Hashing(), FORMS, form, moved),
+        (Hashing(), read(form, bounds)),
+        (Hashing("b"), read(form, bounds)),
+        (Hashing(), read(form, bounds, ("other", *FORMS[1:]))),
+        (Hashing(), read(form[::-1].copy(), bounds)),
+        (Hashing(), read(form, moved)),
+        (Hashing(), [each._replace(text=f"{each.text}.") for each in read(form, bounds)]),
     ]
     for n, call in enumerate(calls, 1):
         cached_features(*call, tmp_path)
@@ -155,7 +165,7 @@ def test_key_knows_encoder_and_corpus(tmp_path: Path) -> None:
 def test_only_the_owner_can_read(tmp_path: Path) -> None:
     form, bounds = corpus()
     (tmp_path / "features").mkdir(mode=0o755)
-    cached_features(Hashing(), FORMS, form, bounds, tmp_path)
+    cached_features(Hashing(), read(form, bounds), tmp_path)
     assert stat.S_IMODE((tmp_path / "features").stat().st_mode) == 0o700
     (file,) = (tmp_path / "features").glob("*.npy")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -169,11 +179,11 @@ def test_full_disk(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
     try:
         with pytest.raises(FednotesError, match="free some space"):
-            cached_features(Hashing(), FORMS, form, bounds, tmp_path)
+            cached_features(Hashing(), read(form, bounds), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list((tmp_path / "features").iterdir()) == []
-    found = cached_features(Hashing(), FORMS, form, bounds, tmp_path)
+    found = cached_features(Hashing(), read(form, bounds), tmp_path)
     np.testing.assert_array_equal(found, expected(form, bounds))
 
 
@@ -181,7 +191,7 @@ def test_cache_that_is_no_folder(tmp_path: Path) -> None:
     form, bounds = corpus()
     (tmp_path / "file").write_text("")
     with pytest.raises(FednotesError, match="FEDNOTES_CACHE"):
-        cached_features(Hashing(), FORMS, form, bounds, tmp_path / "file")
+        cached_features(Hashing(), read(form, bounds), tmp_path / "file")
 
 
 def test_three_at_once(tmp_path: Path) -> None:
@@ -192,7 +202,7 @@ def test_three_at_once(tmp_path: Path) -> None:
 
     def work(encoder: Hashing) -> np.ndarray:
         start.wait()
-        return cached_features(encoder, FORMS, form, bounds, tmp_path)
+        return cached_features(encoder, read(form, bounds), tmp_path)
 
     with ThreadPoolExecutor(3) as pool:
         for found in pool.map(work, encoders):
@@ -204,9 +214,9 @@ def test_three_at_once(tmp_path: Path) -> None:
 def test_clear_removes_its_own_files_only(tmp_path: Path) -> None:
     form, bounds = corpus()
     assert clear_cache(tmp_path) == 0
-    cached_features(Hashing(), FORMS, form, bounds, tmp_path)
+    cached_features(Hashing(), read(form, bounds), tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        cached_features(Hashing("b"), FORMS, form, bounds, tmp_path, interrupt)
+        cached_features(Hashing("b"), read(form, bounds), tmp_path, interrupt)
     (tmp_path / "features" / "mine.npy").write_text("keep")
     ours = [p for p in (tmp_path / "features").iterdir() if p.name != "mine.npy"]
     size = sum(p.stat().st_size for p in ours)

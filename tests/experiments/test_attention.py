@@ -120,7 +120,7 @@ def test_equals_transformers(
 
 def test_encoder_of_an_encoder_decoder(bart: Path) -> None:
     """`one_by_one` with BART's encoder alone."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(bart, add_prefix_space=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bart)
     model = transformers.BartModel.from_pretrained(bart, attn_implementation="eager").eval()
     expected = one_by_one(model.get_encoder(), tokenizer, 30)
     opened = open_attention_model(bart)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fednotes.core.types import SiteData, TagSet
 from fednotes.data.synthetic import generate
+from fednotes.data.text import Passage
 from fednotes.taggers.corpora import hash_forms
 from fednotes.taggers.saving import build_model, save_model
 from fednotes.taggers.tagger import TaggerConfig
@@ -88,11 +89,11 @@ class HashEncoder:
     dim: int = 6
     fingerprint: str = "hash-1"
 
-    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
+    def encode(self, sentences: Sequence[Passage]) -> np.ndarray:
         rows = [
             np.random.default_rng([place, *word.encode()]).standard_normal((self.layers, self.dim))
-            for words in sentences
-            for place, word in enumerate(words)
+            for sentence in sentences
+            for place, word in enumerate(sentence.forms)
         ]
         return np.array(rows).reshape(-1, self.layers, self.dim).astype(np.float16)
 

@@ -19,6 +19,7 @@ from patient_files import SECRET, everyone, job, load, parts, write, write_terms
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.settings import read_toml
+from fednotes.data.text import Passage
 from fednotes.jobs.deployed.agreement import Description, agreed_config, describe
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
@@ -418,8 +419,8 @@ def test_vectors_of_an_encoder(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     class Lengths:
         fingerprint, layers, dim = "lengths", 1, 2
 
-        def encode(self, sentences: list[list[str]]) -> np.ndarray:
-            words = [word for sentence in sentences for word in sentence]
+        def encode(self, sentences: list[Passage]) -> np.ndarray:
+            words = [word for sentence in sentences for word in sentence.forms]
             return np.array([[[len(w), 1]] for w in words], dtype=np.float16)
 
     monkeypatch.setattr("fednotes.patients.features.load_encoder", lambda spec: Lengths())

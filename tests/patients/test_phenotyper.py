@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.data.text import Passage
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
 from fednotes.patients.concepts import Notes
@@ -318,9 +319,9 @@ class Encoder:
     def __init__(self) -> None:
         self.calls = 0
 
-    def encode(self, sentences: list[list[str]]) -> np.ndarray:
+    def encode(self, sentences: list[Passage]) -> np.ndarray:
         self.calls += 1
-        words = [word for sentence in sentences for word in sentence]
+        words = [word for sentence in sentences for word in sentence.forms]
         return np.array([[[len(w), 1]] * 2 for w in words], dtype=np.float16)
 
 

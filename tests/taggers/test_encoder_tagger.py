@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from passages import passage
 from small_classifiers import LABELS, TAGS, document, lines
 
 from fednotes.core.errors import ConfigError, ModelError
@@ -64,7 +65,7 @@ def test_untuned_words_are_those_of_the_feature_encoder(bert: Path, layer: int) 
     documents = lines(9, 24)
     model = build(bert, "none", layer=layer)
     assert model.widths == (WIDTH,) * (layer or LAYERS)
-    sentences = [d.text.split() for d in documents]
+    sentences = [passage(d.text.split()) for d in documents]
     every = words_of(model, documents, every=True)
     assert len(every) == (layer or LAYERS)
     for number, found in enumerate(every, start=1):
@@ -135,7 +136,7 @@ def test_states(bert: Path) -> None:
     corpus = annotated(model)
     order = [3, 8, 0]
     losses = model.losses(corpus, order, states=True)
-    texts = [corpus.documents[i].text.split() for i in order]
+    texts = [passage(corpus.documents[i].text.split()) for i in order]
     for number, found in enumerate(losses.hidden, start=1):
         encoder = HuggingFaceEncoder(bert, layer=number)
         means = torch.stack([encoder.hidden([t])[:, 0].mean(0) for t in texts])
@@ -143,7 +144,7 @@ def test_states(bert: Path) -> None:
     assert losses.outputs is not None
     assert losses.pseudo is not None
     assert losses.score is not None
-    words = [word for text in texts for word in text]
+    words = [word for text in texts for word in text.forms]
     assert losses.pseudo.tolist() == [LABELS.get(word) == "ADR" for word in words]
     assert losses.score(losses.outputs).shape == (len(words), len(TAGS.tags))
     assert len(losses.hidden) == len(model.widths)
@@ -269,7 +270,7 @@ def test_minilm_runs_five_layers() -> None:
     torch.testing.assert_close(
         words_of(model, documents)[0],
         HuggingFaceEncoder(model.backbone.directory, layer=5).hidden(
-            [d.text.split() for d in documents]
+            [passage(d.text.split()) for d in documents]
         )[:, 0],
         rtol=0,
         atol=1e-4,

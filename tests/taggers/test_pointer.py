@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span, TagSet
+from fednotes.data.text import Passage
+from fednotes.encoders.reading import Pieces
 from fednotes.taggers.pointer import (
     BEGIN,
     END,
@@ -49,9 +51,19 @@ def figure_2() -> tuple[str, list[tuple[str, str]]]:
     return text, [("Clozapine", "Drug"), ("akathisia", "ADE"), ("schizophrenia", "Disease")]
 
 
-def letters(words: Sequence[str]) -> list[list[int]]:
+def letters(passages: Sequence[Passage]) -> Pieces:
     """Sub-words of up to five letters, their first letter as the id; "~" has none."""
-    return [[ord(w[i]) for i in range(0, len(w), 5)] if w != "~" else [] for w in words]
+    ids, lengths, edges = list[int](), list[int](), list[tuple[int, int]]()
+    for passage in passages:
+        before = len(ids)
+        for word in passage.forms:
+            start = len(ids)
+            ids += [ord(word[i]) for i in range(0, len(word), 5)] if word != "~" else []
+            edges.append((start, len(ids) - 1))
+        lengths.append(len(ids) - before)
+    first, last = np.array(edges, np.int64).reshape(-1, 2).T
+    every = np.ones(len(ids), bool)
+    return Pieces(np.array(ids, np.int32), np.array(lengths, np.int64), first, last, every)
 
 
 def document(text: str, found: Sequence[tuple[str, str]], name: str = "d") -> Document:
@@ -261,3 +273,41 @@ def test_empty_corpora() -> None:
         corpus = encode_pointers(documents, TAGS, letters, ROOM)
         assert corpus.sentences == len(corpus.lengths) == len(corpus.entities) == 0
         assert corpus.annotated(documents, TYPES).sentences == 0
+
+
+def two_letters(passages: Sequence[Passage]) -> Pieces:
+    """One sub-word for every two characters of the text without blanks, the second one's code."""
+    ids, lengths, edges = list[int](), list[int](), list[tuple[int, int]]()
+    for passage in passages:
+        before, seen = len(ids), passage.text.replace(" ", "")
+        blanks = np.cumsum([c == " " for c in passage.text])
+        ids += [ord(seen[i : i + 2][-1]) for i in range(0, len(seen), 2)]
+        for start, end in passage.words.tolist():
+            low, high = start - int(blanks[start]), end - 1 - int(blanks[end - 1])
+            edges.append((before + low // 2, before + high // 2))
+        lengths.append(len(ids) - before)
+    first, last = np.array(edges, np.int64).reshape(-1, 2).T
+    every = np.ones(len(ids), bool)
+    return Pieces(np.array(ids, np.int32), np.array(lengths, np.int64), first, last, every)
+
+
+def test_words_that_share_a_sub_word() -> None:
+    """ "abc" and "def" share "cd"; "gh" has one of its own; "i" and "j" share one wholly, so that
+    they cannot be told apart."""
+    text = "abc def gh i j"
+    words = [("abc", "Drug"), ("def", "ADE"), ("def gh", "Disease"), ("gh", "Drug")]
+    corpus = encode_pointers([document(text, words)], TAGS, two_letters, ROOM)
+    assert corpus.first.tolist() == [0, 1, 3, 4, 4]
+    assert corpus.last.tolist() == [1, 2, 3, 4, 4]
+    assert found_in(corpus) == sorted(corpus.documents[0].spans)
+    corpus = encode_pointers([document(text, [("i", "Drug")])], TAGS, two_letters, ROOM)
+    assert found_in(corpus) == [Span(11, 14, "Drug")]
+
+
+def test_a_cut_between_words_that_share_a_sub_word() -> None:
+    """Both pieces have it."""
+    corpus = encode_pointers([document("abc def gh", [])], TAGS, two_letters, PointerLimits(2, 9))
+    assert [chr(i) for i in corpus.ids] == ["b", "d", "d", "f", "h"]
+    assert corpus.lengths.tolist() == [2, 2, 1]
+    assert corpus.first.tolist() == [0, 0, 0]
+    assert corpus.last.tolist() == [1, 1, 0]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from passages import passage
 from tiny_taggers import HashEncoder
 
 from fednotes.core.errors import ConfigError, FednotesError, ModelError
@@ -222,7 +223,7 @@ def test_contextual_features(layers: int, project: int) -> None:
     names = {n for n in tagger.trainable() if n.startswith("context.")}
     expected = {"context.mix", "context.gamma"} if layers > 1 else set()
     assert names == expected | ({"context.project", "context.bias"} if project else set())
-    features = encoder.encode([["a", "b", "c"]]).astype(np.float32)
+    features = encoder.encode([passage(["a", "b", "c"])]).astype(np.float32)
     mixed = features[:, 0]
     if layers > 1:
         scores = np.array([0.3, -1.0, 0.5], np.float32)

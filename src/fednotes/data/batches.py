@@ -8,7 +8,7 @@ that leaves the site.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
@@ -17,7 +17,7 @@ import numpy as np
 
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.tags import decode, encode, flatten
-from fednotes.data.text import split_sentences, tokenize
+from fednotes.data.text import Passage, split_sentences, tokenize
 
 Unit = Literal["sentence", "document"]
 _WINDOW = 50  # batches
@@ -36,6 +36,7 @@ class Encoded:
     offsets: (tokens, 2) character offsets in the document.
     forms: the distinct token forms, by first appearance. form: (tokens,) index into forms.
     tags: (tokens,) tag ids.
+    unit: what is read together.
     """
 
     documents: tuple[Document, ...]
@@ -46,6 +47,7 @@ class Encoded:
     forms: tuple[str, ...] = field(repr=False)
     form: np.ndarray
     tags: np.ndarray
+    unit: Unit = "sentence"
 
     @property
     def sentences(self) -> int:
@@ -56,6 +58,27 @@ class Encoded:
     def lengths(self) -> np.ndarray:
         """(sentences,) tokens in each sentence, at least 1."""
         return np.diff(self.bounds)
+
+    def passages(self, start: int = 0, end: int | None = None) -> Iterator[Passage]:
+        """Yield the text and the words of the sentences start:end (to the last one by default).
+
+        A text runs from its first word to its last one. With the unit "document" the first piece
+        of a document also has what stands before its first word, the last one what stands behind,
+        so that an uncut document is read as it is.
+        """
+        end = self.sentences if end is None else end
+        owners = np.concatenate([[-1], self.sentence_document, [-1]])
+        is_first = (owners[1:-1] != owners[:-2]).tolist()
+        is_last = (owners[1:-1] != owners[2:]).tolist()
+        bounds = self.bounds[start : end + 1].tolist()
+        for sentence, (low, high) in zip(range(start, end), pairwise(bounds), strict=True):
+            text = self.documents[self.sentence_document[sentence]].text
+            words = self.offsets[low:high].astype(np.int64)
+            begin, stop = int(words[0, 0]), int(words[-1, 1])
+            if self.unit == "document":
+                begin = 0 if is_first[sentence] else begin
+                stop = len(text) if is_last[sentence] else stop
+            yield Passage(text[begin:stop], words - begin)
 
 
 def encode_corpus(
@@ -108,6 +131,7 @@ def encode_corpus(
         forms=tuple(index),
         form=np.array(form, dtype=np.int64),
         tags=np.concatenate(tags),
+        unit=unit,
     )
 
 

@@ -11,6 +11,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,21 @@ _WORD = rf"(?:[^\W_][{_MARKS}]*)+"
 TOKEN = re.compile(rf"{_WORD}|\S[{_MARKS}]*")  # exports write it down
 
 Bounds = tuple[int, int]
+
+
+class Passage(NamedTuple):
+    """A text that is read together, and its words.
+
+    words: (words, 2) character offsets in `text`, half-open, in order.
+    """
+
+    text: str
+    words: np.ndarray
+
+    @property
+    def forms(self) -> list[str]:
+        """The words as they are written."""
+        return [self.text[start:end] for start, end in self.words.tolist()]
 
 
 def tokenize(text: str) -> np.ndarray:

@@ -10,13 +10,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError, nearest
 from fednotes.core.tensors import device_of
+from fednotes.data.text import Passage
 from fednotes.encoders.adapters import install
-from fednotes.encoders.encoder import sub_words
 from fednotes.encoders.pretrained import (
     Frame,
     Stamp,
@@ -27,8 +28,10 @@ from fednotes.encoders.pretrained import (
     require_complete,
     stamp_of,
 )
+from fednotes.encoders.reading import Pieces, reading_version, split_passages
 
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")  # one of them says the sub-words
+_TOGETHER = 512  # texts in one call of the tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +50,11 @@ class BartBackbone:
     marks: tuple[int, int, int]
     fingerprint: str
 
-    def split(self, words: Sequence[str]) -> list[list[int]]:
-        """The sub-words of each word; none where the tokeniser leaves nothing of it."""
-        return [list(piece.ids) for piece in sub_words(self.tokenizer, [[w] for w in words])]
+    def split(self, passages: Sequence[Passage]) -> Pieces:
+        """Return the sub-words of some texts; see `encoders/reading.py`."""
+        starts = range(0, len(passages), _TOGETHER)
+        parts = [split_passages(self.tokenizer, passages[at : at + _TOGETHER]) for at in starts]
+        return Pieces.join(parts)
 
     def view(self, dropout: float) -> Any:
         """Modules of one's own on the shared weights, in eval mode; dropout for train mode."""
@@ -108,7 +113,7 @@ def _load(directory: Path, device: str, stamp: Stamp) -> BartBackbone:
     steps = int(config.max_position_embeddings)
     if steps < 4:
         raise ModelError(f"{directory}: there is no room for a word beside the marks")
-    digest = folder_fingerprint(directory, kind="bart", version=1)
+    digest = folder_fingerprint(directory, kind="bart", version=reading_version(tokenizer))
     return BartBackbone(model, tokenizer, frame, steps, (*marks.values(),), digest)
 
 
@@ -135,7 +140,8 @@ def fixed_rows(
     """(3 + types, width) embeddings of BEGIN, END, PAD and the types: copies, none trained.
 
     label_words: type → words, instead of the type's own name. A type's row is the mean over
-    its words' sub-words. Raises ConfigError for words of no type or alike for two.
+    its words' sub-words, as they stand within a text. Raises ConfigError for words of no type
+    or alike for two.
     """
     for label in label_words:
         if label not in types:
@@ -145,7 +151,7 @@ def fixed_rows(
     rows = [table(torch.tensor([i], device=table.weight.device)) for i in backbone.marks]
     seen: dict[tuple[int, ...], str] = {}
     for label, text in words.items():
-        ids = [i for word in backbone.split(text.split()) for i in word]
+        ids = _ids_of(backbone, text)
         other = seen.setdefault(tuple(sorted(ids)), label)
         if not ids or other != label:
             reason = f"cannot be told from {other!r}" if ids else "has no sub-words"
@@ -155,6 +161,15 @@ def fixed_rows(
             )
         rows.append(table(torch.tensor(ids, device=table.weight.device)).mean(0, keepdim=True))
     return torch.cat(rows).clone()
+
+
+def _ids_of(backbone: BartBackbone, text: str) -> list[int]:
+    """The sub-words of words in the middle of a text, so with the blank before the first one."""
+    words = text.split()
+    if not words:
+        return []
+    passage = Passage(" ".join(["", *words]), np.zeros((0, 2), np.int64))
+    return list(map(int, backbone.split([passage]).ids))
 
 
 def own_cross_attentions(view: Any) -> list[nn.Module]:

@@ -33,6 +33,7 @@ from torch.nn import functional
 
 from fednotes.core.errors import ModelError, needs
 from fednotes.core.parsing import read_json
+from fednotes.data.text import Passage
 from fednotes.encoders.encoder import length_batches, to_half
 from fednotes.encoders.pretrained import fingerprint
 
@@ -222,15 +223,18 @@ class Elmo:
         # Now, not when it is asked for: the files may have changed by then.
         self.fingerprint = fingerprint((options, weights), kind="elmo", version=1)
 
-    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
-        """Words of each sentence → (sum of words, layers, 2 * state) float16."""
+    def encode(self, sentences: Sequence[Passage]) -> np.ndarray:
+        """Sentences with their words → (sum of words, layers, 2 * state) float16.
+
+        ELMo reads the words alone, not what stands between them.
+        """
         return to_half(self.hidden(sentences), self._source)
 
     @torch.inference_mode()
-    def hidden(self, sentences: Sequence[Sequence[str]]) -> Tensor:
+    def hidden(self, sentences: Sequence[Passage]) -> Tensor:
         """As `encode`, in the precision of the computation, on the CPU."""
         ids: dict[str | int, int] = {BEGIN_SENTENCE: 0, END_SENTENCE: 1}
-        rows = [[ids.setdefault(word, len(ids)) for word in words] for words in sentences]
+        rows = [[ids.setdefault(word, len(ids)) for word in each.forms] for each in sentences]
         vectors = self._embed(list(ids))  # (unique words, state)
         lengths = [len(row) for row in rows]
         starts = np.cumsum([0, *lengths])

@@ -1,7 +1,7 @@
 """How any Hugging Face encoder reads words; and one as frozen features.
 
-The words are given (the project's own tokens), so each word's sub-words are known: its
-vector is their mean (default) or the first one. Mean is the default because the end of a
+Text becomes sub-words as `encoders/reading.py` says; a word's vector is the mean of its
+sub-words (default) or the first one. Mean is the default because the end of a
 drug's or a finding's name says what it is (-pril, -statin, -itis), and nobody trains a frozen
 encoder to move that into the first piece. A sentence longer than the model's positions is
 read in overlapping windows, and each sub-word is taken from the window where it lies deepest.
@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.data.text import Passage
 from fednotes.encoders.pretrained import NO_ENCODER, Frame, folder_fingerprint, open_encoder
+from fednotes.encoders.reading import Pieces, ranges, reading_version, split_passages
 
 CPU = torch.device("cpu")
 CPU_BATCH = (1024, 32)  # most sub-words (with padding) and windows of a batch: what the caches
@@ -53,58 +55,13 @@ def windows(length: int, capacity: int) -> list[Window]:
     ]
 
 
-class Pieces(NamedTuple):
-    """The sub-words of one sentence: ids; the number of each one's word in the whole call; its
-    weight in the word's vector (a word's weights sum to 1)."""
-
-    ids: list[int]
-    words: np.ndarray
-    shares: np.ndarray
-
-
-def sub_words(
-    tokenizer: Any, sentences: Sequence[Sequence[str]], pooling: str = "mean"
-) -> list[Pieces]:
-    """Sub-words of each sentence that has words."""
-    starts = np.cumsum([0, *map(len, sentences)])
-    kept = [i for i, words in enumerate(sentences) if len(words)]
-    if not kept:
-        return []
-    result = tokenizer(
-        # Lone surrogates, which no tokeniser takes, become question marks.
-        [[w.encode("utf-8", "replace").decode("utf-8") for w in sentences[i]] for i in kept],
-        is_split_into_words=True,
-        add_special_tokens=False,
-        padding=False,
-        truncation=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
-    return [
-        _pieces(result["input_ids"][n], result.word_ids(n), int(starts[i]), pooling)
-        for n, i in enumerate(kept)
-    ]
-
-
-def _pieces(ids: list[int], word: list[int | None], start: int, pooling: str) -> Pieces:
-    # A sub-word of no word (white space that some tokenisers keep) is context only.
-    owner = np.array([-1 if w is None else w for w in word], dtype=np.int64)
-    if pooling == "first":
-        shares = (np.diff(owner, prepend=-1) != 0).astype(np.float32)
-    else:
-        size = np.bincount(owner + 1, minlength=1)
-        shares = (1 / size[owner + 1]).astype(np.float32)
-    shares[owner < 0] = 0
-    return Pieces(ids, np.maximum(owner, 0) + start, shares)
-
-
 class WindowGroup(NamedTuple):
     """Some windows that go through an encoder together.
 
     ids, mask: (windows, longest), on the model's device. at: (sub-words,) where those that
-    are used stand in `ids` taken flat. token: (sub-words,) the word that each is part of;
-    share: its weight in that; sentence: the number of its sentence among those asked for.
+    are used stand in `ids` taken flat, once for each word that they are part of. token:
+    (sub-words,) that word; share: the weight in it; sentence: the number of the sentence among
+    those asked for.
     """
 
     ids: Tensor
@@ -119,14 +76,15 @@ class WindowGroup(NamedTuple):
 class SubWords:
     """Sentences as sub-words, flat: a mini-batch is put together by indexing alone.
 
-    lengths: (sentences,) sub-words. ids, word, share: (sub-words,) id, the word that it is part
-    of, and its weight in that word's vector (0: context only). first, size: (windows,)
-    sub-words that are read together; keep: (windows, 2) those that are used. window_bounds:
-    (sentences + 1,).
+    lengths: (sentences,) sub-words. ids: (sub-words,). place, word, share: (members,) a sub-word,
+    the word that it is part of, and its weight in that word's vector, in the order of the
+    sub-words; what is part of no word is context only. first, size: (windows,) sub-words that are
+    read together; keep: (windows, 2) those that are used. window_bounds: (sentences + 1,).
     """
 
     lengths: np.ndarray
     ids: np.ndarray
+    place: np.ndarray
     word: np.ndarray
     share: np.ndarray
     first: np.ndarray
@@ -135,18 +93,26 @@ class SubWords:
     window_bounds: np.ndarray
 
     @classmethod
-    def of(cls, pieces: Sequence[Pieces], capacity: int) -> SubWords:
-        """The sentences one after the other; capacity: sub-words of a window at most."""
-        lengths = np.array([len(p.ids) for p in pieces], np.int64)
-        cuts = [windows(len(p.ids), capacity) if p.ids else [] for p in pieces]
+    def of(cls, pieces: Pieces, capacity: int, pooling: str = "mean") -> SubWords:
+        """Lay out sentences for reading.
+
+        Args:
+            pieces: The sub-words of the sentences, each a text of its own.
+            capacity: Sub-words of a window at most.
+            pooling: "mean" or "first", see `Pieces.members`.
+        """
+        lengths = pieces.lengths
+        cuts = [windows(length, capacity) if length else [] for length in lengths.tolist()]
         counts = np.array([len(each) for each in cuts], np.int64)
         rows = np.array([w for each in cuts for w in each], np.int64).reshape(-1, 4)
         rows += np.repeat(np.cumsum(lengths) - lengths, counts)[:, None]
+        place, word, share = pieces.members(pooling)
         return cls(
             lengths=lengths,
-            ids=np.array([i for p in pieces for i in p.ids], np.int32),
-            word=np.concatenate([np.zeros(0, np.int64), *(p.words for p in pieces)]),
-            share=np.concatenate([np.zeros(0, np.float32), *(p.shares for p in pieces)]),
+            ids=pieces.ids,
+            place=place,
+            word=word,
+            share=share,
             first=rows[:, 0],
             size=rows[:, 1] - rows[:, 0],
             keep=rows[:, 2:],
@@ -169,12 +135,10 @@ class SubWords:
         for group in length_batches((self.size[of_batch] + marks).tolist(), *limits):
             windows = of_batch[group]
             ids, mask = frame.rows(self.ids, self.first[windows], self.size[windows], device)
-            kept = self.keep[windows, 1] - self.keep[windows, 0]
-            used = ranges(self.keep[windows, 0], kept)  # (sub-words,) of all
-            row = np.repeat(np.arange(len(windows)), kept)
-            counted = self.share[used] > 0
-            used, row = used[counted], row[counted]
-            column = used - self.first[windows][row] + len(frame.prefix)
+            low, high = np.searchsorted(self.place, self.keep[windows].T)  # (windows,) members
+            used = ranges(low, high - low)
+            row = np.repeat(np.arange(len(windows)), high - low)
+            column = self.place[used] - self.first[windows][row] + len(frame.prefix)
             yield WindowGroup(
                 ids=ids,
                 mask=mask,
@@ -183,12 +147,6 @@ class SubWords:
                 share=self.share[used],
                 sentence=owner[group][row],
             )
-
-
-def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """arange(start, start + length) of each, one after the other."""
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
 def length_batches(lengths: Sequence[int], budget: int, rows: int) -> list[np.ndarray]:
@@ -249,22 +207,28 @@ class HuggingFaceEncoder:
         self.dim = int(states[-1].shape[-1])
         # Now, not when it is asked for: the files may have changed by then.
         self.fingerprint = folder_fingerprint(
-            directory, kind="transformers", version=1, pooling=pooling, layers=layers, layer=layer
+            directory,
+            kind="transformers",
+            version=reading_version(self._tokenizer),
+            pooling=pooling,
+            layers=layers,
+            layer=layer,
         )
 
-    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
-        """Words of each sentence → (sum of words, layers, dim) float16.
+    def encode(self, sentences: Sequence[Passage]) -> np.ndarray:
+        """Sentences with their words → (sum of words, layers, dim) float16.
 
-        A word of which the tokeniser leaves nothing (white space, control characters) is zero.
+        A word of which the tokenizer leaves nothing (white space, control characters) is zero.
         """
         return to_half(self.hidden(sentences), self._directory)
 
     @torch.inference_mode()
-    def hidden(self, sentences: Sequence[Sequence[str]]) -> Tensor:
+    def hidden(self, sentences: Sequence[Passage]) -> Tensor:
         """As `encode`, in float32."""
         frame = self._frame
-        text = SubWords.of(sub_words(self._tokenizer, sentences, self._pooling), frame.capacity)
-        out = torch.zeros(sum(len(words) for words in sentences), self.layers, self.dim)
+        pieces = split_passages(self._tokenizer, sentences)
+        text = SubWords.of(pieces, frame.capacity, self._pooling)
+        out = torch.zeros(len(pieces.first), self.layers, self.dim)
         marks = len(frame.prefix) + len(frame.suffix)
         for group in text.groups(np.arange(len(text.lengths)), frame, CPU, marks):
             result = self._model(

@@ -33,13 +33,14 @@ import numpy as np
 
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, nearest, on_disk, readable
 from fednotes.core.store import lock
+from fednotes.data.text import Passage
 from fednotes.encoders.elmo import Elmo, find_files
 from fednotes.encoders.encoder import HuggingFaceEncoder
 from fednotes.encoders.pretrained import Stamp, encoder_directory, stamp_of
 
 CHUNK = 256  # sentences between two marks of progress; part of the key, because the
 #              composition of a batch moves the last bits of a result
-VERSION = 1
+VERSION = 2  # of the key: raise it when the same sentences are read otherwise
 MARK = 8  # bytes of the number of sentences done
 
 Progress = Callable[[int, int], None]
@@ -60,8 +61,8 @@ class FrozenEncoder(Protocol):
     def dim(self) -> int:
         """The size of each."""
 
-    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
-        """Words of each sentence → (sum of words, layers, dim) float16."""
+    def encode(self, sentences: Sequence[Passage]) -> np.ndarray:
+        """Sentences with their words → (sum of words, layers, dim) float16."""
 
 
 class _Options(NamedTuple):
@@ -123,16 +124,13 @@ def _load(path: Path, options: _Options, stamp: Stamp) -> FrozenEncoder:
 
 def cached_features(
     encoder: FrozenEncoder,
-    forms: Sequence[str],
-    form: np.ndarray,
-    bounds: np.ndarray,
+    sentences: Sequence[Passage],
     cache: Path | None,
     progress: Progress | None = None,
 ) -> np.ndarray:
     """The encoder's vectors of every token of a corpus: (tokens, layers, dim) float16, read-only.
 
-    forms: unique word forms. form: (tokens,) index into forms. bounds: (sentences + 1,);
-    tokens of sentence s are bounds[s]:bounds[s+1]. Equal sentences are computed once.
+    sentences: with their words, the tokens. Equal sentences are computed once.
     cache: the folder to keep the vectors in (see the module); None computes them in memory,
     bit for bit the same. Work goes on where a killed run stopped. Two processes that want
     the same vectors wait for each other.
@@ -141,8 +139,8 @@ def cached_features(
 
     Raises FednotesError where the cache cannot be written; the partial file is then removed.
     """
-    work = _Work(encoder, forms, form, bounds, progress)
-    shape = (len(form), encoder.layers, encoder.dim)
+    work = _Work(encoder, sentences, progress)
+    shape = (work.tokens, encoder.layers, encoder.dim)
     if cache is None or not shape[0]:
         features = np.zeros(shape, np.float16)
         for _, places in work.chunks(0):
@@ -196,28 +194,30 @@ class _Work:
     def __init__(
         self,
         encoder: FrozenEncoder,
-        forms: Sequence[str],
-        form: np.ndarray,
-        bounds: np.ndarray,
+        sentences: Sequence[Passage],
         progress: Progress | None,
     ) -> None:
-        self._encoder, self._forms, self._corpus = encoder, forms, (form, bounds)
+        self._encoder, self._corpus = encoder, sentences
         self._progress = progress
-        copies: dict[bytes, list[int]] = {}  # first tokens of every copy of each
-        for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            if start < end:
-                copies.setdefault(form[start:end].tobytes(), []).append(start)
-        self._sentences = [(np.frombuffer(raw, form.dtype), at) for raw, at in copies.items()]
+        self.tokens = 0  # of the corpus
+        # first token of every copy of each sentence
+        copies: dict[tuple[str, bytes], tuple[Passage, list[int]]] = {}
+        for sentence in sentences:
+            if len(sentence.words):
+                key = sentence.text, sentence.words.tobytes()
+                copies.setdefault(key, (sentence, []))[1].append(self.tokens)
+            self.tokens += len(sentence.words)
+        self._sentences = list(copies.values())
 
     def key(self) -> str:
         """SHA-256 over the encoder, the layout and the corpus."""
-        whole = hashlib.sha256(f"{VERSION} {CHUNK}\0{self._encoder.fingerprint}\0".encode())
-        for word in self._forms:
-            data = word.encode("utf-8", "surrogatepass")
-            whole.update(len(data).to_bytes(4, "little") + data)
-        for array in self._corpus:
-            whole.update(b"\0" + np.ascontiguousarray(array, dtype="<i8").tobytes())
-        return whole.hexdigest()
+        digest = hashlib.sha256(f"{VERSION} {CHUNK}\0{self._encoder.fingerprint}\0".encode())
+        for sentence in self._corpus:
+            text = sentence.text.encode("utf-8", "surrogatepass")
+            words = np.ascontiguousarray(sentence.words, dtype="<i8").tobytes()
+            for part in (text, words):
+                digest.update(len(part).to_bytes(8, "little") + part)
+        return digest.hexdigest()
 
     def chunks(self, done: int) -> Iterator[tuple[int, list[tuple[int, np.ndarray]]]]:
         """(sentences done then, [(token, vectors) of every copy]) for each chunk from `done` on.
@@ -230,8 +230,9 @@ class _Work:
             self._progress(min(done, total), total)
         for first in range(done, total, CHUNK):
             some = self._sentences[first : first + CHUNK]
-            vectors = self._encoder.encode([[self._forms[i] for i in ids] for ids, _ in some])
-            parts = np.split(vectors, np.cumsum([len(ids) for ids, _ in some])[:-1])
+            vectors = self._encoder.encode([sentence for sentence, _ in some])
+            ends = np.cumsum([len(sentence.words) for sentence, _ in some])
+            parts = np.split(vectors, ends[:-1])
             copies = zip(some, parts, strict=True)
             yield first + CHUNK, [(token, part) for (_, at), part in copies for token in at]
             if self._progress is not None:

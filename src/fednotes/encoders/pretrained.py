@@ -236,7 +236,7 @@ class Frame:
 
         Raises ModelError where not one fits. where: how messages call the model.
         """
-        result = tokenizer(["a"], is_split_into_words=True, return_special_tokens_mask=True)
+        result = tokenizer("a", return_special_tokens_mask=True)
         ids, special = result["input_ids"], result["special_tokens_mask"]
         inner = [i for i, mark in enumerate(special) if not mark] or [len(ids)]
         prefix, suffix = tuple(ids[: inner[0]]), tuple(ids[inner[-1] + 1 :])
@@ -306,11 +306,7 @@ def quiet() -> Iterator[None]:
 
 
 def _tokenizer(directory: Path) -> Any:
-    auto = _class("AutoTokenizer")
-    tokenizer = auto.from_pretrained(directory, **_LOCAL)
-    if getattr(tokenizer, "add_prefix_space", None) is False:
-        # Byte-level tokenisers take words one by one only with their space before.
-        tokenizer = auto.from_pretrained(directory, add_prefix_space=True, **_LOCAL)
+    tokenizer = _class("AutoTokenizer").from_pretrained(directory, **_LOCAL)
     if not tokenizer.is_fast:
         raise ModelError(f"{directory}: needs a fast tokeniser (tokenizer.json)")
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):

@@ -5,8 +5,10 @@
                    documents.bin   int64 bounds of documents in the sentences
                    facts.json      counts, types and the key's parts
 
-The key is a hash of the notes' texts, the tokenizer, and how notes are cut into sentences, so
-a cache is used again exactly as long as all three are the same. Ids are as sensitive as the
+The key is a hash of the notes' texts, the tokenizer, and how notes are cut into sentences and read,
+so a cache is used again exactly as long as all of them are the same. A note is read as one text:
+the blank between two sentences, which byte-level tokenizers write into a sub-word, belongs to the
+second one. Ids are as sensitive as the
 notes; folder and files can be read by their owner only.
 """
 
@@ -36,7 +38,7 @@ from fednotes.data.notes import Key, Note, patient_of
 Tokenize = Callable[[list[str]], list[list[int]]]
 _BATCH = 2000  # sentences given to the tokenizer at once
 _NAMES: Final = ("ids", "sentences", "documents")
-_FORMAT = 1
+_FORMAT = 2  # raise it when the same note gives other ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +185,11 @@ def _encode(
     batch: list[list[str]], tokenize: Tokenize, vocabulary: int
 ) -> tuple[list[int], list[int], np.ndarray]:
     """Lengths of sentences, numbers of sentences of documents, and all ids; none of them empty."""
-    flat = [sentence for document in batch for sentence in document]
+    flat = [
+        f" {sentence}" if number else sentence
+        for document in batch
+        for number, sentence in enumerate(document)
+    ]
     encoded = tokenize(flat) if flat else []
     if len(encoded) != len(flat):
         raise ModelError(f"the tokenizer gave {len(encoded)} lists for {len(flat)} sentences")

@@ -22,7 +22,7 @@ from annotated_types import Ge
 from fednotes.core.errors import ConfigError, DataError, ModelError, within
 from fednotes.core.settings import build, checked, expand
 from fednotes.core.types import Document
-from fednotes.data.text import split_sentences, tokenize
+from fednotes.data.text import Passage, split_sentences, tokenize
 from fednotes.encoders.features import FrozenEncoder, load_encoder
 from fednotes.patients import synthetic
 from fednotes.patients.cohort import FeatureSpace, Vectors
@@ -138,7 +138,7 @@ class TextFeatures:
             means = told(map(self._mean_of, notes.values()), len(notes), progress)
             return {"vectors": np.array([*means], np.float32).reshape(-1, self.space.width)}
 
-        values = kept_arrays(cache, notes, f"{self.space.fingerprint} 0", vectors)["vectors"]
+        values = kept_arrays(cache, notes, f"{self.space.fingerprint} 1", vectors)["vectors"]
         if progress is not None:
             progress(len(notes), len(notes))
         counts = {"notes": sum(map(len, notes.values())), "left_out": 0}
@@ -149,12 +149,11 @@ class TextFeatures:
         """(layers × dim,) float64: the mean over notes of the mean over a note's words."""
         means = []
         for text in texts:
-            words = []
-            for start, end in split_sentences(Document("", text)):
-                sentence = text[start:end]
-                words.append([sentence[a:b] for a, b in tokenize(sentence).tolist()])
-            if any(words):
-                vectors = self.encoder.encode([s for s in words if s])  # (words, layers, dim)
+            parts = [text[start:end] for start, end in split_sentences(Document("", text))]
+            passages = [Passage(part, tokenize(part)) for part in parts]
+            sentences = [passage for passage in passages if len(passage.words)]
+            if sentences:
+                vectors = self.encoder.encode(sentences)  # (words, layers, dim)
                 means.append(vectors.reshape(len(vectors), -1).mean(0, dtype=np.float64))
         mean: np.ndarray = np.mean(means, 0) if means else np.zeros(self.space.width)
         return mean

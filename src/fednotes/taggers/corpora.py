@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +15,8 @@ from torch import Tensor
 from fednotes.core.errors import TrainingError
 from fednotes.core.types import Document
 from fednotes.data.batches import Encoded
-from fednotes.encoders.encoder import Pieces, SubWords, sub_words
+from fednotes.encoders.encoder import SubWords
+from fednotes.encoders.reading import Pieces, split_passages
 from fednotes.taggers.crf import Counts
 from fednotes.taggers.partial import Soft, allowed_tags, require_types, retag
 
@@ -90,7 +90,7 @@ class EncoderCorpus(PreparedCorpus):
     @cached_property
     def words(self) -> np.ndarray:
         """(sentences,) words that have sub-words; of control characters nothing is left."""
-        read = np.unique(self.pieces.word[self.pieces.share > 0])  # tokens of the corpus
+        read = np.unique(self.pieces.word)  # tokens of the corpus
         return np.diff(np.searchsorted(read, self.encoded.bounds))
 
     @classmethod
@@ -104,20 +104,20 @@ class EncoderCorpus(PreparedCorpus):
     ) -> EncoderCorpus:
         """Every type known. capacity: sub-words of a window. progress(done, all) counts units."""
         pieces: list[Pieces] = []
-        bounds, start, forms = encoded.bounds, 0, encoded.forms
+        bounds, start = encoded.bounds, 0
         while start < encoded.sentences:
             if progress is not None:
                 progress(start, encoded.sentences)
             fits = int(np.searchsorted(bounds, bounds[start] + TOKENISED[0], side="right")) - 1
             end = min(max(fits, start + 1), start + TOKENISED[1])
-            cuts = bounds[start : end + 1].tolist()
-            words = [[forms[i] for i in encoded.form[a:b].tolist()] for a, b in pairwise(cuts)]
-            found = sub_words(tokenizer, words, pooling)
-            pieces += [piece._replace(words=piece.words + cuts[0]) for piece in found]
+            pieces.append(split_passages(tokenizer, list(encoded.passages(start, end))))
             start = end
         if progress is not None:
             progress(encoded.sentences, encoded.sentences)
-        flat, known = SubWords.of(pieces, capacity), frozenset(encoded.tagset.types)
+        flat, known = (
+            SubWords.of(Pieces.join(pieces), capacity, pooling),
+            frozenset(encoded.tagset.types),
+        )
         return cls(encoded=encoded, known=known, lengths=flat.lengths, pieces=flat)
 
 

@@ -44,6 +44,7 @@ from fednotes.encoders.pretrained import (
     open_encoder,
     stamp_of,
 )
+from fednotes.encoders.reading import reading_version
 from fednotes.taggers.corpora import Batch, EncoderCorpus
 from fednotes.taggers.layers import CrfOutput
 from fednotes.taggers.model import (
@@ -167,7 +168,8 @@ def _open(path: Path, layer: int, device: str, stamp: Stamp) -> Backbone:
         raise ConfigError(
             f"{path}: has layers 1 to {last} (0 = the last), layer = {layer} is asked"
         )
-    digest = folder_fingerprint(path, kind="backbone", version=1)
+    version = reading_version(tokenizer)
+    digest = folder_fingerprint(path, kind="backbone", version=version)
     backbone = Backbone(path, model, tokenizer, frame, layer or last, width, True, there, digest)
     return backbone if backbone.layers == last else _cut(backbone, found)
 

@@ -35,10 +35,12 @@ from torch import Tensor
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import encode_corpus
+from fednotes.data.text import Passage
+from fednotes.encoders.reading import Pieces, ranges
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.partial import require_same_texts, require_types
 
-Subwords = Callable[[Sequence[str]], list[list[int]]]  # word forms → the sub-words of each
+Subwords = Callable[[Sequence[Passage]], Pieces]  # texts with their words → their sub-words
 
 BEGIN, END, PAD = 0, 1, 2
 FIRST_LABEL = 3
@@ -179,12 +181,13 @@ class PointerCorpus(PreparedCorpus):
     """A corpus as sub-words, words on them, and entities on those.
 
     encoded: sentences, or pieces of those that are too long for the model, cut between words and
-    never inside an annotated entity; words of which the tokeniser leaves nothing are not here;
+    never inside an annotated entity; words of which the tokenizer leaves nothing are not here;
     its tags mean nothing. ids: (sub-words,); sentence s
     has bounds[s]:bounds[s + 1] of them. first, last: (words,) a word's first and last sub-word,
-    counted in its sentence. entities: (entities, 3) first and last sub-word, type; sentence s has
-    entity_bounds[s]:entity_bounds[s + 1], in the target's order. Nested and adjacent ones are
-    all there; of a discontinuous one, the whole stretch.
+    counted in its sentence; neighbours may share one (`encoders/reading.py`), and an entity that
+    begins or ends there has all words that do. entities: (entities, 3) first and last sub-word,
+    type; sentence s has entity_bounds[s]:entity_bounds[s + 1], in the target's order. Nested and
+    adjacent ones are all there; of a discontinuous one, the whole stretch.
     """
 
     limits: PointerLimits
@@ -199,9 +202,13 @@ class PointerCorpus(PreparedCorpus):
         """Entities (n, 3) of one sentence → whole words' characters in its document."""
         encoded = self.encoded
         words = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
-        first, offsets = self.first[words], encoded.offsets[words]
-        start = np.searchsorted(first, entities[:, 0], side="right") - 1
-        end = np.searchsorted(first, entities[:, 1], side="right") - 1
+        first, last, offsets = self.first[words], self.last[words], encoded.offsets[words]
+        # The word that a position lies in. Words that begin with one sub-word, or end with one,
+        # cannot be told apart: an entity has all of them.
+        begins = np.searchsorted(first, entities[:, 0], side="right") - 1
+        start = np.searchsorted(first, first[np.maximum(begins, 0)], side="left")
+        ends = np.searchsorted(last, entities[:, 1], side="left")
+        end = np.searchsorted(last, last[np.minimum(ends, len(last) - 1)], side="right") - 1
         rows = zip(offsets[start, 0], offsets[end, 1], entities[:, 2], strict=True)
         return [Span(int(a), int(b), encoded.tagset.types[t]) for a, b, t in rows]
 
@@ -227,43 +234,45 @@ def encode_pointers(
     """
     _check_labels(documents, tagset)
     whole = encode_corpus(documents, tagset, max_tokens=sys.maxsize)
-    table = [ids[: limits.subwords] for ids in subwords(whole.forms)]
-    size = np.array([len(ids) for ids in table], dtype=np.int64)[whole.form]  # (words,)
-    kept = size > 0
-    counts = (
-        np.add.reduceat(kept.astype(np.int64), whole.bounds[:-1])
-        if whole.sentences
-        else np.zeros(0, int)
-    )
-    bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    owner = whole.sentence_document[counts > 0]
-    bounds = np.unique(bounds)  # sentences of which nothing is left are left out
-    size, offsets = size[kept], whole.offsets[kept].astype(np.int64)
+    pieces = subwords(list(whole.passages()))
+    texts = np.concatenate([[0], np.cumsum(pieces.lengths)])  # (sentences + 1,) in sub-words
+    kept = pieces.first <= pieces.last
+    before = np.concatenate([[0], np.cumsum(kept)])[whole.bounds]  # (sentences + 1,) kept words
+    filled = np.diff(before) > 0  # sentences of which something is left
+    bounds = np.unique(before)
+    owner, texts = whole.sentence_document[filled], texts[:-1][filled]
+    first, last = pieces.first[kept], pieces.last[kept]
+    offsets, form = whole.offsets[kept].astype(np.int64), whole.form[kept]
     found = _on_words(documents, tagset, offsets, _document_bounds(len(documents), owner, bounds))
-    pieces = _cut(bounds, size, found, limits)
-    owner = owner[np.searchsorted(bounds, pieces[:-1], side="right") - 1]
-    ids = [table[form] for form in whole.form[kept].tolist()]
-    total = np.concatenate([[0], np.cumsum(size)])
-    before = np.repeat(total[pieces[:-1]], np.diff(pieces))  # sub-words before a word's sentence
+
+    # What a piece reads: a sentence from its beginning, what is cut from its first word on.
+    begin, end = first.copy(), np.concatenate([[0], last + 1])
+    begin[bounds[:-1]] = texts
+    cuts = _cut(bounds, begin, end, found, limits)
+    owner = owner[np.searchsorted(bounds, cuts[:-1], side="right") - 1]
+    low = begin[cuts[:-1]]
+    lengths = np.minimum(end[cuts[1:]] - low, limits.subwords)
+    low_of_word = np.repeat(low, np.diff(cuts))
+    most = np.repeat(lengths, np.diff(cuts)) - 1  # (words,) the last place of the word's piece
     encoded = replace(
         whole,
         sentence_document=owner,
-        bounds=pieces,
+        bounds=cuts,
         offsets=offsets,
-        form=whole.form[kept],
+        form=form,
         tags=np.zeros(len(offsets), np.int64),
     )
     empty = PointerCorpus(
         encoded=encoded,
         known=frozenset(tagset.types),
-        lengths=np.diff(total[pieces]),
+        lengths=lengths,
         limits=limits,
-        ids=np.fromiter((i for word in ids for i in word), np.int64, int(total[-1])),
-        bounds=total[pieces],
-        first=total[:-1] - before,
-        last=total[1:] - 1 - before,
+        ids=pieces.ids[ranges(low, lengths)].astype(np.int64),
+        bounds=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        first=np.minimum(first - low_of_word, most),
+        last=np.minimum(last - low_of_word, most),
         entities=np.zeros((0, 3), np.int64),
-        entity_bounds=np.zeros(len(pieces), np.int64),
+        entity_bounds=np.zeros(len(cuts), np.int64),
     )
     return _with_entities(empty, found)
 
@@ -319,37 +328,44 @@ def _with_entities(corpus: PointerCorpus, words: np.ndarray) -> PointerCorpus:
 
 
 def _cut(
-    bounds: np.ndarray, size: np.ndarray, spans: np.ndarray, limits: PointerLimits
+    bounds: np.ndarray,
+    begin: np.ndarray,
+    end: np.ndarray,
+    spans: np.ndarray,
+    limits: PointerLimits,
 ) -> np.ndarray:
     """(pieces + 1,) words at which pieces begin, no piece over the limits.
 
-    bounds: (sentences + 1,) in words. size: (words,) sub-words. spans: entities on words.
+    bounds: (sentences + 1,) in words. begin: (words,) the first sub-word of a piece that begins
+    with a word. end: (words + 1,) the sub-word behind a piece that ends before a word. A sub-word
+    that two words share is read on both sides of a cut between them. spans: entities on words.
     """
-    total = np.concatenate([[0], np.cumsum(size)])
-    begun = np.concatenate([[0], np.cumsum(np.bincount(spans[:, 0], minlength=len(size)))])
-    free = np.ones(len(total), dtype=bool)  # free[w]: may be cut before word w
-    long = (np.diff(total[bounds]) > limits.subwords) | (np.diff(begun[bounds]) > limits.entities)
+    begun = np.concatenate([[0], np.cumsum(np.bincount(spans[:, 0], minlength=len(begin)))])
+    free = np.ones(len(end), dtype=bool)  # free[w]: may be cut before word w
+    sizes = end[bounds[1:]] - begin[bounds[:-1]]
+    long = (sizes > limits.subwords) | (np.diff(begun[bounds]) > limits.entities)
     if not long.any():
         return bounds
     for first, last, _ in spans.tolist():
         free[first + 1 : last + 1] = False
     cuts: list[int] = [0]
-    for start, end, over in zip(bounds[:-1].tolist(), bounds[1:].tolist(), long, strict=True):
-        cuts += _greedy(start, end, total, begun, free, limits) if over else [end]
+    for low, high, over in zip(bounds[:-1].tolist(), bounds[1:].tolist(), long, strict=True):
+        cuts += _greedy(low, high, (begin, end), begun, free, limits) if over else [high]
     return np.array(cuts, dtype=np.int64)
 
 
 def _greedy(
     start: int,
     end: int,
-    total: np.ndarray,
+    edges: tuple[np.ndarray, np.ndarray],
     begun: np.ndarray,
     free: np.ndarray,
     limits: PointerLimits,
 ) -> Iterator[int]:
-    """Ends of one sentence's pieces, each as far as the limits let it."""
+    """Ends of one sentence's pieces, each as far as the limits let it; edges: see `_cut`."""
+    begins, ends = edges
     while start < end:
-        fits = int(np.searchsorted(total, total[start] + limits.subwords, side="right")) - 1
+        fits = int(np.searchsorted(ends, begins[start] + limits.subwords, side="right")) - 1
         few = int(np.searchsorted(begun, begun[start] + limits.entities, side="right")) - 1
         reach = max(start + 1, min(fits, end))
         options = np.flatnonzero(free[start + 1 : reach + 1]) + start + 1

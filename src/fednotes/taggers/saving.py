@@ -40,6 +40,7 @@ from fednotes.core.settings import build
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of
 from fednotes.core.types import TagSet
+from fednotes.encoders.reading import READING
 from fednotes.taggers.model import Kind, Model, ModelConfig
 
 FORMAT = 1
@@ -252,7 +253,11 @@ def _facts(model: Any) -> dict[str, Any]:
         facts["word_vectors"] = {"name": vectors.path.name, "sha256": vectors.sha256}
     if fingerprint := model.backbone_fingerprint:
         name = table[model.place]
-        facts[_table_key(config.kind)] = {"name": name, "fingerprint": fingerprint}
+        facts[_table_key(config.kind)] = {
+            "name": name,
+            "fingerprint": fingerprint,
+            "reading": READING,
+        }
         table[model.place] = _absolute(name)
     return facts | {
         "config": table,
@@ -344,6 +349,13 @@ def _require_same_tables(path: Path, facts: dict[str, Any], model: Any) -> None:
     known = _table(facts, _table_key(model.config.kind))
     if (found := model.backbone_fingerprint) and found != known.get("fingerprint"):
         place = getattr(model.config, model.place)
+        if "reading" not in known:  # by a version whose fingerprints do not name it
+            raise ModelError(
+                f"{path}: trained with another encoder than {place!r}, or by an earlier version of "
+                "fednotes, which gave words to the encoder's tokenizer one by one, without the "
+                "blanks between them: name the encoder's right folder as backbone (in a command "
+                "with --backbone), or train the model again"
+            )
         raise ModelError(
             f"{path}: trained with the encoder {known.get('name')!r} (fingerprint "
             f"{str(known.get('fingerprint'))[:12]}…), but {place!r} is another one: name the "

@@ -273,9 +273,8 @@ class Tagger(Model):
         if config.characters:
             characters, lengths = character_table(forms, config.char_max)
         if self.encoder is not None and encoded.sentences:
-            context = cached_features(
-                self.encoder, forms, encoded.form, encoded.bounds, how.cache, how.progress
-            )
+            sentences = list(encoded.passages())
+            context = cached_features(self.encoder, sentences, how.cache, how.progress)
         return TaggerCorpus(
             encoded=encoded,
             known=frozenset(self.tagset.types),

@@ -56,6 +56,7 @@ from fednotes.encoders.pretrained import (
     stamp_of,
     upper_layers,
 )
+from fednotes.encoders.reading import READING, reads_words_alike
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
 from fednotes.taggers.model import (
     Kind,
@@ -392,7 +393,7 @@ class TokenClassifier(Model):
         for changes in self.changes:
             changes.merge(targets(model, self.config.maps))
         own = {k: v for k, v in asdict(self.config).items() if k not in ("kind", "encoder")}
-        model.config.fednotes = {"version": __version__, **own}
+        model.config.fednotes = {"version": __version__, "reading": READING} | own
         with quiet():
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -448,7 +449,9 @@ def open_token_classifier(directory: Path, device: str | torch.device = "cpu") -
     own = facts.get("fednotes", {})
     if not isinstance(own, dict):
         raise ModelError(f"{directory / 'config.json'}: damaged ('fednotes' is no table)")
-    table = {k: v for k, v in own.items() if k != "version"} | {"encoder": str(directory.resolve())}
+    require_reading(directory, tokenizer, own)
+    settings = {key: value for key, value in own.items() if key not in ("version", "reading")}
+    table = settings | {"encoder": str(directory.resolve())}
     with within(str(directory), ConfigError, become=ModelError):
         config = build(TokenClassifierConfig, table, "config.json (fednotes)")
         return TokenClassifier(config, tagset, tokenizer, model).to(device).train(False)
@@ -526,6 +529,35 @@ def trained_names(where: str, model: Any, train: str, top: int) -> set[str]:
     upper = upper_layers(where, model, top) if train == "top" else set()
     below = f"{model.base_model_prefix}."
     return {name for name in named if name in upper or not name.startswith(below)}
+
+
+def require_reading(directory: Path, tokenizer: Any, facts: Mapping[str, Any]) -> None:
+    """Raise ModelError for a model that was trained on another reading of text than today's.
+
+    Earlier versions gave words to the tokenizer one by one. What a byte-level or SentencePiece
+    tokenizer makes of that is not the text: such a model would see other sub-words than those that
+    it learnt, and silently find less. With WordPiece the two readings agree but for words beside
+    symbols ("37°C"), so these models are read on.
+
+    Args:
+        directory: The model's folder, for the message.
+        tokenizer: Its tokenizer.
+        facts: What `config.json` says under "fednotes"; empty for models of other programs, which
+            are read as text like any other.
+    """
+    if not facts or facts.get("reading") == READING or reads_words_alike(tokenizer):
+        return
+    if "reading" in facts:
+        raise ModelError(
+            f"{directory}: was trained on another reading of text ({facts['reading']!r}) than this "
+            f"version of fednotes has ({READING!r}): install the version that wrote it "
+            f"({facts.get('version', '?')})"
+        )
+    raise ModelError(
+        f"{directory}: was trained by fednotes {facts.get('version', '?')}, which gave words to "
+        "the tokenizer one by one, without the blanks between them; this version reads the text "
+        "itself: train the model again, or install the version that wrote it"
+    )
 
 
 def require_classifier(where: str | Path, model: Any) -> None:

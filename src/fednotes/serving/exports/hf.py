@@ -6,6 +6,9 @@ BIO; and how much text the model reads at once stands in the tokeniser's setting
 
 A word's tag is that of its first sub-word, so the pipeline has to be asked for just that:
 `aggregation_strategy="first"`. With "simple" it also listens to sub-words that were never trained.
+
+The pipeline tells words by WordPiece's marks alone. With other tokenizers it takes what stands
+between blanks for a word; docs/use.md has a function that puts sub-words together by our words.
 """
 
 from __future__ import annotations

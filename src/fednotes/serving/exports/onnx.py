@@ -4,9 +4,10 @@
                     JSON: tags, how text becomes tokens, and what the graph reads of a token
     crf.npz         start (tags,), transitions (tags, tags) [from, to] and end (tags,) scores, -inf
                     where forbidden; 0 of a token classifier, which has no CRF
-    tokenizer.json  of a token classifier, cutting into windows; of a tagger the rows of its words
+    tokenizer.json  of a token classifier, which cuts texts into windows; of a tagger the rows of
+                    its words
 
-`docs/use.md` has a program of 60 lines that reads such a folder.
+`docs/use.md` has a program of less than 70 lines that reads such a folder.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from fednotes.core.errors import ConfigError, ModelError, needs
 from fednotes.data.tags import allowed_transitions
 from fednotes.data.text import TOKEN
 from fednotes.encoders.pretrained import Frame, quiet
+from fednotes.encoders.reading import blank_marks
 from fednotes.report.html import environment
 from fednotes.taggers.layers import CHARACTERS, FIRST
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.tagger import Tagger
 from fednotes.taggers.token_classifier import TokenClassifier
 
-FORMAT, OPSET, IR, CRF = 2, 18, 10, "crf.npz"
+FORMAT, OPSET, IR, CRF = 3, 18, 10, "crf.npz"
 GATES = (0, 3, 1, 2)  # ONNX has input, output, forget and cell gates; here i, f, g, o
 QUANTISED = ("MatMul", "Gemm", "LSTM", "Gather")
 
@@ -196,7 +198,11 @@ def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
     tokenizer = Tokenizer.from_str(model.tokenizer.backend_tokenizer.to_str())
     tokenizer.enable_truncation(frame.capacity + len(frame.prefix) + len(frame.suffix))
     tokenizer.save(str(to.parent / "tokenizer.json"))
-    return {"max_tokens": 10**9, "context": model.config.context}
+    return {
+        "max_tokens": 10**9,
+        "context": model.config.context,
+        "blanks": blank_marks(model.tokenizer),
+    }
 
 
 def _quantise(graph: Path) -> None:

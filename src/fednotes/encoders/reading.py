@@ -1,0 +1,184 @@
+"""How text becomes sub-words, and which sub-words make which word.
+
+A tokenizer always gets the text itself: a sentence, a note or a piece of one, as it stands. So a
+model reads what it read in its own pre-training and what other programs make of the same text:
+byte-level tokenizers (RoBERTa, ModernBERT, BART) and SentencePiece (DeBERTa, XLM-R) write the blank
+before a word into the word's first sub-word, and words that are tokenised one by one lose it.
+
+Words are the project's own (`data/text.py`). They get their sub-words by character offsets:
+
+- A word consists of the sub-words that cover at least one of its characters. Its first sub-word is
+  the one that covers its first character, also where that sub-word began in an earlier word: "%)"
+  may be one sub-word, which both words then share.
+- Of several sub-words with the same offsets (the bytes of one character, the letters of a
+  ligature), the first one counts as the first.
+- Sub-words that cover blanks alone are context and part of no word. So is a mere mark of a blank
+  ("▁", "Ġ"), wherever the tokenizer says that it stands.
+- A word of which the tokenizer leaves nothing (control characters) has no sub-words. Where a
+  normaliser removes a word's first character only, its first remaining sub-word counts.
+
+A text that is cut from a note begins without the blank before it: it is read as anybody would read
+it who gets this text, which is what exported models do. Text that names a special token of the
+tokenizer ("[MASK]") is that token, here as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers.models import WordLevel, WordPiece
+
+from fednotes.data.text import Passage
+
+READING = "text"  # saved models name it; models of earlier versions read word by word
+BLANK_MARKS = ("▁", "Ġ")  # of SentencePiece and of byte-level tokenizers
+
+
+class Pieces(NamedTuple):
+    """The sub-words of some texts, one text after the other.
+
+    ids: (sub-words,) int32. lengths: (texts,) sub-words of each text. first, last: (words,) the
+    first and the last sub-word of each word, counted over all texts; first > last for a word
+    without sub-words. visible: (sub-words,) bool, whether it is more than a blank.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    visible: np.ndarray
+
+    @classmethod
+    def join(cls, parts: Sequence[Pieces]) -> Pieces:
+        """Return the texts of all parts, one part after the other."""
+        nothing = np.zeros(0, np.int64)
+        sizes = np.array([len(part.ids) for part in parts], np.int64)
+        words = np.array([len(part.first) for part in parts], np.int64)
+        before = np.repeat(np.cumsum(sizes) - sizes, words)
+        return cls(
+            ids=np.concatenate([np.zeros(0, np.int32), *(part.ids for part in parts)]),
+            lengths=np.concatenate([nothing, *(part.lengths for part in parts)]),
+            first=np.concatenate([nothing, *(part.first for part in parts)]) + before,
+            last=np.concatenate([nothing, *(part.last for part in parts)]) + before,
+            visible=np.concatenate([np.zeros(0, bool), *(part.visible for part in parts)]),
+        )
+
+    def members(self, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return which sub-words make each word's vector, in the order of the sub-words.
+
+        Args:
+            pooling: "mean" of a word's sub-words, or its "first" one.
+
+        Returns:
+            place, word, share: (members,) a sub-word, the word that it is part of, and its weight
+            in that word's vector. A word's weights sum to 1. A shared sub-word appears once for
+            each of its words.
+        """
+        size = np.maximum(self.last - self.first + 1, 0)
+        if pooling == "first":
+            size = np.minimum(size, 1)
+        word = np.repeat(np.arange(len(size)), size)
+        place = ranges(self.first, size)
+        inside = self.visible[place]
+        place, word = place[inside], word[inside]
+        share = (1 / np.bincount(word)[word]).astype(np.float32)
+        order = np.argsort(place, kind="stable")
+        return place[order], word[order], share[order]
+
+
+def split_passages(tokenizer: Any, passages: Sequence[Passage]) -> Pieces:
+    """Return the sub-words of some passages without special tokens, nothing cut off.
+
+    Args:
+        tokenizer: A fast tokenizer of the `transformers` library.
+        passages: Texts with the character offsets of their words.
+    """
+    encodings = _encode(tokenizer, [passage.text for passage in passages])
+    lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
+    total = int(lengths.sum())
+    ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.int32, total)
+    flat = chain.from_iterable(chain.from_iterable(e.offsets for e in encodings))
+    offsets = np.fromiter(flat, np.int64, 2 * total).reshape(-1, 2)
+
+    # Offsets that grow over all texts: each text begins behind the one before it, with a gap.
+    sizes = np.fromiter((len(passage.text) + 1 for passage in passages), np.int64, len(passages))
+    begins = np.cumsum(sizes) - sizes  # (texts,)
+    counts = np.fromiter((len(passage.words) for passage in passages), np.int64, len(passages))
+    empty = np.zeros((0, 2), np.int64)
+    words = np.concatenate([empty, *(passage.words for passage in passages)])
+    words = words + np.repeat(begins, counts)[:, None]
+    offsets += np.repeat(begins, lengths)[:, None]
+
+    visible = offsets[:, 0] < offsets[:, 1]
+    marks = [tokenizer.backend_tokenizer.token_to_id(mark) for mark in blank_marks(tokenizer)]
+    if marks:
+        visible &= ~np.isin(ids, marks)
+    first, last = _cover(np.flatnonzero(visible), offsets[visible], words)
+    return Pieces(ids, lengths, first, last, visible)
+
+
+def _cover(
+    numbers: np.ndarray, offsets: np.ndarray, words: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """First and last sub-word that overlaps each word; 0 and -1 where none does.
+
+    numbers: (sub-words,) their numbers among all. offsets: (sub-words, 2). words: (words, 2).
+    """
+    if not len(numbers):
+        return np.zeros(len(words), np.int64), np.full(len(words), -1)
+    # Normalisers that reorder accents leave offsets that are not quite sorted.
+    starts = np.maximum.accumulate(offsets[:, 0])
+    ends = np.maximum.accumulate(offsets[:, 1])
+    first = np.searchsorted(ends, words[:, 0], side="right")
+    last = np.searchsorted(starts, words[:, 1], side="left") - 1
+    has = first <= last
+    return np.where(has, numbers[np.where(has, first, 0)], 0), np.where(
+        has, numbers[np.where(has, last, 0)], -1
+    )
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return arange(start, start + length) of each pair, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+
+
+def blank_marks(tokenizer: Any) -> list[str]:
+    """Return the sub-words of a tokenizer that are nothing but the mark of a blank."""
+    if reads_words_alike(tokenizer):
+        return []
+    number = tokenizer.backend_tokenizer.token_to_id
+    return [mark for mark in BLANK_MARKS if number(mark) is not None]
+
+
+def reads_words_alike(tokenizer: Any) -> bool:
+    """Return whether words one by one get the sub-words that they have in their text.
+
+    WordPiece parts text at blanks and punctuation before it looks for sub-words, as this project's
+    words are parted; the two differ only beside symbols such as "°". Models with such a tokenizer
+    that earlier versions trained word by word are therefore read on. Other tokenizers write the
+    blanks between words into their sub-words.
+    """
+    return isinstance(tokenizer.backend_tokenizer.model, WordPiece | WordLevel)
+
+
+def reading_version(tokenizer: Any) -> int:
+    """Return the version of the reading that the fingerprint of a frozen encoder names.
+
+    It is 1 where earlier versions of this package read the same, so that what was trained on the
+    encoder stays usable, and 2 for other tokenizers.
+    """
+    return 1 if reads_words_alike(tokenizer) else 2
+
+
+def _encode(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    # Lone surrogates, which no tokenizer takes, become question marks: also one character each.
+    sound = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+    encodings: list[Any] = backend.encode_batch(sound, add_special_tokens=False)
+    return encodings

