@@ -158,3 +158,19 @@ def test_records_that_were_edited_by_hand(tmp_path: Path) -> None:
     ledger.write_text('{"seq":1,"round":"x","hash":"' + "0" * 64 + '"}\n')
     with pytest.raises(DataError, match="not a line of a ledger"):
         list(show(ledger))
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ('["a,b,c,[{", 1]', 2),  # a list and a comma
+        (r'["a \" , , \\", "b", {}]', 4),
+        ('{"a": "[[[["}', 1),
+        ('"' + "," * 1000 + '"', 0),
+    ],
+)
+def test_only_commas_and_brackets_outside_of_strings_are_values(text: str, values: int) -> None:
+    assert parse_json(text, most_values=values) == json.loads(text)
+    if values:
+        with pytest.raises(JsonError, match="more than"):
+            parse_json(text, most_values=values - 1)

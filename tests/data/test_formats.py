@@ -10,6 +10,7 @@ import random
 import re
 import sys
 import tomllib
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -665,3 +666,12 @@ def test_what_is_wrong_is_named(file: File, format: str, text: str, message: str
     else:
         path = file(text, "1.xml" if format == "i2b2-2012" else "f.txt")
     complains(path, message, format)
+
+
+def test_a_small_docbin_that_unpacks_to_much_is_refused(tmp_path: Path) -> None:
+    """200 MB of zeros are 200 kB when packed; notes do not pack a thousandfold."""
+    pytest.importorskip("spacy")
+    path = tmp_path / "bomb.spacy"
+    path.write_bytes(zlib.compress(bytes(200_000_000)))
+    with pytest.raises(DataError, match="bytes when it is unpacked"):
+        read(path, "docbin")

@@ -128,10 +128,11 @@ def test_the_schema_names_what_is_asked_and_answered(client: TestClient) -> None
         (b'{"text": "%s \\ud800"}' % SECRET.encode(), 422, "half a character"),
         (b'{"text": "\xff"}', 422, "UTF-8"),
         (b'{"text": "%s", "text": "b"}' % SECRET.encode(), 422, "twice"),
-        (b"[" * 100_000, 422, "too deep"),
+        (b"[" * 10_000, 422, "too deep"),
+        (b"[" * 100_000, 422, "values"),
         (b'{"texts": [%s]}' % b",".join([b'"a"'] * 65), 413, "at most 64"),
         (b'{"text": "%s"}' % (b"a" * 100_001), 413, "text 1 has 100,001"),
-        (b'{"text": "%s"}' % (b"," * 2_100_000), 422, "values"),
+        (b'{"text": "%s"}' % (b"," * 2_100_000), 413, "text 1 has 2,100,000"),
         (b'{"text": "%s"}' % (b"a" * 4_000_000), 413, "at most 4,000,000 bytes"),
     ],
 )
@@ -498,3 +499,14 @@ def test_the_log_of_a_server_is_quiet(client: TestClient, caplog: pytest.LogCapt
         client.post("/predict", json={"text": SECRET})
         client.post("/predict", json={"text": [SECRET]})
     assert SECRET not in caplog.text
+
+
+def test_a_body_of_many_values_is_refused_before_it_is_read(client: TestClient) -> None:
+    """Commas within a text are text: only values count."""
+    content_type = {"content-type": "application/json"}
+    body = '{"texts":[' + "1," * 1_900_000 + "1]}"
+    refused = client.post("/predict", content=body, headers=content_type)
+    assert refused.status_code == 422
+    assert "more than 20,000 values" in refused.text
+    commas = client.post("/predict", json={"text": "a, " * 30_000})
+    assert commas.status_code == 200

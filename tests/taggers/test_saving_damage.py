@@ -107,3 +107,28 @@ def test_tensors_of_another_type_are_refused(
     described.write_text(json.dumps(facts))
     with pytest.raises(ModelError, match=r"has type torch\.\w+, torch\.float32 is needed"):
         load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize("key", ["hashed_words", "char_filters", "cnn_filters", "lstm_units"])
+def test_a_description_of_a_huge_model_is_refused_before_it_is_built(
+    key: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a layer would take over 32 GiB; nothing near that is asked for."""
+    shutil.copytree(saved, tmp_path / "m")
+    file = tmp_path / "m" / "tagger.json"
+    facts = json.loads(file.read_text())
+    facts["config"][key] = 2**33
+    file.write_text(json.dumps(facts))
+    largest = 0
+    empty = torch.empty
+
+    def watched(*size: Any, **options: Any) -> Any:
+        nonlocal largest
+        made = empty(*size, **options)
+        largest = max(largest, made.numel())
+        return made
+
+    monkeypatch.setattr(torch, "empty", watched)
+    with pytest.raises(ModelError, match=r"tagger\.json: "):
+        load_model(tmp_path / "m")
+    assert largest < 2**20

@@ -261,3 +261,16 @@ def test_a_model_that_diverged_is_not_saved(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"'classifier\.bias' is not finite"):
         save_model(model, tmp_path / "model")
     assert {f.name: f.read_bytes() for f in (tmp_path / "model").iterdir()} == before
+
+
+def test_a_configuration_of_a_huge_model_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    """A layer of 10^10 units over 32 would take 1.3 TB."""
+    bert = save_encoder(tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=40)
+    folder = tmp_path / "classifier"
+    save_model(build(bert, TAGS), folder)
+    file = folder / "config.json"
+    facts = json.loads(file.read_text())
+    facts["intermediate_size"] = 10**10
+    file.write_text(json.dumps(facts))
+    with pytest.raises(ModelError, match="far more than the folder holds"):
+        load_model(folder)

@@ -294,10 +294,21 @@ def serve(
         Path | None, typer.Option(help="Of the server, for TLS: PEM, with those above it.")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="The certificate's key: PEM.")] = None,
-    max_requests: Annotated[int, typer.Option(min=1, help="Under way at a time.")] = 64,
-    max_texts: Annotated[int, typer.Option(min=1, help="Of one request.")] = 64,
-    max_characters: Annotated[int, typer.Option(min=1, help="Of one text.")] = 100_000,
-    max_bytes: Annotated[int, typer.Option(min=1, help="Of one request.")] = 4_000_000,
+    max_requests: Annotated[
+        int, typer.Option(min=1, help="Maximum number of concurrent requests.")
+    ] = 64,
+    max_texts: Annotated[
+        int, typer.Option(min=1, help="Maximum number of texts per request.")
+    ] = 64,
+    max_characters: Annotated[
+        int, typer.Option(min=1, help="Maximum number of characters of a text.")
+    ] = 100_000,
+    max_bytes: Annotated[
+        int, typer.Option(min=1, help="Maximum size of a request in bytes.")
+    ] = 4_000_000,
+    max_values: Annotated[
+        int, typer.Option(min=1, help="Maximum number of JSON values per request.")
+    ] = 20_000,
     device: Device = "cpu",
     backbone: Backbone = None,
     dictionary: Dictionary = None,
@@ -307,7 +318,13 @@ def serve(
     from fednotes.serving.server import Limits
     from fednotes.serving.server import serve as run
 
-    limits = Limits(max_bytes, max_texts, max_characters, max_requests)
+    limits = Limits(
+        body=max_bytes,
+        values=max_values,
+        texts=max_texts,
+        characters=max_characters,
+        under_way=max_requests,
+    )
     files: Any = {"token_file": token_file, "certificate": certificate, "key": key}
     run(load(model, device, dictionary or backbone), host, port, limits=limits, tell=say, **files)
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fednotes.core.allocation import OversizedModelError, bounded_allocation
 from fednotes.core.errors import ConfigError, MissingExtra, ModelError, needs, readable
 from fednotes.core.parsing import read_json
 
@@ -48,7 +49,10 @@ def open_pretrained(
     does not fit the model), MissingExtra.
     """
     check_weights(directory)
-    with quiet(), torch.random.fork_rng(devices=[]):
+    held = sum(
+        file.stat().st_size for file in directory.glob("*.safetensors")
+    )  # a byte or more each
+    with quiet(), torch.random.fork_rng(devices=[]), bounded_allocation(held):
         torch.default_generator.manual_seed(0)
         tokenizer = _named(directory, lambda: _tokenizer(directory))
         options = {"dtype": torch.float32, **_LOCAL, **settings}
@@ -327,6 +331,8 @@ def _named(directory: Path, load: Callable[[], Any]) -> Any:
     """What `load` gives; its errors as one line that names the directory."""
     try:
         return load()
+    except OversizedModelError as error:
+        raise ModelError(f"{directory}: {error}") from error
     except (ModelError, MissingExtra):
         raise
     except Exception as error:  # every library below has its own way to fail

@@ -25,6 +25,7 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from fednotes import __version__
+from fednotes.core.allocation import bounded_allocation
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.model_folders import PHENOTYPER, is_phenotyper
 from fednotes.core.parsing import read_json
@@ -194,7 +195,9 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
         data = (path / f"{PHENOTYPER}.safetensors").read_bytes()
         if hashlib.sha256(data).hexdigest() != facts.sha256:
             raise ModelError("damaged (the checksum of its tensors does not match)")
-        return _parsed(facts, parse_tensors(data), device)
+        tensors = parse_tensors(data)
+        with bounded_allocation(sum(tensor.numel() for tensor in tensors.values())):
+            return _parsed(facts, tensors, device)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     except _UNREADABLE as error:

@@ -66,12 +66,13 @@ T = TypeVar("T")
 class Limits:
     """What the server takes.
 
-    body: bytes of a request. texts: of one request; characters: of one text. under_way: requests
-    at a time, those that wait among them; one more is refused. patience: seconds in which a body
-    must come.
+    body: bytes of a request. values: JSON values of a request, commas and brackets within texts
+    aside. texts: of one request; characters: of one text. under_way: requests at a time, those
+    that wait among them; one more is refused. patience: seconds in which a body must come.
     """
 
     body: Annotated[int, Field(ge=1)] = 4_000_000
+    values: Annotated[int, Field(ge=1)] = 20_000
     texts: Annotated[int, Field(ge=1)] = 64
     characters: Annotated[int, Field(ge=1)] = 100_000
     under_way: Annotated[int, Field(ge=1)] = 64
@@ -339,8 +340,8 @@ class _Gate:
                 kind = headers.get("content-type", b"").partition(b";")[0].strip().lower()
                 if kind not in (b"application/json", _FHIR.encode()):
                     raise Refused(415, "send JSON, with the content-type application/json")
-                try:
-                    parse_json(body)
+                try:  # in a thread, so that other requests are answered meanwhile
+                    await asyncio.to_thread(parse_json, body, most_values=self._limits.values)
                 except JsonError as error:
                     raise Refused(422, f"the body's line {error.line}: {error}") from None
                 await _unless_gone(self._app, scope, body, receive, send)

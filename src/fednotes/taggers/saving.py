@@ -34,6 +34,7 @@ from torch import Tensor
 
 from fednotes import __version__
 from fednotes.core import plugins
+from fednotes.core.allocation import OversizedModelError, bounded_allocation
 from fednotes.core.errors import ConfigError, ModelError, nearest, readable
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build
@@ -210,9 +211,11 @@ def load_model(
     moved = {k: str(v) for k, v in given.items() if v is not None and getattr(config, k, None)}
     config = replace(config, **moved)
     tensors = _read_tensors(file, facts)
+    held = sum(tensor.numel() for tensor in tensors.values())
     try:
-        model = build_model(config, tagset, seed=0, device=device)
-    except ConfigError as error:
+        with bounded_allocation(held):
+            model = build_model(config, tagset, seed=0, device=device)
+    except (ConfigError, OversizedModelError) as error:
         raise ModelError(f"{file}: {error}") from error
     except ModelError as error:
         raise ModelError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fednotes.data.tags import flatten
 LOOSE = 0
 _GROUP, _OWN = "sc", "fednotes"
 _MOST = 1 << 29  # bytes of a file, unpacked
+_RATIO, _SMALL = 100, 1 << 22  # notes pack to a tenth or so; a small file may unpack to 4 MiB
 
 
 def _spacy() -> tuple[Any, Any, Any, Any]:
@@ -48,17 +49,39 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     _, DocBin, _, Vocab = _spacy()
     with corpus.open_file(path) as file:
         data = file.read()
+    _require_small(data)
+
+    def documents() -> Iterator[Any]:
+        """Yield one document after the other: each takes several times its size in the file."""
+        try:
+            yield from DocBin().from_bytes(data).get_docs(Vocab())
+        except Exception:  # whatever spaCy meets in a file that it did not write
+            raise DataError("no DocBin that spaCy can read: is the file whole?") from None
+
+    return jsonl.of_items(documents(), "document", _record, path, problems)
+
+
+def _require_small(data: bytes) -> None:
+    """Refuse a file that unpacks to far more than notes do.
+
+    Raises:
+        DataError: It is too large when it is unpacked, or it is not packed by zlib.
+    """
+    most = min(_MOST, max(_SMALL, _RATIO * len(data)))
+    unpacking = zlib.decompressobj()
+    size = 0
     try:
-        unpacking = zlib.decompressobj()
-        unpacking.decompress(data, _MOST)
-        if unpacking.unconsumed_tail:
-            raise DataError(f"more than {_MOST:,} bytes when it is unpacked: cut it into several")
-        docs = list(DocBin().from_bytes(data).get_docs(Vocab()))
-    except DataError:
-        raise
-    except Exception:  # whatever spaCy meets in a file that it did not write
+        part = unpacking.decompress(data, 1 << 20)
+        while part:
+            size += len(part)
+            if size > most:
+                raise DataError(
+                    f"more than {most:,} bytes when it is unpacked, which is no DocBin of notes; "
+                    "if it is one, cut it into several"
+                )
+            part = unpacking.decompress(unpacking.unconsumed_tail, 1 << 20)
+    except zlib.error:
         raise DataError("no DocBin that spaCy can read: is the file whole?") from None
-    return jsonl.of_items(docs, "document", _record, path, problems)
 
 
 def _record(doc: Any, noting: jsonl.Noting) -> dict[str, Any]:
