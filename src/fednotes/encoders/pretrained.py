@@ -49,9 +49,8 @@ def open_pretrained(
     does not fit the model), MissingExtra.
     """
     check_weights(directory)
-    held = sum(
-        file.stat().st_size for file in directory.glob("*.safetensors")
-    )  # a byte or more each
+    # Each number takes a byte or more.
+    held = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     with quiet(), torch.random.fork_rng(devices=[]), bounded_allocation(held):
         torch.default_generator.manual_seed(0)
         tokenizer = _named(directory, lambda: _tokenizer(directory))
