@@ -70,6 +70,7 @@ from fednotes.patients.cohort import (
     ABSENT,
     PRESENT,
     Bags,
+    ConceptVectors,
     SitePatients,
     pooled_patients,
     require_alike,
@@ -128,6 +129,8 @@ class Site(MethodSite):
         number = len(self._coded) if config.learns else 0
         self.num_examples = max(number, len(self._labelled) if config.phenotypes else 0)
         self._require_covered(number)
+        if config.learns and config.vectors:
+            self._public_vectors()  # tells before training that they do not fit
         self.scores: dict[str, Any] = {}
         # of training with differential privacy
         self.model, self.shared = nn.Module(), dict[str, nn.Parameter]()
@@ -185,14 +188,18 @@ class Site(MethodSite):
 
     def first_vectors(self, tensors: Tensors) -> Update:
         """The public vectors where stage 1 starts, which tell nothing of this site."""
+        table = self._public_vectors().start(self._known_concepts(tensors))
+        return Update({"embedding": torch.from_numpy(table)}, 1.0)
+
+    def _public_vectors(self) -> ConceptVectors:
+        """Return the site's public vectors. Raises ConfigError if they do not fit the network."""
         vectors, width = self.data.vectors, self.config.model.network.embedding
         if vectors is None or vectors.values.shape[1] != width:
             own = "none" if vectors is None else f"vectors of {vectors.values.shape[1]} numbers"
             raise ConfigError(
                 f"site {self.id!r}: [concepts] vectors: {own} for model.network.embedding = {width}"
             )
-        table = vectors.start(self._known_concepts(tensors))
-        return Update({"embedding": torch.from_numpy(table)}, 1.0)
+        return vectors
 
     def _known_concepts(self, tensors: Tensors) -> np.ndarray:
         """The concepts that have a vector of their own. Raises RefusedError for impossible ones."""
