@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,9 @@ def test_what_is_shown_is_the_job_that_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read again as a job, the text gives the same settings, method, sites and promises."""
-    for variable in ("FEDNOTES_CORPORA", "CLINIC", "ONTONOTES", "MIMIC_III", "I2B2_2010"):
-        monkeypatch.setenv(variable, str(tmp_path))
-    monkeypatch.setenv("I2B2_2012", str(tmp_path))
+    for path in built_in_jobs().values():
+        for variable in re.findall(r"\$(\w+)", path.read_text("utf-8")):
+            monkeypatch.setenv(variable, str(tmp_path))
     job = load_job(name)
     table = tomllib.loads(str(show_job(name)))
     again = parse_job(table, job.name, job.folder, "again")
