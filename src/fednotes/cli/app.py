@@ -21,6 +21,7 @@ from types import FunctionType
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from fednotes import __version__
 from fednotes.cli.deploy import register
@@ -451,14 +452,17 @@ def check(
     """
     from fednotes.serving.api import check as run
 
-    found = run(
-        *targets,
-        format=format,
-        on_error=on_error.value,
-        settings=settings or (),
-        against=against,
-        encoding=encoding,
-    )
+    # A status is drawn on terminals only; what is piped stays quiet.
+    with Console(stderr=True).status("reading") as shown:
+        found = run(
+            *targets,
+            format=format,
+            on_error=on_error.value,
+            settings=settings or (),
+            against=against,
+            encoding=encoding,
+            heard=lambda number: shown.update(f"{number:,} documents checked"),
+        )
     if json_output:
         console.print_json(data=found.to_dict())
     else:

@@ -10,6 +10,7 @@ Levels: info (good to know), warning (look at it), error (training would fail or
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -26,7 +27,7 @@ from fednotes.data.formats.files import UNANNOTATED, Problems
 from fednotes.data.split import MIN_WORDS, sentence_keys
 from fednotes.data.stats import overlapping_forms
 from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_of
-from fednotes.data.text import split_sentences, tokenize
+from fednotes.data.text import normalise, split_sentences, tokenize
 
 Level = Literal["info", "warning", "error"]
 
@@ -83,21 +84,241 @@ def check_documents(
     tagset: the tag set that the job expects; without it, the types that occur.
     max_tokens: the length in tokens at which a sentence is cut in training.
     """
-    if not documents:
-        return [_finding(name, "empty", {}, what="documents")]
-    types = tagset.types if tagset else types_of(documents)
-    found: list[Finding] = []
-    bad = sum(not 0 <= s.start < s.end <= len(d.text) for d in documents for s in d.spans)
-    if bad:
-        found.append(_finding(name, "offsets", {"mentions": bad}))
-    found += _labels(documents, types, tagset is not None, name)
-    found += bare_documents(documents, name)
-    found += _text(documents, name)
-    found += _identifiers(documents, name)
-    if not bad:  # what follows relies on the offsets
-        found += _lengths_and_alignment(documents, types, max_tokens, name)
-        found += _repeats(documents, name)
-    return found
+    counts = CorpusCheck(name, tagset, max_tokens)
+    for document in documents:
+        counts.add(document)
+    return counts.findings()
+
+
+class CorpusCheck:
+    """Counts what is to be known of a corpus whose documents come one by one, and keeps no text.
+
+    Of each sentence it keeps a hash of 8 bytes and whether it is long, of each document three
+    hashes: repeats are found by them.
+
+        counts = CorpusCheck("train")
+        for document in documents:
+            counts.add(document)
+        print(*counts.findings(), sep="\\n")
+    """
+
+    def __init__(
+        self, name: str = "corpus", tagset: TagSet | None = None, max_tokens: int = 256
+    ) -> None:
+        self.name, self.max_tokens = name, max_tokens
+        self.sentences = SentenceHashes()
+        self._tagset = tagset
+        self._documents = 0
+        self._bad = 0
+        self._labels: Counter[str] = Counter()
+        self._annotated = _NoteFlags()
+        self._blank = 0
+        self._unprintable = 0
+        self._odd = _NoteFlags()
+        self._identifiers: Counter[str] = Counter()
+        self._identified = 0
+        self._lengths: Counter[int] = Counter()
+        self._alignment, self._shapes = Alignment(), FlattenCounts()
+        self._ids, self._notes = array("q"), array("q")
+
+    def add(self, document: Document) -> None:
+        """Count a document."""
+        self._documents += 1
+        text, spans = document.text, document.spans
+        bad = sum(not 0 <= s.start < s.end <= len(text) for s in spans)
+        self._bad += bad
+        self._labels.update(span.label for span in spans)
+        self._annotated.add(document, bool(spans))
+        self._blank += not text.strip()
+        unseen = _unprintable(text)
+        self._unprintable += unseen
+        self._odd.add(document, unseen > 0)
+        self._count_identifiers(text)
+        if not bad:
+            self._count_sentences(document)
+
+    def _count_identifiers(self, text: str) -> None:
+        """What may tell who a patient is, by kind; placeholders of de-identification are none."""
+        text, before = _PLACEHOLDER.sub("\n", text), self._identifiers.total()
+        for kind, pattern in _KINDS.items():
+            if _may_hold(kind, text):
+                text, number = pattern.subn("\n", text)
+                self._identifiers[kind] += number
+        self._identified += self._identifiers.total() > before
+
+    def _count_sentences(self, document: Document) -> None:
+        bounds = split_sentences(document)
+        keys = [normalise(document.text[start:end]) for start, end in bounds]
+        self.sentences.add(keys)
+        self._ids.append(hash(document.id))
+        if len(keys) > 1:
+            self._notes.append(hash("\n".join(keys)))
+
+        tokens = tokenize(document.text)  # (tokens, 2)
+        edges = np.searchsorted(tokens[:, 0], np.array(bounds).reshape(-1, 2))
+        self._lengths.update((edges[:, 1] - edges[:, 0]).tolist())
+        known = self._tagset.types if self._tagset else types_of([document])
+        if held := [span for span in document.spans if span.label in known]:
+            flat, shapes = flatten(held, "outermost")
+            self._shapes += shapes
+            self._alignment += encode(flat, tokens, TagSet(known))[1]
+
+    def findings(self) -> list[Finding]:
+        """Return what was found in the documents so far."""
+        name = self.name
+        if not self._documents:
+            return [_finding(name, "empty", {}, what="documents")]
+        found: list[Finding] = []
+        if self._bad:
+            found.append(_finding(name, "offsets", {"mentions": self._bad}))
+        types = self._tagset.types if self._tagset else tuple(sorted(self._labels))
+        found += _label_findings(self._labels, types, self._tagset is not None, name)
+        found += self._annotated.bare(name)
+        if self._blank:
+            found.append(_finding(name, "blank_documents", {"documents": self._blank}))
+        if self._unprintable:
+            numbers = {"characters": self._unprintable, "documents": self._odd.flagged}
+            found.append(_finding(name, "unprintable", numbers))
+        found += self._identifier_findings()
+        if not self._bad:  # what follows relies on the offsets
+            found += self._length_findings()
+            found += self._repeat_findings()
+        return found
+
+    def _identifier_findings(self) -> Iterator[Finding]:
+        counts = {kind: n for kind, n in self._identifiers.items() if n}
+        if not counts:
+            return
+        shown = ", ".join(f"{kind} {n:,}" for kind, n in counts.items())
+        counts = {**counts, "documents": self._identified}
+        words: dict[str, Any] = {"shown": shown, "held": self._identified, "of": self._documents}
+        yield _finding(self.name, "identifiers", counts, **words)
+
+    def _length_findings(self) -> Iterator[Finding]:
+        name, fell, lengths = self.name, self._alignment, self._lengths
+        if lengths:
+            numbers = {"sentences": lengths.total()}
+            numbers["tokens"] = sum(length * number for length, number in lengths.items())
+            for mark, percent in (("p5", 5), ("median", 50), ("p95", 95)):
+                numbers[mark] = int(_percentile(lengths, percent))
+            yield _finding(name, "lengths", {**numbers, "longest": max(lengths)})
+        most = self.max_tokens
+        if long := sum(number for length, number in lengths.items() if length > most):
+            yield _finding(name, "long_sentences", {"sentences": long}, most=most)
+        if moved := fell.snapped + fell.shortened:
+            level: Level = "warning" if moved > 0.01 * fell.spans else "info"
+            numbers = {"snapped": fell.snapped, "shortened": fell.shortened}
+            yield _finding(name, "snapped", numbers, level, moved=moved, of=fell.spans)
+        if gone := fell.lost + fell.merged:
+            numbers = {"lost": fell.lost, "merged": fell.merged}
+            yield _finding(name, "lost", numbers, gone=gone)
+        kinds = ("discontinuous", "nested", "crossing", "duplicates")
+        if shapes := {kind: n for kind in kinds if (n := getattr(self._shapes, kind))}:
+            shown = ", ".join(f"{n} {kind}" for kind, n in shapes.items())
+            yield _finding(name, "not_flat", shapes, shown=shown)
+
+    def _repeat_findings(self) -> Iterator[Finding]:
+        if again := _repeats(self._ids):
+            yield _finding(self.name, "repeated_ids", {"documents": again})
+        if again := _repeats(self._notes):
+            yield _finding(self.name, "repeated_documents", {"documents": again})
+        hashes = self.sentences.hashes
+        if again := _repeats(hashes):
+            numbers = {"sentences": again, "of": len(hashes)}
+            yield _finding(self.name, "repeated_sentences", numbers)
+
+
+class SentenceHashes:
+    """Hashes of a part's sentences. long: of each, whether it has `MIN_WORDS` words or more."""
+
+    def __init__(self) -> None:
+        self.hashes, self.long = array("q"), array("b")
+
+    def add(self, keys: Sequence[str]) -> None:
+        """Take in the sentences of a document, by their normalised texts."""
+        self.hashes.extend(map(hash, keys))
+        self.long.extend(key.count(" ") + 1 >= MIN_WORDS for key in keys)
+
+    def leak_into(self, other: SentenceHashes, where: str, **words: str) -> Iterator[Finding]:
+        """How many of another part's sentences occur in this one."""
+        own, theirs = _as_numbers(self.hashes), _as_numbers(other.hashes)
+        shared = np.isin(theirs, own)
+        if leaked := int(shared.sum()):
+            long = int((shared & (np.frombuffer(other.long, np.int8) > 0)).sum())
+            counts = {"sentences": leaked, "of": len(theirs), "long": long}
+            yield _finding(where, "leakage", counts, "warning" if long else "info", **words)
+
+
+def _as_numbers(hashes: array[int]) -> np.ndarray:
+    return np.frombuffer(hashes, np.int64) if hashes else np.zeros(0, np.int64)
+
+
+def _repeats(hashes: array[int]) -> int:
+    """How many of these an earlier one equals."""
+    return len(hashes) - len(np.unique(_as_numbers(hashes)))
+
+
+def _percentile(counts: Mapping[int, int], percent: float) -> float:
+    """The percentile of numbers that are counted, linear between neighbours as NumPy's is."""
+    values = np.array(sorted(counts))
+    last = np.cumsum([counts[value] for value in values.tolist()])  # positions behind each value
+    at = (last[-1] - 1) * percent / 100
+    below, above = np.floor(at), np.ceil(at)
+    low, high = values[np.searchsorted(last, [below, above], side="right")]
+    return float(low + (high - low) * (at - below))
+
+
+class _NoteFlags:
+    """Which notes have a property; sentences of a note that was cut count as one note."""
+
+    def __init__(self) -> None:
+        self._whole = self._flagged_whole = 0
+        self._cut: dict[str, bool] = {}
+
+    def add(self, document: Document, flag: bool) -> None:
+        name = document.meta.get("document")
+        if name is None:
+            self._whole += 1
+            self._flagged_whole += flag
+        else:
+            self._cut[str(name)] = self._cut.get(str(name), False) or flag
+
+    @property
+    def flagged(self) -> int:
+        """How many notes have it."""
+        return self._flagged_whole + sum(self._cut.values())
+
+    def bare(self, where: str) -> Iterator[Finding]:
+        """How many notes have no mention, if having one is the property."""
+        number = self._whole + len(self._cut)
+        if bare := number - self.flagged:
+            yield _finding(where, "bare_documents", {"documents": bare, "of": number})
+
+
+def _unprintable(text: str) -> int:
+    """How many characters cannot be printed; those that join others in some scripts may be."""
+    if "".join(text.split()).isprintable():
+        return 0
+    return sum(not c.isprintable() and not c.isspace() for c in text) - len(joiners(text))
+
+
+_RECORD_WORDS = ("mrn", "ssn", "record", "unit", "chart", "account", "patient", "case", "insurance")
+_DATE_PARTS = re.compile(r"[0-9][/.-][0-9]")
+_MONTHS = tuple("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())
+
+
+def _may_hold(kind: str, text: str) -> bool:
+    """Whether a text may hold what a kind's pattern finds; a pattern takes much longer."""
+    if kind == "e-mail addresses":
+        return "@" in text
+    if kind == "record numbers":
+        folded = text.casefold()
+        return any(word in folded for word in _RECORD_WORDS) or bool(_DATE_PARTS.search(text))
+    if kind == "dates":
+        return bool(_DATE_PARTS.search(text)) or any(month in text for month in _MONTHS)
+    if kind == "telephone numbers":
+        return "(" in text or "+" in text or bool(_DATE_PARTS.search(text))
+    return True
 
 
 def _listed(counts: Mapping[str, int]) -> str:
@@ -118,11 +339,11 @@ def agreement(scores: Mapping[str, Any], where: str) -> Iterator[Finding]:
     yield _finding(where, "agreement", {kind: scores[kind] for kind in kinds}, **told)
 
 
-def _labels(
-    documents: Sequence[Document], types: Sequence[str], told: bool, where: str
+def _label_findings(
+    counts: Counter[str], types: Sequence[str], is_named: bool, where: str
 ) -> Iterator[Finding]:
-    """told: whether the types are asked for, not only those that occur."""
-    counts = Counter(s.label for d in documents for s in d.spans)
+    """What the labels of a corpus say. is_named: whether the types are asked for, not only those
+    that occur."""
     ordered, total = dict(sorted(counts.items())), counts.total()
     yield _finding(where, "types", dict(counts), total=total, listed=_listed(ordered) or "none")
     unknown = {label: n for label, n in ordered.items() if label not in types}
@@ -131,7 +352,7 @@ def _labels(
         yield _finding(where, "unknown_labels", unknown, total=sum(unknown.values()), **words)
     if number := counts["O"]:
         yield _finding(where, "outside_label", {"mentions": number})
-    if not told and not total:
+    if not is_named and not total:
         yield _finding(where, "no_mentions", {})
     if rare := {label: counts[label] for label in types if counts[label] < RARE}:
         yield _finding(where, "rare_types", rare, listed=_listed(rare))
@@ -154,93 +375,12 @@ def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Find
         yield _finding(where, "passed_over", counts, name=name, kinds=kinds)
 
 
-def bare_documents(documents: Sequence[Document], where: str) -> Iterator[Finding]:
+def bare_documents(documents: Iterable[Document], where: str) -> Iterator[Finding]:
     """How many documents have no mention; sentences of a document that was cut count once."""
-    annotated: dict[str, bool] = {}
-    for number, document in enumerate(documents):
-        name = _counted_as(document, number)
-        annotated[name] = annotated.get(name, False) or bool(document.spans)
-    if bare := sum(not found for found in annotated.values()):
-        yield _finding(where, "bare_documents", {"documents": bare, "of": len(annotated)})
-
-
-def _counted_as(document: Document, number: int) -> str:
-    """What a document counts as: the note that it was cut out of, or itself, the number-th."""
-    return str(document.meta.get("document", f"#{number}"))
-
-
-def _text(documents: Sequence[Document], where: str) -> Iterator[Finding]:
-    if blank := sum(not d.text.strip() for d in documents):
-        yield _finding(where, "blank_documents", {"documents": blank})
-    odd: Counter[str] = Counter()
-    for place, document in enumerate(documents):
-        if not document.text.isprintable():
-            unseen = sum(not c.isprintable() and not c.isspace() for c in document.text)
-            odd[_counted_as(document, place)] += unseen - len(joiners(document.text))
-    if odd.total():
-        held = sum(number > 0 for number in odd.values())
-        yield _finding(where, "unprintable", {"characters": odd.total(), "documents": held})
-
-
-def _identifiers(documents: Sequence[Document], where: str) -> Iterator[Finding]:
-    """What may tell who a patient is, by kind; placeholders of de-identification are none."""
-    found: Counter[str] = Counter()
-    held = 0
+    annotated = _NoteFlags()
     for document in documents:
-        text, before = _PLACEHOLDER.sub("\n", document.text), found.total()
-        for kind, pattern in _KINDS.items():
-            text, number = pattern.subn("\n", text)
-            found[kind] += number
-        held += found.total() > before
-    if counts := {kind: n for kind, n in found.items() if n}:
-        shown = ", ".join(f"{kind} {n:,}" for kind, n in counts.items())
-        counts = {**counts, "documents": held}
-        yield _finding(where, "identifiers", counts, shown=shown, held=held, of=len(documents))
-
-
-def _lengths_and_alignment(
-    documents: Sequence[Document], types: tuple[str, ...], max_tokens: int, where: str
-) -> Iterator[Finding]:
-    found: list[int] = []
-    fell, flat = Alignment(), FlattenCounts()
-    for document in documents:
-        tokens = tokenize(document.text)  # (tokens, 2)
-        edges = np.searchsorted(tokens[:, 0], np.array(split_sentences(document)).reshape(-1, 2))
-        found += (edges[:, 1] - edges[:, 0]).tolist()
-        known = [s for s in document.spans if s.label in types]
-        if known:
-            spans, counts = flatten(known, "outermost")
-            flat += counts
-            fell += encode(spans, tokens, TagSet(types))[1]
-    lengths = np.array(found)
-    if found:
-        numbers = {"sentences": len(found), "tokens": int(lengths.sum())}
-        marks = np.percentile(lengths, [5, 50, 95]).astype(int).tolist()
-        numbers |= dict(zip(("p5", "median", "p95"), marks, strict=True))
-        yield _finding(where, "lengths", {**numbers, "longest": int(lengths.max())})
-    if long := int((lengths > max_tokens).sum()):
-        yield _finding(where, "long_sentences", {"sentences": long}, most=max_tokens)
-    if moved := fell.snapped + fell.shortened:
-        level: Level = "warning" if moved > 0.01 * fell.spans else "info"
-        numbers = {"snapped": fell.snapped, "shortened": fell.shortened}
-        yield _finding(where, "snapped", numbers, level, moved=moved, of=fell.spans)
-    if gone := fell.lost + fell.merged:
-        yield _finding(where, "lost", {"lost": fell.lost, "merged": fell.merged}, gone=gone)
-    kinds = ("discontinuous", "nested", "crossing", "duplicates")
-    if shapes := {kind: n for kind in kinds if (n := getattr(flat, kind))}:
-        shown = ", ".join(f"{n} {kind}" for kind, n in shapes.items())
-        yield _finding(where, "not_flat", shapes, shown=shown)
-
-
-def _repeats(documents: Sequence[Document], where: str) -> Iterator[Finding]:
-    if again := len(documents) - len({d.id for d in documents}):
-        yield _finding(where, "repeated_ids", {"documents": again})
-    notes = [text for d in documents if (text := _whole(d))]
-    if again := len(notes) - len(set(notes)):
-        yield _finding(where, "repeated_documents", {"documents": again})
-    keys = [key for d in documents for key in sentence_keys(d)]
-    if again := len(keys) - len(set(keys)):
-        yield _finding(where, "repeated_sentences", {"sentences": again, "of": len(keys)})
+        annotated.add(document, bool(document.spans))
+    yield from annotated.bare(where)
 
 
 def other_size(name: str, sentences: int, expected: int) -> Finding:

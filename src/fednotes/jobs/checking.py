@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,24 @@ from typing import Any
 from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem
 from fednotes.core.types import Document
 from fednotes.data.checks import (
+    CorpusCheck,
     Finding,
     agreement,
-    check_documents,
     in_two_parts,
     leaks,
     problem_findings,
 )
 from fednotes.data.encodings import AUTO
-from fednotes.data.formats import examine, read
-from fednotes.data.formats.files import OnError, named, refuses
+from fednotes.data.formats import examine, read, stream
+from fednotes.data.formats.files import OnError, Problems, named, refuses
 from fednotes.data.tags import flatten
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job, Sites
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.simulate import Part, members_of, parts_of, prepare, summed_securely
 from fednotes.metrics.spans import SpanCounts, token_kappa
+
+_OFTEN = 100  # documents between two reports of how many were read
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Checked:
         """`problems`, and the findings that are errors."""
         errors = [f for f in self.findings if f.level == "error"]
         listed = [p for f in errors for p in f.problems]
-        others = [Problem("", 0, f.code, f"{f.where}: {f.message}") for f in errors]
+        unlisted = [f for f in errors if not f.problems]  # else each is counted already
+        others = [Problem("", 0, f.code, f"{f.where}: {f.message}") for f in unlisted]
         return (*self.problems, *listed, *others)
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,12 +79,16 @@ def check_files(
     format: str | None = None,
     on_error: OnError = "refuse",
     encoding: str = AUTO,
+    heard: Callable[[int], None] | None = None,
 ) -> Checked:
     """Check a corpus, or several files or folders that are the parts of one.
 
     on_error: with "skip" what cannot be used is no problem, but counted. encoding: of files
     without a byte-order mark that are not UTF-8. Raises DataError for a path that does not exist,
     ConfigError for a format that does not.
+
+    A single corpus in JSON lines is read document by document and not held. heard: is told, from
+    time to time, how many documents were read.
     """
     for path in paths:
         if not os.path.exists(path):
@@ -91,8 +98,17 @@ def check_files(
     findings: list[Finding] = []
     parts: dict[str, tuple[Document, ...]] = {}
     for name, path in places.items():
+        problems, counts = Problems(), CorpusCheck(name)
+        held: list[Document] = []
+        read_so_far = 0
         try:
-            documents, problems = examine(path, format, encoding)
+            for document in stream(path, problems, format, encoding):
+                counts.add(document)
+                if len(places) > 1:  # for what the parts share
+                    held.append(document)
+                read_so_far += 1
+                if heard is not None and not read_so_far % _OFTEN:
+                    heard(read_so_far)
         except DataError as error:
             told = str(error).removeprefix(f"{path}: ")
             own = error.problems or (Problem(str(path), 0, "file", told),)
@@ -103,10 +119,10 @@ def check_files(
             wrong += problems.found
             number += problems.number
             problems.counts.clear()
-        parts[name] = documents
+        parts[name] = tuple(held)
         findings += problem_findings(problems, name, path.name)
-        if documents or not problems.found:
-            findings += check_documents(documents, None, name)
+        if read_so_far or not problems.found:
+            findings += counts.findings()
     findings += (*in_two_parts(parts, "corpus"), *leaks(parts, "corpus"))
     return Checked(tuple(wrong), number, tuple(findings))
 

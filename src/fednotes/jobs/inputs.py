@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.types import Document
@@ -24,7 +23,7 @@ from fednotes.data.formats import FORMATS, examine, guess_format, parquet
 from fednotes.data.formats import files as corpus
 from fednotes.data.formats.files import OnError, Problems, refuses
 from fednotes.data.formats.jsonl import accepts as accepts_jsonl
-from fednotes.data.formats.jsonl import of_record
+from fednotes.data.formats.jsonl import stream_file
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
 from fednotes.data.notes import Note, guess_notes, read_notes, record_ids
 
@@ -297,16 +296,6 @@ def document_of(note: Note) -> Document:
 
 def _json_documents(path: Path, named: str, problems: Problems) -> Iterator[Document]:
     """The documents of JSON lines, each as its line is read."""
-    with corpus.open_text(path, named) as file:
-        for number, line in enumerate(corpus.bounded_lines(file, path), 1):
-            documents: list[Document] = []
-            if line.strip():
-                with problems.passing("line", path, number):
-                    record: Any = corpus.json_value(line)
-                    if isinstance(record, dict):
-                        record = record_ids(record)
-                    with problems.passing("document", path, number):
-                        found = of_record(record, path, number, problems)
-                        documents += [found] if found is not None else []
-            while documents:
-                yield documents.pop()
+    with problems.passing("file", path):
+        for found in stream_file(path, problems, named, prepare=record_ids):
+            yield found.document

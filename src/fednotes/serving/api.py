@@ -6,7 +6,7 @@ The commands of the command line stand above the same functions of `jobs/`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -77,12 +77,14 @@ def check(
     settings: Sequence[str] = (),
     against: PathLike | None = None,
     encoding: str = AUTO,
+    heard: Callable[[int], None] | None = None,
 ) -> Checked:
     """What is wrong with a job (its file or name), or with a corpus or the parts of one.
 
     format, on_error, encoding: of a corpus. settings: of a job, such as "seed=2". against:
     another annotation of a corpus's documents, whose agreement with it is told. Counts and places,
-    never text. Raises DataError for a path that does not exist.
+    never text. heard: is told, from time to time, how many documents of a corpus were read.
+    Raises DataError for a path that does not exist.
     """
     names = [str(target) for target in targets]
     if not names or not all(map(str.strip, names)):
@@ -100,7 +102,9 @@ def check(
     if settings:
         raise ConfigError("--set is for a job; this is a corpus")
     if against is None:
-        return check_files([Path(name) for name in names], format or None, on_error, encoding)
+        return check_files(
+            [Path(name) for name in names], format or None, on_error, encoding, heard
+        )
     if len(names) > 1:
         raise ConfigError("--against compares one corpus with another: name one")
     other = path_of(against, "a corpus to compare with")

@@ -15,7 +15,7 @@ import pkgutil
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
@@ -29,9 +29,17 @@ from fednotes.core.parsing import mapping, shipped
 from fednotes.core.settings import path_of
 from fednotes.core.store import beside, new_folder, sync_folder
 from fednotes.core.types import Document, Span
-from fednotes.data.encodings import AUTO, reading_as
+from fednotes.data.encodings import AUTO, encoding_of, reading_as
 from fednotes.data.formats import published
-from fednotes.data.formats.files import OnError, Problems, mixed, read_text, visible
+from fednotes.data.formats.files import (
+    DERIVED,
+    OnError,
+    Problems,
+    listing,
+    mixed,
+    read_text,
+    visible,
+)
 
 
 def discover() -> dict[str, ModuleType]:
@@ -96,6 +104,46 @@ def examine(
     with reading_as(encoding):
         documents = FORMATS[format or guess_format(path)].read(Path(path), problems)
     return documents, problems
+
+
+def stream(
+    path: str | os.PathLike[str],
+    problems: Problems,
+    format: str | None = None,
+    encoding: str = AUTO,
+) -> Iterator[Document]:
+    """Yield the documents of a file or folder; JSON lines one by one, other formats after a while.
+
+    Args:
+        path: The file or folder.
+        problems: Takes note of what is wrong, as `examine` returns it.
+        format: As of `read`.
+        encoding: As of `read`.
+
+    Raises:
+        DataError: There is no such file, or no format fits.
+        ConfigError: As `read`.
+    """
+    with reading_as(encoding):
+        kind = format or guess_format(path)
+    if kind != "jsonl":
+        documents, found = examine(path, kind, encoding)
+        problems.include(found)
+        yield from documents
+        return
+    with reading_as(encoding):
+        files = listing(Path(path), FORMATS[kind].accepts, "JSONL")
+    seen = set[int]()
+    for file in files:
+        with problems.passing("file", file):
+            for document, _, line in FORMATS[kind].stream_file(
+                file, problems, encoding_of(encoding)
+            ):
+                key = hash(document.id)
+                if key in seen and line != DERIVED:
+                    problems.repeat(file, line)
+                seen.add(key)
+                yield document
 
 
 def guess_format(path: str | os.PathLike[str]) -> str:

@@ -587,6 +587,20 @@ class Problems:
         room = max(0, _KEPT - len(self.found))
         self.found += [replace(problem, kind=kind) for problem in known[:room]]
 
+    def repeat(self, path: Path, line: int) -> None:
+        """Note a document whose id an earlier one has."""
+        if len(self.repeated) < _KEPT:
+            told = "an earlier document has the same id"
+            self.repeated.append(Problem(str(path), line, "repeated_id", told))
+
+    def include(self, other: Problems) -> None:
+        """Take in what another reader noted."""
+        self.found += other.found[: max(0, _KEPT - len(self.found))]
+        self.repeated += other.repeated[: max(0, _KEPT - len(self.repeated))]
+        self.counts.update(other.counts)
+        self.unread.update(other.unread)
+        self.without += other.without
+
     def note(self, kind: str, path: Path, line: int, message: str) -> None:
         """Note what is wrong at a line of a file."""
         self.add(DataError.at(path, line, message), kind)
@@ -653,9 +667,8 @@ def unique(found: Iterable[Found], problems: Problems) -> tuple[Document, ...]:
     result: list[Document] = []
     for document, path, line in given:
         if document.id in seen:
-            if line != DERIVED and len(problems.repeated) < _KEPT:
-                told = "an earlier document has the same id"
-                problems.repeated.append(Problem(str(path), line, "repeated_id", told))
+            if line != DERIVED:
+                problems.repeat(path, line)
             name, number = document.id, seen[document.id] + 1
             while f"{name}~{number}" in taken:
                 number += 1

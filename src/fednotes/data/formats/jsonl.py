@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
@@ -25,6 +25,7 @@ from typing import Any
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
+from fednotes.data.encodings import AUTO
 from fednotes.data.formats import files as corpus
 from fednotes.data.text import joined
 
@@ -65,6 +66,45 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     if not found and problems.number == before:
         raise DataError("every record is marked as rejected or ignored")
     return found
+
+
+def stream_file(
+    path: Path,
+    problems: corpus.Problems,
+    named: str = AUTO,
+    prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Iterator[corpus.Found]:
+    """Yield the documents of a file, each as its line is read.
+
+    Args:
+        path: The file.
+        problems: Takes note of what is wrong, as in `read`.
+        named: The encoding that the user named, or "auto".
+        prepare: What is done to a record before it is read.
+    """
+    lines = kept = 0
+    before = problems.number
+    with corpus.open_text(path, named) as file:
+        for number, line in enumerate(corpus.bounded_lines(file, path), 1):
+            if not line.strip():
+                continue
+            lines += 1
+            found: list[corpus.Found] = []
+            with problems.passing("line", path, number):
+                record = corpus.json_value(line)
+                record = prepare(record) if isinstance(record, dict) else record
+                with problems.passing("document", path, number):
+                    document = of_record(record, path, number, problems)
+                    if document is not None:
+                        derived = record.get("id") is None
+                        line_of_id = corpus.DERIVED if derived else number
+                        found.append(corpus.Found(document, path, line_of_id))
+            kept += len(found)
+            while found:
+                yield found.pop()
+    if not kept and problems.number == before:
+        told = "every record is marked as rejected or ignored" if lines else "the file is empty"
+        raise DataError.at(path, 0, told)
 
 
 def of_record(
