@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from nervaluate import Evaluator
 from sklearn.metrics import cohen_kappa_score
 from tiny_jobs import JOB, SITES, corpus
 
-from fednotes.core.errors import DataError
+from fednotes.cli.app import fail
+from fednotes.core.errors import DataError, Problem
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.checks import Finding
 from fednotes.data.formats import examine, read, write
@@ -313,7 +315,20 @@ def test_the_command_itself(tmp_path: Path, give: Any) -> None:
         assert (code, out, len(err.splitlines())) == (2, "", 1), wrong
 
 
-def test_an_error_lists_twenty(tmp_path: Path, give: Any) -> None:
+def test_an_error_lists_twenty(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "a.jsonl"
+    names = [f"{a}{b}" for a in "abcde" for b in "abcdefghij"]
+    problems = [Problem(path, n, "line", f"no {name}") for n, name in enumerate(names, 1)]
+    with pytest.raises(SystemExit):
+        fail(str(DataError.of(problems)), problems[1:])
+    rows = capsys.readouterr().err.splitlines()
+    assert rows[0].endswith("(and 49 more)")
+    assert rows[19] == f"error: {path}:20: no bj"
+    assert rows[20].startswith("error: 30 more; `fednotes check` lists all")
+    assert len(rows) == 21
+
+
+def test_an_error_folds_what_is_alike(tmp_path: Path, give: Any) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("{\n" * 50)
     code, _, err = give("corpus", "stats", path)
@@ -321,9 +336,10 @@ def test_an_error_lists_twenty(tmp_path: Path, give: Any) -> None:
     assert code == 2
     assert "a.jsonl:1: no JSON" in rows[0]
     assert rows[0].endswith("(and 49 more)")
-    assert "a.jsonl:20: " in rows[19]
-    assert rows[20].startswith("error: 30 more; `fednotes check` lists all")
-    assert len(rows) == 21
+    assert "a.jsonl:4: no JSON" in rows[3]
+    assert rows[4].startswith("error: 46 more like it: no JSON")
+    assert rows[5].startswith("error: `fednotes check` lists all; --on-error skip")
+    assert len(rows) == 6
 
 
 def test_stats_of_what_can_be_used(tmp_path: Path, give: Any) -> None:
@@ -429,3 +445,62 @@ def test_annotators_who_say_nothing_agree_in_nothing(tmp_path: Path) -> None:
     found = check_against(tmp_path / "a.jsonl", tmp_path / "b.jsonl", None, "refuse")
     assert found.agreement is not None
     assert (found.agreement["kappa"], found.agreement["tokens"]) == (None, 2)
+
+
+def test_problems_alike_are_folded(
+    give: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    """Three examples and a count; the whole list is in the JSON."""
+    for number in range(40):
+        (tmp_path / f"{number:02}.ann").write_text(f"T1\tDrug 0 {number + 1}\ta\n")
+    code, out, err = give("check", tmp_path)
+    assert code == 1
+    lines = [line for line in out.splitlines() if "no such file" in line]
+    assert len(lines) == 4
+    assert lines[-1] == "37 more like it: no such file"
+    assert "problems: 40 " in err
+    assert 'hint: --on-error skip (on_error = "skip" of a job\'s site) leaves these out' in err
+    assert len(json.loads(give("check", tmp_path, "--json")[1])["problems"]) == 40
+
+
+def test_a_repeated_id_is_counted_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": "7", "text": "Had rash"}\n' * 3)
+    found = check_files([path])
+    repeated = [problem.line for problem in found.wrong if problem.kind == "repeated_id"]
+    assert repeated == [2, 3]
+    assert not [problem for problem in found.wrong if problem.kind == "repeated_ids"]
+    assert found.to_dict()["counts"]["kinds"]["repeated_id"] == 2
+
+
+def test_a_corpus_of_json_lines_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each document may go before the second one behind it is read."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"id": "{n}", "text": "Had rash {n}"}}\n' for n in range(50)))
+    alive = most = 0
+
+    class Kept(Document):
+        """One that can be watched."""
+
+    def gone() -> None:
+        nonlocal alive
+        alive -= 1
+
+    def kept(*given: Any, **named: Any) -> Document:
+        nonlocal alive, most
+        document = Kept(*given, **named)
+        weakref.finalize(document, gone)
+        alive += 1
+        most = max(most, alive)
+        return document
+
+    monkeypatch.setattr("fednotes.data.formats.jsonl.Document", kept)
+    heard: list[int] = []
+    monkeypatch.setattr("fednotes.jobs.checking._OFTEN", 20)
+    found = check_files([path], heard=heard.append)
+    assert most <= 3
+    assert heard == [20, 40]
+    (bare,) = (finding for finding in found.findings if finding.code == "bare_documents")
+    assert bare.counts == {"documents": 50, "of": 50}

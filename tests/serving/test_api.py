@@ -400,3 +400,30 @@ def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             fn.check(*targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("compare", (None,), "a run's folder, not NoneType"),
+        ("compare", (5, "run"), "a run's folder, not int"),
+        ("evaluate", (None, "notes"), "a model's folder, not NoneType"),
+        ("calibrate", (None, "notes"), "a model's folder, not NoneType"),
+        ("reliability", (None, "notes"), "a model's folder, not NoneType"),
+        ("load", (None,), "a model's folder, not NoneType"),
+        ("read", (None,), "a file or folder of notes, not NoneType"),
+        ("convert", (None, "out", "brat"), "a corpus, not NoneType"),
+        ("convert", ("notes", 5, "brat"), "a path to write, not int"),
+        ("export", (None, "hf", "out"), "a model's folder, not NoneType"),
+        ("report", (None,), "a run's folder, not NoneType"),
+        ("job", (5,), "a job's file, name or table, not int"),
+        ("ui", (None,), "a run, a model or notes, not NoneType"),
+        ("check", (None,), "a corpus or a job, not NoneType"),
+        ("serve", (None,), "a model's folder, not NoneType"),
+    ],
+)
+def test_wrong_arguments_say_what_was_expected(
+    name: str, given: tuple[Any, ...], expected: str
+) -> None:
+    with pytest.raises(fn.FednotesError, match=f"expected {expected}"):
+        getattr(fn, name)(*given)

@@ -26,6 +26,7 @@ from rich.console import Console
 from fednotes import __version__
 from fednotes.cli.deploy import register
 from fednotes.cli.groups import (
+    SKIP_REMEDY,
     EncodingOption,
     OnError,
     OnErrorOption,
@@ -43,7 +44,7 @@ from fednotes.cli.groups import (
 )
 from fednotes.core import plugins
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem, folded
 
 app = typer.Typer(
     name="fednotes",
@@ -639,16 +640,20 @@ def _add_commands_of_packages() -> None:
             app.command(name)(command)
 
 
-def fail(message: str, more: Sequence[object] = ()) -> None:
-    """One line for the person who made the mistake. more: what is wrong beside it, a line each."""
+def fail(message: str, more: Sequence[Problem] = ()) -> None:
+    """Show the person who made the mistake what it is, and exit with 2.
+
+    Args:
+        message: What is wrong, on a line.
+        more: What is wrong beside it; of many problems that are alike, a few are shown.
+    """
     print(f"error: {one_line(message, None)}", file=sys.stderr)
-    for problem in more[: _LISTED - 1]:
-        print(f"error: {one_line(problem, None)}", file=sys.stderr)
+    lines = folded(more)
+    for line in lines[: _LISTED - 1]:
+        print(f"error: {one_line(line, None)}", file=sys.stderr)
     if more:
-        left = f"{len(more) + 1 - _LISTED:,} more; " if len(more) >= _LISTED else ""
-        remedy = '`fednotes check` lists all; --on-error skip (on_error = "skip" of a job\'s site) '
-        remedy += "leaves these out"
-        print(f"error: {left}{remedy}", file=sys.stderr)
+        left = f"{len(lines) + 1 - _LISTED:,} more; " if len(lines) >= _LISTED else ""
+        print(f"error: {left}`fednotes check` lists all; {SKIP_REMEDY}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from fednotes.core.cleaning import clean, one_line
-from fednotes.core.errors import FednotesError
+from fednotes.core.errors import FednotesError, folded
 
 if TYPE_CHECKING:
     from fednotes.jobs.checking import Checked
@@ -56,6 +56,9 @@ EncodingOption = Annotated[
 ]
 
 
+SKIP_REMEDY = '--on-error skip (on_error = "skip" of a job\'s site) leaves these out'
+
+
 class Output(StrEnum):
     """Formats that predictions are written in."""
 
@@ -87,12 +90,13 @@ def show_checked(found: Checked) -> None:
     if found.findings:
         console.print(findings_table(found.findings))
     listed = [p for f in found.findings if f.level == "error" for p in f.problems]
-    for problem in (*found.problems, *listed):
-        say(str(problem))
+    say(*folded([*found.problems, *listed]))
     if found.wrong:
         counts = found.to_dict()["counts"]
         kinds = ", ".join(f"{kind} {n:,}" for kind, n in counts["kinds"].items())
         print(f"problems: {counts['problems']:,} ({kinds})", file=sys.stderr)
+    if any(problem.file for problem in found.problems):
+        print(f"hint: {SKIP_REMEDY}", file=sys.stderr)
 
 
 @corpus.command("stats")

@@ -19,6 +19,9 @@ certificates = typer.Typer(help="A kit's certificate.", no_args_is_help=True)
 
 START_SECONDS = 20.0  # for a server to answer, or a site to be let in
 Kit = Annotated[Path, typer.Argument(help="A kit's folder.")]
+Kill = Annotated[
+    bool, typer.Option("--kill", help="Kill its processes at once, as a power cut would.")
+]
 
 
 # ---- a kit's process -------------------------------------------------------------------------
@@ -76,13 +79,13 @@ def begin(kit: Path) -> Status:
     return now
 
 
-def end(kit: Path, role: str) -> None:
-    """Stop what runs of a kit."""
+def end(kit: Path, role: str, *, kill: bool = False) -> None:
+    """Stop what runs of a kit; with `kill` without letting it tidy up."""
     from fednotes.engines.nvflare import processes
 
     of_role(kit, role)
     before = processes.status(kit)
-    processes.stop(kit)
+    processes.stop(kit, kill=kill)
     was = "has stopped" if before.running or before.jobs else "did not run"
     say(f"{before.name} {was}; what it kept of its runs is in {kit / 'state'}")
     say(f"next: fednotes {before.role} start {kit} lets them go on")
@@ -160,9 +163,9 @@ def server_start(kit: Kit, files: Files = None) -> None:
 
 
 @server.command("stop")
-def server_stop(kit: Kit) -> None:
+def server_stop(kit: Kit, kill: Kill = False) -> None:
     """Stop the server; its runs go on when it is started again."""
-    end(kit, "server")
+    end(kit, "server", kill=kill)
 
 
 @server.command("status")

@@ -16,6 +16,7 @@ from rich.cells import chop_cells
 from fednotes.cli.groups import console, say
 from fednotes.cli.server import (
     START_SECONDS,
+    Kill,
     Kit,
     begin,
     end,
@@ -131,9 +132,9 @@ def site_rules(
 
 
 @site.command("stop")
-def site_stop(kit: Kit) -> None:
+def site_stop(kit: Kit, kill: Kill = False) -> None:
     """Stop the site; its runs go on when it is started again."""
-    end(kit, "site")
+    end(kit, "site", kill=kill)
 
 
 @site.command("status")

@@ -7,6 +7,7 @@ number, a label or a count at most.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,29 @@ class Problem:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
         return f"{place}: {self.message}" if place else self.message
+
+
+_FOLDED, _EXAMPLES = 5, 3  # problems alike from which on they are folded, and those still shown
+
+
+def folded(problems: Iterable[Problem]) -> list[str]:
+    """Return a line for each problem; of many that are alike, the first ones and their number.
+
+    Problems are alike whose messages differ in numbers at most.
+    """
+    groups: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        kind = (problem.kind, re.sub("[0-9]+", "0", problem.message))
+        groups.setdefault(kind, []).append(problem)
+    lines: list[str] = []
+    for group in groups.values():
+        if len(group) <= _FOLDED:
+            lines += map(str, group)
+            continue
+        lines += map(str, group[:_EXAMPLES])
+        more = len(group) - _EXAMPLES
+        lines.append(f"{more:,} more like it: {group[_EXAMPLES].message}")
+    return lines
 
 
 class DataError(FednotesError):

@@ -23,7 +23,7 @@ from fednotes.core.cleaning import joiners
 from fednotes.core.errors import Problem
 from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, SiteData, TagSet
-from fednotes.data.formats.files import UNANNOTATED, Problems
+from fednotes.data.formats.files import UNANNOTATED, WINDOWS, Problems
 from fednotes.data.split import MIN_WORDS, sentence_keys
 from fednotes.data.stats import overlapping_forms
 from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_of
@@ -369,7 +369,10 @@ def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Find
     if problems.without:
         counts = {"texts": len(problems.without)}
         yield _finding(where, "texts_without_annotations", counts, name=name)
-    counts = {k: n for k, n in sorted(problems.unread.items()) if n and k != UNANNOTATED}
+    if windows := problems.unread[WINDOWS]:
+        yield _finding(where, "windows_line_ends", {"texts": windows})
+    known = (UNANNOTATED, WINDOWS)
+    counts = {k: n for k, n in sorted(problems.unread.items()) if n and k not in known}
     if counts:
         kinds = ", ".join(f"{kind}: {number:,}" for kind, number in counts.items())
         yield _finding(where, "passed_over", counts, name=name, kinds=kinds)

@@ -86,6 +86,8 @@ def check(
     never text. heard: is told, from time to time, how many documents of a corpus were read.
     Raises DataError for a path that does not exist.
     """
+    for target in targets:
+        path_of(target, "a corpus or a job")
     names = [str(target) for target in targets]
     if not names or not all(map(str.strip, names)):
         raise ConfigError("name a corpus file or folder, or a job")

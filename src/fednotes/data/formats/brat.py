@@ -95,7 +95,7 @@ def _read_pair(base: Path, file: Path, problems: corpus.Problems) -> list[corpus
         if wrong:
             del lines[number]
     text, failed = _matching(raw, mentions)
-    problems.unread["texts with line ends of Windows"] += "\r\n" in raw and "\r\n" not in text
+    problems.unread[corpus.WINDOWS] += "\r\n" in raw and "\r\n" not in text
     if len(failed) >= _STRAY and 2 * len(failed) > len(mentions):
         told = f"{len(failed)} of {len(mentions)} mentions do not fit the text: is it theirs?"
         raise DataError.at(ann, next(iter(failed)), told)

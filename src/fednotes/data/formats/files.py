@@ -34,6 +34,7 @@ from fednotes.data.text import normalise, tokenize
 
 _HEAD = 1 << 16  # bytes that are enough to tell a format
 UNANNOTATED = "texts without annotations"  # a kind of what is unread
+WINDOWS = "texts with line ends of Windows"  # another: their line ends are not kept
 LARGEST = 1 << 26  # characters of one note; more is a quote that was never closed
 
 

@@ -177,10 +177,16 @@ def status(kit: Path) -> Status:
     return Status(facts.name, facts.role, main, tuple(sorted(jobs)), kit / LOG_FILE)
 
 
-def stop(kit: Path, patience: float = 10.0) -> Status:
+def stop(kit: Path, patience: float = 10.0, *, kill: bool = False) -> Status:
     """End a kit's processes; those that do not end within `patience` seconds are killed.
 
-    Returns what still runs, which is nothing but the process that asks.
+    Args:
+        kit: The kit's folder.
+        patience: Seconds.
+        kill: Kill them at once, as a power cut would.
+
+    Returns:
+        What still runs, which is nothing but the process that asks.
     """
     kit = kit.resolve()
     read_kit(kit)
@@ -188,7 +194,8 @@ def stop(kit: Path, patience: float = 10.0) -> Status:
     def others() -> list[int]:
         return [pid for pid, _ in of_kit(kit) if pid != os.getpid()]
 
-    for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+    steps = ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0))
+    for sign, seconds in steps[1:] if kill else steps:
         end = time.monotonic() + seconds
         for pid in others():
             with suppress(ProcessLookupError):
