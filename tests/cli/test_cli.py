@@ -193,7 +193,9 @@ def test_a_bad_file_is_named_by_both_commands(
             (tmp_path / f"a.{suffix}").rename(target / f"a.{suffix}")
     out, problems = run("check", target, code=1)
     assert place in out
-    assert problems == f"problems: {err}\n"
+    said, *hint = problems.splitlines()
+    assert said == f"problems: {err}"
+    assert all(line.startswith("hint: --on-error skip") for line in hint)
     assert NAME not in out
     if target == path:
         assert place.partition(" ")[0] in refused("simulate", path, "--out", tmp_path / "run")
