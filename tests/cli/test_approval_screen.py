@@ -136,7 +136,7 @@ def test_a_job_s_words_cannot_show_another_job(
     rows = screen.getvalue().split("\n")
     assert rows[0] == f"fingerprint {fingerprint(forged)}"
     begins = [row for row in rows[1:] if row and not row.startswith(" ")]
-    assert [row[:3] for row in begins] == ["job", "cha"]
+    assert [row[:3] for row in begins] == ["job", "cha", "com"]
     assert "\n  ~ training.epochs: 3 → 9\n" in screen.getvalue()
     assert "  none" not in rows
     for row in rows[1:]:
@@ -282,3 +282,66 @@ def test_without_the_rule_an_audit_is_shown(kit: Path, tmp_path: Path) -> None:
     told = given("approve", kit, "--yes", "--audit", tmp_path)
     assert "may be 0.990 above chance; say nothing: a" in told
     assert "approved" in told
+
+
+# earlier jobs
+
+
+def notes_job(sites: list[str], **own: Any) -> dict[str, Any]:
+    """A job as a site approves it. own: what it says of the notes of h1."""
+    tables = {name: own if name == "h1" else {} for name in sites}
+    return {"name": "ner", "job": {"method": "fedner", "sites": tables}, "sites": sites}
+
+
+def screen(kit: Path, *tables: dict[str, Any]) -> str:
+    """What is shown of the last of some jobs that are approved one after another."""
+    for table in tables:
+        asked(kit, table)
+        told = given("approve", kit, "--yes")
+    return told.partition("compared with ")[2]
+
+
+def test_a_site_more_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
+    told = screen(kit, notes_job([*SITES, "h4"]), notes_job(SITES))
+    assert "other sites (h4), its notes here" in told
+    assert "warning: the sums of both jobs differ by few sites alone (h4)" in told
+
+
+def test_as_many_other_sites_as_a_sum_needs_are_no_warning(kit: Path) -> None:
+    """The difference of both sums is one of three sites, which the rules permit of any sum."""
+    told = screen(kit, notes_job([*SITES, "h4", "h5", "h6"]), notes_job(SITES))
+    assert "other sites (h4, h5, h6)" in told
+    assert "warning" not in told
+
+
+def test_a_sentence_less_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
+    told = screen(kit, notes_job(SITES, max_sentences=60), notes_job(SITES, max_sentences=59))
+    assert "its sites, other notes here" in told
+    assert "~ sites.h1.max_sentences: 60 → 59" in told
+    assert "warning: this site reads other notes for it" in told
+
+
+def test_every_earlier_job_is_compared_also_one_that_was_taken_back(kit: Path) -> None:
+    """Its sums may be known by then."""
+    asked(kit, notes_job([*SITES, "h4"]))
+    given("approve", kit, "--yes")
+    given("reject", kit)
+    told = screen(kit, notes_job(SITES, max_sentences=60), notes_job(SITES))
+    assert told.count("compared with ") == 1  # and the first, which `screen` cut off
+    assert "other sites (h4)" in told
+
+
+def test_other_settings_of_training_are_no_other_notes(kit: Path) -> None:
+    first, second = notes_job(SITES), notes_job(SITES)
+    second["job"]["training"] = {"epochs": 3}
+    told = screen(kit, first, second)
+    assert "its sites, its notes here" in told
+    assert "warning" not in told
+
+
+def test_another_seed_splits_the_notes_anew(kit: Path) -> None:
+    second = notes_job(SITES)
+    second["job"]["seed"] = 7
+    told = screen(kit, notes_job(SITES), second)
+    assert "~ seed: 0 → 7" in told
+    assert "warning: this site reads other notes for it" in told

@@ -436,6 +436,29 @@ def _show_job(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> Non
     _rows(f"changes since {named(last.table)} ({last.fingerprint[:12]}), approved {last.when}:")
     for line in changed or ("none",):
         _rows(f"  {line}")
+    _show_earlier(kit, table, key, quorum)
+
+
+def _show_earlier(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> None:
+    """Show how a job differs from each that was approved before, in whose notes are summed."""
+    from fednotes.jobs.deployed.site_file import policy_of
+    from fednotes.rules.approval import compare
+    from fednotes.rules.guard import approvals_of, named
+
+    least = policy_of(kit).min_sites
+    for past in approvals_of(kit, quorum).approved():
+        if past.fingerprint == key:
+            continue
+        found = compare(past.table, table, quorum.site)
+        sites = (
+            f"other sites ({', '.join(map(clean, found.sites))})" if found.sites else "its sites"
+        )
+        notes = "other notes here" if found.own else "its notes here"
+        _rows(f"compared with {named(past.table)} ({past.fingerprint[:12]}): {sites}, {notes}")
+        for line in found.own:
+            _rows(f"  {line}")
+        for warning in found.warnings(least):
+            _rows(f"  warning: {warning}")
 
 
 def _rows(line: str) -> None:

@@ -312,6 +312,17 @@ class Approvals:
                 return made
         return None
 
+    def approved(self) -> tuple[Approval, ...]:
+        """Return each job that was ever approved here, by its newest approval, newest first.
+
+        A job whose approval was taken back may have had its sums by then, so it counts too.
+        """
+        found: dict[str, Approval] = {}
+        for past in reversed(self.decisions()):
+            if past.decision == "approved":
+                found.setdefault(past.fingerprint, past)
+        return tuple(found.values())
+
     def _standings(self) -> dict[str, Standing]:
         """Fingerprint → standing, the one that changed last at the end."""
         found: dict[str, Standing] = {}
@@ -376,6 +387,72 @@ def difference(old: Table, new: Table) -> tuple[str, ...]:
         elif left[key] != right[key]:
             lines.append(f"~ {key}: {left[key]} → {right[key]}")
     return tuple(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a job differs from an earlier one in whose notes are summed.
+
+    Whoever writes both jobs can subtract their sums. What is left is of the sites that are in one
+    of them alone, and of the notes that a site reads for one of them alone.
+
+    Attributes:
+        sites: The sites that are in one of the two jobs alone, sorted.
+        own: What the two jobs say differently of the notes of this site, a line for each key.
+    """
+
+    sites: tuple[str, ...]
+    own: tuple[str, ...]
+
+    def warnings(self, least: int) -> tuple[str, ...]:
+        """Return what a person should know before approving the later job.
+
+        Args:
+            least: The fewest sites that the difference of two sums may be of, as of any sum.
+        """
+        told = []
+        if 0 < len(self.sites) < least:
+            named = ", ".join(clean(site) for site in self.sites)
+            told.append(
+                f"the sums of both jobs differ by few sites alone ({named}): whoever subtracts "
+                "them sees what these sent, but for what the others draw in secret"
+            )
+        if self.own:
+            told.append(
+                "this site reads other notes for it: where few notes differ, the sums of both jobs "
+                "can tell these; [privacy] bounds what they tell"
+            )
+        return tuple(told)
+
+
+def compare(earlier: Table, later: Table, site: str) -> Comparison:
+    """Compare two jobs as a site approves them.
+
+    Args:
+        earlier: The table of the job that was approved before.
+        later: The table of the job that waits.
+        site: The name of the site that reads this.
+
+    Returns:
+        The comparison. The site's own file may say besides which notes are read; it is not in the
+        tables of jobs.
+
+    Raises:
+        RefusedError: A table holds what no job does.
+    """
+    sites = [set(map(str, table.get("sites", ()))) for table in (earlier, later)]
+    before, after = (_selection(table, site) for table in (earlier, later))
+    return Comparison(tuple(sorted(sites[0] ^ sites[1])), difference(before, after))
+
+
+def _selection(table: Table, site: str) -> dict[str, Any]:
+    """Return what a job says of the notes that a site reads: its own table, and the seed, by which
+    notes are split and left out."""
+    job = table.get("job")
+    job = job if isinstance(job, Mapping) else {}
+    sites = job.get("sites")
+    own = sites.get(site) if isinstance(sites, Mapping) else None
+    return {"sites": {site: own or {}}, "seed": job.get("seed", 0)}
 
 
 def _checked(value: Any, depth: int = 0, where: str = "") -> Any:
