@@ -90,7 +90,8 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     project(base, NAMES)
     (base / "job.toml").write_text(JOB)
     for name in NAMES:
-        (base / f"{name}.toml").write_text(f"[data]\n{lines(data[name])}")
+        table = f"[data]\n{lines(data[name])}[policy]\ndraws = 'job'\n"  # bits of a simulation
+        (base / f"{name}.toml").write_text(table)
     assert "next:" in place.give("provision", "project.toml", "--out", "kits")
     assert "does not answer" in place.give("preflight", "kits/sites/posts", code=2)
     assert "next: fednotes server start" in place.give("preflight", "kits/server")
