@@ -212,7 +212,7 @@ def test_saved_directory(
 ) -> None:
     """The library's own classes load it and give the same logits and states, LoRA added."""
     if train == "lora" and kind == "ModernBertForMaskedLM":
-        with pytest.raises(ConfigError, match='set \[model\] maps = "all"'):
+        with pytest.raises(ConfigError, match=r'set \[model\] maps = "all"'):
             build(saved(kind), train=train)  # one map for query, key and value
         return
     model = build(saved(kind), train=train)
