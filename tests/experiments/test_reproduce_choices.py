@@ -289,7 +289,7 @@ def test_a_search_without_validation_data_holds_training_data_out(
     searched = [run for run in tiny.asked if run.row.label == "searched"]
     for condition in ("alone", "federated"):
         own = [run for run in searched if run.condition == condition]
-        trials = [run for run in own if "sites.*.hold_out=0.1" in run.arguments]
+        trials = [run for run in own if "sites.*.hold_out=0.15" in run.arguments]
         assert [run.seed for run in trials] == [1] * 4
         finals = [run for run in own if run not in trials]
         assert [run.seed for run in finals] == [1, 2, 3, 4, 5]
@@ -298,7 +298,7 @@ def test_a_search_without_validation_data_holds_training_data_out(
         "hold_out" in word for run in tiny.asked if run not in searched for word in run.arguments
     )
     page = "\n".join(tiny.lines(table["name"]))
-    assert "For the search alone, 10% of the training sentences were held out" in page
+    assert "For the search alone, 15% of the training sentences were held out" in page
 
 
 def test_a_row_keeps_what_it_sets_itself(tiny: Any) -> None:

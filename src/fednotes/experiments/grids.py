@@ -17,7 +17,7 @@ from fednotes.jobs.job import POOLED, Job
 from fednotes.jobs.job_file import built_in_jobs, load_job, load_table
 from fednotes.jobs.reference import known_key
 
-HELD_OUT = 0.1  # of the training sentences, where a search needs validation data
+HELD_OUT = 0.15  # of the training sentences, where a search needs validation data
 
 Settings = tuple[str, ...]  # `--set` assignments
 
