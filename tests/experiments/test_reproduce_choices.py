@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import IO, Any
 
 import pytest
+from paper_corpora import PAPERS
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -312,12 +313,12 @@ def test_a_row_keeps_what_it_sets_itself(tiny: Any) -> None:
         assert ("preset=best" in run.arguments) == (run.row.label == "other")
         assert ("training.learning_rate=0.01" in run.arguments) == (run.row.label != "searched")
     assert told[:2] == [
-        "--set preset=best is not for 'plain', 'searched', which sets that itself",
-        "--set training.learning_rate=0.01 is not for 'searched', which sets that itself",
+        "--set preset=best does not reach 'plain', 'searched': they set it themselves",
+        "--set training.learning_rate=0.01 does not reach 'searched': they set it themselves",
     ]
     page = "\n".join(tiny.lines())
-    assert "`preset=best` is not for 'plain', 'searched', which sets that itself." in page
-    assert "Changed in every run: `preset=best`, `training.learning_rate=0.01`" in page
+    assert "`preset=best` does not reach 'plain', 'searched': they set it themselves." in page
+    assert "Changed by `--set`: `preset=best`, `training.learning_rate=0.01`" in page
 
 
 @pytest.mark.parametrize(
@@ -538,26 +539,6 @@ def no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_run", stop)
     monkeypatch.setattr(Rehearsal, "_why", lambda rehearsal, job: "")
     monkeypatch.setattr(module, "require_notes", lambda *given: None)
-
-
-# What the papers' own corpora take the place of.
-PAPERS = {
-    "fedner": {"real": "fedner/paper"},
-    "tagsets": {"maccrobat": "tagsets/clinic", "gum": "tagsets/ontonotes"},
-    "bert": {
-        "maccrobat": "bert/i2b2-2010", "bc5cdr": "bert/i2b2-2012", "pretrain": "bert/mimic",
-        "pretrain-sources": "bert/mimic",
-    },
-    "phenotype": {
-        "codiesp": "phenotype/obesity", "codiesp-codes": "phenotype/mimic",
-        "demo": "phenotype/demo",
-    },
-    "pays": {
-        "maccrobat": "bert/i2b2-2010", "bc5cdr": "bert/i2b2-2012",
-        "types-maccrobat": "tagsets/clinic", "types-gum": "tagsets/ontonotes",
-        "fedner": "fedner/paper", "notes": "bert/mimic",
-    },
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("full", [False, True])

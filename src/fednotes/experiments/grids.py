@@ -422,9 +422,9 @@ def settings_for(job: str, own: Settings, settings: Settings) -> tuple[Settings,
     for setting in settings:
         key = setting.partition("=")[0].strip()
         if sets_itself(own, key):
-            skipped[setting] = "which sets that itself"
+            skipped[setting] = "they set it themselves"
         elif not has_key(job, key, method):
-            skipped[setting] = "whose method has no such key"
+            skipped[setting] = "their method has no such key"
         else:
             taken.append(setting)
     return tuple(taken), skipped

@@ -31,6 +31,7 @@ from fednotes.experiments.grids import (
 from fednotes.jobs.checking import rehearse
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import load_job
+from fednotes.jobs.results import some_of
 from fednotes.jobs.simulate import parts_of
 
 _KEPT = 2  # jobs' data in memory, so that rows of one corpus read it once
@@ -285,7 +286,7 @@ def _say_left_out(left_out: Sequence[LeftOut], say: Callable[[str], None]) -> No
 
 def _say_settings(planned: Planned, request: Request, say: Callable[[str], None]) -> None:
     for setting, reason in skipped_settings(planned, request):
-        say(f"--set {setting} is not for {reason}")
+        say(f"--set {setting} does not reach {reason}")
 
 
 def skipped_settings(planned: Planned, request: Request) -> list[tuple[str, str]]:
@@ -298,6 +299,6 @@ def skipped_settings(planned: Planned, request: Request) -> list[tuple[str, str]
             if run.row.label not in labels:
                 labels.append(run.row.label)
     return [
-        (setting, f"{', '.join(map(repr, labels))}, {reason}")
+        (setting, f"{some_of(list(map(repr, labels)))}: {reason}")
         for (setting, reason), labels in found.items()
     ]

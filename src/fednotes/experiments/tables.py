@@ -35,9 +35,9 @@ def grid_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 
 def _parts(table: Mapping[str, Any]) -> Iterator[str]:
     yield f"### {table['title']}"
     if changed := table.get("settings"):
-        yield f"Changed in every run: {_settings(changed)}."
+        yield f"Changed by `--set`: {_settings(changed)}."
     for setting, rows in table.get("skipped_settings", ()):
-        yield f"`{setting}` is not for {rows}."
+        yield f"`{setting}` does not reach {rows}."
     yield from _of_left_out(table)
     yield from _of_diseases(table) if table.get("by_output") else _of_runs(table)
     searched = [row for row in table["rows"] if row["tried"]]
