@@ -46,6 +46,7 @@ from fednotes.privacy.secure_sum.site import REFUSALS, LaidOut, SiteChain
 
 PACE = "@time "  # begins the names of the counts that tell classes
 CLASSES = 36  # the last one ends after three hours
+PACES = tuple(f"{PACE}{level:02}" for level in range(CLASSES))  # names of the counts, by class
 WINDOW = 8  # answers of a task by which its class goes: an odd pause is forgotten after these
 MARGIN = 1.25  # for the next answer, which may take a little longer
 SETTLED = 3  # answers after which an honest server's class is never below a site's own
@@ -53,6 +54,7 @@ WARY = 64  # answers for which one that is below is not forgotten
 MOST_LIMITS = 3  # that are tried for one round and task: the last total's, the widest, one more
 ATTEMPTS = 3  # at a sum, if sites are lost while it is opened
 AGAIN = 2  # fresh exchanges of updates that sites could not mask at first
+_NO: frozenset[str] = frozenset()
 R = TypeVar("R")
 logger = logging.getLogger("fednotes.engines.secure")
 
@@ -310,8 +312,7 @@ def _coarse(level: int) -> int:
 
 def slowest(metrics: Mapping[str, float]) -> int | None:
     """The highest class that any site told, from a sum; None if none did."""
-    told = [int(name[len(PACE) :]) for name, n in metrics.items() if name.startswith(PACE) and n]
-    return max(told, default=None)
+    return max((PACES.index(name) for name in PACES if metrics.get(name)), default=None)
 
 
 def without(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -348,7 +349,7 @@ class AnswerTimes:
         own = self._class(task, seconds)
         if self._wary.get(task):
             own = _coarse(own)
-        return {f"{PACE}{level:02}": float(level == own) for level in range(CLASSES)}
+        return {name: float(level == own) for level, name in enumerate(PACES)}
 
     def wait(self, task: str, begun: float, told: int | None) -> None:
         """Hold the answer to a task back. begun: when its request came, by `clock`. told: the
@@ -379,9 +380,13 @@ class _Spoilt(TrainingError):
 
 @dataclass
 class _Told:
-    """What sites said of their updates under some terms."""
+    """What sites said of their updates under some terms.
+
+    threshold: how many sites it takes to open a sum.
+    """
 
     terms: wire.Terms
+    threshold: int
     answers: dict[str, wire.Masking] = field(default_factory=dict)
 
     def names(self, site: str) -> tuple[str, ...]:
@@ -400,20 +405,53 @@ class _Told:
         return [site for site in self.again if self.answers[site].wide]
 
     @property
-    def before(self) -> set[str]:
-        """The sites over which a sum of this very task was opened, before a fault."""
-        return {site for told in self.answers.values() for site in told.before}
+    def before(self) -> frozenset[str]:
+        """The sites over which a sum of this very task was opened before a fault; {} if none was.
+
+        A site's word is not enough: whoever else is in the list must say so too
+        (`_is_confirmed`).
+        """
+        confirmed = filter(self._is_confirmed, self._claims.values())
+        return max(confirmed, key=lambda sites: (self._support(sites), sorted(sites)), default=_NO)
 
     @property
-    def others(self) -> set[str]:
-        """Who sent an update though the task was opened without it before."""
-        return self.answers.keys() - self.before if self.before else set()
+    def excluded(self) -> dict[str, str]:
+        """The sites whose updates cannot be in this sum, each with the reason."""
+        before, reasons = self.before, dict[str, str]()
+        for site in sorted(self.answers):
+            claim = self._claims.get(site)
+            if claim not in (None, before, self.answers.keys()):
+                reasons[site] = (
+                    f"site {site!r} reports that a sum of this task was opened before over "
+                    f"{', '.join(sorted(claim))}, which these sites do not confirm"
+                )
+            elif before and site not in before:
+                reasons[site] = f"site {site!r} was not in the sum of this task before"
+        return reasons
+
+    @property
+    def _claims(self) -> dict[str, frozenset[str]]:
+        """By site, over which sites it says that a sum of this task was opened."""
+        return {site: frozenset(told.before) for site, told in self.answers.items() if told.before}
+
+    def _support(self, sites: frozenset[str]) -> int:
+        """How many sites say that a sum over these sites was opened."""
+        return sum(claim == sites for claim in self._claims.values())
+
+    def _is_confirmed(self, sites: frozenset[str]) -> bool:
+        """Whether a sum over these sites may have been opened before, by what all of them say.
+
+        It takes `threshold` of its sites to open a sum, and each notes it before it answers. So
+        of the sites in the list that are here, no more than the rest may know nothing of it.
+        """
+        silent = len(sites & self.answers.keys()) - self._support(sites)
+        return len(sites) >= self.threshold and silent <= len(sites) - self.threshold
 
     def fits(self) -> bool:
         """Whether all that answered can be added as they are."""
         names = set(map(frozenset, map(self.names, self.answers)))
         differ = self.terms.metrics is None and len(names) > 1
-        return not (self.again or differ or self.others)
+        return not (self.again or differ or self.excluded)
 
     def for_all(self) -> wire.Terms:
         """wire.Terms under which all that answered can be added."""
@@ -485,9 +523,11 @@ class SecureSum(Summing):
         for _ in range(AGAIN):
             if told.fits():
                 break
-            for site in sorted(told.others):
-                exchange.refuse(site, f"site {site!r} was not in the sum of this task before")
-            terms, sites = told.for_all(), tuple(s for s in told.answers if s not in told.others)
+            excluded = told.excluded
+            for site, reason in excluded.items():
+                exchange.refuse(site, reason)
+            terms = told.for_all()
+            sites = tuple(site for site in told.answers if site not in excluded)
             sites = self._begin(exchange, sites)
             replies = exchange.stage(wire.MASKED, dict.fromkeys(sites, self._asked(terms)))
             told = self._take(exchange, replies, terms)
@@ -535,11 +575,12 @@ class SecureSum(Summing):
 
     def _take(self, exchange: Exchange, replies: Mapping[str, Reply], terms: wire.Terms) -> _Told:
         """Add masked updates; what each site says of its own."""
-        told = _Told(terms)
+        told = _Told(terms, self._parties.threshold)
         for site, attached in _given(exchange, replies):
             try:
                 _require_only(site, attached, "words")
                 answer = wire.read(wire.Masking, attached.facts)
+                _require_known_names(site, answer)
                 if not answer.again:
                     message = wire.masked_in(answer, attached)
                     _require_own(site, message.site)
@@ -614,6 +655,13 @@ def _closed(close: Callable[[], R], reasons: str = "") -> R:
         return close()
     except TrainingError as error:
         raise _Spoilt(f"{error} ({reasons})" if reasons else str(error)) from error
+
+
+def _require_known_names(site: str, answer: wire.Masking) -> None:
+    """Refuse counts that are called like classes of times and are none."""
+    for name in answer.names or ():
+        if name.startswith(PACE) and name not in PACES:
+            raise RefusedError(f"site {site!r} sent a count of times with an impossible name")
 
 
 def _require_own(site: str, named: str) -> None:

@@ -1,0 +1,83 @@
+"""A site cannot shut others out of a secure sum, or stop the server, by what it claims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from fault_net import Patience
+from fault_toy import JOB
+from secure_net import SITES, network, random_updates
+
+from fednotes.core.update import Update
+from fednotes.engines.deployed import Deployed
+from fednotes.engines.history import Opened
+from fednotes.engines.secure import SecureSum
+
+SURVIVORS = "fednotes.engines.history.Opened.survivors"
+LOOSE = Patience(min_sites=3, timeout=10, knock=1, knock_every=0, pause=1, give_up=30)
+
+
+def _claiming(claims: dict[str, Sequence[str]]) -> mock._patch[object]:
+    """Let sites claim that the present sum was opened before, over sites of their choice."""
+
+    def survivors(self: Opened, question: bytes) -> tuple[str, ...]:
+        return tuple(claims.get(self._site, ()))
+
+    return mock.patch(SURVIVORS, survivors)
+
+
+def _federation(folder: Path, updates: dict[str, list[Update]]) -> tuple[Deployed, list[str]]:
+    """Return an engine over four sites, any three of which open a sum, and what it reports."""
+    net, *_ = network(folder, updates, threshold=3)
+    events: list[str] = []
+    engine = net.engine(
+        SITES,
+        LOOSE,
+        summing=SecureSum(SITES, job=JOB, threshold=3),
+        notify=lambda event: events.append(event.text),
+    )
+    return engine, events
+
+
+@pytest.mark.parametrize("claim", ["bcd", "d", "cd", "abd"])
+def test_a_claim_that_others_do_not_confirm_costs_its_author(claim: str, tmp_path: Path) -> None:
+    """Three of four sites open a sum. Whoever really opened one would say so."""
+    updates = random_updates(seed=1)
+    engine, events = _federation(tmp_path, updates)
+    with _claiming({"d": claim}):
+        total = engine.sum("give")
+
+    assert total.included == ("a", "b", "c")
+    blamed = [text for text in events if "reports that a sum of this task was opened" in text]
+    assert blamed
+    assert all("site 'd'" in text for text in blamed)
+    assert not [text for text in events if "site 'a' was not in the sum" in text]
+
+
+def test_a_sum_that_was_opened_before_is_opened_for_the_same_sites(tmp_path: Path) -> None:
+    """b, c and d opened one; a, which was away, is left out of its repetition."""
+    updates = random_updates(seed=1)
+    engine, events = _federation(tmp_path, updates)
+    with _claiming(dict.fromkeys("bcd", "bcd")):
+        total = engine.sum("give")
+
+    assert total.included == ("b", "c", "d")
+    assert any("site 'a' was not in the sum of this task before" in text for text in events)
+
+
+@pytest.mark.parametrize("name", ["@time x", "@time 99", "@time "])
+def test_a_count_with_an_impossible_name_costs_its_site_the_sum(name: str, tmp_path: Path) -> None:
+    updates = random_updates(seed=1)
+    updates["d"] = [
+        Update(update.tensors, update.weight, {**update.metrics, name: 1.0})
+        for update in updates["d"]
+    ]
+    engine, events = _federation(tmp_path, updates)
+
+    total = engine.sum("give")
+
+    assert total.included == ("a", "b", "c")
+    assert any("site 'd' sent a count of times with an impossible name" in e for e in events)
