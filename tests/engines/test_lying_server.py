@@ -32,7 +32,7 @@ from fednotes.core.messages import (
     encode,
 )
 from fednotes.core.update import Update
-from fednotes.engines.history import Asked
+from fednotes.engines.history import OPENED, Asked
 from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Participants, Patience
 from fednotes.engines.secure import SecureSeal, SecureSum
@@ -108,7 +108,8 @@ class Case(Net):
 
     def served(self, patience: Patience = STRICT) -> Any:
         """A server that was just started."""
-        summing = SecureSum(SITES, job=JOB, threshold=self.threshold)
+        record = self.folder / OPENED
+        summing = SecureSum(SITES, job=JOB, threshold=self.threshold, record=record)
         return self.engine(SITES, patience, summing=summing)
 
     def prepared(self) -> None:

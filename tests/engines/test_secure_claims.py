@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -11,9 +12,11 @@ from fault_net import Patience
 from fault_toy import JOB
 from secure_net import SITES, network, random_updates
 
+from fednotes.core.errors import TrainingError
+from fednotes.core.messages import Request
 from fednotes.core.update import Update
 from fednotes.engines.deployed import Deployed
-from fednotes.engines.history import Opened
+from fednotes.engines.history import OPENED, Opened, OpeningRecord
 from fednotes.engines.secure import SecureSum
 
 SURVIVORS = "fednotes.engines.history.Opened.survivors"
@@ -36,7 +39,7 @@ def _federation(folder: Path, updates: dict[str, list[Update]]) -> tuple[Deploye
     engine = net.engine(
         SITES,
         LOOSE,
-        summing=SecureSum(SITES, job=JOB, threshold=3),
+        summing=SecureSum(SITES, job=JOB, threshold=3, record=folder / OPENED),
         notify=lambda event: events.append(event.text),
     )
     return engine, events
@@ -60,12 +63,49 @@ def test_a_claim_that_others_do_not_confirm_costs_its_author(claim: str, tmp_pat
 def test_a_sum_that_was_opened_before_is_opened_for_the_same_sites(tmp_path: Path) -> None:
     """b, c and d opened one; a, which was away, is left out of its repetition."""
     updates = random_updates(seed=1)
+    (tmp_path / OPENED).write_text('{"sum":"-1 give","sites":["b","c","d"]}\n')
     engine, events = _federation(tmp_path, updates)
     with _claiming(dict.fromkeys("bcd", "bcd")):
         total = engine.sum("give")
 
     assert total.included == ("b", "c", "d")
     assert any("site 'a' was not in the sum of this task before" in text for text in events)
+
+
+def test_a_claim_is_believed_of_the_servers_own_record_alone(tmp_path: Path) -> None:
+    """With c away, a's word for a sum over a and c must not cost b its place."""
+    sites, updates = SITES[:3], random_updates(seed=1)
+    net, *_ = network(tmp_path, {site: updates[site] for site in sites}, threshold=2)
+    events: list[str] = []
+    engine = net.engine(
+        sites,
+        replace(LOOSE, min_sites=2),
+        summing=SecureSum(sites, job=JOB, threshold=2),
+        notify=lambda event: events.append(event.text),
+    )
+    net.down = {"c"}
+    with _claiming({"a": "ac"}), pytest.raises(TrainingError, match="site 'a' reports"):
+        engine.sum("give")
+    assert not [text for text in events if "site 'b' was not in the sum" in text]
+
+
+def test_a_record_survives_a_restart_and_a_cut_line(tmp_path: Path) -> None:
+    path = tmp_path / OPENED
+    request = Request(JOB, 0, 1, "train", round=3)
+    record = OpeningRecord(path)
+    record.add(request, ["a", "b"])
+    record.add(request, ["b", "a"])  # the same list, which takes no second line
+    with path.open("a") as file:
+        file.write('{"sum":"3 tra')  # a kill in the middle of a line
+    OpeningRecord(path).add(request, ["a", "c"])
+
+    again = OpeningRecord(path)
+
+    assert again.has(request, {"a", "b"})
+    assert again.has(request, {"a", "c"})
+    assert not again.has(request, {"b", "c"})
+    assert not again.has(replace(request, round=4), {"a", "b"})
+    assert path.read_text().count('"3 train"') == 2
 
 
 @pytest.mark.parametrize("name", ["@time x", "@time 99", "@time "])

@@ -19,6 +19,7 @@ from faults import FAULTS, PHASES
 
 from fednotes.core.errors import TrainingError
 from fednotes.core.messages import decode_reply
+from fednotes.engines.history import OPENED
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.secure import SecureSum
 
@@ -82,7 +83,8 @@ def until_done(net: Net, threshold: int | None = None, **options: Any) -> tuple[
     took: dict[tuple[int, str], tuple[str, ...]] = {}
     while True:
         try:
-            summing = SecureSum(SITES, job=JOB, threshold=threshold)
+            record = net.folder / OPENED
+            summing = SecureSum(SITES, job=JOB, threshold=threshold, record=record)
             return toy_job(net.engine(SITES, summing=summing, **options), took), took
         except (ServerKilled, TrainingError):
             continue

@@ -26,6 +26,7 @@ from fednotes.core import tensors as core_tensors
 from fednotes.core.errors import FednotesError
 from fednotes.core.messages import BEGIN, CHECKPOINT, Frame, decode_reply, decode_request
 from fednotes.core.update import Update
+from fednotes.engines.history import OPENED
 from fednotes.engines.requests import Event, Patience
 from fednotes.engines.secure import SecureSum
 
@@ -280,7 +281,10 @@ def run(
     patience = Patience(min_sites, timeout=10, knock=1, knock_every=0, pause=1, give_up=1000)
     for starts in itertools.count(1):
         try:
-            summing = SecureSum(SITES, job=JOB, threshold=min_sites) if secure else None
+            record = folder / OPENED
+            summing = (
+                SecureSum(SITES, job=JOB, threshold=min_sites, record=record) if secure else None
+            )
             engine = line.engine(SITES, patience, summing=summing, notify=events.append)
             found = toy_job(engine, took)
             break

@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -383,25 +383,78 @@ class Opened:
         if question in self._survivors:
             return
         names = json.dumps(list(survivors), separators=(",", ":"))
-        self._append(f"{question.hex()} {names}\n")
+        _append(self._path, f"{question.hex()} {names}\n", "what it opened")
         self._survivors[question], self.lost = tuple(survivors), False
 
     def lose(self) -> None:
         """Forget all: the site's own files were damaged. Raises FednotesError of a disk."""
-        self._append(LOST)
+        _append(self._path, LOST, "what it opened")
         self._survivors, self.lost = {}, True
 
     def __len__(self) -> int:
         return len(self._survivors)
 
-    def _append(self, line: str) -> None:
-        if self._path is None:
+
+class OpeningRecord:
+    """The sums that a server has asked its sites to open, and over which of them.
+
+    A site that has helped to open a sum says so when the same sum is asked for again. The server
+    believes this only of a sum in its own record, or a single site could claim any list and shut
+    others out. A line is on disk before the sites are asked.
+
+    Args:
+        path: The file that is appended to. None keeps the record in memory.
+
+    Raises:
+        FednotesError: The file cannot be read.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lists: dict[str, set[frozenset[str]]] = {}
+        with _disk(path, "what was opened"):
+            text = path.read_text(encoding="utf-8") if path is not None and path.exists() else ""
+        for line in text.splitlines():
+            with suppress(ValueError, TypeError, KeyError):  # a line that a kill has cut
+                entry = parse_json(line)
+                self._note(str(entry["sum"]), entry["sites"])
+
+    def has(self, request: Request, sites: Collection[str]) -> bool:
+        """Return whether this sum was to be opened over exactly these sites."""
+        return frozenset(sites) in self._lists.get(_name_of(request), ())
+
+    def add(self, request: Request, sites: Collection[str]) -> None:
+        """Note a sum that is about to be opened.
+
+        Raises:
+            FednotesError: The disk refuses.
+        """
+        if self.has(request, sites):
             return
-        with _disk(self._path, "what it opened"), open(self._path, "ab", opener=owned) as file:
-            # Never behind the cut end of another line.
-            file.write(("\n" * bool(file.tell()) + line).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        name = _name_of(request)
+        line = json.dumps({"sum": name, "sites": sorted(sites)}, separators=(",", ":"))
+        _append(self._path, line + "\n", "what was opened")
+        self._note(name, sites)
+
+    def _note(self, name: str, sites: Collection[str]) -> None:
+        self._lists.setdefault(name, set()).add(frozenset(sites))
+
+
+def _name_of(request: Request) -> str:
+    """Return the name of a method's sum in the record: its round and its task."""
+    return f"{-1 if request.preparing else request.round} {request.task}"
+
+
+def _append(path: Path | None, line: str, what: str) -> None:
+    """Append a line to a file, and put it on the disk; without a path, do nothing."""
+    if path is None:
+        return
+    with _disk(path, what), open(path, "ab", opener=owned) as file:
+        if file.tell():
+            line = "\n" + line  # never behind the cut end of another line
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextmanager

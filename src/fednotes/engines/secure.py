@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +36,7 @@ from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.messages import Attached, Reply, Request
 from fednotes.core.tensors import fingerprint
 from fednotes.core.update import Total, Update
-from fednotes.engines.history import Asked, Opened, after
+from fednotes.engines.history import Asked, Opened, OpeningRecord, after
 from fednotes.engines.summing import Exchange, Summing
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum import messages as wire
@@ -382,11 +383,13 @@ class _Spoilt(TrainingError):
 class _Told:
     """What sites said of their updates under some terms.
 
-    threshold: how many sites it takes to open a sum.
+    threshold: how many sites it takes to open a sum. is_recorded: whether the server has asked
+    to open this sum over such sites.
     """
 
     terms: wire.Terms
     threshold: int
+    is_recorded: Callable[[frozenset[str]], bool]
     answers: dict[str, wire.Masking] = field(default_factory=dict)
 
     def names(self, site: str) -> tuple[str, ...]:
@@ -408,8 +411,7 @@ class _Told:
     def before(self) -> frozenset[str]:
         """The sites over which a sum of this very task was opened before a fault; {} if none was.
 
-        A site's word is not enough: whoever else is in the list must say so too
-        (`_is_confirmed`).
+        A site's word is not enough (`_is_confirmed`).
         """
         confirmed = filter(self._is_confirmed, self._claims.values())
         return max(confirmed, key=lambda sites: (self._support(sites), sorted(sites)), default=_NO)
@@ -423,7 +425,8 @@ class _Told:
             if claim not in (None, before, self.answers.keys()):
                 reasons[site] = (
                     f"site {site!r} reports that a sum of this task was opened before over "
-                    f"{', '.join(sorted(claim))}, which these sites do not confirm"
+                    f"{', '.join(sorted(claim))}, which neither the server's record nor these "
+                    "sites confirm"
                 )
             elif before and site not in before:
                 reasons[site] = f"site {site!r} was not in the sum of this task before"
@@ -439,11 +442,14 @@ class _Told:
         return sum(claim == sites for claim in self._claims.values())
 
     def _is_confirmed(self, sites: frozenset[str]) -> bool:
-        """Whether a sum over these sites may have been opened before, by what all of them say.
+        """Whether a sum over these sites may have been opened before.
 
-        It takes `threshold` of its sites to open a sum, and each notes it before it answers. So
-        of the sites in the list that are here, no more than the rest may know nothing of it.
+        The server must have asked for it. It takes `threshold` of its sites to open a sum, and
+        each notes it before it answers. So of the sites in the list that are here, no more than
+        the rest may know nothing of it.
         """
+        if not self.is_recorded(sites):
+            return False
         silent = len(sites & self.answers.keys()) - self._support(sites)
         return len(sites) >= self.threshold and silent <= len(sites) - self.threshold
 
@@ -465,13 +471,28 @@ class SecureSum(Summing):
 
     Its parameters must be equal at the sites' `SecureSeal`. Where a sum may leave sites out, there
     is one message more, in which they confirm their list to each other.
+
+    Args:
+        sites: The sites' names, in the fixed order.
+        job: The declarative job's fingerprint.
+        threshold: How many sites a sum must have; see `Parties`.
+        record: The file in which the server notes the sums that it opens, for after a restart.
+            None keeps them in memory.
     """
 
     _whole = False  # the last exchange came to its end, so the next may be prepared
 
-    def __init__(self, sites: Sequence[str], *, job: str, threshold: int | None = None) -> None:
+    def __init__(
+        self,
+        sites: Sequence[str],
+        *,
+        job: str,
+        threshold: int | None = None,
+        record: Path | None = None,
+    ) -> None:
         self._parties, self._job, self._run = Parties(sites, threshold), job, -1
         self._chain: ServerChain  # of that run
+        self._record = OpeningRecord(record)
         self.least = self._parties.threshold
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task
         self._limits: dict[str, dict[str, int]] = {}  # by task and tensor
@@ -528,6 +549,7 @@ class SecureSum(Summing):
                 exchange.refuse(site, reason)
             terms = told.for_all()
             sites = tuple(site for site in told.answers if site not in excluded)
+            self._enough(exchange, len(sites), TrainingError)
             sites = self._begin(exchange, sites)
             replies = exchange.stage(wire.MASKED, dict.fromkeys(sites, self._asked(terms)))
             told = self._take(exchange, replies, terms)
@@ -575,7 +597,8 @@ class SecureSum(Summing):
 
     def _take(self, exchange: Exchange, replies: Mapping[str, Reply], terms: wire.Terms) -> _Told:
         """Add masked updates; what each site says of its own."""
-        told = _Told(terms, self._parties.threshold)
+        is_recorded = partial(self._record.has, exchange.request)
+        told = _Told(terms, self._parties.threshold, is_recorded)
         for site, attached in _given(exchange, replies):
             try:
                 _require_only(site, attached, "words")
@@ -607,6 +630,7 @@ class SecureSum(Summing):
             opening = tuple(filter(heard.__contains__, survivors))  # nobody waits for the others
             requests = chain.requests()[0]
         asked = wire.packed_requests(number, keys, requests)
+        self._record.add(exchange.request, survivors)
         self._ask(exchange, opening, asked, wire.UNMASK, chain.add_unmask)
         now = chain.now
         total = _closed(chain.total, exchange.reasons)

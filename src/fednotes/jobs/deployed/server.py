@@ -39,6 +39,7 @@ from fednotes.core.parsing import kept_table
 from fednotes.core.store import write_json, write_text
 from fednotes.core.update import Tensors, Total
 from fednotes.engines.deployed import Deployed, Paused
+from fednotes.engines.history import OPENED
 from fednotes.engines.launch import Setup
 from fednotes.engines.requests import Event, Patience, Transport
 from fednotes.engines.rounds import RoundResult
@@ -181,7 +182,9 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
             knock_every=asked.knock_every,
             checkpoint_seconds=asked.checkpoint_seconds,
         ),
-        summing=SecureSum(setup.sites, job=key, threshold=threshold(job, setup))
+        summing=SecureSum(
+            setup.sites, job=key, threshold=threshold(job, setup), record=setup.state / OPENED
+        )
         if asked.secure_sum
         else None,
         observer=progress.round,
