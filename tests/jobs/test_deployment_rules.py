@@ -416,3 +416,32 @@ def test_no_place_of_notes_travels(tmp_path: Path) -> None:
 def test_how_two_sides_labels_differ(there: dict[str, Any], told: str) -> None:
     here = Description(types=("Drug", "ADR"), label_map={"AE": "ADR"})
     assert mismatch("a", here, replace(here, **there), ("the job", "the site")) == told
+
+
+# few other notes than before
+
+
+def test_a_second_job_with_one_sentence_fewer_is_refused(site_notes: Any, tmp_path: Path) -> None:
+    """The same kits: a run with 12 sentences, the same again, one with 11, and one with 7."""
+    strict = f"{OPEN}min_difference = 5\n"
+
+    def submit(number: int, run: str) -> Hospitals:
+        one = f"[sites.posts]\nmax_sentences = {number}\n"
+        job = SHORT.replace("[sites.posts]\n", one)
+        shutil.rmtree(tmp_path / "kits" / "server", ignore_errors=True)  # it knows one run
+        return Hospitals(tmp_path, job, site_notes, policy=strict, run=run)
+
+    submit(12, "run1").run()
+    submit(12, "run2").run()
+
+    refused = submit(11, "run3")
+    told = refused.refusal()
+    assert "refused by min_difference of this site's policy" in told
+    assert not any(character.isdigit() for character in told)  # how few is in the site's own log
+
+    record = refused.setups["posts"].kit / "rules" / "examples" / "record.json"
+    joined = [entry["run"] for entry in json.loads(record.read_text())["runs"]]
+    assert joined == ["run1", "run2"]
+    last = submit(7, "run4")
+    last.run()
+    assert last.ends()

@@ -18,7 +18,7 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.messages import BEGIN, CHECKPOINT, END, Attached, Request, encode
 from fednotes.core.update import Update
 from fednotes.rules import guard as module
-from fednotes.rules.guard import approvals_of
+from fednotes.rules.guard import Withheld, approvals_of
 from fednotes.rules.ledger import FIRST, head_path, ledger_of, verify
 from fednotes.rules.policy import Policy, PolicyRefusal
 
@@ -137,6 +137,17 @@ def test_a_site_file_that_cannot_be_read_stops_the_site_for_now(tmp_path: Path) 
 
 
 # what leaves again
+
+
+def test_a_damaged_record_of_examples_keeps_the_site_out_for_now(tmp_path: Path) -> None:
+    """The server learns neither where the record lies nor what is wrong with it."""
+    site = Guarded(tmp_path, replace(OPEN, min_difference=2), [])
+    site.guard.examples(lambda: {"notes": [b"one", b"two"]})
+    (site.kit / "rules" / "examples" / "record.json").write_text("{}")
+    with pytest.raises(Withheld, match=r"record\.json or secret\.key is missing, damaged") as found:
+        site.guard.examples(lambda: {"notes": [b"one", b"two"]})
+    assert found.value.later
+    assert found.value.public == f"site {site.site!r} cannot read its own file"
 
 
 def test_a_stored_reply_is_judged_by_the_rules_of_now(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fednotes.core.messages import Request
 from fednotes.rules.policy import (
     Policy,
     PolicyRefusal,
+    check_difference,
     check_job,
     check_request,
     check_update,
@@ -35,6 +36,8 @@ REPLY = partial(
     check_update, task="train", round=4, tensors=LSTM, behind=BEHIND, size=5_000, secure=True,
     scores=False, left=None,
 )  # fmt: skip
+
+APART = partial(check_difference, view="sentences", earlier="job 1")
 
 
 def at(clock: str, zone: timezone = UTC) -> datetime:
@@ -97,6 +100,11 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
     ("min_patients", {"min_patients": 10}, REPLY, {"tensors": ()}, "has 8 patients behind it"),
     ("min_batch", {"min_batch": 9}, partial(REPLY, **behind(batch=8)), behind(batch=9),
      "has 8 examples of a mini-batch behind it; this site allows 9 and more"),
+    ("min_difference", {"min_difference": 3}, partial(APART, number=1), {"number": 0},
+     "(sentences) differ by 1 from those of job 1, so the sums of both jobs would tell these few; "
+     "this site allows a job on the same examples as that one, or one that differs by 3 and more"),
+    ("min_difference", {"min_difference": 3}, partial(APART, number=2), {"number": 3},
+     "differ by 2 from"),
     ("max_bytes", {"max_bytes": 4_999}, REPLY, {"size": 4_999},
      "has 5,000 bytes; this site allows at most 4,999"),
     ("share_scores", {}, partial(JOB, secure=False), {"secure": True},

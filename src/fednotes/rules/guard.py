@@ -30,6 +30,7 @@ from fednotes.core.store import alone, write_json
 from fednotes.core.update import Update
 from fednotes.privacy.promise import COUNTS, Promise, Unit
 from fednotes.rules.approval import Approvals, Decision, Quorum, Signer, fingerprint
+from fednotes.rules.differences import ExampleRecord, JoinedRun, Views
 from fednotes.rules.ledger import (
     LEDGER,
     Entry,
@@ -326,6 +327,24 @@ class SiteGuard:
         check_job(policy, method, sites, self._threshold, rounds=rounds, **asked)
         with self._withheld():
             self._budget.require(policy)
+
+    def examples(self, read: Callable[[], Views]) -> None:
+        """Compare what the site would train on with earlier jobs, before the site joins.
+
+        The examples are remembered for the comparison with later jobs, so this comes last.
+
+        Args:
+            read: Returns the site's training examples, as `ExampleRecord.join` takes them.
+
+        Raises:
+            PolicyRefusal: They differ from those of an earlier job by too few.
+            Withheld: The record of earlier jobs is missing, damaged or full.
+            FednotesError: The record cannot be written.
+        """
+        policy = self._rules()
+        joining = JoinedRun(self._run, self._job, tuple(self._sites))
+        with self._withheld():
+            ExampleRecord(self._kit / RULES).join(joining, read, policy)
 
     def request(self, request: Request) -> None:
         """Raises NotApproved, PolicyRefusal."""

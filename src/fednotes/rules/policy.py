@@ -1,10 +1,11 @@
 """A site's rules for what a federation may ask of it; they stand above the server's wishes.
 
-`check_job` judges what a job will want before the site joins, `check_request` each request, and
-`check_update` what is really in a reply before it leaves. A wish that breaks a rule raises
-`PolicyRefusal`, which names the rule, both sides, and the file and key where the site alone can
-change it. The server is told its `public` part, the rule alone: how few patients a site has, and
-what it allows, is the site's own business. Nothing here looks at a value of a tensor.
+`check_job` judges what a job will want before the site joins, `check_difference` what it trains on,
+`check_request` each request, and `check_update` what is really in a reply before it leaves. A wish
+that breaks a rule raises `PolicyRefusal`, which names the rule, both sides, and the file and key
+where the site alone can change it. The server is told its `public` part, the rule alone: how few
+patients a site has, and what it allows, is the site's own business. Nothing here looks at a value
+of a tensor.
 """
 
 from __future__ import annotations
@@ -70,11 +71,12 @@ class Policy:
     denied_layers: patterns such as "lstm.*"; "lstm" means all below it too; what is in both may
     not leave. freeze_embeddings: tensors with a row per word stay. min_tokens, min_steps,
     min_patients: behind an update that holds tensors; min_batch: examples of a mini-batch (of
-    many steps the rest of an epoch may have fewer); not said is refused. max_rounds: by the
-    server's word and by the site's own count. max_epsilon: of differential privacy, over all jobs
-    together (`rules/guard.py`); a job without [privacy] is then refused. epsilon_unit: the smallest
-    that ε may be promised of. hours: such as
-    "19:00-06:00", the end excluded; an update of a request that was served may leave later.
+    many steps the rest of an epoch may have fewer); not said is refused. min_difference: the least
+    number of this site's training examples by which a job may differ from an earlier one, if it
+    differs at all (`rules/differences.py`). max_rounds: by the server's word and by the site's own
+    count. max_epsilon: of differential privacy, over all jobs together (`rules/guard.py`); a job
+    without [privacy] is then refused. epsilon_unit: the smallest that ε may be promised of. hours:
+    such as "19:00-06:00", the end excluded; an update of a request that was served may leave later.
     timezone: "local", "UTC" or a name. draws: "secret": what shapes this site's updates by chance
     follows from a secret of the site, a new one for each run; "job": from the job's seed, so that a
     run has the bits of its simulation. audit: "required": a person can approve a job with an audit
@@ -100,6 +102,7 @@ class Policy:
     min_steps: Count = 0
     min_patients: Count = 0
     min_batch: Count = 0
+    min_difference: Count = 0
     max_rounds: Count = 0
     max_bytes: Count = 0
     max_epsilon: Annotated[float, Ge(0)] = 0.0
@@ -208,6 +211,28 @@ def check_audit(policy: Policy, worst: float | None) -> None:
         asked = f"an attack of the audit may succeed {worst or 0:.3f} above chance"
         small = (worst or 0) <= policy.audit_bound
         policy.require(small, "audit_bound", asked, f"{policy.audit_bound:g} at most")
+
+
+def check_difference(policy: Policy, number: int, view: str, earlier: str) -> None:
+    """Check a job's training examples against those of one earlier job.
+
+    Args:
+        policy: The site's rules.
+        number: The number of examples that only one of the two jobs trains on.
+        view: What the examples are, such as "sentences".
+        earlier: What messages call the earlier job.
+
+    Raises:
+        PolicyRefusal: They differ, and by fewer examples than `min_difference`.
+    """
+    least = policy.min_difference
+    policy.require(
+        number == 0 or number >= least,
+        "min_difference",
+        f"the site's training examples ({view}) differ by {number:,} from those of {earlier}, so "
+        "the sums of both jobs would tell these few",
+        f"a job on the same examples as that one, or one that differs by {least:,} and more",
+    )
 
 
 def check_request(

@@ -54,6 +54,7 @@ from fednotes.jobs.deployed.agreement import (
     planned_rounds,
     threshold,
 )
+from fednotes.jobs.deployed.examples import training_examples
 from fednotes.jobs.deployed.site_file import SITE_FILE, job_of_site, load_own, of_kit, whole_table
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import PROMISED, RunResult
@@ -146,6 +147,7 @@ def _host(setup: Setup) -> SiteHost:
     if secure:
         own = setup.identity
         sealer = SecureSeal(site, setup.sites, job=key, threshold=least, identity=own, kept=kept)
+    guard.examples(lambda: training_examples(data))
     host = SiteHost(
         make,
         setup.state / "site",
