@@ -149,7 +149,6 @@ def folder(tmp_path: Path) -> Path:
         ("predict nomodel --text x", "no model here"),
         ("report .", "no summary.json"),
         ("compare . .", "not the folder of a run"),
-        ("export spacy run/model out", 'without an export: nlp.add_pipe("fednotes"'),
         ("reproduce fedner-tabel2 --out r", "did you mean 'fedner-table2'?"),
     ],
 )

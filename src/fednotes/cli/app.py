@@ -72,7 +72,10 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which it is.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Federated learning for clinical text."""
@@ -80,20 +83,18 @@ def _options(
 
 Backbone = Annotated[
     str | None,
-    typer.Option(help="Where the frozen encoder is, if it has moved since training."),
+    typer.Option(help="Path of the frozen encoder, if it has moved since training."),
 ]
 Dictionary = Annotated[
     str | None,
-    typer.Option(help="Where a phenotyping model's dictionary is, if it has moved."),
+    typer.Option(help="Path of a phenotyping model's dictionary, if it has moved."),
 ]
 LabelMap = Annotated[
     list[str] | None,
     typer.Option("--map", metavar="OLD=NEW", help="Rename a label of the file."),
 ]
-Yes = Annotated[
-    bool, typer.Option("--yes", help="Do not ask about what takes over an hour, or 10 GB a site.")
-]
-Device = Annotated[str, typer.Option(help="Where tensors live: cpu, cuda, cuda:1 …")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before long runs or large transfers.")]
+Device = Annotated[str, typer.Option(help="Device to compute on: cpu, cuda, cuda:1 …")]
 
 
 _LISTED = 20  # problems of a corpus that an error shows
@@ -110,8 +111,10 @@ class Predictions(StrEnum):
 
 @app.command()
 def simulate(
-    job: Annotated[str, typer.Argument(help="A job file, or a built-in job such as `demo`.")],
-    out: Annotated[Path, typer.Option(help="The run's folder.")],
+    job: Annotated[
+        str, typer.Argument(help="A job file, or the name of a built-in job such as `demo`.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the run.")],
     settings: Settings = None,
     seeds: Annotated[
         str,
@@ -122,7 +125,7 @@ def simulate(
     device: Device = "cpu",
     yes: Yes = False,
 ) -> None:
-    """Train the job's sites on this machine: alone, federated, pooled.
+    """Train a job on this machine: alone, federated and pooled.
 
     With --seeds, run the job in OUT/seed-1 and so on, and show mean and standard deviation.
     """
@@ -178,13 +181,22 @@ def simulate(
 @app.command()
 def audit(
     target: Annotated[str, typer.Argument(metavar="RUN|JOB", help="A run's folder, or a job.")],
-    out: Annotated[Path | None, typer.Option(help="A folder; a run's own if not given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to; by default the run's.")
+    ] = None,
     settings: Settings = None,
-    site: Annotated[str, typer.Option(help="Whose notes; the job's first site if not given.")] = "",
-    site_file: Annotated[Path | None, typer.Option(help="At home: the site's own file.")] = None,
-    total: Annotated[int, typer.Option(help="At home: training sentences of all sites.")] = 0,
+    site: Annotated[str, typer.Option(help="Site to audit; by default the job's first.")] = "",
+    site_file: Annotated[
+        Path | None, typer.Option(help="The site's file, to audit with its own notes alone.")
+    ] = None,
+    total: Annotated[
+        int, typer.Option(help="Training sentences of all sites; with --site-file.")
+    ] = 0,
 ) -> None:
-    """At home: what could be read off what a job would send? Nothing leaves."""
+    """Estimate locally what an attacker could recover.
+
+    Attacks on what a job would send are tried on your own notes. Nothing leaves this machine.
+    """
     from fednotes.audit import audit as run
     from fednotes.audit import opened
     from fednotes.cli.display import audit_table
@@ -234,20 +246,22 @@ def _read_in() -> Iterator[None]:
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
-    path: Annotated[str, typer.Argument(help="A file or folder, or - for stdin.")] = "-",
-    text: Annotated[str | None, typer.Option(help="A text in place of a path.")] = None,
+    path: Annotated[str, typer.Argument(help="File or folder to read, or - for stdin.")] = "-",
+    text: Annotated[str | None, typer.Option(help="Text to read in place of PATH.")] = None,
     format: Annotated[
-        Predictions, typer.Option(help="How predictions are written; csv is for phenotypes.")
+        Predictions, typer.Option(help="Format to write; csv is for phenotypes.")
     ] = Predictions.jsonl,
-    out: Annotated[Path | None, typer.Option(help="A file or folder; stdout if not given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File or folder to write; stdout by default.")
+    ] = None,
     threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="Leave out mentions of less confidence.")
+        float, typer.Option(min=0, max=1, help="Leave out mentions below this confidence.")
     ] = 0.0,
     of: Annotated[
-        str, typer.Option("--from", help="Format of what is read; recognised if not given.")
+        str, typer.Option("--from", help="Format to read; recognised if not given.")
     ] = "",
     column: Annotated[
-        str, typer.Option(help="Column of a table, or key of JSON lines, that holds the text.")
+        str, typer.Option(help="Column of a table, or key of JSON lines, with the text.")
     ] = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
@@ -255,7 +269,7 @@ def predict(
     backbone: Backbone = None,
     dictionary: Dictionary = None,
 ) -> None:
-    """Find the mentions in new text, or the phenotypes of the patients whose notes it is.
+    """Find mentions in new text, or phenotypes of patients.
 
     PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also packed as .gz or .zst; MIMIC,
     OMOP or FHIR), an annotated corpus, a text that ends in .txt, or a folder of these.
@@ -285,17 +299,19 @@ def predict(
 @app.command()
 def serve(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
-    host: Annotated[str, typer.Option(help="Listen here; all but loopback need a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; any but loopback needs a token.")
+    ] = ("127.0.0.1"),
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
+    ] = 8000,
     token_file: Annotated[
-        Path | None, typer.Option(help="A file with the token that requests must show.")
+        Path | None, typer.Option(help="File with the token that requests must send.")
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option(help="Of the server, for TLS: PEM, with those above it.")
+        Path | None, typer.Option(help="PEM file of the server's certificate chain, for TLS.")
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="The certificate's key: PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
     max_requests: Annotated[
         int, typer.Option(min=1, help="Maximum number of concurrent requests.")
     ] = 64,
@@ -315,7 +331,7 @@ def serve(
     backbone: Backbone = None,
     dictionary: Dictionary = None,
 ) -> None:
-    """Answer a saved model's predictions over HTTP, until Ctrl-C."""
+    """Serve a saved model's predictions over HTTP until Ctrl-C."""
     from fednotes.serving.models import load
     from fednotes.serving.server import Limits
     from fednotes.serving.server import serve as run
@@ -334,18 +350,20 @@ def serve(
 @app.command()
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
-    path: Annotated[Path, typer.Argument(help="An annotated file or folder; labelled patients.")],
-    format: Annotated[str, typer.Option(help="Of the file; guessed if not given.")] = "",
+    path: Annotated[
+        Path, typer.Argument(help="Annotated file or folder, or notes of labelled patients.")
+    ],
+    format: Annotated[str, typer.Option(help="Format of the file; recognised if not given.")] = "",
     label_map: LabelMap = None,
     labels: Annotated[
-        Path | None, typer.Option(help="A table of labels of the patients whose notes PATH has.")
+        Path | None, typer.Option(help="Table of labels of the patients in PATH.")
     ] = None,
     types: Annotated[
-        str, typer.Option(metavar="A,B", help="Score these types, and no others.")
+        str, typer.Option(metavar="A,B", help="Entity types to score; all by default.")
     ] = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
-    json_output: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
     device: Device = "cpu",
     backbone: Backbone = None,
     dictionary: Dictionary = None,
@@ -385,22 +403,22 @@ def evaluate(
 @app.command()
 def calibrate(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
-    notes: Annotated[Path, typer.Argument(help="Annotated notes that it did not learn from.")],
+    notes: Annotated[
+        Path, typer.Argument(help="Annotated notes that the model was not trained on.")
+    ],
     label_map: LabelMap = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Only say how good its confidences are as they are.")
+        bool, typer.Option("--check", help="Report the calibration without changing the model.")
     ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw it into this file: .png, .svg or .pdf.")
-    ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="All of it as JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Figure to write: .png, .svg or .pdf.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     device: Device = "cpu",
     backbone: Backbone = None,
 ) -> None:
-    """Make a model's confidences say what they mean, by annotated notes of one's own.
+    """Calibrate a model's confidences on annotated notes.
 
-    What is found is kept in the model's folder (calibration.json) if it is better than chance
-    would make it; `predict` and the Python API then use it.
+    The calibration is saved in the model's folder (calibration.json) if it improves the model by
+    more than chance. `predict` and the Python API then use it.
     """
     from fednotes.cli.display import reliability_table
     from fednotes.metrics.calibration import picture
@@ -437,16 +455,16 @@ def check(
         list[str],
         typer.Argument(metavar="PATH…|JOB", help="A corpus, its parts (train test), or a job."),
     ],
-    format: Annotated[str, typer.Option(help="Of the files; guessed if not given.")] = "",
+    format: Annotated[str, typer.Option(help="Format of the files; recognised if not given.")] = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
     settings: Settings = None,
     against: Annotated[
-        Path | None, typer.Option(help="Another annotation of the same documents: do they agree?")
+        Path | None, typer.Option(help="Another annotation of the same documents to compare with.")
     ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="All of it as JSON.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """What is wrong with a corpus or a job, and what to know of it before training.
+    """Check a corpus or a job and report problems before training.
 
     Counts and places, never text. Exit code: 0 nothing is wrong, 1 there are problems, 2 the
     check itself could not be done.
@@ -474,10 +492,12 @@ def check(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    out: Annotated[Path | None, typer.Option(help="RUN/report.html if not given.")] = None,
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; RUN/report.html by default.")
+    ] = None,
 ) -> None:
-    """Write a run's HTML report again."""
+    """Write the HTML report of a run again."""
     from fednotes.report.html import write_report
 
     say(f"report: {write_report(run, out)}")
@@ -485,9 +505,9 @@ def report(
 
 @app.command()
 def compare(
-    a: Annotated[Path, typer.Argument(help="A run's folder.")],
-    b: Annotated[Path, typer.Argument(help="Another run's folder, or the same one.")],
-    condition: Annotated[str, typer.Option(help="Of the first run.")] = "federated",
+    a: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    b: Annotated[Path, typer.Argument(help="Folder of another run, or of the same one.")],
+    condition: Annotated[str, typer.Option(help="Condition of the first run.")] = "federated",
     against: Annotated[str, typer.Option(help="Condition of the second run.")] = "alone",
     metric: Annotated[
         str,
@@ -495,9 +515,9 @@ def compare(
             help="strict, relaxed (any overlap) or relaxed_one_to_one; auroc for patients."
         ),
     ] = "strict",
-    samples: Annotated[int, typer.Option(min=1, help="Bootstrap samples.")] = 10_000,
+    samples: Annotated[int, typer.Option(min=1, help="Number of bootstrap samples.")] = 10_000,
 ) -> None:
-    """Paired bootstrap between two runs on the same test data, site by site."""
+    """Compare two runs on the same test data by a paired bootstrap."""
     from fednotes.cli.display import comparison_table
     from fednotes.jobs.compare import compare as run
 
@@ -510,10 +530,11 @@ def reproduce(
         str, typer.Argument(help="An experiment, such as fedner-table2; without it, list them all.")
     ] = "",
     out: Annotated[
-        Path | None, typer.Option(help="runs/reproduce if not given; grids share its runs.")
+        Path | None, typer.Option(help="Folder for the runs; runs/reproduce by default.")
     ] = None,
     budget: Annotated[
-        bool, typer.Option("--budget/--full", help="About an hour on two cores, or all of it.")
+        bool,
+        typer.Option("--budget/--full", help="Size: about an hour on two cores, or the paper's."),
     ] = True,
     base: Annotated[
         list[str] | None,
@@ -527,11 +548,13 @@ def reproduce(
         list[int] | None,
         typer.Option(help="A seed in place of the experiment's own; may be repeated."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of concurrent runs, one thread each.")
+    ] = 2,
     device: Device = "cpu",
     yes: Yes = False,
 ) -> None:
-    """Repeat a paper's table or figure; resume where an earlier call stopped."""
+    """Repeat a paper's table or figure; resume if interrupted."""
     from rich.markdown import Markdown
 
     from fednotes.cli.display import experiment_list, runs_bar
@@ -571,17 +594,19 @@ def ui(
             metavar="RUN…|MODEL [NOTES…]", help="Runs; a model and notes; a site's kit."
         ),
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    format: Annotated[str, typer.Option(help="Of the notes; guessed if not given.")] = "",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
+    ] = 0,
+    format: Annotated[str, typer.Option(help="Format of the notes; recognised if not given.")] = "",
     on_error: OnErrorOption = OnError.refuse,
     corrections: Annotated[
         Path | None,
-        typer.Option(help="Where decisions are kept; beside NOTES or RUN if not given."),
+        typer.Option(help="File for decisions; beside NOTES or RUN by default."),
     ] = None,
     device: Device = "cpu",
     backbone: Backbone = None,
 ) -> None:
-    """Look at runs, a model's errors in notes, and what left: a page on this computer alone."""
+    """Open a local page of runs, errors in notes, or a ledger."""
     from fednotes.ui.pages import ui as run
 
     options: Any = {"corrections": corrections, "device": device, "backbone": backbone}

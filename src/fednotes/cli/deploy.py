@@ -37,28 +37,29 @@ def register(app: typer.Typer) -> None:
 
 
 def provision(
-    project: Annotated[Path, typer.Argument(help="A project's TOML: name, server, sites.")],
-    out: Annotated[Path, typer.Option(help="The folder of kits; it may have some already.")],
+    project: Annotated[Path, typer.Argument(help="The project's TOML file: name, server, sites.")],
+    out: Annotated[Path, typer.Option(help="Folder of the kits; existing kits are kept.")],
     again: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Revoke a kit that was lost, and make it once more."),
+        typer.Option(metavar="NAME", help="Revoke a lost kit and create it again."),
     ] = None,
     revoke: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Say that a kit counts no more."),
+        typer.Option(metavar="NAME", help="Revoke a kit."),
     ] = None,
     sign: Annotated[
         Path | None,
-        typer.Option(metavar="REQUEST", help="Answer the request of `fednotes kit renew`."),
+        typer.Option(metavar="REQUEST", help="Sign a request of `fednotes kit renew`."),
     ] = None,
     new_root: Annotated[
-        bool, typer.Option("--new-root", help="Replace the root that signs kits.")
+        bool, typer.Option("--new-root", help="Replace the root certificate that signs kits.")
     ] = False,
     overlap: Annotated[
-        int, typer.Option(metavar="DAYS", min=1, help="How long the replaced root counts.")
+        int,
+        typer.Option(metavar="DAYS", min=1, help="Days for which the replaced root stays valid."),
     ] = 90,
     protect: Annotated[
-        bool, typer.Option("--protect", help="Put a passphrase on the authority's key.")
+        bool, typer.Option("--protect", help="Encrypt the authority's key with a passphrase.")
     ] = False,
     passphrase: Annotated[
         Path | None,
@@ -70,7 +71,7 @@ def provision(
         ),
     ] = None,
 ) -> None:
-    """Make one folder for the server, each site and the admin, to hand over.
+    """Create the kits of a network's server, sites and admin.
 
     Also what its authority does later: revoke kits, renew them, replace the root.
     """
@@ -159,7 +160,7 @@ def _passphrase(path: Path | None) -> Secret:
 
 
 def preflight(kit: Kit) -> None:
-    """What would stop a kit, each with the remedy."""
+    """Check whether a kit can run, with a remedy for each problem."""
     from fednotes.cli.display import sheet
     from fednotes.engines.nvflare.kit import read_kit
     from fednotes.engines.nvflare.processes import status
@@ -194,20 +195,16 @@ def preflight(kit: Kit) -> None:
 
 
 def run(
-    job: Annotated[
-        str, typer.Argument(help="A job file, or a built-in job; not to --attach.")
-    ] = "",
+    job: Annotated[str, typer.Argument(help="A job file, or the name of a built-in job.")] = "",
     on: Annotated[Path | None, typer.Option(help="The admin's kit.")] = None,
-    out: Annotated[Path, typer.Option(help="A new folder for the run.")] = Path("run"),
+    out: Annotated[Path, typer.Option(help="Folder to create for the run.")] = Path("run"),
     settings: Settings = None,
-    attach: Annotated[
-        bool, typer.Option("--attach", help="Go on watching the run that OUT is of.")
-    ] = False,
+    attach: Annotated[bool, typer.Option("--attach", help="Follow the run in OUT again.")] = False,
     abort: Annotated[
-        bool, typer.Option("--abort", help="End the run that OUT is of, for good.")
+        bool, typer.Option("--abort", help="Abort the run in OUT permanently.")
     ] = False,
 ) -> None:
-    """Run a job at the sites of a network: hand it in, watch it, fetch what it made."""
+    """Run a job at the sites of a network, and fetch its results."""
     from fednotes.core.stopping import ends_at_once
 
     if attach + abort + bool(job) != 1:

@@ -19,14 +19,16 @@ from fednotes.core.errors import FednotesError, folded
 if TYPE_CHECKING:
     from fednotes.jobs.checking import Checked
 
-corpus = typer.Typer(help="Look at corpora.", no_args_is_help=True, rich_markup_mode=None)
-cache = typer.Typer(
-    help="The cache of what was made from notes: features, tokens, concepts.", no_args_is_help=True
+corpus = typer.Typer(
+    help="Inspect and generate corpora.", no_args_is_help=True, rich_markup_mode=None
 )
+cache = typer.Typer(help="Manage the cache of features, tokens and concepts.", no_args_is_help=True)
 exports = typer.Typer(
-    help="A saved model for other programs.", no_args_is_help=True, rich_markup_mode=None
+    help="Export a saved model for other programs.", no_args_is_help=True, rich_markup_mode=None
 )
-jobs = typer.Typer(help="Job files.", no_args_is_help=True, rich_markup_mode=None)
+jobs = typer.Typer(
+    help="Inspect jobs and the keys of job files.", no_args_is_help=True, rich_markup_mode=None
+)
 PIPED = 400  # columns where nobody looks at a screen: no label of a table is cut short there
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
 console = Console(width=None if _SCREEN else PIPED)
@@ -46,7 +48,7 @@ class OnError(StrEnum):
 
 
 OnErrorOption = Annotated[
-    OnError, typer.Option(help="skip leaves out, and counts, each line or mention that is wrong.")
+    OnError, typer.Option(help="refuse stops at bad data; skip leaves it out and counts it.")
 ]
 
 
@@ -102,12 +104,12 @@ def show_checked(found: Checked) -> None:
 @corpus.command("stats")
 def corpus_stats(
     paths: Annotated[list[Path], typer.Argument(help="One corpus file or folder for each site.")],
-    format: Annotated[str, typer.Option(help="Of the files; guessed if not given.")] = "",
+    format: Annotated[str, typer.Option(help="Format of the files; recognised if not given.")] = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
-    json_output: Annotated[bool, typer.Option("--json", help="Counts as JSON.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
-    """Sentences, types and entities of each site, and the entities that sites share."""
+    """Count sentences, types and mentions of each site, and what sites share."""
     from fednotes.cli.display import stats_tables
     from fednotes.data.formats import examine
     from fednotes.data.formats.files import named
@@ -131,16 +133,14 @@ def corpus_stats(
 
 @corpus.command("overlap")
 def corpus_overlap(
-    notes: Annotated[list[Path], typer.Option(help="Notes to pre-train on; may be repeated.")],
-    documents: Annotated[
-        list[Path], typer.Option(help="An annotated corpus to test on; may be repeated.")
-    ],
-    format: Annotated[str, typer.Option(help="Of the notes; guessed if not given.")] = "",
+    notes: Annotated[list[Path], typer.Option(help="Notes for pre-training; may be repeated.")],
+    documents: Annotated[list[Path], typer.Option(help="Annotated test corpus; may be repeated.")],
+    format: Annotated[str, typer.Option(help="Format of the notes; recognised if not given.")] = "",
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail where a sentence is shared.")
+        bool, typer.Option("--strict", help="Exit with an error if a sentence is shared.")
     ] = False,
 ) -> None:
-    """Does text of annotated documents occur in notes? Sentences, word 13-grams; counts only."""
+    """Count sentences and 13-grams that notes and annotated documents share."""
     from fednotes.cli.display import sheet
     from fednotes.data.formats import read
     from fednotes.data.notes import read_notes
@@ -171,9 +171,9 @@ def corpus_overlap(
 
 @corpus.command("formats")
 def corpus_formats(
-    as_page: Annotated[bool, typer.Option("--markdown", help="As a table of a page.")] = False,
+    as_page: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
 ) -> None:
-    """The formats that are read and written, and what each keeps of a document."""
+    """List the formats, and what each keeps of a document."""
     from fednotes.cli.display import sheet
     from fednotes.data.formats import table
 
@@ -192,16 +192,19 @@ def corpus_formats(
 
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A corpus file or folder.")],
-    out: Annotated[Path, typer.Argument(help="A new file or folder.")],
-    to: Annotated[str, typer.Option(help="The format to write: `fednotes corpus formats`.")],
-    of: Annotated[str, typer.Option("--from", help="Of what is read; guessed if not given.")] = "",
+    out: Annotated[Path, typer.Argument(help="File or folder to create.")],
+    to: Annotated[str, typer.Option(help="Format to write; see `fednotes corpus formats`.")],
+    of: Annotated[
+        str, typer.Option("--from", help="Format to read; recognised if not given.")
+    ] = "",
     allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", help="Write what the format can hold of it.")
+        bool,
+        typer.Option("--allow-loss", help="Write even if the format cannot represent everything."),
     ] = False,
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
 ) -> None:
-    """Write a corpus in another format, whole or not at all.
+    """Convert a corpus to another format, completely or not at all.
 
     What is written is read again and compared first. Exit code: 0 written, 1 refused because the
     format cannot hold all of it (it says what and how much), 2 it could not be done.
@@ -230,7 +233,7 @@ def convert(
 
 @corpus.command("list")
 def corpus_list() -> None:
-    """The corpora that jobs know, and where each is obtained."""
+    """List the corpora that built-in jobs use, and where to obtain them."""
     from fednotes.data.formats import corpora
 
     for name, item in corpora().items():
@@ -241,13 +244,15 @@ def corpus_list() -> None:
 
 @corpus.command("synthesise")
 def corpus_synthesise(
-    out: Annotated[Path, typer.Argument(help="A new folder, one below it for each site.")],
-    sites: Annotated[int, typer.Option(help="How many sites.")] = 3,
-    sentences: Annotated[int, typer.Option(help="Training sentences a site, roughly.")] = 400,
-    seed: Annotated[int, typer.Option(help="The same seed, the same notes.")] = 1,
-    format: Annotated[Output, typer.Option(help="How they are written.")] = Output.conll,
+    out: Annotated[Path, typer.Argument(help="Folder to create, with a folder for each site.")],
+    sites: Annotated[int, typer.Option(help="Number of sites.")] = 3,
+    sentences: Annotated[
+        int, typer.Option(help="Approximate number of training sentences per site.")
+    ] = 400,
+    seed: Annotated[int, typer.Option(help="Seed of the generated notes.")] = 1,
+    format: Annotated[Output, typer.Option(help="Format to write.")] = Output.conll,
 ) -> None:
-    """Write generated notes of several sites, to try things out."""
+    """Generate annotated notes of several sites."""
     from fednotes.data.synthetic import generate, write_sites
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -263,33 +268,27 @@ def _group() -> None:
 
 
 Saved = Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model's folder.")]
-New = Annotated[Path, typer.Argument(metavar="OUT", help="A folder that is new or empty.")]
+New = Annotated[Path, typer.Argument(metavar="OUT", help="New or empty folder to write to.")]
 
 
 @exports.command("hf")
 def export_hf(model: Saved, out: New) -> None:
-    """A token classifier for transformers' pipeline (and what reads such directories)."""
+    """Export a token classifier as a Hugging Face directory."""
     from fednotes.serving.exports import export
 
     export(model, "hf", out)
     say(f'{out}: for pipeline("token-classification", aggregation_strategy="first")')
 
 
-@exports.command("spacy", hidden=True)
-def export_spacy(given: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """For who looks for it here: there is nothing to export."""
-    from fednotes.serving.exports import export
-
-    export("MODEL", "spacy", "OUT")
-
-
 @exports.command("onnx")
 def export_onnx(
     model: Saved,
     out: New,
-    int8: Annotated[bool, typer.Option("--int8", help="Eight bits a number.")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Quantise the weights to eight bits.")
+    ] = False,
 ) -> None:
-    """A light tagger or token classifier as an ONNX graph, with what else its use needs."""
+    """Export a light tagger or token classifier as an ONNX graph."""
     from fednotes.serving.exports import export
 
     export(model, "onnx", out, int8=int8)
@@ -300,9 +299,11 @@ def export_onnx(
 def export_sklearn(
     model: Saved,
     out: New,
-    dictionary: Annotated[str | None, typer.Option(help="Where it is, if it has moved.")] = None,
+    dictionary: Annotated[
+        str | None, typer.Option(help="Path of the frozen encoder, if it has moved.")
+    ] = None,
 ) -> None:
-    """A phenotyping model as a scikit-learn pipeline, without a pickle."""
+    """Export a phenotyping model as a scikit-learn pipeline."""
     from fednotes.serving.exports import export
 
     export(model, "sklearn", out, dictionary=dictionary)
@@ -311,9 +312,10 @@ def export_sklearn(
 
 @exports.command("card")
 def export_card(
-    model: Saved, out: Annotated[Path | None, typer.Argument(help="A file; else stdout.")] = None
+    model: Saved,
+    out: Annotated[Path | None, typer.Argument(help="File to write; stdout by default.")] = None,
 ) -> None:
-    """What a model is, how it was made and what it can do, as a README.md."""
+    """Write a model's card: what it is, how it was trained, its scores."""
     from fednotes.jobs.card import card
     from fednotes.serving.exports import export
 
@@ -325,8 +327,12 @@ def export_card(
 
 @jobs.command("keys")
 def job_keys(
-    table: Annotated[str, typer.Argument(help="Of one table, such as sites, training, top.")] = "",
-    as_page: Annotated[bool, typer.Option("--markdown", help="All of them, as a page.")] = False,
+    table: Annotated[
+        str, typer.Argument(help="Show one table only, such as sites, training or top.")
+    ] = "",
+    as_page: Annotated[
+        bool, typer.Option("--markdown", help="Print all keys as a Markdown page.")
+    ] = False,
 ) -> None:
     """List every key of a job file: its type, its default and its meaning."""
     from fednotes.jobs.reference import markdown, reference
@@ -374,19 +380,19 @@ def cache_clear() -> None:
 
 def attention(
     model: Annotated[
-        list[str], typer.Option(metavar="NAME=DIR", help="A model to compare; repeated for more.")
+        list[str], typer.Option(metavar="NAME=DIR", help="Model to compare; may be repeated.")
     ],
     notes: Annotated[list[Path], typer.Option(help="Notes to read; may be repeated.")],
-    out: Annotated[Path, typer.Option(help="The folder of results.")],
+    out: Annotated[Path, typer.Option(help="Folder for the results.")],
     category: Annotated[
         list[str] | None,
-        typer.Option(help="Only notes of this category; may be repeated."),
+        typer.Option(help="Read only notes of this category; may be repeated."),
     ] = None,
-    sample: Annotated[int, typer.Option(min=1, help="Stretches of text.")] = 200,
-    length: Annotated[int, typer.Option(min=3, help="Tokens of a stretch.")] = 128,
-    seed: Annotated[int, typer.Option(help="The same seed, the same stretches.")] = 1,
+    sample: Annotated[int, typer.Option(min=1, help="Number of passages.")] = 200,
+    length: Annotated[int, typer.Option(min=3, help="Tokens per passage.")] = 128,
+    seed: Annotated[int, typer.Option(help="Seed of the drawn passages.")] = 1,
 ) -> None:
-    """Compare what the heads of several models attend to: entropy, and how alike heads are."""
+    """Compare the attention heads of several encoders."""
     from rich.markdown import Markdown
 
     from fednotes.cli.display import runs_bar

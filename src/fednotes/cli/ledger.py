@@ -16,7 +16,7 @@ from fednotes.cli.server import Kit
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import FednotesError
 
-ledger = typer.Typer(help="What left a site.", no_args_is_help=True)
+ledger = typer.Typer(help="Inspect the record of what left a site.", no_args_is_help=True)
 
 
 def _ledger(kit: Path) -> Path:
@@ -34,11 +34,11 @@ def ledger_verify(
         str | None,
         typer.Option(
             metavar="LINES:HASH",
-            help="An end of the ledger that was noted elsewhere: shows one that was written anew.",
+            help="Last hash that was noted elsewhere; detects a ledger that was rewritten.",
         ),
     ] = None,
 ) -> None:
-    """Whether the ledger is as it was written: no line altered, removed, added or moved."""
+    """Verify that no line of the ledger was altered, removed or moved."""
     from fednotes.rules.ledger import noted_end, verify
 
     report = verify(_ledger(kit), noted_end(noted) if noted is not None else None)
@@ -55,13 +55,15 @@ def ledger_verify(
 @ledger.command("show")
 def ledger_show(
     kit: Kit,
-    run: Annotated[str | None, typer.Option(help="Of this run alone.")] = None,
-    first: Annotated[int, typer.Option("--first-round", min=0, help="From this round on.")] = 0,
-    last: Annotated[int | None, typer.Option("--last-round", help="Up to this round.")] = None,
-    tail: Annotated[int, typer.Option(min=0, help="The last lines alone; 0: all.")] = 20,
-    json_output: Annotated[bool, typer.Option("--json", help="Lines as they are.")] = False,
+    run: Annotated[str | None, typer.Option(help="Show this run only.")] = None,
+    first: Annotated[int, typer.Option("--first-round", min=0, help="First round to show.")] = 0,
+    last: Annotated[int | None, typer.Option("--last-round", help="Last round to show.")] = None,
+    tail: Annotated[
+        int, typer.Option(min=0, help="Number of last lines to show; 0 shows all.")
+    ] = 20,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the lines as JSON.")] = False,
 ) -> None:
-    """What left: when, of which round and task, how many tensors and bytes, under which hash.
+    """List what left the site: time, round, task, tensors, bytes, hash.
 
     --json adds the name, shape and norm of each tensor.
     """

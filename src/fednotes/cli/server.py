@@ -14,11 +14,13 @@ from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 if TYPE_CHECKING:
     from fednotes.engines.nvflare.processes import Status
 
-server = typer.Typer(help="The server's process.", no_args_is_help=True)
-certificates = typer.Typer(help="A kit's certificate.", no_args_is_help=True)
+server = typer.Typer(help="Run the server of a network.", no_args_is_help=True)
+certificates = typer.Typer(
+    help="Renew a kit's certificate and update its trust.", no_args_is_help=True
+)
 
 START_SECONDS = 20.0  # for a server to answer, or a site to be let in
-Kit = Annotated[Path, typer.Argument(help="A kit's folder.")]
+Kit = Annotated[Path, typer.Argument(help="Folder of a kit.")]
 Kill = Annotated[
     bool, typer.Option("--kill", help="Kill its processes at once, as a power cut would.")
 ]
@@ -112,7 +114,7 @@ def process_of(kit: Path, role: str) -> Status:
 
 Files = Annotated[
     Path | None,
-    typer.Option(help="A TOML file whose [files] says where this machine keeps vectors …"),
+    typer.Option(help="TOML file whose [files] locates vectors and encoders here."),
 ]
 
 
@@ -132,7 +134,7 @@ def _ready(kit: Path, files: Path | None) -> None:
 
 @server.command("run")
 def server_run(kit: Kit, files: Files = None) -> None:
-    """Run the server here until SIGTERM or Ctrl-C: for systemd and containers."""
+    """Run the server in the foreground, for systemd and containers."""
     from fednotes.engines.nvflare import processes
 
     _ready(kit, files)
@@ -141,7 +143,7 @@ def server_run(kit: Kit, files: Files = None) -> None:
 
 @server.command("start")
 def server_start(kit: Kit, files: Files = None) -> None:
-    """Run the server in the background; runs that stop go on by themselves."""
+    """Start the server in the background and resume its runs."""
     from fednotes.engines.nvflare import processes
     from fednotes.engines.nvflare.kit import read_kit
     from fednotes.jobs.deployed.preflight import await_answer
@@ -164,13 +166,13 @@ def server_start(kit: Kit, files: Files = None) -> None:
 
 @server.command("stop")
 def server_stop(kit: Kit, kill: Kill = False) -> None:
-    """Stop the server; its runs go on when it is started again."""
+    """Stop the server; its runs resume when it is started again."""
     end(kit, "server", kill=kill)
 
 
 @server.command("status")
 def server_status(kit: Kit) -> None:
-    """Whether the server runs and answers, the sites that are connected, and its runs."""
+    """Show whether the server answers, its connected sites and its runs."""
     from fednotes.jobs.deployed.status import from_files, network, second_processes
 
     found, problem = process_of(kit, "server"), ""
@@ -203,14 +205,14 @@ def server_status(kit: Kit) -> None:
 def renew(
     kit: Kit,
     out: Annotated[
-        Path | None, typer.Option(help="Where the request goes; NAME.request.pem if not given.")
+        Path | None, typer.Option(help="File for the request; NAME.request.pem by default.")
     ] = None,
     take: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The answer to the request: put it in its place."),
+        typer.Option(metavar="FILE", help="Answer to the request, to be installed."),
     ] = None,
 ) -> None:
-    """Ask for a new certificate, for a new key that stays here; then --take the answer."""
+    """Request a new certificate; install the answer with --take."""
     from fednotes.core.store import write_out
     from fednotes.engines.nvflare.certificates import (
         PENDING,
@@ -242,9 +244,10 @@ def renew(
 
 @certificates.command("trust")
 def trust(
-    kit: Kit, file: Annotated[Path, typer.Argument(help="trust.pem of the project's authority.")]
+    kit: Kit,
+    file: Annotated[Path, typer.Argument(help="File trust.pem of the project's authority.")],
 ) -> None:
-    """Take in what the authority says: kits that count no more, and a new root."""
+    """Install the authority's list of revoked kits, and a new root."""
     from fednotes.engines.nvflare import processes
     from fednotes.engines.nvflare.certificates import Trust, bytes_of, take
     from fednotes.engines.nvflare.kit import read_kit

@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5  # between two looks for a job that asks for approval
 
-site = typer.Typer(help="A site's process, rules and decisions.", no_args_is_help=True)
+site = typer.Typer(help="Run a site; manage its rules, approvals and data.", no_args_is_help=True)
 
-Job = Annotated[
-    str, typer.Argument(metavar="FINGERPRINT", help="Which job: how its fingerprint begins.")
-]
+Job = Annotated[str, typer.Argument(metavar="FINGERPRINT", help="Prefix of the job's fingerprint.")]
 
 
 # ---- the site's process ----------------------------------------------------------------------
@@ -46,7 +44,7 @@ Job = Annotated[
 
 OwnFile = Annotated[
     Path | None,
-    typer.Option("--site", help="The site's own file; the one that it has if not given."),
+    typer.Option("--site", help="The site's file; by default the one in the kit."),
 ]
 
 
@@ -64,7 +62,7 @@ def _ready(kit: Path, file: Path | None) -> None:
 
 @site.command("run")
 def site_run(kit: Kit, file: OwnFile = None) -> None:
-    """Run the site here until SIGTERM or Ctrl-C: for systemd and containers."""
+    """Run the site in the foreground, for systemd and containers."""
     from fednotes.engines.nvflare import processes
 
     _ready(kit, file)
@@ -73,7 +71,7 @@ def site_run(kit: Kit, file: OwnFile = None) -> None:
 
 @site.command("start")
 def site_start(kit: Kit, file: OwnFile = None) -> None:
-    """Check the site's file, take it over into the kit, and run the site in the background."""
+    """Install the site's file in the kit and start the site."""
     _ready(kit, file)
     begun = begin(kit)
     say(f"{begun.name} runs (process {begun.pid}); its log: {begun.log}")
@@ -106,10 +104,10 @@ def site_rules(
     kit: Kit,
     file: Annotated[
         Path | None,
-        typer.Option("--site", help="A new file of the site; without it, the rules are shown."),
+        typer.Option("--site", help="A new site file to install; without it, show the rules."),
     ] = None,
 ) -> None:
-    """Show a site's file, or put a new one in its place, also while the site runs."""
+    """Show a site's rules, or replace them, even while it runs."""
     from fednotes.core.settings import read_toml
     from fednotes.engines.nvflare import processes
     from fednotes.jobs.deployed.site_file import SITE_FILE, install, of_kit
@@ -133,14 +131,13 @@ def site_rules(
 
 @site.command("stop")
 def site_stop(kit: Kit, kill: Kill = False) -> None:
-    """Stop the site; its runs go on when it is started again."""
+    """Stop the site; its runs resume when it is started again."""
     end(kit, "site", kill=kill)
 
 
 @site.command("status")
 def site_status(kit: Kit) -> None:
-    """Whether the site runs and is connected, what it serves, what waits for a decision, and its
-    own scores."""
+    """Show the site's state, runs, waiting approvals and scores."""
     from fednotes.core.parsing import kept_table
     from fednotes.jobs.deployed.site import RESULTS
     from fednotes.jobs.deployed.status import connection, headline, last_problem, serving
@@ -184,10 +181,15 @@ def site_status(kit: Kit) -> None:
 
 @site.command("forget")
 def site_forget(
-    kit: Kit, run: Annotated[str, typer.Argument(metavar="RUN", help="As `site status` names it.")]
+    kit: Kit,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run's name, as `site status` shows it.")
+    ],
 ) -> None:
-    """Delete what this site keeps of a run: journals, states, its model and scores, and the cache
-    of its notes. The ledger and the decisions stay."""
+    """Delete what this site keeps of a run.
+
+    Journals, states, the model, its scores and the cache of its notes are deleted. The ledger and
+    the decisions stay."""
     from fednotes.jobs.deployed.status import forget
     from fednotes.rules.ledger import ledger_of
 
@@ -204,13 +206,16 @@ def site_forget(
 
 @site.command("key")
 def site_key(
-    person: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")],
-    out: Annotated[Path | None, typer.Option(help="A new file; NAME.key if not given.")] = None,
+    person: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the person whose key it is.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="File to create; NAME.key by default.")] = None,
     passphrase: Annotated[
-        bool, typer.Option("--passphrase", help="Ask for a passphrase that locks the file.")
+        bool,
+        typer.Option("--passphrase", help="Encrypt the file with a passphrase that is asked for."),
     ] = False,
 ) -> None:
-    """Make a key by which one of several people approves jobs; hand it to nobody."""
+    """Create the key with which one person approves jobs."""
     from fednotes.rules.approval import make_key
 
     path = out or Path(f"{person}.key")
@@ -236,18 +241,17 @@ def site_approve(
     ] = 600.0,
     key_file: Annotated[
         Path | None,
-        typer.Option("--key", metavar="FILE", help="Your key, where the site's rules list keys."),
+        typer.Option("--key", metavar="FILE", help="Your key, if the site's rules list keys."),
     ] = None,
     audit: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="What `fednotes audit` found; the kit keeps a copy."),
+        typer.Option(metavar="FOLDER", help="Folder of `fednotes audit`; the kit keeps a copy."),
     ] = None,
 ) -> None:
-    """Show the job that waits for approval, with its changes since the last approved one, and
-    approve it.
+    """Show the job that waits for approval, and approve it.
 
-    With a fingerprint, approve that job, even if it was rejected before. With --wait, wait until
-    the server asks this site for approval.
+    Its changes since the last approved job are shown. With a fingerprint, approve that job, even if
+    it was rejected before. With --wait, wait until the server asks this site for approval.
     """
     from fednotes.rules.guard import approvals_of, job_by, named, pending, settle
 
@@ -328,9 +332,9 @@ def _has_request(kit: Path, job: str, known: Sequence[str]) -> bool:
 
 @site.command("reject")
 def site_reject(kit: Kit, job: Job = "") -> None:
-    """Say no to the job that waits; without one, take the last approval back.
+    """Reject the waiting job; if none waits, withdraw the last approval.
 
-    With a fingerprint: no to that job. One person's no is enough, and needs no key.
+    With a fingerprint, reject that job. One person's rejection is enough and needs no key.
     """
     from fednotes.rules.guard import approvals_of, job_by, named, pending, settle
 
