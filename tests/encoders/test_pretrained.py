@@ -92,3 +92,27 @@ def test_written_folder_says_no_place(bert: Path, tmp_path: Path) -> None:
     assert torch.equal(model(ids)[0], again(ids)[0])
     for file in tmp_path.glob("*.json"):
         assert str(bert) not in json.dumps(json.loads(file.read_text()))
+
+
+@pytest.mark.parametrize("model_type", ["bert", "evil"])
+def test_code_in_a_directory_is_never_run(bert: Path, tmp_path: Path, model_type: str) -> None:
+    """Neither an `auto_map` of a known type of model nor one of an unknown type is followed."""
+    folder = tmp_path / "model"
+    shutil.copytree(bert, folder)
+    marker = tmp_path / "executed"
+    code = f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\n"
+    (folder / "evil.py").write_text(code)
+    classes = {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"}
+    config = json.loads((folder / "config.json").read_text())
+    config.update(auto_map=classes, model_type=model_type)
+    (folder / "config.json").write_text(json.dumps(config))
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) if file.exists() else {}
+    settings["auto_map"] = {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    file.write_text(json.dumps(settings))
+    if model_type == "bert":
+        assert type(open_pretrained(folder, "AutoModel")[1]).__name__ == "BertModel"
+    else:
+        with pytest.raises(ModelError, match="cannot be loaded"):
+            open_pretrained(folder, "AutoModel")
+    assert not marker.exists()
