@@ -16,7 +16,7 @@ from phenotype_scores import summary as diseases
 from phenotype_scores import summary_of as of_patients
 
 from fednotes.core.errors import DataError
-from fednotes.jobs.results import duration, size
+from fednotes.jobs.results import duration, read_lines, read_result, size
 from fednotes.report.html import tick, ticks, write_report
 
 
@@ -454,3 +454,19 @@ def test_curves_without_test_patients_are_of_patients(tmp_path: Path) -> None:
     Tree(page)
     assert "Loss of stage 1 on the codes of validation patients" in page
     assert "masked words" not in page
+
+
+def test_a_huge_file_of_metrics_is_refused_before_it_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    with (tmp_path / "metrics.jsonl").open("wb") as file:
+        file.truncate(2**33)  # sparse: takes no room on the disk
+    with pytest.raises(DataError, match="over 67,108,864 bytes"):
+        read_lines(tmp_path)
+
+
+@pytest.mark.parametrize("version", [["long" * 10_000], "\x1b[2J", 1.5])
+def test_a_version_that_is_no_integer_is_not_repeated(tmp_path: Path, version: object) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"version": version}))
+    with pytest.raises(DataError) as refused:
+        read_result(tmp_path)
+    assert str(refused.value).endswith("its version is not an integer; copy the run's folder again")

@@ -329,7 +329,9 @@ def read_table(path: Path, kind: type[M]) -> M:
     """
     table = _object(path, 1, _text_of(path, MOST_BYTES + 1))
     version = table.get("version", 0)
-    if not isinstance(version, int) or version > VERSION:
+    if not isinstance(version, int):
+        raise DataError(f"{path}: its version is not an integer; copy the run's folder again")
+    if version > VERSION:
         raise DataError(f"{path}: its version is {version!r}, known is {VERSION}: update fednotes")
     try:
         return kind.model_validate(table)
@@ -342,12 +344,15 @@ def read_table(path: Path, kind: type[M]) -> M:
 def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
     """The lines of metrics.jsonl, if there is one; half a last line, of a killed run, is left out.
 
-    Raises DataError with the line for anything else.
+    Raises DataError with the line for anything else, and for a file of more than `MOST_BYTES`.
     """
     path = folder / METRICS
     if not path.is_file():
         return []
-    rows = [(n, row) for n, row in enumerate(_text_of(path).split("\n"), 1) if row.strip()]
+    text = _text_of(path, MOST_BYTES + 1)
+    if len(text.encode()) > MOST_BYTES:
+        raise DataError(f"{path}: over {MOST_BYTES:,} bytes; fednotes reads no larger file")
+    rows = [(n, row) for n, row in enumerate(text.split("\n"), 1) if row.strip()]
     found = []
     for n, row in rows:
         try:
@@ -384,7 +389,7 @@ def add_line(path: Path, entry: Mapping[str, Any]) -> None:
         file.write(json.dumps(entry) + "\n")
 
 
-def _text_of(path: Path, most: int = -1) -> str:
+def _text_of(path: Path, most: int) -> str:
     try:
         with open(path, "rb", opener=regular) as file:
             return file.read(most).decode("utf-8")
