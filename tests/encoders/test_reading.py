@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from passages import passages
 from tiny_tokenizers import FAMILIES, TEXTS, save_family, tokenizer_of
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
+from fednotes.core.errors import ModelError
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus
 from fednotes.data.formats import read
@@ -287,3 +290,12 @@ def test_a_corpus_keeps_texts_apart(family: Path) -> None:
         assert corpus.words[number] == len(each.words)
         at += len(ids)
     assert at == len(corpus.pieces.ids)
+
+
+def test_a_pattern_that_never_ends_is_refused_in_one_line() -> None:
+    """The library's regular expressions give up after a number of steps, and panic then."""
+    tokenizer = tokenizer_of(FAMILIES[0])
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")
+    with pytest.raises(ModelError, match=r"a pattern in tokenizer\.json fails"):
+        split_passages(tokenizer, [whole("a" * 30 + "!")])

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers.models import WordLevel, WordPiece
 
+from fednotes.core.errors import ModelError
 from fednotes.data.text import Passage
 
 READING = "text"  # saved models name it; models of earlier versions read word by word
@@ -175,10 +176,24 @@ def reading_version(tokenizer: Any) -> int:
 
 
 def _encode(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
+    """Return the tokenizer's encodings of texts, without special tokens.
+
+    Raises:
+        ModelError: The tokenizer's library failed on a text, as it does for a pattern of
+            tokenizer.json that takes too long.
+    """
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     # Lone surrogates, which no tokenizer takes, become question marks: also one character each.
     sound = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-    encodings: list[Any] = backend.encode_batch(sound, add_special_tokens=False)
+    try:
+        encodings: list[Any] = backend.encode_batch(sound, add_special_tokens=False)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # a BaseException, from Rust
+            raise
+        raise ModelError(
+            "the model's tokenizer cannot read a text: a pattern in tokenizer.json fails on it; "
+            "use the tokenizer that the model's authors published"
+        ) from None
     return encodings
