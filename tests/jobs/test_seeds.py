@@ -221,6 +221,7 @@ def command(folder: Path, out: str, *words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_result_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
     """Killed in the middle of the second seed; the first one is not run again."""
     (tmp_path / "job.toml").write_text(JOB)
