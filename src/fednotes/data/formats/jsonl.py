@@ -53,18 +53,40 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
 
 
 def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
-    found, before = [], problems.number
+    found, before = list[corpus.Found](), problems.number
     for number, line in corpus.numbered(path):
-        with problems.passing("line", path, number):
-            record = corpus.json_value(line)
-            with problems.passing("document", path, number):
-                document = of_record(record, path, number, problems)
-                if document is not None:
-                    derived = record.get("id") is None
-                    line_of_id = corpus.DERIVED if derived else number
-                    found.append(corpus.Found(document, path, line_of_id))
+        found += _of_line(line, number, path, problems)
     if not found and problems.number == before:
         raise DataError("every record is marked as rejected or ignored")
+    return found
+
+
+def _of_line(
+    line: str,
+    number: int,
+    path: Path,
+    problems: corpus.Problems,
+    prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> list[corpus.Found]:
+    """Return the document of a line; nothing where the line cannot be used or is left out.
+
+    Args:
+        line: A record of JSON.
+        number: The line's number in the file, from 1.
+        path: The file.
+        problems: Takes note of what is wrong.
+        prepare: What is done to a record before it is read.
+    """
+    found: list[corpus.Found] = []
+    with problems.passing("line", path, number):
+        record = corpus.json_value(line)
+        record = prepare(record) if isinstance(record, dict) else record
+        with problems.passing("document", path, number):
+            document = of_record(record, path, number, problems)
+            if document is not None:
+                has_id = record.get("id") is not None
+                line_of_id = number if has_id else corpus.DERIVED
+                found.append(corpus.Found(document, path, line_of_id))
     return found
 
 
@@ -89,18 +111,9 @@ def stream_file(
             if not line.strip():
                 continue
             lines += 1
-            found: list[corpus.Found] = []
-            with problems.passing("line", path, number):
-                record = corpus.json_value(line)
-                record = prepare(record) if isinstance(record, dict) else record
-                with problems.passing("document", path, number):
-                    document = of_record(record, path, number, problems)
-                    if document is not None:
-                        derived = record.get("id") is None
-                        line_of_id = corpus.DERIVED if derived else number
-                        found.append(corpus.Found(document, path, line_of_id))
+            found = _of_line(line, number, path, problems, prepare)
             kept += len(found)
-            while found:
+            while found:  # the caller alone holds the document then
                 yield found.pop()
     if not kept and problems.number == before:
         told = "every record is marked as rejected or ignored" if lines else "the file is empty"
