@@ -652,6 +652,8 @@ def _run() -> None:
 
 def _add_commands_of_packages() -> None:
     """Add the commands that other packages register; one that cannot be loaded is left out."""
+    if not plugins.registered("commands"):
+        return  # building the group of all commands takes time at every start
     group = typer.main.get_group(app)
     for name, entry in plugins.added("commands", group.commands).items():
         try:
