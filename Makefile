@@ -42,7 +42,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 test-medspacy: $(MEDSPACY)/.done
-	$(MEDSPACY)/bin/python -m pytest -p no:cacheprovider -m medspacy tests/serving/test_medspacy.py
+	$(MEDSPACY)/bin/python -m pytest -p no:cacheprovider -m medspacy tests/apps/serving/test_medspacy.py
 
 mutate: $(VENV)/.dev
 	$(BIN)/python tools/mutate.py $(ARGS)

@@ -53,10 +53,10 @@ from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import SiteHost
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.launch import Setup
-from fednotes.engines.nvflare import kit as kit_files
-from fednotes.engines.nvflare import processes
-from fednotes.engines.nvflare.authority import ProjectConfig, provision
-from fednotes.engines.nvflare.processes import UNWATCHED
+from fednotes.apps.deployment.nvflare import kit as kit_files
+from fednotes.apps.deployment.nvflare import processes
+from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
+from fednotes.apps.deployment.nvflare.processes import UNWATCHED
 from fednotes.engines.requests import Patience
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
@@ -217,7 +217,7 @@ def network(base: Path) -> Iterator[tuple[dict[str, Path], int]]:
 RUN = """
 import sys, time
 from pathlib import Path
-from fednotes.engines.nvflare.server import connect
+from fednotes.apps.deployment.nvflare.server import connect
 with connect(Path(sys.argv[1]), sys.argv[2], 30) as server:
     while set(server.sites(within=15)) != set(sys.argv[4:]):
         time.sleep(0.3)

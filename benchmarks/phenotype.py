@@ -5,7 +5,7 @@
     python benchmarks/phenotype.py --patients 4421     a tenth of it
 
 Invented patients (`tools/synthetic_cohort.py`). An epoch here is a whole global cycle of
-`methods/phenotype.py` with one local epoch, the agreement on outputs included. "Padded" is
+`apps/phenotyping/two_stage.py` with one local epoch, the agreement on outputs included. "Padded" is
 what one would write first: concepts padded to the longest patient of a batch, embedded,
 averaged under a mask, Adam over the whole table; it trains `--steps` batches spread over the
 sites, and its epoch is that many times longer. Each runs in a process of its own, whose
@@ -31,10 +31,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fednotes.engines.inprocess import InProcess
-from fednotes.methods import phenotype
-from fednotes.patients.cohort import Bags, Cohort, FeatureSpace, SitePatients
-from fednotes.patients.dan import Dan, DanConfig
-from fednotes.patients.phenotyper import PhenotypeConfig
+from fednotes.apps.phenotyping import two_stage as phenotype
+from fednotes.apps.phenotyping.cohort import Bags, Cohort, FeatureSpace, SitePatients
+from fednotes.apps.phenotyping.dan import Dan, DanConfig
+from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))

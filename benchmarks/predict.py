@@ -199,7 +199,7 @@ def in_pipeline(model: fn.MentionModel, folder: Path, batch: int) -> Found:
     """The exported model, as transformers reads it."""
     from transformers import logging, pipeline
 
-    from fednotes.serving.exports import export
+    from fednotes.apps.serving.exports import export
 
     logging.disable_progress_bar()
     model.model.save(folder / "model")

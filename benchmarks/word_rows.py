@@ -23,7 +23,8 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.job_file import load_job
-from fednotes.methods import fedner, word_rows
+from fednotes.methods import fedner
+from fednotes.training import word_rows
 
 WORDS, SIZE = 40_000, 300
 

@@ -90,7 +90,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     pytest.importorskip("nvflare")
     from intruders import PROJECT
 
-    from fednotes.engines.nvflare.authority import provision
+    from fednotes.apps.deployment.nvflare.authority import provision
 
     return provision(PROJECT, tmp_path_factory.mktemp("made") / "kits")
 
@@ -100,7 +100,7 @@ def kits(made: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
     """A copy of the folder that these kits were made in, for a test that changes some."""
     from intruders import PROJECT, copied
 
-    from fednotes.engines.nvflare.authority import folders
+    from fednotes.apps.deployment.nvflare.authority import folders
 
     return folders(PROJECT, copied(made["server"].parent, tmp_path / "kits"))
 

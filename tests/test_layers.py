@@ -112,8 +112,8 @@ NETWORK = (
     "requests", "httpx", "aiohttp", "urllib3", "urllib.request", "socket", "socketserver",
     "http.client", "http.server", "ftplib", "smtplib", "xmlrpc",
 )  # fmt: skip
-CARRIER = "fednotes.engines.nvflare"  # nothing else may import NVFlare
-SPACY = "fednotes.serving.spacy_component"  # spaCy alone imports it
+CARRIER = "fednotes.apps.deployment.nvflare"  # nothing else may import NVFlare
+SPACY = "fednotes.apps.serving.spacy_component"  # spaCy alone imports it
 LOCAL = ("socket", "socketserver")  # for a socket in a folder, which is no network
 PICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 CALLS = ("eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_load")
@@ -232,7 +232,7 @@ def forbidden(source: str, path: Path) -> list[str]:
     for item in imports(source, path):
         if within(item.target, PICKLES):
             found.append(f"{path.name}:{item.line}: {item.target}: no pickles (use safetensors)")
-        local = module_name(path) == "fednotes.engines.nvflare.gate" and within(item.target, LOCAL)
+        local = module_name(path) == "fednotes.apps.deployment.nvflare.gate" and within(item.target, LOCAL)
         if within(item.target, NETWORK) and not local:
             found.append(f"{path.name}:{item.line}: {item.target}: no network in this package")
         if within(item.target, CALLS):
@@ -328,8 +328,8 @@ def test_the_base_install_suffices_to_import(path: Path) -> None:
         ("engines/inprocess.py", "from fednotes.methods import fedner", True),
         ("methods/fedner.py", "from fednotes.engines import inprocess", True),
         ("methods/fedner.py", "from fednotes.core.federation import Federation", False),
-        ("rules/guard.py", "from fednotes.engines import wire", True),
-        ("patients/dan.py", "from fednotes.taggers import layers", True),
+        ("apps/deployment/rules/guard.py", "from fednotes.engines import wire", True),
+        ("apps/phenotyping/dan.py", "from fednotes.taggers import layers", True),
         ("report/html.py", "from fednotes.metrics.spans import SpanCounts", True),
         ("jobs/simulate.py", "from fednotes.cli.app import main", True),
         ("cli/app.py", "from fednotes.jobs.simulate import run", False),
@@ -347,7 +347,7 @@ def test_the_room_check_sees(module: str, line: str, wrong: bool) -> None:
         ("core/errors.py", "from fednotes.core import messages", True),
         ("core/errors.py", "from fednotes.core.errors import ConfigError", False),
         ("core/messages.py", "from fednotes.core.errors import ConfigError", False),
-        ("methods/new.py", "from fednotes.methods.sites import MentionSite", False),
+        ("methods/new.py", "from fednotes.training.sites import MentionSite", False),
     ],
 )
 def test_the_level_check_sees(module: str, line: str, wrong: bool) -> None:

@@ -29,7 +29,7 @@ METHOD = replace(FEDNER, presets={"best": {"training": {"learning_rate": 5e-4}}}
 ATTACK = '''
 """An attack that always succeeds."""
 
-from fednotes.audit import Attack, Trial
+from fednotes.apps.audit import Attack, Trial
 
 
 def _trial(scene):
@@ -165,7 +165,7 @@ def test_a_method_of_a_package_has_its_own_preset(environment: dict[str, str]) -
 
 
 def test_an_attack_of_a_package_comes_after_the_built_in_ones(environment: dict[str, str]) -> None:
-    program = "from fednotes.audit import attacks; print([a.name for a in attacks()][-1])"
+    program = "from fednotes.apps.audit import attacks; print([a.name for a in attacks()][-1])"
     assert _run(environment, "-c", program) == "oracle\n"
 
 

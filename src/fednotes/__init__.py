@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fednotes.jobs.results import RunResult
     from fednotes.jobs.show import ShownJob, show_job
     from fednotes.report.html import write_report as report
-    from fednotes.serving.api import (
+    from fednotes.api import (
         calibrate,
         check,
         evaluate,
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
         reliability,
         simulate,
     )
-    from fednotes.serving.exports import export
-    from fednotes.serving.models import MentionModel, PatientModel, load
-    from fednotes.serving.server import serve
-    from fednotes.ui.pages import ui
+    from fednotes.apps.serving.exports import export
+    from fednotes.jobs.models import MentionModel, PatientModel, load
+    from fednotes.apps.serving.server import serve
+    from fednotes.apps.ui.pages import ui
 
 __all__ = [
     "Document",

@@ -27,7 +27,7 @@ from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.compare import Comparison
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.kinds.documents import never_right
-from fednotes.jobs.kinds.patients import KIND
+from fednotes.apps.phenotyping.data_kind import KIND
 from fednotes.jobs.results import PairedDifference, RunResult
 from fednotes.jobs.simulate import (
     LARGE,
@@ -41,7 +41,7 @@ from fednotes.jobs.simulate import (
 from fednotes.methods.fedner import METHOD as FEDNER
 from fednotes.metrics.compare import Bootstrap, mean_scores
 from fednotes.metrics.spans import SpanCounts
-from fednotes.patients.cohort import Bags, Cohort, SitePatients
+from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 
 JOBS: dict[str, dict[str, Any]] = {
     "fedner": {"training": {"epochs": 3, "batch_size": 24, "evaluate_every": 2, "patience": 9}},

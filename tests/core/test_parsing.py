@@ -20,8 +20,8 @@ from fednotes.core.parsing import MOST_DEPTH, JsonError, parse_json, read_json
 from fednotes.core.settings import read_toml
 from fednotes.core.tensors import load_state
 from fednotes.data.formats.files import open_file
-from fednotes.rules.approval import Approvals
-from fednotes.rules.ledger import show
+from fednotes.apps.deployment.rules.approval import Approvals
+from fednotes.apps.deployment.rules.ledger import show
 
 LEAVES = (
     st.none()

@@ -17,10 +17,10 @@ from fednotes.data.formats import read
 from fednotes.data.formats.files import open_file
 from fednotes.data.notes import read_notes
 from fednotes.jobs.inputs import inputs_of
-from fednotes.jobs.predict_patients import notes_of
-from fednotes.patients.concepts import read_ctakes
-from fednotes.patients.labels import read_obesity
-from fednotes.patients.tables import read_codiesp, read_mimic
+from fednotes.apps.phenotyping.predict import notes_of
+from fednotes.apps.phenotyping.concepts import read_ctakes
+from fednotes.apps.phenotyping.labels import read_obesity
+from fednotes.apps.phenotyping.tables import read_codiesp, read_mimic
 
 SECRET = "Zyxwolan was given."
 

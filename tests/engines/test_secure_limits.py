@@ -17,7 +17,7 @@ from fednotes.core.errors import FednotesError, RefusedError
 from fednotes.core.messages import Attached
 from fednotes.core.update import Update
 from fednotes.engines.secure import MOST_LIMITS, SecureSeal, SecureSum
-from fednotes.jobs.deployed.agreement import threshold
+from fednotes.apps.deployment.agreement import threshold
 from fednotes.privacy.secure_sum import messages as wire
 from fednotes.privacy.secure_sum.messages import Terms
 

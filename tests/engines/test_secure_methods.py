@@ -23,8 +23,9 @@ from fednotes.core.update import Total, Update
 from fednotes.data.synthetic import generate
 from fednotes.encoders.language_model import LanguageModelConfig
 from fednotes.engines.inprocess import InProcess
-from fednotes.methods import adversarial, distill, fedner, finetune, personal, phenotype, pretrain
-from fednotes.patients.phenotyper import PhenotypeConfig
+from fednotes.methods import adversarial, distill, fedner, finetune, personal, pretrain
+from fednotes.apps.phenotyping import two_stage as phenotype
+from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 

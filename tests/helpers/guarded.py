@@ -14,9 +14,9 @@ from fednotes.core.messages import Reply, Request, decode_reply, encode
 from fednotes.core.update import Total, Update
 from fednotes.engines.host import SiteHost
 from fednotes.engines.secure import SecureSeal, SecureSum
-from fednotes.rules.guard import SiteGuard, settle
-from fednotes.rules.ledger import ledger_of, show
-from fednotes.rules.policy import Policy
+from fednotes.apps.deployment.rules.guard import SiteGuard, settle
+from fednotes.apps.deployment.rules.ledger import ledger_of, show
+from fednotes.apps.deployment.rules.policy import Policy
 
 SITES, JOB = ("a", "b", "c", "d"), "job-1"
 TABLE = {"name": "job", "sites": list(SITES), "min_sites": 3}

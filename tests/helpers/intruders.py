@@ -24,17 +24,17 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from fednotes.engines import launch
-from fednotes.engines.nvflare import kit as kit_files
-from fednotes.engines.nvflare import processes
-from fednotes.engines.nvflare.authority import (
+from fednotes.apps.deployment.nvflare import kit as kit_files
+from fednotes.apps.deployment.nvflare import processes
+from fednotes.apps.deployment.nvflare.authority import (
     Authority,
     ProjectConfig,
     authority_of,
     no_secret,
     provision,
 )
-from fednotes.engines.nvflare.certificates import certificate_of, key_of, new_key_pem
-from fednotes.engines.nvflare.processes import UNWATCHED
+from fednotes.apps.deployment.nvflare.certificates import certificate_of, key_of, new_key_pem
+from fednotes.apps.deployment.nvflare.processes import UNWATCHED
 
 HELPERS = Path(__file__).parent
 ADMIN = "admin@fednotes.org"
@@ -163,7 +163,7 @@ def as_admin(
     """Run a few lines as the admin, in a process of their own as a command would."""
     program = (
         "import json, sys, time\nfrom pathlib import Path\n"
-        "from fednotes.engines.nvflare.server import connect\n"
+        "from fednotes.apps.deployment.nvflare.server import connect\n"
         f"with connect(Path({str(kit)!r}), {person!r}, {seconds}) as server:\n"
         + "".join(f"    {line}\n" for line in code.splitlines())
     )

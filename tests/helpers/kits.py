@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
-from fednotes.engines.nvflare.kit import KIT_FILE
+from fednotes.apps.deployment.nvflare.kit import KIT_FILE
 
 
 def site_kit(kit: Path) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fednotes.rules.ledger import Entry, Ledger
+from fednotes.apps.deployment.rules.ledger import Entry, Ledger
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DIGEST = hashlib.sha256(b"the message").hexdigest()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from fednotes.engines.nvflare import processes
+from fednotes.apps.deployment.nvflare import processes
 
 
 class Place:

@@ -10,7 +10,7 @@ from tiny_notes import tiny_site
 
 from fednotes.core.types import SiteData
 from fednotes.methods.fedner import METHOD as FEDNER
-from fednotes.methods.private import PrivateSite, privately
+from fednotes.privacy.training import PrivateSite, privately
 from fednotes.privacy.promise import Privacy
 
 MODEL = {

@@ -21,8 +21,8 @@ from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.checks import Finding
 from fednotes.data.formats import examine, read, write
 from fednotes.jobs.checking import Checked, check_against, check_files, check_job
-from fednotes.serving.api import evaluate
-from fednotes.serving.models import MentionModel
+from fednotes.api import evaluate
+from fednotes.jobs.models import MentionModel
 
 
 def of(found: Checked, code: str) -> tuple[Finding, ...]:

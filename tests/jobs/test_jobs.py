@@ -35,7 +35,7 @@ from fednotes.jobs.job_file import (
 )
 from fednotes.jobs.reference import markdown, reference, tables
 from fednotes.methods import fedner
-from fednotes.patients.features import ConceptsConfig
+from fednotes.apps.phenotyping.features import ConceptsConfig
 
 BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
 

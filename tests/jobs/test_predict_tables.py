@@ -334,7 +334,7 @@ def test_models_of_mentions_need_no_module_of_patients(model: Path) -> None:
         f"sys.argv = ['fednotes', 'predict', {str(model)!r}, '--text', 'He took aspirin.']\n"
         "main()\n"
         "import fednotes as fn; list(fn.load(sys.argv[2]).stream(['a']))\n"
-        "print(sorted(m for m in sys.modules if m.startswith('fednotes.patients')))"
+        "print(sorted(m for m in sys.modules if m.startswith('fednotes.apps.phenotyping')))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True

@@ -30,8 +30,8 @@ from fednotes.methods.averaging import (
     run_cycles,
     traffic_of,
 )
-from fednotes.methods.compression import BLOCK, agreed, decode, encode, opened, require_code, told
-from fednotes.methods.sites import Adam
+from fednotes.training.compression import BLOCK, agreed, decode, encode, opened, require_code, told
+from fednotes.training.sites import Adam
 
 CONFIG = Averaging(cycles=3, batch_size=4, learning_rate=0.05, weight_decay=0.1, seed=7)
 

@@ -24,9 +24,10 @@ from fednotes.core.update import Total
 from fednotes.data.batches import buckets
 from fednotes.data.split import sentence_documents
 from fednotes.engines.inprocess import InProcess
-from fednotes.jobs.deployed.site import outward
-from fednotes.methods import distill, fedner, word_rows
-from fednotes.methods.sites import all_tags
+from fednotes.apps.deployment.site import outward
+from fednotes.methods import distill, fedner
+from fednotes.training import word_rows
+from fednotes.training.sites import all_tags
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.tagger import build_tagger
 

@@ -22,7 +22,7 @@ from fednotes.data.split import pool
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, finetune, personal
 from fednotes.methods.finetune import Config, Site, _Sentences, num_notes
-from fednotes.methods.private import privately
+from fednotes.privacy.training import privately
 from fednotes.metrics.spans import SpanCounts
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.encoder_tagger import EncoderTaggerConfig

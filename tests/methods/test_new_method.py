@@ -26,8 +26,8 @@ from fednotes.core.types import TagSet
 from fednotes.core.update import Update
 from fednotes.data.batches import buckets
 from fednotes.data.split import pool
-from fednotes.methods.sites import Adam
-from fednotes.methods.sites import Count, MentionSite, all_tags, finite, judged_mentions
+from fednotes.training.sites import Adam
+from fednotes.training.sites import Count, MentionSite, all_tags, finite, judged_mentions
 from fednotes.taggers.saving import build_model
 from fednotes.taggers.tagger import TaggerConfig, tagger_config
 

@@ -16,17 +16,9 @@ from two_jobs import LEAST, MOST, Case, remaining
 
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.encoders.language_model import LanguageModelConfig
-from fednotes.methods import (
-    adversarial,
-    distill,
-    fedner,
-    finetune,
-    names,
-    personal,
-    phenotype,
-    pretrain,
-)
-from fednotes.patients.cohort import Cohort, FeatureSpace, SitePatients, Vectors
+from fednotes.methods import adversarial, distill, fedner, finetune, names, personal, pretrain
+from fednotes.apps.phenotyping import two_stage as phenotype
+from fednotes.apps.phenotyping.cohort import Cohort, FeatureSpace, SitePatients, Vectors
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 

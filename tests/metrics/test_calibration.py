@@ -25,7 +25,7 @@ from fednotes.metrics.calibration import (
     log_odds,
     weights_digest,
 )
-from fednotes.serving.api import _platt
+from fednotes.api import _platt
 
 DOCUMENTS, EACH = 80, 25
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document
 from fednotes.jobs.predict import predict
-from fednotes.serving.api import evaluate
+from fednotes.api import evaluate
 from fednotes.taggers.saving import (
     build_model,
     kinds,

@@ -13,7 +13,7 @@ import torch
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Update
 from fednotes.jobs.job_file import parse_job
-from fednotes.methods.server_steps import by_each
+from fednotes.training.server_steps import by_each
 
 NOTE = Document("n", "Has a cough; pain. Takes ASA.", (
     Span(6, 11, "problem"), Span(13, 17, "problem"), Span(25, 28, "treatment"),

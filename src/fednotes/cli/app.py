@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 
 from fednotes import __version__
-from fednotes.cli.deploy import register
+from fednotes.apps.deployment.commands.deploy import register
 from fednotes.cli.groups import (
     SKIP_REMEDY,
     EncodingOption,
@@ -133,7 +133,7 @@ def simulate(
     from fednotes.jobs.job_file import load_job
     from fednotes.jobs.seeds import parse_seeds
     from fednotes.report.html import write_report
-    from fednotes.serving.api import simulate as run
+    from fednotes.api import simulate as run
 
     if seeds and any(setting.partition("=")[0].strip() == "seed" for setting in settings or ()):
         raise ConfigError("--seeds and --set seed=… both name seeds: give one of them")
@@ -197,8 +197,8 @@ def audit(
 
     Attacks on what a job would send are tried on your own notes. Nothing leaves this machine.
     """
-    from fednotes.audit import audit as run
-    from fednotes.audit import opened
+    from fednotes.apps.audit import audit as run
+    from fednotes.apps.audit import opened
     from fednotes.cli.display import audit_table
     from fednotes.core.store import held, write_json
     from fednotes.jobs.results import AUDIT
@@ -332,9 +332,9 @@ def serve(
     dictionary: Dictionary = None,
 ) -> None:
     """Serve a saved model's predictions over HTTP until Ctrl-C."""
-    from fednotes.serving.models import load
-    from fednotes.serving.server import Limits
-    from fednotes.serving.server import serve as run
+    from fednotes.jobs.models import load
+    from fednotes.apps.serving.server import Limits
+    from fednotes.apps.serving.server import serve as run
 
     limits = Limits(
         body=max_bytes,
@@ -371,8 +371,8 @@ def evaluate(
     """Score a saved model on annotated text, or on labelled patients."""
     from fednotes.cli.display import patient_score_table, score_table
     from fednotes.core.model_folders import is_phenotyper
-    from fednotes.serving.api import evaluate as run
-    from fednotes.serving.models import load
+    from fednotes.api import evaluate as run
+    from fednotes.jobs.models import load
 
     renamed = _renamed(label_map)
     asked = tuple(dict.fromkeys(name.strip() for name in types.split(",") if name.strip()))
@@ -422,8 +422,8 @@ def calibrate(
     """
     from fednotes.cli.display import reliability_table
     from fednotes.metrics.calibration import picture
-    from fednotes.serving import api
-    from fednotes.serving.models import load
+    from fednotes import api
+    from fednotes.jobs.models import load
 
     if plot is not None:
         picture({}, plot)  # what is in its way is told before anything is done
@@ -469,7 +469,7 @@ def check(
     Counts and places, never text. Exit code: 0 nothing is wrong, 1 there are problems, 2 the
     check itself could not be done.
     """
-    from fednotes.serving.api import check as run
+    from fednotes.api import check as run
 
     # A status is drawn on terminals only; what is piped stays quiet.
     with Console(stderr=True).status("reading") as shown:
@@ -558,9 +558,9 @@ def reproduce(
     from rich.markdown import Markdown
 
     from fednotes.cli.display import experiment_list, runs_bar
-    from fednotes.experiments.reproduce import experiments
-    from fednotes.experiments.reproduce import reproduce as run
-    from fednotes.experiments.tables import markdown, plot
+    from fednotes.apps.experiments.reproduce import experiments
+    from fednotes.apps.experiments.reproduce import reproduce as run
+    from fednotes.apps.experiments.tables import markdown, plot
 
     if not name:
         console.print(experiment_list(experiments()))
@@ -607,7 +607,7 @@ def ui(
     backbone: Backbone = None,
 ) -> None:
     """Open a local page of runs, errors in notes, or a ledger."""
-    from fednotes.ui.pages import ui as run
+    from fednotes.apps.ui.pages import ui as run
 
     options: Any = {"corrections": corrections, "device": device, "backbone": backbone}
     run(*paths, port=port, format=format, on_error=on_error.value, tell=say, **options)

@@ -274,7 +274,7 @@ New = Annotated[Path, typer.Argument(metavar="OUT", help="New or empty folder to
 @exports.command("hf")
 def export_hf(model: Saved, out: New) -> None:
     """Export a token classifier as a Hugging Face directory."""
-    from fednotes.serving.exports import export
+    from fednotes.apps.serving.exports import export
 
     export(model, "hf", out)
     say(f'{out}: for pipeline("token-classification", aggregation_strategy="first")')
@@ -289,7 +289,7 @@ def export_onnx(
     ] = False,
 ) -> None:
     """Export a light tagger or token classifier as an ONNX graph."""
-    from fednotes.serving.exports import export
+    from fednotes.apps.serving.exports import export
 
     export(model, "onnx", out, int8=int8)
     say(f"{out}: model.onnx, and what it reads; docs/use.md has a program for it")
@@ -304,7 +304,7 @@ def export_sklearn(
     ] = None,
 ) -> None:
     """Export a phenotyping model as a scikit-learn pipeline."""
-    from fednotes.serving.exports import export
+    from fednotes.apps.serving.exports import export
 
     export(model, "sklearn", out, dictionary=dictionary)
     say(f'{out}: skops.io.load("{out}/pipeline.skops")')
@@ -317,7 +317,7 @@ def export_card(
 ) -> None:
     """Write a model's card: what it is, how it was trained, its scores."""
     from fednotes.jobs.card import card
-    from fednotes.serving.exports import export
+    from fednotes.apps.serving.exports import export
 
     if out is None:
         sys.stdout.write(card(model))
@@ -372,7 +372,7 @@ def job_schema() -> None:
 def cache_clear() -> None:
     """Delete the features, tokens and concepts that were made from notes."""
     from fednotes.encoders.features import default_cache
-    from fednotes.jobs.deployed.status import clear_caches
+    from fednotes.apps.deployment.status import clear_caches
 
     folder = default_cache()
     say(f"{clear_caches(folder) / 1e6:.1f} MB freed in {folder}")
@@ -396,7 +396,7 @@ def attention(
     from rich.markdown import Markdown
 
     from fednotes.cli.display import runs_bar
-    from fednotes.experiments.attention import markdown, run_attention
+    from fednotes.apps.experiments.attention import markdown, run_attention
 
     chosen = tuple(category or ())
     with runs_bar(console, "attention") as tell:

@@ -37,7 +37,7 @@ from fednotes.engines.history import Asked, Journal
 from fednotes.engines.launch import place_of
 from fednotes.engines.secure import AnswerTimes, SecureSeal
 from fednotes.engines.summing import check_update
-from fednotes.rules.guard import SiteGuard
+from fednotes.apps.deployment.rules.guard import SiteGuard
 
 KEEP_BYTES = 2**29  # of requests that would have to be done again without a newer state
 ROUND_LINE_SECONDS = 60.0  # between two lines of a site's log that say how far it is

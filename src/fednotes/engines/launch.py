@@ -20,8 +20,8 @@ JOB_FILE = "job.json"  # the declaration, in the app's config folder
 OUTCOME_FILE = "outcome.json"  # how the newest submission of a run stands, in the run's state
 SERVER_MAIN, SITE_MAIN = "FEDNOTES_SERVER_MAIN", "FEDNOTES_SITE_MAIN"  # "module:function"
 MAINS = {
-    SERVER_MAIN: "fednotes.jobs.deployed.server:server_main",
-    SITE_MAIN: "fednotes.jobs.deployed.site:site_main",
+    SERVER_MAIN: "fednotes.apps.deployment.server:server_main",
+    SITE_MAIN: "fednotes.apps.deployment.site:site_main",
 }
 
 

@@ -25,8 +25,8 @@ from fednotes.metrics.compare import (
 )
 from fednotes.metrics.gap import Gap
 from fednotes.metrics.spans import Scores, SpanCounts
-from fednotes.patients.cohort import SitePatients
-from fednotes.patients.phenotyper import Phenotyper, load_phenotyper
+from fednotes.apps.phenotyping.cohort import SitePatients
+from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
 from fednotes.taggers.saving import load_model
 
 ALL_SITES = "all sites"  # the row of runs whose sites share their test patients

@@ -38,10 +38,10 @@ from fednotes.core.settings import build, checked, expand
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.data.encodings import AUTO, encoding_of
-from fednotes.methods.private import privately
-from fednotes.patients.codes import parse, system_of
-from fednotes.patients.features import SYNTHETIC, ConceptsConfig, TextConfig
-from fednotes.patients.labels import Judgment, Unmentioned
+from fednotes.privacy.training import privately
+from fednotes.apps.phenotyping.codes import parse, system_of
+from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
+from fednotes.apps.phenotyping.labels import Judgment, Unmentioned
 from fednotes.privacy.promise import Privacy
 
 POOLED = "pooled"  # the site that has every site's sentences
@@ -346,7 +346,7 @@ class PatientsConfig:
         notes: A file or folder of notes, or a list of them. Relative paths are relative to the
             job file; `$NAME` stands for an environment variable. A note without a patient is a
             patient of its own, named by its id.
-        concepts: The output of cTAKES, in place of `notes` (`patients/concepts.py`).
+        concepts: The output of cTAKES, in place of `notes` (`apps/phenotyping/concepts.py`).
         format: Format of the notes; guessed from the content if empty.
         categories: Keeps only notes of these categories; all if empty.
         column: The column of a table, or the JSON key, that holds the text of a note; guessed
@@ -356,7 +356,7 @@ class PatientsConfig:
         codes: A file or folder of billed codes, or a list of them; `codes_format` says what
             they are.
         codes_format: What `codes` is: "table", any CSV or tab-separated table with a patient
-            and a code in each row (`patients/tables.py`); or a folder of tables: "mimic"
+            and a code in each row (`apps/phenotyping/tables.py`); or a folder of tables: "mimic"
             (MIMIC-III), "omop" or "codiesp".
         system: Coding system of a table whose rows name none, such as "icd10".
         patient_column: Name of the column of patients in a table of codes or labels; guessed if
@@ -367,7 +367,7 @@ class PatientsConfig:
         conditions: Coding system of the OMOP table of conditions; "" leaves the table out.
         procedures: Coding system of the OMOP table of procedures; "" leaves the table out.
         labels: A table of judged phenotypes, with a row for each pair or a column for each
-            phenotype (`patients/labels.py`). Or a folder of the i2b2 2008 obesity challenge:
+            phenotype (`apps/phenotyping/labels.py`). Or a folder of the i2b2 2008 obesity challenge:
             its texts are the notes unless `notes` is given, and its test part is the test data.
         judgment: Which of the obesity challenge's two judgments is read: what a reader
             concludes, or what the text states.
@@ -449,7 +449,7 @@ def _paths(name: str, value: Any) -> tuple[str, ...]:
 
 @checked(frozen=True)
 class SyntheticPatientsConfig:
-    """Generated patients in place of files (`patients/synthetic.py`).
+    """Generated patients in place of files (`apps/phenotyping/synthetic.py`).
 
     Attributes:
         sites: Number of sites.

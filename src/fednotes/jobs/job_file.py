@@ -31,7 +31,8 @@ from fednotes.jobs.job import (
     SilosConfig,
     SiteKind,
 )
-from fednotes.jobs.kinds import documents, notes, patients
+from fednotes.jobs.kinds import documents, notes
+from fednotes.apps.phenotyping import data_kind as patients
 from fednotes.jobs.results import CONDITIONS, OWN_MIX
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND

@@ -87,7 +87,7 @@ def predict(
         raise ConfigError("brat is a folder of files: give --out FOLDER")
     _require_apart(path, out)
     if patients:
-        from fednotes.jobs.predict_patients import notes_of, predict_patients
+        from fednotes.apps.phenotyping.predict import notes_of, predict_patients
 
         notes = notes_of(path, text, format=read_as, column=column, encoding=encoding)
         predict_patients(model, notes, format, out, device, place)

@@ -31,7 +31,7 @@ from fednotes.jobs.job_file import (
     model_preset,
     training_preset,
 )
-from fednotes.patients.features import SYNTHETIC, ConceptsConfig, TextConfig
+from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers import saving
 from fednotes.taggers.tagger import PRESETS as TAGGERS

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fednotes import methods
-from fednotes.jobs.deployed.site_file import PLACES, with_places
+from fednotes.apps.deployment.site_file import PLACES, with_places
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import (
     DEFAULT_PRESET,

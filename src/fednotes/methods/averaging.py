@@ -35,8 +35,8 @@ from fednotes.core.seeds import Draws
 from fednotes.core.settings import checked
 from fednotes.core.tensors import below, load_into, nbytes, prefixed, require_like, snapshot
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.methods import server_steps
-from fednotes.methods.compression import (
+from fednotes.training import server_steps
+from fednotes.training.compression import (
     Compression,
     agreed,
     decode,
@@ -46,9 +46,9 @@ from fednotes.methods.compression import (
     sizes,
     told,
 )
-from fednotes.methods.private import Privately
-from fednotes.methods.server_steps import Aggregation, by_each, gathered
-from fednotes.methods.sites import (
+from fednotes.privacy.training import Privately
+from fednotes.training.server_steps import Aggregation, by_each, gathered
+from fednotes.training.sites import (
     Adam,
     Best,
     Count,
@@ -64,7 +64,7 @@ from fednotes.methods.sites import (
     least_part,
     part_of,
 )
-from fednotes.patients.dan import RowAdam
+from fednotes.apps.phenotyping.dan import RowAdam
 
 BEST = -1  # of `keep_cycle`
 CHANGES = ("lora", "private")  # low-rank changes, by the first word of a parameter's name

@@ -43,8 +43,8 @@ from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.data.tags import decode, encode
 from fednotes.methods import presets
-from fednotes.methods.private import Privately
-from fednotes.methods.sites import (
+from fednotes.privacy.training import Privately
+from fednotes.training.sites import (
     Adam,
     Best,
     Count,

@@ -41,10 +41,11 @@ from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.data.text import split_sentences
-from fednotes.methods import presets, word_rows
-from fednotes.methods.private import Privately
-from fednotes.methods.server_steps import Aggregation, by_each, for_names, gathered
-from fednotes.methods.sites import (
+from fednotes.methods import presets
+from fednotes.training import word_rows
+from fednotes.privacy.training import Privately
+from fednotes.training.server_steps import Aggregation, by_each, for_names, gathered
+from fednotes.training.sites import (
     Adam,
     Best,
     Count,

@@ -42,8 +42,8 @@ from fednotes.methods.averaging import (
     size_warnings,
     traffic_of,
 )
-from fednotes.methods.server_steps import by_each, for_names
-from fednotes.methods.sites import (
+from fednotes.training.server_steps import by_each, for_names
+from fednotes.training.sites import (
     Count,
     MentionSite,
     Rate,

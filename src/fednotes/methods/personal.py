@@ -56,8 +56,8 @@ from fednotes.methods.averaging import (
     private_by,
     run_cycles,
 )
-from fednotes.methods.server_steps import by_each
-from fednotes.methods.sites import Count, Number, Rate, all_tags, begun_from, judged_mentions
+from fednotes.training.server_steps import by_each
+from fednotes.training.sites import Count, Number, Rate, all_tags, begun_from, judged_mentions
 from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus

@@ -1,0 +1,106 @@
+"""The commands that look at a site's ledger."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE
+from rich.table import Table
+from rich.text import Text
+
+from fednotes.cli.groups import console, say
+from fednotes.apps.deployment.commands.server import Kit
+from fednotes.core.cleaning import NAME, clean
+from fednotes.core.errors import FednotesError
+
+ledger = typer.Typer(help="Inspect the record of what left a site.", no_args_is_help=True)
+
+
+def _ledger(kit: Path) -> Path:
+    from fednotes.apps.deployment.nvflare.kit import read_kit
+    from fednotes.apps.deployment.rules.ledger import ledger_of
+
+    read_kit(kit)
+    return ledger_of(kit).path
+
+
+@ledger.command("verify")
+def ledger_verify(
+    kit: Kit,
+    noted: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LINES:HASH",
+            help="Last hash that was noted elsewhere; detects a ledger that was rewritten.",
+        ),
+    ] = None,
+) -> None:
+    """Verify that no line of the ledger was altered, removed or moved."""
+    from fednotes.apps.deployment.rules.ledger import noted_end, verify
+
+    report = verify(_ledger(kit), noted_end(noted) if noted is not None else None)
+    if not report.ok:
+        raise FednotesError(f"{report}; keep both files as evidence".replace("\n", "; "))
+    say(*str(report).splitlines())
+    if noted is not None:
+        say("what was noted is in it")
+    if report.head is not None and report.head.lines:
+        end = f"{report.head.lines}:{report.head.hash}"
+        say(f"next: note {end} elsewhere; later: fednotes ledger verify {kit} --noted {end}")
+
+
+@ledger.command("show")
+def ledger_show(
+    kit: Kit,
+    run: Annotated[str | None, typer.Option(help="Show this run only.")] = None,
+    first: Annotated[int, typer.Option("--first-round", min=0, help="First round to show.")] = 0,
+    last: Annotated[int | None, typer.Option("--last-round", help="Last round to show.")] = None,
+    tail: Annotated[
+        int, typer.Option(min=0, help="Number of last lines to show; 0 shows all.")
+    ] = 20,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the lines as JSON.")] = False,
+) -> None:
+    """List what left the site: time, round, task, tensors, bytes, hash.
+
+    --json adds the name, shape and norm of each tensor.
+    """
+    from fednotes.apps.deployment.rules.ledger import show
+
+    every = list(show(_ledger(kit), run=run, first=first, last=last))
+    lines = every[-tail:] if tail else every
+    if json_output:
+        for line in lines:
+            print(json.dumps(line))
+        return
+    for name in dict.fromkeys(line["run"] for line in lines):
+        console.print(_table(name, [line for line in lines if line["run"] == name]))
+    say(f"{len(lines):,} of {len(every):,} lines; each tensor's name, shape and norm: --json")
+    say(f"next: fednotes ledger verify {kit}")
+
+
+def _table(run: str, lines: list[dict[str, Any]]) -> Table:
+    """The lines of one run."""
+    title = Text(f"run {clean(run, NAME)}")
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    for head in ("line", "time", "round", "task", "tensors", "bytes", "SHA-256", ""):
+        right = head in ("line", "round", "tensors", "bytes")
+        whole = head in ("time", "bytes", "SHA-256")
+        table.add_column(head, justify="right" if right else "left", no_wrap=whole, overflow="fold")
+    for line in lines:
+        behind = line.get("update") or line["tensors"]
+        table.add_row(
+            *(f"{line['seq']}", line["time"][5:19].replace("T", " "), f"{line['round']}"),
+            *(Text(clean(line["task"], NAME)), f"{len(behind)}", f"{line['bytes']:,}"),
+            *(line["sha256"][:8], _kind(line)),
+        )
+    return table
+
+
+def _kind(line: dict[str, Any]) -> str:
+    """What a line is besides an update in the clear; of a refusal why, where that is known."""
+    if line.get("refusal"):
+        return clean(line.get("reason") or "refusal", NAME)
+    return "masked" if line["masked"] else ""

@@ -1,0 +1,227 @@
+"""Refuse a job whose training examples differ by few from those of an earlier job.
+
+Whoever writes two jobs can subtract their sums (docs/privacy.md, "Two jobs"). What is left tells
+most where few examples differ. A site with `[policy] min_difference = N` therefore remembers the
+training examples of each run that it joins, and refuses a run whose examples differ from those of
+an earlier run by at least one and fewer than N.
+
+    KIT/rules/examples/record.json   the runs, with a digest of each example
+    KIT/rules/examples/secret.key    the secret that the digests are keyed with
+
+A digest is 16 bytes of an HMAC-SHA256. Without the secret the record tells how many examples there
+were and which runs shared some, but no text can be compared with it. The record ends with a code of
+its own, so that an edited one is noticed. Both files are made together; where one is missing or
+damaged, the site joins no run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from fednotes.core.cleaning import NAME, clean
+from fednotes.core.errors import ConfigError
+from fednotes.core.parsing import MOST_BYTES, read_json
+from fednotes.core.store import alone, private_folder, write_folder, write_json
+from fednotes.apps.deployment.rules.policy import Policy, check_difference
+
+FOLDER = "examples"  # in the rules of a kit
+RECORD = "record.json"
+SECRET = "secret.key"
+DIGEST_BYTES = 16
+_KEY_BYTES = 32
+_MOST_BYTES = MOST_BYTES // 2  # of the record, well below what is read of a file
+_SHOWN = 12  # characters of a job's fingerprint, for people
+
+Views = Mapping[str, Iterable[bytes]]
+
+
+@dataclass(frozen=True)
+class JoinedRun:
+    """A run of a job that a site joins.
+
+    Attributes:
+        run: The run's name.
+        job: The fingerprint of its job.
+        sites: All sites of the job.
+    """
+
+    run: str
+    job: str
+    sites: tuple[str, ...]
+
+
+class _Entry(BaseModel):
+    """One run in the record. views: the name of a view → the key of its digests in `sets`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    run: str
+    job: str
+    sites: list[str]
+    views: dict[str, str]
+
+
+class _Record(BaseModel):
+    """The record's contents. sets: sorted digests in base64, each set once."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: Literal[1] = 1
+    runs: list[_Entry] = []
+    sets: dict[str, str] = {}
+
+    def code(self, secret: bytes) -> str:
+        """Return the code that shows whether the record is as it was written."""
+        text = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
+        return hmac.new(secret, text.encode(), "sha256").hexdigest()
+
+
+class ExampleRecord:
+    """The training examples of the runs that one site joined.
+
+    Args:
+        rules: The folder of the site's rules, in its kit.
+    """
+
+    def __init__(self, rules: Path) -> None:
+        self.folder = rules / FOLDER
+
+    def join(self, joining: JoinedRun, read: Callable[[], Views], policy: Policy) -> None:
+        """Compare a run's training examples with those of earlier runs, then remember them.
+
+        A run is not compared with itself, so a site that resumes one joins it again. With
+        `min_difference = 0` nothing is read, compared or written.
+
+        Args:
+            joining: The run that the site is about to join.
+            read: Returns the training examples as bytes, in one or several views. A view leaves
+                something out of the examples, such as labels; runs are compared in each view
+                that both have. An example that occurs twice counts twice.
+            policy: The site's rules.
+
+        Raises:
+            PolicyRefusal: The examples differ from those of an earlier run by at least one and
+                fewer than `min_difference`. Nothing is remembered then.
+            ConfigError: The record or its secret is missing or damaged, or the record would be
+                too large. No run may be joined then.
+            FednotesError: The record cannot be written.
+        """
+        if not policy.min_difference:
+            return
+        private_folder(self.folder.parent)
+        with alone(self.folder.with_suffix(".lock")):
+            if not self.folder.exists():
+                self._begin()
+            secret, record = self._read()
+            own = {name: digests(secret, name, examples) for name, examples in read().items()}
+            for earlier in record.runs:
+                if (earlier.run, earlier.job) != (joining.run, joining.job):
+                    _require_apart(earlier, own, record, policy)
+            self._remember(joining, own, secret, record)
+
+    def _begin(self) -> None:
+        """Make a new secret, and a record of no run."""
+        secret = secrets.token_bytes(_KEY_BYTES)
+        record = _Record()
+
+        def fill(folder: Path) -> None:
+            (folder / SECRET).write_bytes(secret)
+            write_json(folder / RECORD, record.model_dump() | {"code": record.code(secret)})
+
+        write_folder(self.folder, fill)
+
+    def _read(self) -> tuple[bytes, _Record]:
+        """Return the secret and the record. Raises ConfigError."""
+        try:
+            secret = (self.folder / SECRET).read_bytes()
+            table = dict(read_json(self.folder / RECORD))
+            code = table.pop("code")
+            record = _Record.model_validate(table)
+            if len(secret) != _KEY_BYTES or not hmac.compare_digest(code, record.code(secret)):
+                raise ValueError("not as it was written")
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            raise ConfigError(
+                f"{self.folder}: {RECORD} or {SECRET} is missing, damaged or edited, so it is not "
+                "known which examples earlier jobs trained on, and min_difference lets the site "
+                "join no run: put back a copy of the folder; without one, move it away, and jobs "
+                "are compared with later ones alone"
+            ) from error
+        return secret, record
+
+    def _remember(
+        self,
+        joining: JoinedRun,
+        own: Mapping[str, frozenset[bytes]],
+        secret: bytes,
+        record: _Record,
+    ) -> None:
+        """Add a run to the record, unless it is there with the same examples."""
+        entry = _Entry(run=joining.run, job=joining.job, sites=sorted(joining.sites), views={})
+        sets = dict(record.sets)
+        for name, found in own.items():
+            raw = b"".join(sorted(found))
+            key = hashlib.sha256(raw).hexdigest()
+            entry.views[name] = key
+            sets[key] = base64.b64encode(raw).decode()
+        if entry in record.runs:
+            return
+
+        longer = _Record(runs=[*record.runs, entry], sets=sets)
+        table = longer.model_dump() | {"code": longer.code(secret)}
+        size = len(json.dumps(table, indent=2, ensure_ascii=False))
+        if size > _MOST_BYTES:
+            raise ConfigError(
+                f"{self.folder}: the record of earlier jobs' examples would have {size:,} bytes, "
+                f"and may have {_MOST_BYTES:,}: keep the folder elsewhere and move it away; "
+                "jobs are compared with later ones alone then"
+            )
+        write_json(self.folder / RECORD, table)
+
+
+def digests(secret: bytes, view: str, examples: Iterable[bytes]) -> frozenset[bytes]:
+    """Return a keyed digest of each example; one that occurs again has another digest.
+
+    Args:
+        secret: The secret of the site's record.
+        view: The name of the view that the examples are of.
+        examples: The examples as bytes, in any order.
+
+    Returns:
+        As many digests as there are examples, each of `DIGEST_BYTES` bytes.
+    """
+    begun = hmac.digest(secret, view.encode(), "sha256")
+    occurrences: Counter[bytes] = Counter()
+    found = set()
+    for example in examples:
+        plain = hmac.digest(begun, example, "sha256")
+        occurrences[plain] += 1
+        number = occurrences[plain].to_bytes(8, "big")
+        found.add(hmac.digest(begun, plain + number, "sha256")[:DIGEST_BYTES])
+    return frozenset(found)
+
+
+def _require_apart(
+    earlier: _Entry,
+    own: Mapping[str, frozenset[bytes]],
+    record: _Record,
+    policy: Policy,
+) -> None:
+    """Pass examples that are those of an earlier run, or differ by enough. Raises PolicyRefusal."""
+    named = f"an earlier job ({earlier.job[:_SHOWN]}, run {clean(earlier.run, NAME)})"
+    for name in own:
+        if name not in earlier.views:
+            continue
+        raw = base64.b64decode(record.sets[earlier.views[name]])
+        past = {raw[at : at + DIGEST_BYTES] for at in range(0, len(raw), DIGEST_BYTES)}
+        check_difference(policy, len(own[name] ^ past), view=name, earlier=named)

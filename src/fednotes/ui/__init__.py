@@ -1,5 +1,0 @@
-"""The local page. Called, as `fednotes.ui(…)`, `pages.ui`."""
-
-from fednotes import called
-
-called(__name__, "pages", "ui")

@@ -1,0 +1,336 @@
+"""What methods on patients tell: concepts, codes, counts and members are named without defence, and
+not under noise."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from patient_files import write, write_terms
+
+from fednotes.apps.audit import Scene, Trial, attacks, memory, opened, patients
+from fednotes.cli import app
+from fednotes.core.errors import ConfigError
+from fednotes.jobs.job import Job, load_sites
+from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.results import Leak, read_audit
+from fednotes.privacy import training as private
+
+TABLE: dict[str, Any] = {
+    "method": "phenotype",
+    "preset": "paper",
+    "seed": 2,
+    "synthetic": {"sites": 3, "patients": 40},
+    "concepts": {"most": 10_000},
+    "training": {
+        **{"cycles": 2, "classifier_cycles": 3, "batch_size": 8, "learning_rate": 0.01},
+        **{"minimum": 3, "systems": ["icd9"], "least_occurrences": 0, "require_output": False},
+    },
+    "model": {"network": {"embedding": 8, "hidden": 12, "length": 0}},
+}
+NONE = {"model": {"representation": "none"}}
+SECURE = {"federation": {"secure_sum": True}}
+PRIVATE = NONE | {"privacy": {"epsilon": 2.0, "delta": 1e-4, "unit": "patient", "rate": 0.5}}
+
+
+def job(**tables: Any) -> Job:
+    """Three generated hospitals of a few patients; `tables` change it."""
+    table = {**TABLE}
+    for name, values in tables.items():
+        table[name] = {**table.get(name, {}), **values}
+    return parse_job(table, "job", Path(), "job")
+
+
+@cache
+def _scene(key: str) -> Scene:
+    made = job(**json.loads(key))
+    return Scene(made, load_sites(made))
+
+
+def told(name: str, **tables: Any) -> Leak:
+    """One attack on `job(**tables)`, which runs once for all of them."""
+    attack = next(a for a in attacks() if name in a.name and a.patients is not False)
+    return attack.on(_scene(json.dumps(tables)))
+
+
+def at_site(**tables: Any) -> Any:
+    """The audited site's training patients."""
+    return _scene(json.dumps(tables)).sites.data[0]
+
+
+# ---- concepts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secure", [{}, SECURE])
+def test_vectors_that_move_are_the_concepts_of_coded_patients(secure: dict[str, Any]) -> None:
+    """All of them, also from a secure sum, which hides alone whose they are."""
+    found = told("concepts' vectors", **secure)
+    assert found.control == found.success == 1.0
+    site = at_site()
+    coded = [p in site.codes for p in site.train.patients]
+    assert found.details["targets"] == len(np.unique(site.train.take(coded).bags.concepts))
+    assert not told("classifiers of concepts").applies
+
+
+def test_weights_that_move_are_the_concepts_of_labelled_patients() -> None:
+    """But for those of patients whom the classifiers had right already, who move nothing."""
+    found = told("classifiers of concepts", **NONE)
+    assert found.control == found.success is not None
+    assert found.success > 0.95
+    site = at_site(**NONE).train
+    labelled = (site.labels >= 0).any(1)
+    assert found.details["targets"] == len(np.unique(site.take(labelled).bags.concepts))
+    assert not told("concepts' vectors", **NONE).applies
+
+
+def test_few_concepts_have_rows_of_their_own() -> None:
+    """All others share one, which is no target; nobody lacks one, so those of others are decoys."""
+    known = {"least_occurrences": 5}
+    found = told("concepts' vectors", training=known)
+    scene = _scene(json.dumps({"training": known}))
+    names = scene.member._codes.known["known"].numpy()
+    site = at_site(training=known)
+    coded = [p in site.codes for p in site.train.patients]
+    own = np.intersect1d(names, site.train.take(coded).bags.concepts)
+    assert 0 < len(own) < len(names)
+    assert found.details["targets"] == len(own)
+    assert found.success == 1.0
+
+
+def test_a_rule_over_each_site_s_update_hides_nothing() -> None:
+    found = told("concepts' vectors", training={"aggregation": "median"})
+    assert found.success == 1.0
+
+
+# ---- counts --------------------------------------------------------------------------------------
+
+
+def test_counts_are_told_as_they_are() -> None:
+    """A secure sum tells which codes and concepts there are, and not how many at the site."""
+    for name in ("codes and concepts", "exact counts"):
+        found = told(name)
+        assert found.control == found.success == 1.0
+    assert told("codes and concepts", **SECURE).success == 1.0
+    hidden = told("exact counts", **SECURE)
+    assert hidden.control == 1.0
+    assert hidden.success is not None
+    assert hidden.success < 0.5
+
+
+def test_two_sums_of_patients_that_differ_by_a_site_tell_its_counts() -> None:
+    found = told("two sums", federation={"secure_sum": True, "min_sites": 2})
+    assert found.success == found.control == 1.0
+    assert found.chance < 0.5  # of who says the most frequent number, however alike sites are
+    assert not told("two sums", **SECURE).applies
+    assert not told("two sums").applies
+
+
+# ---- codes and labels ----------------------------------------------------------------------------
+
+
+def test_the_gradient_of_one_patient_names_codes_and_labels() -> None:
+    """Each of them; where all codes are somewhere at the site, none is told."""
+    for name in ("codes from biases", "labels from intercepts"):
+        found = told(name)
+        assert found.control == 1.0 or not found.applies
+    common = {"minimum": 20}
+    assert "alike" in told("codes from biases", training=common).why
+
+
+# ---- members -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer models, so that they are trained in a second."""
+    monkeypatch.setattr(memory, "MODELS", 2)
+    monkeypatch.setitem(memory.OFTEN, "cycles", 3)
+    memory.remembered.cache_clear()
+
+
+def test_models_remember_patients_without_a_promise(few: None) -> None:
+    """Four models of the control alone, for time."""
+    for what in ("codes", "labels"):
+        trial = memory._members(_scene("{}").plain, what)
+        assert trial.details["auc"] > 0.75
+        assert trial.low > trial.chance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tables", [{}, NONE, PRIVATE])
+def test_noise_makes_them_forget_patients(tables: dict[str, Any]) -> None:
+    """The control succeeds at every size; under noise nothing that is said of a patient is above
+    chance."""
+    for attack in memory.ATTACKS:
+        leak = attack.on(_scene(json.dumps({**tables, "synthetic": {"sites": 3, "patients": 150}})))
+        if leak.applies and "membership" in leak.attack:
+            assert leak.proven
+            assert leak.low is not None
+            if "privacy" in tables:
+                assert leak.low <= leak.chance + 0.02
+                assert leak.details["auc"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_noise_hides_concepts_and_nothing_is_counted() -> None:
+    found = told("classifiers of concepts", **PRIVATE)
+    assert found.proven
+    assert found.success is not None
+    assert found.success < 0.3
+    assert found.details["auc"] == pytest.approx(0.5, abs=0.2)
+    for name in ("codes and concepts", "exact counts", "codes from biases", "two sums"):
+        assert not told(name, **PRIVATE).applies
+
+
+def test_counts_with_noise_are_attacked() -> None:
+    """With much they tell little of what nobody has; with next to none, of one site, all."""
+    asked = {"noise": 1.0, "delta": 1e-4, "rate": 0.5, "counted": 5.0}
+    hidden = told("from counts", **NONE, privacy={**asked, "counts": 8.0})
+    assert hidden.control == 1.0
+    assert hidden.success <= 0.2
+    least = {"where": "site", "counts": 0.1, "counted": 0.5}
+    assert told("from counts", **NONE, privacy={**asked, **least}).success > hidden.success + 0.2
+
+
+def test_a_learnt_representation_is_attacked_and_noise_alone_hides_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No gradient fails while it is attacked: were it not for the noise, most concepts would be
+    named. The control predicts the codes that the job names, however few patients have them."""
+    names = ["icd9:030", "icd9:039", "icd9:041", "icd9:053", "icd9:083", "icd9:118", "icd9:042"]
+    made = {"training": {"outputs": names, "minimum": 1001}}
+    found = told("concepts' vectors", **made, privacy={**PRIVATE["privacy"], "epsilon": 1.0})
+    assert found.proven
+    assert found.success is not None
+    assert found.success < 0.5
+    zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    for name in ("concepts' vectors", "codes from biases"):
+        bare = told(name, **made, privacy={**PRIVATE["privacy"], "epsilon": 100.0})
+        assert bare.proven
+        assert bare.success is not None
+        assert bare.success > 0.8
+    assert "gradients" not in caplog.text
+
+
+def test_an_attack_on_noise_alone_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a site whose gradients all fail nothing can be read, which would look like a promise."""
+
+    def fails(site: Any, indices: Any) -> Any:
+        raise AttributeError("labels")
+
+    monkeypatch.setattr(private.PrivateSite, "clipped", fails)
+    made = job(**PRIVATE)
+    for attack in (*patients.ATTACKS, *memory.ATTACKS):
+        leak = attack.on(Scene(made, load_sites(made)))
+        assert not leak.applies or "could not be tried" in leak.why
+        assert leak.success is None
+
+
+@pytest.mark.slow
+def test_noise_hides_them_in_both_stages() -> None:
+    """The second one's rounds are heard too, which are the last of a promise."""
+    plain = _scene("{}")
+    assert plain.seen
+    outputs = [*plain.member._codes.outputs[:8]]
+    tables = {"training": {"outputs": outputs}, "privacy": PRIVATE["privacy"]}
+    found = told("concepts' vectors", **tables)
+    assert found.control == 1.0
+    assert found.details["auc"] == pytest.approx(0.5, abs=0.2)
+    seen = [s for s in _scene(json.dumps(tables)).seen if s.task == "noisy_gradients"]
+    assert {"svm.weight" in s.tensors for s in seen} == {True, False}
+    for name in ("codes from biases", "labels from intercepts"):
+        leak = told(name, **tables)
+        assert not leak.applies or leak.proven
+
+
+# ---- all of them ---------------------------------------------------------------------------------
+
+
+def test_few_decoys_are_beaten_by_chance() -> None:
+    """Scores without order, against the mean over many of them; ties are as they were."""
+    rng = np.random.default_rng(1)
+    for decoys in (1, 2, 30, 250):
+        trials = [Trial.of(rng.random(8), rng.random(decoys)) for _ in range(1500)]
+        mean = np.mean([trial.success for trial in trials])
+        spread = np.std([trial.success for trial in trials]) / 1500**0.5
+        assert mean == pytest.approx(trials[0].chance, abs=4 * spread)
+
+
+def test_each_kind_of_job_has_its_attacks() -> None:
+    assert {*patients.ATTACKS} <= {*attacks()}
+    leak = next(a for a in attacks() if a.name == "membership").on(_scene("{}"))
+    assert not leak.applies
+    assert "another kind" in leak.why
+
+
+JOB = """method = "phenotype"
+[synthetic]
+sites = 3
+patients = 40
+[training]
+cycles = 2
+classifier_cycles = 2
+minimum = 3
+systems = ["icd9"]
+min_patients = 0
+[model.network]
+embedding = 8
+hidden = 12
+"""
+
+
+def test_the_command_takes_a_job_of_patients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """No name of a patient is in what is written or said."""
+    monkeypatch.setattr("fednotes.apps.audit.attacks", lambda: patients.ATTACKS[:4])
+    path, out = tmp_path / "job.toml", tmp_path / "out"
+    path.write_text(JOB)
+    monkeypatch.setattr("sys.argv", ["fednotes", "audit", str(path), "--out", str(out)])
+    app.main()
+    found = read_audit(out)
+    assert found is not None
+    assert [leak.attack for leak in found.attacks] == [a.name for a in patients.ATTACKS[:4]]
+    said = capsys.readouterr().out
+    assert "concepts from" in said
+    assert "100.0 to 100.0" not in said  # of all that there is, no interval
+    assert "(1.00–1.00)" not in (out / "report.html").read_text()
+    assert any(leak.success == leak.low == leak.high == 1.0 for leak in found.attacks)
+    said += (out / "audit.json").read_text() + (out / "report.html").read_text()
+    made = parse_job(tomllib.loads(JOB), "job", tmp_path, "job")
+    assert not [p for p in load_sites(made).data[0].train.patients if p in said]
+
+
+def test_a_real_site_audits_by_its_own_patients_alone(tmp_path: Path) -> None:
+    """The others are parts of them, so that a mean over sites is not the site's own count."""
+    write_terms(tmp_path, "pain", "fever", "cough", "rash", "unseen")
+    terms = ("pain", "fever", "cough", "rash")
+    notes = (f"{at},Has {terms[at % 4]} and {terms[at % 3]}." for at in range(40))
+    write(tmp_path / "notes.csv", "patient,text", notes)
+    codes = (f"{at},icd9,{('4019', '25000', '4280')[at % 3]}" for at in range(40))
+    write(tmp_path / "codes.csv", "patient,system,code", codes)
+    tables = "[sites.north]\n[sites.south]\n[sites.west]\n[federation]\nsecure_sum = true\n"
+    small = JOB.replace("[synthetic]\nsites = 3\npatients = 40\n", "")
+    (tmp_path / "job.toml").write_text(f'{small}[concepts]\ndictionary = "terms.tsv"\n{tables}')
+    data = 'notes = "notes.csv"\ncodes = "codes.csv"\ncodes_format = "table"\n'
+    files = '[files]\ndictionary = "terms.tsv"\n'
+    (tmp_path / "site.toml").write_text(f"[data]\n{data}{files}")
+    at = (str(tmp_path / "job.toml"), (), "north", tmp_path / "site.toml")
+    made, *_ = opened(*at, 90, tmp_path / "out")
+    sites = load_sites(made).data
+    assert [site.id for site in sites] == ["north", "south", "west"]
+    whole = {*sites[0].train.patients}
+    assert [len(site.train) < len(whole) for site in sites[1:]] == [True, True]
+    assert sites[1].train.patients != sites[2].train.patients
+    assert all({*site.train.patients} < whole for site in sites[1:])
+    attack = next(a for a in patients.ATTACKS if "vectors" in a.name)
+    found = attack.on(Scene(made, load_sites(made), "north"))
+    assert found.control == found.success == 1.0
+    assert (found.details["targets"], found.details["decoys"]) == (4.0, 1.0)
+    with pytest.raises(ConfigError, match="alone has"):
+        load_sites(opened(*at, 9, tmp_path / "out")[0])

@@ -1,0 +1,256 @@
+"""What a site said yes to: hashes, decisions and differences."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import hashlib
+import json
+import random
+import re
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.apps.deployment.rules.approval import Approvals, difference, fingerprint
+
+NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+JOB: dict[str, Any] = {
+    "name": "ner",
+    "method": "fedner",
+    "training": {"epochs": 3, "rate": 1e-3, "private": ["lstm", "crf"]},
+    "sites": {"h 1": {"path": "$DATA/a", "label_map": {"ADR": "Drug"}}},
+}
+
+
+def test_the_fingerprint_is_of_canonical_json() -> None:
+    """SHA-256 of the text, written here by hand."""
+    text = '{"a":[1,2.5,true,null],"b":{"\\u00e4":"x"}}'
+    table = {"b": {"ä": "x"}, "a": [1, 2.5, True, None]}
+    assert fingerprint(table) == hashlib.sha256(text.encode()).hexdigest()
+    assert fingerprint({"a": (1, 2.5, True, None), "b": {"ä": "x"}}) == fingerprint(table)
+    travelled = json.loads(json.dumps(JOB))
+    assert fingerprint(dict(reversed(travelled.items()))) == fingerprint(JOB)
+    others = [{"a": 1}, {"a": 1.0}, {"a": True}, {"a": "1"}, {"a": [1]}, {"a": {}}, {"a": None}, {}]
+    assert len({fingerprint(table) for table in others}) == len(others)
+
+
+class Text(str):
+    """Text that could bring methods of its own."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        print,
+        Path("/etc"),
+        b"bytes",
+        {1, 2},
+        dt.date(2026, 1, 1),
+        float("nan"),
+        float("inf"),
+        2**63,
+        1j,
+        Text("x"),
+        "half \ud800",
+        {1: "key"},
+        {"\ud800": 1},
+        object(),
+    ],
+)
+def test_anything_but_json_is_refused(tmp_path: Path, value: Any) -> None:
+    table = {"name": "ner", "training": {"steps": [1, value]}}
+    for act in (fingerprint, Approvals(tmp_path).status):
+        with pytest.raises(RefusedError, match=r"training\.steps\[1\]"):
+            act(table)
+    with pytest.raises(RefusedError):
+        Approvals(tmp_path).decide("approved", table, "anna", NOON)
+    with pytest.raises(RefusedError):
+        difference(JOB, table)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_that_is_too_deep_or_holds_itself_is_refused() -> None:
+    table: dict[str, Any] = {}
+    table["self"] = table
+    with pytest.raises(RefusedError, match="deep"):
+        fingerprint(table)
+
+
+def test_decisions_are_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "site" / "approvals"
+    book = Approvals(folder)
+    changed = copy.deepcopy(JOB)
+    changed["training"]["epochs"] = 30
+    assert book.status(JOB) == "unknown"
+    assert book.last_approved() is None
+    assert not folder.exists()
+    assert book.decide("approved", JOB, "anna", NOON) == fingerprint(JOB)
+    assert [book.status(t) for t in (JOB, changed)] == ["approved", "changed"]
+    assert book.status({**JOB, "name": "other"}) == "unknown"
+    assert book.status({k: v for k, v in JOB.items() if k != "name"}) == "unknown"
+    book.decide("rejected", changed, "bert", NOON + dt.timedelta(hours=1))
+    assert [Approvals(folder).status(t) for t in (JOB, changed)] == ["approved", "rejected"]
+    last = Approvals(folder).last_approved()
+    assert last is not None
+    assert (last.table, last.by, last.when) == (JOB, "anna", "2026-03-01T12:00:00+00:00")
+    assert difference(last.table, changed) == ("~ training.epochs: 3 → 30",)
+    book.decide("approved", changed, "bert", NOON)
+    assert book.last_approved().table == changed  # type: ignore[union-attr]
+    book.decide("rejected", changed, "bert", NOON)  # taken back
+    assert book.last_approved().table == JOB  # type: ignore[union-attr]
+    assert book.last_approved("other") is None
+    book.decide("rejected", JOB, "anna", NOON)
+    assert book.last_approved() is None
+    assert book.status({**JOB, "seed": 1}) == "unknown"  # nothing of this name is approved now
+    assert [(d.decision, d.by) for d in book.decisions()] == [
+        ("approved", "anna"),
+        ("rejected", "bert"),
+        ("approved", "bert"),
+        ("rejected", "bert"),
+        ("rejected", "anna"),
+    ]
+
+
+def test_the_file_is_its_owners_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = Approvals(tmp_path / "a")
+    book.decide("approved", JOB, "anna", NOON)
+    assert stat.S_IMODE(book.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(book.path.parent.stat().st_mode) == 0o700
+    before = book.path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(FednotesError, match=r"No space left.*nothing was decided"):
+        book.decide("rejected", JOB, "anna", NOON)
+    assert book.path.read_bytes() == before
+    assert [p.suffix for p in book.path.parent.iterdir() if p != book.path] == [".lock"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FednotesError, match="cannot be written"):
+        Approvals(tmp_path / "file").decide("approved", JOB, "anna", NOON)
+    with pytest.raises(ValueError, match="time zone"):
+        book.decide("approved", JOB, "anna", NOON.replace(tzinfo=None))
+
+
+def test_decisions_at_once_are_all_kept(tmp_path: Path) -> None:
+    book = Approvals(tmp_path)
+    jobs = [{**JOB, "seed": seed} for seed in range(12)]
+    threads = [
+        threading.Thread(target=book.decide, args=("approved", j, "anna", NOON)) for j in jobs
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [book.status(job) for job in jobs] == ["approved"] * 12
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '"x"',
+        "{}",
+        '{"format": 2, "jobs": {}, "decisions": []}',
+        '{"format": 1, "jobs": [], "decisions": []}',
+        '{"format": 1, "jobs": {}, "decisions": [{"fingerprint": "0"}]}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_file_approves_nothing(tmp_path: Path, text: str) -> None:
+    book = Approvals(tmp_path)
+    book.path.write_text(text)
+    for act in (book.status, lambda job: book.decide("approved", job, "anna", NOON)):
+        with pytest.raises(ConfigError, match=r"approvals\.json: .*move it away"):
+            act(JOB)
+    assert book.path.read_text() == text
+
+
+def test_an_edited_job_or_decision_is_seen(tmp_path: Path) -> None:
+    book = Approvals(tmp_path)
+    book.decide("approved", JOB, "anna", NOON)
+    text = book.path.read_text()
+    for new in (text.replace('"epochs": 3', '"epochs": 4'), text.replace('"approved"', '"yes"')):
+        assert new != text
+        book.path.write_text(new)
+        with pytest.raises(ConfigError, match="was edited"):
+            book.status(JOB)
+
+
+def test_a_difference_reads_by_dotted_key() -> None:
+    new = copy.deepcopy(JOB)
+    new["training"] |= {"rate": 1.0, "private": ["lstm"]}
+    new["sites"]["h 1"]["label_map"] = {}
+    new["model"] = {"layers": [{"size": 3}, {"size": 4}]}
+    del new["method"]
+    assert difference(JOB, new) == (
+        '- method = "fedner"',
+        "+ model.layers[0].size = 3",
+        "+ model.layers[1].size = 4",
+        '+ sites."h 1".label_map = {}',
+        '- sites."h 1".label_map.ADR = "Drug"',
+        '~ training.private: ["lstm", "crf"] → ["lstm"]',
+        "~ training.rate: 0.001 → 1.0",
+    )
+    assert difference({"a": 1}, {"a": True}) == ("~ a: 1 → true",)
+    assert difference({}, {"a.b": "ä"}) == ('+ "a.b" = "ä"',)
+    sly = difference({}, {"x": "a\x1b[2J\u202e\n", "y\u200b": 1})
+    assert sly == ('+ "y\\u200b" = 1', '+ x = "a\\u001b[2J\\u202e\\n"')
+
+
+def _table(rng: random.Random, depth: int = 0) -> Any:
+    kinds = ["int", "float", "bool", "text", "list"] + ["table"] * (3 if depth < 3 else 0)
+    kind = "table" if depth == 0 else rng.choice(kinds)
+    if kind == "table":
+        names = ("a", "b", "a.b", "a b", "c", "ä")
+        return {name: _table(rng, depth + 1) for name in names if rng.random() < 0.4}
+    if kind == "list":
+        return [_table(rng, depth + 1) for _ in range(rng.randrange(3))]
+    return {"int": rng.randrange(2), "float": rng.choice([0.0, 1.0]), "bool": rng.random() < 0.5,
+            "text": rng.choice(["", "1", "a = b", "x → y"])}[kind]  # fmt: skip
+
+
+def _leaves(value: Any, key: tuple[str | int, ...] = ()) -> dict[tuple[str | int, ...], str]:
+    """Another way to walk a table: keys as tuples, values as canonical JSON."""
+    if isinstance(value, dict) and (value or not key):
+        return {k: v for n, inner in value.items() for k, v in _leaves(inner, (*key, n)).items()}
+    if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
+        found = {}
+        for number, inner in enumerate(value):
+            found |= _leaves(inner, (*key, number))
+        return found
+    return {key: json.dumps(value, sort_keys=True, ensure_ascii=False)}
+
+
+def test_properties_of_differences() -> None:
+    """Random tables, against the leaves found by `_leaves`: as many lines as leaves differ;
+    none exactly for equal fingerprints; the way back swaps the signs."""
+    rng, equal = random.Random(7), 0
+    for _ in range(2000):
+        old, new = _table(rng), _table(rng)
+        if rng.random() < 0.3:
+            new = json.loads(json.dumps(old))
+        left, right = _leaves(old), _leaves(new)
+        there, back = difference(old, new), difference(new, old)
+        changed = [key for key in left.keys() & right.keys() if left[key] != right[key]]
+        numbers = [len(right.keys() - left.keys()), len(left.keys() - right.keys()), len(changed)]
+        assert [[line[0] for line in there].count(sign) for sign in "+-~"] == numbers
+        assert (there == ()) == (fingerprint(old) == fingerprint(new))
+        equal += there == ()
+        swap = {"+": "-", "-": "+"}
+        swapped = {swap[line[0]] + line[1:] for line in there if line[0] in swap}
+        assert swapped == {line for line in back if line[0] in swap}
+        assert len({re.split(" = |: ", line[2:])[0] for line in there}) == len(there)
+        for key in left.keys() - right.keys():
+            assert any(line[0] == "-" and line.endswith(f" = {left[key]}") for line in there)
+        for key in changed:
+            assert any(line.endswith(f": {left[key]} → {right[key]}") for line in there)
+    assert 400 < equal < 1600

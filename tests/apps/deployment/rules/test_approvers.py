@@ -1,0 +1,216 @@
+"""Several people approve, each by a key of their own: what counts, and what does not."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import stat
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fednotes.core.errors import ConfigError
+from fednotes.apps.deployment.rules.approval import Approvals, Quorum, Signer, make_key, public_of, read_key
+from fednotes.apps.deployment.rules.policy import Policy, policy_from
+
+JOB = {"name": "ner", "method": "fedner"}
+OTHER = {**JOB, "seed": 2}
+NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+LATER = NOON + dt.timedelta(hours=1)
+# Private keys of 32 equal bytes; the public parts are computed here by the library alone.
+KEYS = {name: Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n, name in enumerate("abc")}
+PUBLIC = {
+    name: base64.b64encode(key.public_key().public_bytes_raw()).decode()
+    for name, key in KEYS.items()
+}
+TWO = Quorum("h1", 2, {"alice": PUBLIC["a"], "bob": PUBLIC["b"]})
+ALICE, BOB = Signer("alice", KEYS["a"]), Signer("bob", KEYS["b"])
+
+
+def approved_at(site: Approvals) -> datetime | None:
+    made = site.standing(JOB).made
+    return datetime.fromisoformat(made.when) if made is not None else None
+
+
+NOBODY = {
+    "carol": Signer("carol", KEYS["c"]),
+    "as bob": Signer("bob", KEYS["c"]),
+    "bob by alice": Signer("bob", KEYS["a"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "people"),
+    [
+        (["alice"], "waiting", {"alice"}),
+        (["alice", "alice"], "waiting", {"alice"}),  # the same person twice
+        (["alice", "bob"], "approved", set()),
+        (["alice", "no"], "rejected", set()),  # one no takes every yes back
+        (["alice", "no", "bob"], "waiting", {"bob"}),
+        (["alice", "no", "bob", "alice"], "approved", set()),
+        (["alice", "bob", "no"], "rejected", set()),
+        (["alice", "without a key", *NOBODY], "waiting", {"alice"}),
+        (["alice", "another job by bob"], "waiting", {"alice"}),
+    ],
+)
+def test_two_different_people_of_the_list_are_needed(
+    tmp_path: Path, said: list[str], status: str, people: set[str]
+) -> None:
+    site, known = Approvals(tmp_path, TWO), {"alice": ALICE, "bob": BOB, **NOBODY}
+    for who in said:
+        if who == "another job by bob":
+            site.decide("approved", OTHER, "x", NOON, BOB)
+        else:
+            site.decide("rejected" if who == "no" else "approved", JOB, "x", NOON, known.get(who))
+    assert (site.status(JOB), site.standing(JOB).people) == (status, people)
+    assert (approved_at(site) is None) == (status == "waiting")
+    assert (site.last_approved() is not None) == (status == "approved")
+    if "another job by bob" not in said:
+        assert site.status(OTHER) == ("changed" if status == "approved" else "unknown")
+
+
+def test_what_is_approved_is_approved_anew_by_both_alone(tmp_path: Path) -> None:
+    """`max_rounds` counts from the newest approval: one person cannot begin it anew."""
+    site = Approvals(tmp_path, TWO)
+    for signer in (ALICE, BOB):
+        site.decide("approved", JOB, "x", NOON, signer)
+    site.decide("approved", JOB, "x", LATER, ALICE)
+    assert (site.status(JOB), approved_at(site)) == ("approved", NOON)
+    site.decide("approved", JOB, "x", LATER, BOB)
+    assert approved_at(site) == LATER
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"person": "bob"},
+        {"by": "y"},
+        {"when": LATER.isoformat()},
+        {"signature": "zz"},
+        {"signature": 7},
+        {"decision": "rejected"},
+    ],
+    ids=str,
+)
+def test_a_signature_is_of_what_it_stands_beside(tmp_path: Path, forged: dict[str, Any]) -> None:
+    one = Quorum("h1", 1, {"alice": PUBLIC["a"], "bob": PUBLIC["b"]})
+    site = Approvals(tmp_path, one)
+    site.decide("approved", JOB, "x", NOON, ALICE)
+    assert site.status(JOB) == "approved"
+    kept = json.loads(site.path.read_text())
+    kept["decisions"][0] |= forged
+    site.path.write_text(json.dumps(kept))
+    if "signature" in forged and forged["signature"] == 7:
+        with pytest.raises(ConfigError, match="was edited"):
+            site.status(JOB)
+    else:
+        assert site.status(JOB) != "approved"
+
+
+def test_a_signature_counts_at_one_site(tmp_path: Path) -> None:
+    one = replace(TWO, needed=1)
+    Approvals(tmp_path, one).decide("approved", JOB, "x", NOON, ALICE)
+    assert Approvals(tmp_path, one).status(JOB) == "approved"
+    assert Approvals(tmp_path, replace(one, site="h2")).status(JOB) == "unknown"
+
+
+def test_rules_that_change_count_at_once(tmp_path: Path) -> None:
+    """A person who is listed no more has approved nothing; without rules anybody's yes counts."""
+    site = Approvals(tmp_path, TWO)
+    for signer in (ALICE, BOB):
+        site.decide("approved", JOB, "x", NOON, signer)
+    people = {"alice": PUBLIC["a"], "carol": PUBLIC["c"]}
+    assert Approvals(tmp_path, Quorum("h1", 2, people)).status(JOB) == "waiting"
+    assert Approvals(tmp_path).status(JOB) == "approved"
+
+
+def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    site = Approvals(tmp_path)
+    key = site.decide("approved", JOB, "x", NOON)
+    decision = {"fingerprint": key, "decision": "approved", "by": "x", "when": NOON.isoformat()}
+    written = json.loads(site.path.read_text())
+    assert written["decisions"] == [decision | {"ledger": ""}]
+    site.path.write_text(json.dumps(written | {"decisions": [decision]}))
+    assert site.status(JOB) == "approved"
+
+
+# the rules
+
+
+@pytest.mark.parametrize(
+    ("table", "wrong"),
+    [
+        ({"approvals": 0}, "approvals = 0: at least 1 is needed"),
+        ({"approvals": 2}, "approvals = 2, and approvers lists 0"),
+        ({"approvals": 2, "approvers": {"alice": PUBLIC["a"]}}, "lists 1: list all who may"),
+        ({"approvers": {"alice": "YQ=="}}, "'alice' = 'YQ==': expected NAME"),
+        ({"approvers": {"alice": "é"}}, "expected NAME"),
+        ({"approvers": {"": PUBLIC["a"]}}, "expected NAME"),
+        ({"approvers": {"a": PUBLIC["a"], "b": PUBLIC["a"]}}, "two names have the same key"),
+        ({"approvers": {"a": 3}}, "expected text"),
+    ],
+)
+def test_rules_that_no_decision_could_fulfil(table: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ConfigError, match=r"\[policy\]") as found:
+        policy_from(table, "[policy]")
+    assert wrong in str(found.value)
+
+
+def test_rules_as_they_are_written() -> None:
+    table = {"approvals": 2, "approvers": {"alice": PUBLIC["a"], "bob": PUBLIC["b"]}}
+    assert policy_from(table, "x").quorum("h1") == TWO
+    assert Policy().quorum("h1") == Quorum("h1")
+
+
+# keys
+
+
+def never() -> str:
+    raise AssertionError("asked for a passphrase")
+
+
+def test_a_key_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "alice.key"
+    public = make_key(path, "alice")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    key = read_key(path, never)
+    assert public_of(key) == public
+    assert Quorum("h1", 1, {"alice": public}).person_of(key, path) == "alice"
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="is there already"):
+        make_key(path, "alice")
+    assert path.read_bytes() == before
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="others can read it: chmod 600"):
+        read_key(path, never)
+
+
+def test_a_passphrase_locks_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "alice.key"
+    public = make_key(path, "alice", "s3cret")
+    assert b"ENCRYPTED" in path.read_bytes()
+    assert public_of(read_key(path, lambda: "s3cret")) == public
+    for wrong in ("S3cret", ""):
+        with pytest.raises(ConfigError, match="the passphrase is wrong"):
+            read_key(path, lambda wrong=wrong: wrong)
+
+
+def test_a_strangers_key_and_no_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not among the approvers .*\(alice, bob\)"):
+        TWO.person_of(KEYS["c"], tmp_path / "c.key")
+    with pytest.raises(ConfigError, match="No such file"):
+        read_key(tmp_path / "none", never)
+    (tmp_path / "text").write_text("no key")
+    (tmp_path / "text").chmod(0o600)
+    with pytest.raises(ConfigError, match="no private key is in it"):
+        read_key(tmp_path / "text", never)
+    with pytest.raises(ConfigError, match="letters, digits"):
+        make_key(tmp_path / "x", "../x")

@@ -1,0 +1,204 @@
+"""A site's ε over all jobs: spent before an answer leaves, once for each that is another."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from guarded import TABLE, Guarded
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.messages import encode
+from fednotes.core.update import Update
+from fednotes.privacy.promise import COUNTS, Privacy, Promise
+from fednotes.apps.deployment.rules.guard import Budget, SiteGuard, Withheld, read_spent
+from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
+
+ANY = Policy(min_sites=1, share_scores=True, secure_sum="off")
+PROMISE = Promise.of(Privacy(noise=1.0, rate=0.1, where="site"), 3, 4)
+
+
+def answers(number: int) -> list[Update]:
+    return [Update({"w": torch.tensor([7, n])}) for n in range(number)]
+
+
+class Spender(Guarded):
+    """A guarded site whose job has a promise."""
+
+    promise: Promise | None = PROMISE
+
+    def restart(self) -> None:
+        super().restart()
+        given: Any = {"secure": self.secure, "threshold": self.threshold}
+        table = (self.kit, self.site, self.run, self.table)
+        self.guard = SiteGuard(*table, lambda: self.policy, promise=self.promise, **given)
+        self.host._guard, self.host._leaving = self.guard, self.guard.leaving
+        self.guard.covered = lambda task: self.covered
+
+    @property
+    def spent(self) -> dict[str, Any]:
+        path = self.kit / "rules" / "privacy.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+
+def test_each_other_answer_is_spent_and_one_too_many_is_refused(tmp_path: Path) -> None:
+    site = Spender(tmp_path, ANY, answers(5))
+    done = 0
+    for number in (1, 2, 3):
+        assert site.ask("train", number, done).refusal == ""
+        done = number
+        ((own,),) = [[*site.spent.values()]]
+        assert len(own["answers"]) == number
+        assert own["epsilon"] == pytest.approx(PROMISE.epsilon(number))
+        assert own["delta"] == 1e-5
+    assert "refused by max_epsilon" in site.ask("train", 4, 3).refusal
+    assert "promise is of 3 answers" in site.told[-1]
+    assert len(next(iter(site.spent.values()))["answers"]) == 3
+    site.restart()  # a killed process forgets nothing
+    assert "refused by max_epsilon" in site.ask("train", 5, 3).refusal
+
+
+def test_an_answer_that_is_sent_again_costs_nothing_and_one_that_is_made_anew_does(
+    tmp_path: Path,
+) -> None:
+    site = Spender(tmp_path, ANY, answers(5))
+    asked = site.ask("train", 1, 0)
+    before = site.spent
+    site.restart()
+    assert encode(site.ask("train", 1, 0)) == encode(asked)
+    assert site.spent == before
+    # The server calls it undone, and asks for the same round: the next update is another one.
+    site.updates.insert(0, Update({"w": torch.tensor([0, 0])}))
+    site.restart()
+    assert site.ask("train", 2, 0).refusal == ""
+    assert len(next(iter(site.spent.values()))["answers"]) == 2
+
+
+def test_a_message_without_numbers_costs_nothing(tmp_path: Path) -> None:
+    site = Spender(tmp_path, ANY, [Update()])
+    assert site.ask("evaluate", 1).refusal == ""
+    assert site.spent == {}
+
+
+def test_jobs_add_and_the_site_says_how_much(tmp_path: Path) -> None:
+    whole = PROMISE.epsilon()
+    most = whole + PROMISE.epsilon(1) + 1e-6
+    first = Spender(tmp_path, replace(ANY, max_epsilon=most), answers(3))
+    for number in (1, 2, 3):
+        assert first.ask("train", number, number - 1).refusal == ""
+    second = Spender(
+        tmp_path, first.policy, answers(3), run="run2", table={**TABLE, "name": "another"}
+    )
+    with pytest.raises(PolicyRefusal, match=r"ε of all jobs at this site would be .*max_epsilon"):
+        second.guard.job("fedner", 4, 3)
+    assert second.ask("train", 1, 0).refusal == ""  # the first round is within it
+    wanted = sum(job["epsilon"] for job in second.spent.values())
+    assert wanted == pytest.approx(whole + PROMISE.epsilon(1))
+    assert "refused by max_epsilon" in second.ask("train", 2, 1).refusal
+    assert sum(job["epsilon"] for job in second.spent.values()) == pytest.approx(wanted)
+    second.policy = replace(ANY, max_epsilon=whole * 2.1)
+    second.guard.job("fedner", 4, 3)
+    assert second.ask("train", 3, 1).refusal == ""
+
+
+def test_a_job_without_a_promise_spends_more_than_any_budget(tmp_path: Path) -> None:
+    class Other(Spender):
+        promise = None
+
+    site = Other(tmp_path, replace(ANY, max_epsilon=100.0), answers(2))
+    with pytest.raises(PolicyRefusal, match=r"the job promises no ε"):
+        site.guard.job("fedner", 4, 3)
+    assert "refused by max_epsilon" in site.ask("train", 1, 0).refusal
+    site.policy = ANY
+    assert site.ask("train", 2, 0).refusal == ""
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": {"epsilon": "x"}}', '{"a": {"b": 1}}'])
+def test_a_damaged_file_stops_what_would_leave(tmp_path: Path, text: str) -> None:
+    site = Spender(tmp_path, ANY, answers(2))
+    assert site.ask("train", 1, 0).refusal == ""
+    path = tmp_path / "rules" / "privacy.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="damaged"):
+        read_spent(path)
+    site.policy = replace(ANY, max_epsilon=50.0)
+    with pytest.raises(Withheld):
+        site.guard.job("fedner", 4, 3)
+    assert site.ask("train", 2, 1).refusal == "site 'b' cannot read its own file"
+    assert path.read_text() == text
+
+
+def test_a_file_that_is_gone_is_no_new_budget(tmp_path: Path) -> None:
+    """An earlier copy that was put back is made whole from the ledger; where there is none, nothing
+    of any job leaves."""
+    site = Spender(tmp_path, ANY, answers(5))
+    path, done = tmp_path / "rules" / "privacy.json", 0
+    copies = []
+    for number in (1, 2):
+        assert site.ask("noisy_gradients", number, done).refusal == ""
+        copies.append(path.read_text())
+        done = number
+    path.write_text(copies[0])
+    assert site.ask("noisy_gradients", 3, 2).refusal == ""
+    assert len(next(iter(site.spent.values()))["answers"]) == 3
+    assert "refused by max_epsilon" in site.ask("noisy_gradients", 4, 3).refusal
+    path.unlink()
+    assert site.ask("noisy_gradients", 5, 3).refusal == "site 'b' cannot read its own file"
+    again: Any = {"run": "run2", "table": {**TABLE, "name": "another"}}
+    other = Spender(tmp_path, replace(ANY, max_epsilon=50.0), answers(3), **again)
+    with pytest.raises(Withheld, match="deleted, so it is not known what was spent"):
+        other.guard.job("fedner", 4, 3)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("unit", "fits"),
+    [
+        ("patient", "patient document sentence"),
+        ("document", "document sentence"),
+        ("sentence", "sentence"),
+    ],
+)
+def test_a_site_says_whose_epsilon_it_counts(tmp_path: Path, unit: Any, fits: str) -> None:
+    """ε of a sentence is none of a patient, who has many."""
+    promise = Promise.of(Privacy(noise=1.0, rate=0.1, where="site", unit=unit), 3, 4)
+    budget = Budget(tmp_path / "privacy.json", "a", promise)
+    for least in ("patient", "document", "sentence"):
+        policy = replace(ANY, epsilon_unit=least)
+        if least in fits.split():
+            budget.require(policy)
+        else:
+            with pytest.raises(PolicyRefusal, match=f"each {unit}; this site allows each {least}"):
+                budget.require(policy)
+
+
+def test_counts_are_told_once(tmp_path: Path) -> None:
+    """Where the job has any; an answer that is made again is the same, and rounds go on."""
+    path = tmp_path / "privacy.json"
+    with_counts = replace(PROMISE, privacy=replace(PROMISE.privacy, counts=4.0))
+    one, none = Budget(path, "a", with_counts), Budget(path, "b", PROMISE)
+    one.spend("1" * 64, ANY)
+    one.spend("2" * 64, ANY, task=COUNTS)
+    one.spend("2" * 64, ANY, task=COUNTS)
+    with pytest.raises(PolicyRefusal, match=r"is of 1 answers .* would be number 2"):
+        one.spend("3" * 64, ANY, task=COUNTS)
+    one.spend("3" * 64, ANY)
+    with pytest.raises(PolicyRefusal, match="is of 0 answers"):
+        none.spend("2" * 64, ANY, task=COUNTS)
+    spent = read_spent(path)["a"]
+    assert (len(spent.answers), len(spent.counts)) == (2, 1)
+    assert spent.epsilon == with_counts.epsilon(2) > PROMISE.epsilon(2)
+
+
+def test_two_processes_count_together(tmp_path: Path) -> None:
+    path = tmp_path / "privacy.json"
+    one, two = Budget(path, "a", PROMISE), Budget(path, "b", PROMISE)
+    one.spend("1" * 64, ANY)
+    two.spend("1" * 64, ANY)
+    one.spend("2" * 64, ANY)
+    assert {key: len(of.answers) for key, of in read_spent(path).items()} == {"a": 2, "b": 1}
+    assert path.stat().st_mode & 0o077 == 0

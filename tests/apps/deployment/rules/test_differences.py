@@ -1,0 +1,203 @@
+"""A site takes part in no job whose training examples differ by few from those of an earlier one.
+
+The examples are single letters, so each expected difference is counted by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from fednotes.core.errors import ConfigError
+from fednotes.apps.deployment.rules import differences
+from fednotes.apps.deployment.rules.differences import RECORD, SECRET, ExampleRecord, JoinedRun, digests
+from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
+
+pytestmark = pytest.mark.usefixtures("instant_disk")
+THREE = Policy(min_difference=3, source="[policy] of site.toml")
+
+
+def join(
+    rules: Path,
+    letters: str,
+    *,
+    run: str = "run1",
+    job: str = "1" * 64,
+    labels: str = "",
+    policy: Policy = THREE,
+) -> None:
+    """Join a run that trains on these letters. labels: the letters in a second view, if any."""
+    views = {"texts": [letter.encode() for letter in letters]}
+    if labels:
+        views["labels"] = [label.encode() for label in labels]
+    ExampleRecord(rules).join(JoinedRun(run, job, ("b", "a")), lambda: views, policy)
+
+
+def runs(rules: Path) -> list[str]:
+    """The runs that are remembered, oldest first."""
+    return [entry["run"] for entry in json.loads((rules / "examples" / RECORD).read_text())["runs"]]
+
+
+@pytest.mark.parametrize("letters", ["abcdef", "fedcba"], ids=["same order", "another order"])
+def test_another_job_on_the_same_examples_is_allowed(letters: str, tmp_path: Path) -> None:
+    join(tmp_path, "abcdef")
+    join(tmp_path, letters, run="run2", job="2" * 64)
+    assert runs(tmp_path) == ["run1", "run2"]
+
+
+@pytest.mark.parametrize(
+    ("letters", "number"),
+    [
+        ("abcde", 1),  # f is gone
+        ("abcdefg", 1),  # g is new
+        ("abcdeg", 2),  # f is gone and g is new
+        ("abcdeff", 1),  # f occurs once more
+    ],
+)
+def test_few_other_examples_are_refused(letters: str, number: int, tmp_path: Path) -> None:
+    join(tmp_path, "abcdef")
+    with pytest.raises(PolicyRefusal, match=rf"\(texts\) differ by {number} from") as found:
+        join(tmp_path, letters, run="run2", job="2" * 64)
+    assert found.value.rule == "min_difference"
+    assert "job (111111111111, run run1)" in str(found.value)
+    assert "on the same examples as that one, or one that differs by 3 and more" in str(found.value)
+    assert not any(character.isdigit() for character in found.value.public)
+    assert runs(tmp_path) == ["run1"]  # the refused run is not remembered
+
+
+@pytest.mark.parametrize("letters", ["abc", "abcdefghi", "abcdgefhi", "uvwxyz"])
+def test_enough_other_examples_are_allowed(letters: str, tmp_path: Path) -> None:
+    """Differences of 3, 3, 3 and 12."""
+    join(tmp_path, "abcdef")
+    join(tmp_path, letters, run="run2", job="2" * 64)
+    assert runs(tmp_path) == ["run1", "run2"]
+
+
+def test_every_earlier_run_is_compared(tmp_path: Path) -> None:
+    join(tmp_path, "abcdef")
+    join(tmp_path, "uvwxyz", run="run2", job="2" * 64)
+    with pytest.raises(PolicyRefusal, match="run run1"):
+        join(tmp_path, "abcde", run="run3", job="3" * 64)
+
+
+def test_every_view_is_compared(tmp_path: Path) -> None:
+    """New names for all labels hide no text that is gone, and the same texts no label."""
+    join(tmp_path, "abcdef", labels="ABCDEF")
+    with pytest.raises(PolicyRefusal, match=r"\(texts\) differ by 1"):
+        join(tmp_path, "abcde", labels="UVWXY", run="run2", job="2" * 64)
+    with pytest.raises(PolicyRefusal, match=r"\(labels\) differ by 2"):
+        join(tmp_path, "abcdef", labels="ABCDEG", run="run2", job="2" * 64)
+    join(tmp_path, "abcde", run="run2", job="2" * 64, policy=Policy(min_difference=1))
+
+
+def test_zero_compares_and_remembers_nothing(tmp_path: Path) -> None:
+    assert Policy().min_difference == 0
+    join(tmp_path / "rules", "abcdef", policy=Policy())
+    join(tmp_path / "rules", "abcde", run="run2", job="2" * 64, policy=Policy())
+    assert not (tmp_path / "rules").exists()
+
+
+def test_a_resumed_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    join(tmp_path, "abcdef")
+    join(tmp_path, "abcdef")
+    assert runs(tmp_path) == ["run1"]
+    join(tmp_path, "abcde")  # a note changed meanwhile: later jobs are compared with both
+    assert runs(tmp_path) == ["run1", "run1"]
+    with pytest.raises(PolicyRefusal):
+        join(tmp_path, "abcde", run="run2")
+    with pytest.raises(PolicyRefusal):
+        join(tmp_path, "abcdef", job="2" * 64)  # another job by the name of the same run
+
+
+def test_the_record_has_keyed_digests_and_the_sites_alone(tmp_path: Path) -> None:
+    """The digests are computed anew here; without the secret those of "a" are others."""
+    join(tmp_path, "aab")
+    text = (tmp_path / "examples" / RECORD).read_text()
+    secret = (tmp_path / "examples" / SECRET).read_bytes()
+    assert len(secret) == 32
+    assert secret.hex() not in text
+    assert json.loads(text)["runs"][0]["sites"] == ["a", "b"]
+
+    view = hmac.new(secret, b"texts", hashlib.sha256).digest()
+    expected = set()
+    for letter, number in ((b"a", 1), (b"a", 2), (b"b", 1)):
+        plain = hmac.new(view, letter, hashlib.sha256).digest()
+        numbered = plain + bytes(7) + bytes([number])
+        expected.add(hmac.new(view, numbered, hashlib.sha256).digest()[:16])
+    assert digests(secret, "texts", [b"a", b"b", b"a"]) == expected
+    assert not expected & digests(bytes(32), "texts", [b"a", b"b", b"a"])
+
+
+def test_the_files_are_their_owners_alone(tmp_path: Path) -> None:
+    join(tmp_path / "rules", "abcdef")
+    for path in (tmp_path / "rules").rglob("*"):
+        mode = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == mode, path
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def replace_a_digest(path: Path) -> None:
+    """Exchange the stored digests for others that are as well-formed."""
+    table = json.loads(path.read_text())
+    for key, digest in table["sets"].items():
+        table["sets"][key] = digest.swapcase()
+    path.write_text(json.dumps(table))
+
+
+def forget_the_runs(path: Path) -> None:
+    table = json.loads(path.read_text())
+    path.write_text(json.dumps(table | {"runs": []}))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (RECORD, Path.unlink),
+        (RECORD, cut),
+        (RECORD, replace_a_digest),
+        (RECORD, forget_the_runs),
+        (RECORD, lambda path: path.write_text("[]")),
+        (RECORD, lambda path: path.write_bytes(b"")),
+        (SECRET, Path.unlink),
+        (SECRET, cut),
+        (SECRET, lambda path: path.write_bytes(bytes(32))),
+    ],
+)
+def test_a_damaged_record_lets_the_site_join_nothing(
+    name: str, damage: object, tmp_path: Path
+) -> None:
+    """Not even the same run, or one that is far from the earlier one; once it is back, all is."""
+    assert callable(damage)
+    join(tmp_path, "abcdef")
+    path = tmp_path / "examples" / name
+    before = path.read_bytes()
+    damage(path)
+    for letters, run in (("abcdef", "run1"), ("uvwxyz", "run2")):
+        with pytest.raises(ConfigError, match=r"missing, damaged or edited.*put back a copy"):
+            join(tmp_path, letters, run=run)
+    path.write_bytes(before)
+    with pytest.raises(PolicyRefusal):
+        join(tmp_path, "abcde", run="run2")
+
+
+def test_a_record_that_would_be_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal examples are kept once, so further runs on the same ones hardly need room."""
+    many = "".join(map(chr, range(100, 1100)))
+    join(tmp_path, many)
+    size = (tmp_path / "examples" / RECORD).stat().st_size
+    assert 1000 * 16 * 4 / 3 < size < 1000 * 16 * 4 / 3 + 1000
+    monkeypatch.setattr(differences, "_MOST_BYTES", size + 1000)
+    join(tmp_path, many, run="run2")
+    with pytest.raises(ConfigError, match=r"would have \d\d,\d\d\d bytes.*move it away"):
+        join(tmp_path, "abcdef" * 100, run="run3")
+    assert runs(tmp_path) == ["run1", "run2"]

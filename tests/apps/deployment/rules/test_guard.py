@@ -1,0 +1,474 @@
+"""A site's rules around the messages of a run: what a server that lies is told, and what leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from guarded import SITES, TABLE, Guarded, Network
+
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.messages import BEGIN, CHECKPOINT, END, Attached, Request, encode
+from fednotes.core.update import Update
+from fednotes.apps.deployment.rules import guard as module
+from fednotes.apps.deployment.rules.guard import Withheld, approvals_of
+from fednotes.apps.deployment.rules.ledger import FIRST, head_path, ledger_of, verify
+from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
+
+pytestmark = pytest.mark.usefixtures("instant_disk")
+OPEN = Policy(secure_sum="off", share_scores=True, source="[policy] of /srv/ward7/site.toml")
+MASKED = Policy(secure_sum="required")
+
+
+def updates(number: int) -> list[Update]:
+    return [Update({"lstm.w": torch.full((4,), 1.0 + n)}, 2.0) for n in range(number)]
+
+
+# a job
+
+
+def test_a_job_that_does_not_sum_securely_needs_shared_scores(tmp_path: Path) -> None:
+    """Whatever it says of itself: any job's evaluations count."""
+    site = Guarded(tmp_path / "b", replace(OPEN, share_scores=False), [])
+    with pytest.raises(PolicyRefusal, match="the counts of this site's own evaluations") as found:
+        site.guard.job("fedner", 3, 10)
+    assert found.value.rule == "share_scores"
+    site.policy = OPEN
+    site.guard.job("fedner", 3, None)
+    Guarded(tmp_path / "c", Policy(), [], secure=True).guard.job("fedner", 3, 10)
+
+
+# requests
+
+
+def test_rules_that_change_during_a_run(tmp_path: Path) -> None:
+    """The least number of sites, by which a secure sum is opened too."""
+    site = Guarded(tmp_path, replace(MASKED, min_sites=2), updates(1), secure=True, threshold=2)
+    assert site.ask("train", 1, preparing=True).update is not None
+    site.policy = MASKED
+    refused = site.ask("train", 2)
+    assert "refused by min_sites" in refused.refusal
+    assert "may be opened with 2 of 4 sites" in site.told[-1]
+    assert not refused.later
+
+
+def test_sites_that_are_not_in_the_job_do_not_count(tmp_path: Path) -> None:
+    site = Guarded(tmp_path, OPEN, updates(1))
+    made_up = {"b": 0, "c": 0} | {f"fake{n}": 0 for n in range(9)}
+    assert "refused by min_sites" in site.ask("train", 1, counted=made_up).refusal
+    assert site.ask("train", 2, counted=dict.fromkeys(SITES[:3], 0)).update is not None
+
+
+def test_outside_the_hours_not_even_a_run_begins(tmp_path: Path) -> None:
+    """The server may ask again later; that it may not for a rule that stays."""
+    clock = module.now().hour
+    closed = f"{(clock + 2) % 24:02}:00-{(clock + 3) % 24:02}:00"
+    site = Guarded(tmp_path, replace(OPEN, hours=closed, timezone="UTC"), updates(1))
+    for number, task in enumerate((BEGIN, "train"), start=1):
+        reply = site.ask(task, number)
+        assert ("refused by hours" in reply.refusal, reply.later) == (True, True)
+        assert closed not in reply.refusal
+        assert closed in site.told[-1]
+    assert site.ask(CHECKPOINT, 3).update is not None  # an update that was served may be finished
+    site.policy = replace(OPEN, min_sites=5)
+    assert site.ask(BEGIN, 4).later is False
+
+
+def test_without_shared_scores_no_count_leaves_in_the_clear(tmp_path: Path) -> None:
+    counts = [Update({}, 0.0, {"gold": 5.0})]
+    site = Guarded(tmp_path, OPEN, counts)
+    assert site.ask("evaluate", 1).update == counts[0]
+    site.policy = replace(OPEN, share_scores=False)
+    asked = site.host._site.at
+    for number, task in ((1, "evaluate"), (2, "train")):  # the stored one; one that is not done
+        assert "refused by share_scores" in site.ask(task, number).refusal
+    assert site.host._site.at == asked
+    site = Guarded(tmp_path / "two", OPEN, counts)
+    change = replace(OPEN, share_scores=False)
+    judge = site.guard.request
+
+    def then_change(request: Request) -> None:
+        judge(request)
+        site.policy = change
+
+    site.guard.request = then_change  # type: ignore[method-assign]
+    assert "refused by share_scores" in site.ask("evaluate", 1).refusal  # while it was made
+
+
+# what a server is told
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [("min_tokens", {"tokens": 41}), ("min_patients", {"patients": 41}), ("min_steps", {})],
+)
+def test_a_refusal_tells_the_rule_and_no_number(
+    tmp_path: Path, rule: str, change: dict[str, int]
+) -> None:
+    site = Guarded(tmp_path, replace(OPEN, **{rule: 7_777}), updates(1))
+    site.covered = {**site.covered, **change}
+    refusal = site.ask("train", 1).refusal
+    assert f"refused by {rule} of this site's policy" in refusal
+    assert not any(c.isdigit() for c in refusal)
+    assert "ward7" not in refusal
+    assert "7,777 and more" in site.told[-1]
+    assert "ward7" in site.told[-1]
+    if change:
+        assert f"has 41 {rule[4:]} behind it" in site.told[-1]
+
+
+def test_a_site_file_that_cannot_be_read_stops_the_site_for_now(tmp_path: Path) -> None:
+    site = Guarded(tmp_path, OPEN, updates(1))
+
+    def damaged() -> Policy:
+        raise ConfigError("/srv/ward7/site.toml: not a TOML file (line 3)")
+
+    site.guard._policy = damaged
+    reply = site.ask("train", 1)
+    assert (reply.refusal, reply.later) == ("site 'b' cannot read its own file", True)
+    assert "line 3" in site.told[-1]
+
+
+# what leaves again
+
+
+def test_a_damaged_record_of_examples_keeps_the_site_out_for_now(tmp_path: Path) -> None:
+    """The server learns neither where the record lies nor what is wrong with it."""
+    site = Guarded(tmp_path, replace(OPEN, min_difference=2), [])
+    site.guard.examples(lambda: {"notes": [b"one", b"two"]})
+    (site.kit / "rules" / "examples" / "record.json").write_text("{}")
+    with pytest.raises(Withheld, match=r"record\.json or secret\.key is missing, damaged") as found:
+        site.guard.examples(lambda: {"notes": [b"one", b"two"]})
+    assert found.value.later
+    assert found.value.public == f"site {site.site!r} cannot read its own file"
+
+
+def test_a_stored_reply_is_judged_by_the_rules_of_now(tmp_path: Path) -> None:
+    """Also by what is behind it, which after a restart the ledger alone knows."""
+    site = Guarded(tmp_path, OPEN, updates(3))
+    first = site.ask("train", 1)
+    assert first.update is not None
+    for restarted in (False, True):
+        if restarted:
+            site.restart()
+        for change in (
+            {"denied_layers": ("lstm",)},
+            {"min_patients": 61},
+            {"min_tokens": 5_001},
+            {"min_steps": 10},
+            {"max_bytes": 300},
+        ):
+            site.policy = replace(OPEN, **change)
+            assert f"refused by {next(iter(change))}" in site.ask("train", 1).refusal
+        site.policy = replace(OPEN, min_patients=60, min_tokens=5_000, min_steps=9)
+        assert encode(site.ask("train", 1)) == encode(first)
+    for file in (ledger_of(tmp_path).path, head_path(ledger_of(tmp_path).path)):
+        file.unlink()
+    assert "ledger does not have the reply" in site.ask("train", 1).refusal
+
+
+def secure_sites(folder: Path, policy: Policy, size: int = 4) -> dict[str, Guarded]:
+    return {
+        name: Guarded(
+            folder / name,
+            policy,
+            [Update({"lstm.w": torch.arange(size) + 1.0 + n}, 1.0 + n, {"notes": 9.0})],
+            secure=True,
+            site=name,
+        )
+        for n, name in enumerate(SITES)
+    }
+
+
+def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(tmp_path: Path) -> None:
+    """Norms from NumPy; the words and the message by their hashes; masked where words are. The
+    terms lack a count, so sites answer "again", and mask the update in a stage."""
+    sites = secure_sites(tmp_path, MASKED)
+    assert Network(tmp_path, sites).sum(4, metrics=()).sites == 4
+    for n, name in enumerate(SITES):
+        lines = sites[name].ledger
+        assert verify(ledger_of(sites[name].kit).path).ok
+        by_words = [line for line in lines if "words" in [t["name"] for t in line["tensors"]]]
+        assert [line for line in lines if line["masked"]] == by_words
+        (line,) = by_words
+        assert (line["task"], line["round"], line["receiver"]) == ("train", 4, "server")
+        assert (line["steps"], line["tokens"], line["patients"]) == (9, 5_000, 60)
+        update, words = line["tensors"]
+        value = np.arange(4, dtype=np.float32) + 1 + n
+        assert (update["name"], update["shape"]) == ("lstm.w", [4])
+        assert update["norm"] == pytest.approx(np.linalg.norm(value))
+        assert update["sha256"] == hashlib.sha256(value.tobytes()).hexdigest()
+        assert (words["name"], words["norm"]) == ("words", None)
+        again = [x for x in lines if x["task"] == "train" and not x["masked"]]
+        assert not [t for x in again for t in x["tensors"]]
+        assert again
+        assert [(x["update"], x["tokens"]) for x in again] == [("", None)] * len(again)
+        stages = {x["task"] for x in lines if x["task"].startswith("@")}
+        assert {"@keys", "@shares", "@unmask"} <= stages
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_bytes": 30_000}, {"min_patients": 61}, {"denied_layers": ("lstm",)}]
+)
+def test_a_masked_update_is_judged_when_it_leaves(tmp_path: Path, change: dict[str, Any]) -> None:
+    """The small reply "again" passes; then the rule comes, or the words are too many for it."""
+    sites = secure_sites(tmp_path, MASKED, 100_000)
+    network = Network(tmp_path, sites)
+
+    def tighten(task: str) -> None:
+        if task == "@masked":
+            for site in sites.values():
+                site.policy = replace(MASKED, **change)
+
+    network.before = tighten
+    with pytest.raises(TrainingError, match="nothing was opened"):
+        network.sum(4, metrics=())
+    assert any(f"refused by {next(iter(change))}" in refusal for refusal in network.refusals)
+    assert not any(line["masked"] for site in sites.values() for line in site.ledger)
+
+
+def test_words_of_an_update_that_was_not_judged_do_not_leave(tmp_path: Path) -> None:
+    class Words:
+        def stage(self, request: Request) -> Attached:
+            return Attached(tensors={"words": torch.ones(3, dtype=torch.int64)})
+
+        def seal(self, request: Request, update: Update, question: bytes) -> Attached:
+            return Attached()
+
+        strict = True
+
+        def adopted(self, request: Request, asked: Any) -> None:
+            return None
+
+    site = Guarded(tmp_path, MASKED, updates(1), secure=True)
+    site.host._sealer = Words()
+    assert "not known what is behind" in site.ask("@masked", 1).refusal
+    assert site.ask("train", 2).update is not None
+    assert "not known what is behind" in site.ask("@masked", 3, counted=0).refusal
+    assert site.ask("train", 4).update is not None
+    assert site.ask("@masked", 5, counted=4).attached.tensors["words"].shape == (3,)
+
+
+def test_every_reply_is_weighed(tmp_path: Path) -> None:
+    public = {"@describe": lambda made: {"description": torch.ones(900, dtype=torch.uint8)}}
+    site = Guarded(tmp_path, replace(OPEN, max_bytes=900), updates(1), public=public)
+    assert "refused by max_bytes" in site.ask("@describe", 1).refusal
+    assert site.ask("train", 2).update is not None
+
+
+# rounds
+
+
+def served(site: Guarded, task: str, number: int, asked: int) -> int:
+    """How many of so many requests for round 0 are answered, as of a server that lies."""
+    done, counted = 0, number - 1
+    for at in range(number, number + asked):
+        if site.ask(task, at, counted, round=0).update is not None:
+            done, counted = done + 1, at
+    return done
+
+
+def test_rounds_are_counted_by_the_site(tmp_path: Path) -> None:
+    """By its ledger: over restarts, and over runs of the same job under other names."""
+    rules = replace(OPEN, max_rounds=3)
+    site = Guarded(tmp_path, rules, updates(99))
+    another = Guarded(tmp_path, rules, updates(99)[20:], run="run3", table={**TABLE, "seed": 2})
+    assert served(site, "train", 1, 2) == 2
+    site.restart()
+    assert served(site, "train", 3, 9) == 1
+    assert "would be number 4 of this job" in site.told[-1]
+    other = Guarded.__new__(Guarded)
+    other.__dict__ |= {**site.__dict__, "run": "run2", "updates": updates(99)[50:], "told": []}
+    other.restart()
+    assert served(other, "train", 1, 9) == 0
+    assert served(another, "train", 1, 3) == 3
+    site.approve()
+    assert served(other, "train", 10, 9) == 0  # counts from 9, which it is not at
+    other.restart()
+    assert other.ask("train", 20, 0, round=0).update is not None
+    assert other.ask("train", 21, 20, round=3).refusal.startswith("refused by max_rounds")
+
+
+def test_what_is_made_again_of_the_same_is_not_another_round(tmp_path: Path) -> None:
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=1), updates(1))
+    assert served(site, "train", 1, 5) == 5
+    assert len({line["update"] for line in site.ledger if not line["refusal"]}) == 1
+
+
+def test_what_trains_nothing_may_be_asked_after_the_rounds(tmp_path: Path) -> None:
+    """As a calibration does, at most 100 times."""
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=2), updates(200))
+    site.covered = {"patients": 60}
+    assert served(site, "calibrate", 1, 104) == 102
+
+
+def test_counts_are_no_round(tmp_path: Path) -> None:
+    site = Guarded(
+        tmp_path, replace(OPEN, max_rounds=1), [Update(metrics={"n": 1.0 * n}) for n in range(9)]
+    )
+    assert served(site, "evaluate", 1, 5) == 5
+
+
+# the ledger
+
+
+def test_every_message_is_noted_as_what_it_is(tmp_path: Path) -> None:
+    """Own scores are not masked because a secure sum is on; a task's name may not be text."""
+    public = {"@scores": lambda made: {"scores": torch.ones(9, dtype=torch.uint8)}}
+    site = Guarded(tmp_path, MASKED, updates(1), secure=True, public=public)
+    assert site.ask("@scores", 1).update is not None
+    assert "has no task" in site.ask("give it now", 2).refusal
+    assert "has no task" in site.ask("x" * 400, 3).refusal
+    site.host.handle(b"noise")
+    site.ask(END, 4)
+    told = [(line["task"], line["masked"], line["refusal"]) for line in site.ledger]
+    assert told == [
+        ("@scores", False, False),
+        ("-", False, True),
+        ("-", False, True),
+        ("-", False, True),
+        ("@end", False, False),
+    ]
+    assert {line["job"] for line in site.ledger} == {module.fingerprint(TABLE)}
+    assert [t["name"] for t in site.ledger[0]["tensors"]] == ["scores"]
+
+
+def test_what_cannot_be_noted_does_not_leave(tmp_path: Path) -> None:
+    """Not even a refusal; and no journal hands it out later."""
+    site = Guarded(tmp_path, OPEN, updates(1))
+    ledger = ledger_of(tmp_path).path
+    site.ask(BEGIN, 1)
+    before = ledger.read_bytes()
+    ledger.write_bytes(before[:-9] + b"00000" + before[-4:])
+    request = encode(Request("job-1", 1, 2, "train", first=True, counted=dict.fromkeys(SITES, 0)))
+    for frame in (request, request, b"noise"):
+        with pytest.raises(RefusedError) as found:
+            site.host.handle(frame)
+        assert getattr(found.value, "public", "") == (
+            "site 'b' cannot note this message in its ledger"
+        )
+        assert "ledger verify" in str(found.value)
+    ledger.write_bytes(before)
+    assert site.host.handle(request)
+    assert verify(ledger).ok
+    assert [line["task"] for line in site.ledger] == [BEGIN, "train"]
+
+
+def test_a_full_disk_is_for_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Guarded(tmp_path, OPEN, updates(1))
+    real, left = site.guard._ledger.append, [1]
+
+    def full(entry: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise module.FednotesError(f"{tmp_path}/ledger.jsonl: cannot be written (no space)")
+        return real(entry)
+
+    monkeypatch.setattr(site.guard._ledger, "append", full)
+    reply = site.ask("train", 1)
+    assert (reply.later, reply.refusal) == (True, "site 'b' cannot note this message in its ledger")
+    assert "no space" in site.told[-1]
+
+
+# the clock: what counts rounds is the ledger, not the time
+
+NOON = datetime(2030, 5, 6, 12, tzinfo=UTC)
+ROUNDS = replace(OPEN, max_rounds=3)
+NIGHT = replace(OPEN, hours="11:00-13:00", timezone="UTC")
+
+
+class Clock:
+    """What the site takes for the time."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.time = NOON
+        patch.setattr(module, "now", lambda: self.time)
+
+    def move(self, **by: float) -> None:
+        self.time += timedelta(**by)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.mark.parametrize("years", [-20, 20])
+def test_a_clock_that_jumps_gives_no_further_rounds(
+    tmp_path: Path, clock: Clock, years: int
+) -> None:
+    """Before the approval's time stamp no round counted; nor may an approval of the future hide
+    those after it."""
+    site = Guarded(tmp_path, ROUNDS, updates(60))
+    assert served(site, "train", 1, 2) == 2
+    clock.move(days=365 * years)
+    assert served(site, "train", 3, 6) == 1
+    site.restart()
+    assert served(site, "train", 4, 6) == 0
+    site.approve()  # by the clock as it is now, before or after everything
+    clock.move(days=-365 * years)
+    assert served(site, "train", 4, 9) == 3
+    assert served(site, "train", 13, 9) == 0
+
+
+def test_an_approval_notes_where_the_ledger_ends(tmp_path: Path, clock: Clock) -> None:
+    site = Guarded(tmp_path, ROUNDS, updates(60))
+    assert approvals_of(tmp_path).approved_after(TABLE) == FIRST
+    served(site, "train", 1, 2)
+    site.approve()
+    assert approvals_of(tmp_path).approved_after(TABLE) == ledger_of(tmp_path).head().hash
+    assert approvals_of(tmp_path).approved_after({"name": "another"}) == ""
+
+
+def test_where_the_approval_is_of_another_ledger_all_lines_count(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """A ledger was begun anew after the approval, or an earlier version noted no place."""
+    site = Guarded(tmp_path, ROUNDS, updates(60))
+    served(site, "train", 1, 2)
+    site.approve()
+    for path in (ledger_of(tmp_path).path, head_path(ledger_of(tmp_path).path)):
+        path.rename(path.with_suffix(".evidence"))
+    site.restart()
+    assert served(site, "train", 3, 9) == 3
+    kept = approvals_of(tmp_path).path
+    table: dict[str, Any] = json.loads(kept.read_text())
+    for decision in table["decisions"]:
+        del decision["ledger"]
+    kept.write_text(json.dumps(table))
+    site.restart()
+    assert served(site, "train", 12, 9) == 0
+
+
+def test_hours_are_not_judged_by_a_clock_that_was_set_back(tmp_path: Path, clock: Clock) -> None:
+    site = Guarded(tmp_path, NIGHT, updates(60))
+    assert served(site, "train", 1, 1) == 1
+    clock.move(minutes=-4)  # as clocks are corrected
+    assert served(site, "train", 2, 1) == 1
+    clock.move(hours=-20, minutes=30)  # inside the hours by its own word, the day before
+    clock.move(hours=-4)
+    refused = site.ask("train", 3, 2)
+    assert (refused.update, refused.later) == (None, True)
+    assert refused.refusal == "the clock of site 'b' was set back"
+    assert "set the clock; where the ledger is wrong, approve the job again" in site.told[-1]
+    site.restart()
+    assert served(site, "train", 3, 1) == 0
+    site.policy = replace(NIGHT, hours="")
+    assert served(site, "train", 3, 1) == 1  # no rule asks for the time
+
+
+def test_after_a_clock_that_was_ahead_a_new_approval_mends(tmp_path: Path, clock: Clock) -> None:
+    site = Guarded(tmp_path, NIGHT, updates(60))
+    clock.move(days=3650)
+    assert served(site, "train", 1, 1) == 1
+    clock.move(days=-3650)
+    assert served(site, "train", 2, 1) == 0
+    site.approve()
+    assert served(site, "train", 2, 1) == 1

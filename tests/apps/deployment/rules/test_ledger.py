@@ -1,0 +1,563 @@
+"""The ledger: appended to whatever is killed; every change that no append made is found, and its
+line is named."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ledgers import DIGEST, MESSAGE, lines_of, rehashed, written
+
+from fednotes.core.errors import ConfigError, DataError, FednotesError, RefusedError
+from fednotes.apps.deployment.rules import ledger as module
+from fednotes.apps.deployment.rules.ledger import (
+    FIRST,
+    Entry,
+    Head,
+    Ledger,
+    decode_head,
+    describe,
+    encode_head,
+    hash_of,
+    head_path,
+    judge,
+    noted_end,
+    plain,
+    show,
+    verify,
+)
+
+
+class Killed(BaseException):
+    """Stands for a kill -9: nothing that runs after it may tidy up."""
+
+
+@contextmanager
+def dying(monkeypatch: pytest.MonkeyPatch, writes: int, part: int) -> Iterator[None]:
+    """The process dies in the given write of an append, after `part` bytes of it."""
+    left = [writes]
+
+    def write(file, place: int, raw: bytes, wait: bool = True) -> None:
+        file.seek(place)
+        left[0] -= 1
+        if left[0] < 0:
+            file.write(raw[:part])
+            raise Killed
+        file.write(raw)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_write", write)
+        with pytest.raises(Killed):
+            yield
+
+
+def refuses(path: Path) -> None:
+    """Nothing more is appended."""
+    before = path.read_bytes()
+    with pytest.raises(RefusedError, match=r"does not end as .* nothing may leave"):
+        Ledger(path).append(MESSAGE)
+    assert path.read_bytes() == before
+
+
+def test_a_line_says_what_the_message_was(tmp_path: Path) -> None:
+    """Norms and hashes from NumPy and hashlib, the chain by hand."""
+    path = tmp_path / "site" / "ledger.jsonl"
+    gradient = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    tensors = {
+        "lstm.weight": gradient,
+        "half": torch.tensor([0.5, -2.0], dtype=torch.bfloat16),
+        "codes": torch.tensor([3, -4], dtype=torch.int8),
+        "one": torch.tensor([731.0]),
+        "none": torch.zeros(0, 4),
+        "broken": torch.tensor([float("nan"), 1.0]),
+    }
+    later = datetime(2026, 3, 1, 13, 30, tzinfo=timezone(timedelta(hours=2)))
+    entry = Entry(later, "r", 7, "train", "CN=server,O=a", describe(tensors), 1234, DIGEST)
+    ledger = Ledger(path)
+    ledger.append(MESSAGE)
+    end = ledger.append(entry)
+    first, second = lines_of(path)
+    table = json.loads(second)
+    assert list(show(path)) == [json.loads(first), table]
+    assert table["prev"] == json.loads(first)["hash"]
+    assert json.loads(first)["prev"] == "0" * 64
+    body = second[: second.index(b',"hash"')]
+    assert table["hash"] == hashlib.sha256(body).hexdigest() == end.hash
+    assert (table["seq"], table["time"]) == (2, "2026-03-01T11:30:00.000Z")
+    assert (table["round"], table["bytes"], table["receiver"]) == (7, 1234, "CN=server,O=a")
+    facts = {t["name"]: t for t in table["tensors"]}
+    assert list(facts) == list(tensors)
+    array = gradient.numpy()
+    assert facts["lstm.weight"] == {
+        "name": "lstm.weight",
+        "shape": [2, 3],
+        "dtype": "float32",
+        "norm": pytest.approx(np.sqrt(np.square(array.astype(np.float64)).sum())),
+        "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
+    }
+    assert facts["half"]["norm"] == pytest.approx(np.sqrt(4.25))
+    assert facts["half"]["sha256"] == hashlib.sha256(bytes([0, 0x3F, 0, 0xC0])).hexdigest()
+    assert facts["codes"]["norm"] == 5.0
+    assert facts["one"]["norm"] is None  # it would be the value
+    assert facts["none"]["sha256"] == hashlib.sha256(b"").hexdigest()
+    assert facts["broken"]["norm"] is None
+    assert [json.loads(raw)["round"] for raw in lines_of(path)] == [0, 7]
+    for file in (path, head_path(path)):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_noise_has_no_norm() -> None:
+    words = {"sum": torch.tensor([[1, 2**62], [5, 0]]).t()}
+    (facts,), (known,) = describe(words, norms=False), describe(words)
+    assert (facts.norm, known.norm) == (None, pytest.approx(2.0**62))
+    assert facts.sha256 == hashlib.sha256(words["sum"].numpy().tobytes()).hexdigest()
+
+
+def test_one_hash_for_several_tensors() -> None:
+    """It changes with a value, a name, a shape and a type, and with nothing else."""
+    tensors = {"a": torch.ones(4), "b": torch.zeros(2)}
+    same = hash_of(describe(tensors))
+    assert same == hash_of(describe(tensors, norms=False))
+    assert hash_of(()) == ""
+    others = (
+        {**tensors, "b": torch.tensor([0.0, -0.0])},
+        {"a": torch.ones(4), "c": torch.zeros(2)},
+        {**tensors, "a": torch.ones(2, 2)},
+        {**tensors, "b": torch.zeros(2, dtype=torch.int32)},
+        {"a": torch.ones(4)},
+    )
+    assert len({same, *(hash_of(describe(other)) for other in others)}) == 6
+
+
+def test_a_name_that_could_be_text_is_a_dash() -> None:
+    for name in ("train", "@keys", "a/b.c", "x" * 256):
+        assert plain(name) == name
+    for name in ("give it now", "", "Müller", "x" * 257, "a\n"):
+        assert plain(name) == "-"
+
+
+@pytest.mark.parametrize("where", ["run", "task", "receiver", "job", "tensor", "dtype"])
+@pytest.mark.parametrize("text", ["Anna Muster has pain", "Müller", "a\nb", "", 'x"y', "x" * 257])
+def test_text_is_refused_and_not_repeated(tmp_path: Path, where: str, text: str) -> None:
+    """Planted strings: neither the files nor the error hold them."""
+    path = tmp_path / "ledger.jsonl"
+    written(path, 1)
+    before = path.read_bytes()
+    (facts,) = describe({"a": torch.ones(2)})
+    change = {"tensor": "name", "dtype": "dtype"}.get(where)
+    entry = replace(MESSAGE, **({where: text} if change is None else {}))
+    if change:
+        entry = replace(MESSAGE, tensors=(replace(facts, **{change: text}),))
+    with pytest.raises(RefusedError, match="no plain name") as found:
+        Ledger(path).append(entry)
+    assert path.read_bytes() == before
+    assert not text or text not in str(found.value)
+
+
+def test_no_value_is_in_the_files(tmp_path: Path) -> None:
+    """Planted numbers, in any usual spelling and as raw bytes."""
+    path = tmp_path / "ledger.jsonl"
+    values = np.array([0.7310585786, 482.9137, -31.41592653])
+    tensors = describe({"w": torch.from_numpy(values), "bias": torch.tensor([0.8808])})
+    Ledger(path).append(replace(MESSAGE, tensors=tensors))
+    everything = path.read_bytes() + head_path(path).read_bytes()
+    for value in (*values, 0.8808):
+        for spelt in (f"{abs(value):.4f}"[:-1], repr(float(value))):
+            assert spelt.encode() not in everything
+        assert np.float64(value).tobytes() not in everything
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_killed_at_any_byte_of_an_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Brute force: each byte of the line; the head is one small write, whole or not there."""
+    length = len(lines_of(written(tmp_path / "x", before + 1).path)[-1])
+    states = [(0, 0), (1, length), (2, 0), (2, 320)] + [(1, part) for part in range(length)]
+    for number, (writes, part) in enumerate(states):
+        path = tmp_path / f"{number}"
+        written(path, before)
+        with dying(monkeypatch, writes, part):
+            Ledger(path).append(replace(MESSAGE, round=before))
+        report = verify(path)
+        whole = writes == 2 or part == length
+        assert report.ok, (writes, part, str(report))
+        assert report.lines == before + whole
+        cut = writes == 1 and 0 < part < length
+        assert ("killed" in str(report.notes)) == (cut or (whole and part != 320))
+        Ledger(path).append(replace(MESSAGE, round=9))
+        last = list(show(path))[-1]
+        mended = "cut" if cut else "whole" if whole and part != 320 else None
+        assert (last["round"], last.get("mended")) == (9, mended)
+        assert verify(path) == replace(verify(path), faults=(), notes=())
+
+
+def test_the_head_announces_a_line_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On disk, not only in this order: a power cut may keep what was written later."""
+    path = tmp_path / "l"
+    ledger = written(path, 2)
+    size, seen = path.stat().st_size, list[tuple[bool, int]]()
+
+    def fsync(number: int) -> None:
+        head = decode_head(head_path(path).read_bytes())
+        assert head is not None
+        own = os.fstat(number).st_ino == head_path(path).stat().st_ino
+        seen.append((own and head.lines == 2 and head.next != "", path.stat().st_size - size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    ledger.append(MESSAGE)
+    assert seen[0] == (True, 0)
+    assert seen[1][1] > 0
+    assert len(seen) == 2
+
+
+def test_a_foreign_line_is_not_taken_for_the_one_that_was_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole line with its own right hash, where a killed process had announced another."""
+    path, other = tmp_path / "l", tmp_path / "other"
+    for place in (path, other):
+        written(place, 2)
+    with dying(monkeypatch, 1, 0):
+        Ledger(path).append(MESSAGE)
+    Ledger(other).append(replace(MESSAGE, receiver="nobody"))
+    announced = path.read_bytes()
+    path.write_bytes(announced + lines_of(other)[2])
+    refuses(path)
+    assert not verify(path).ok
+    path.write_bytes(announced)
+    Ledger(path).append(MESSAGE)
+    assert verify(path).ok
+
+
+def test_nothing_is_appended_to_a_last_line_that_was_changed(tmp_path: Path) -> None:
+    """As long as it was: only its hash tells."""
+    path = tmp_path / "l"
+    written(path, 3)
+    good = path.read_bytes()
+    for place in (-4, -30, -66):
+        changed = bytearray(good)
+        changed[place] = ord("0") if changed[place] != ord("0") else ord("1")
+        path.write_bytes(changed)
+        refuses(path)
+    shorter = lines_of(written(tmp_path / "x", 3).path)[2].replace(b'"round":2', b'"round":7')
+    path.write_bytes(b"".join([*lines_of(tmp_path / "x")[:2], rehashed(shorter)]))
+    assert path.stat().st_size == len(good)
+    refuses(path)
+
+
+def test_a_long_cut_line_is_removed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next line is far shorter than what the killed process left."""
+    path = tmp_path / "l"
+    written(path, 1)
+    tensors = describe({f"layer.{number}": torch.ones(4) for number in range(50)})
+    with dying(monkeypatch, 1, 5_000):
+        Ledger(path).append(replace(MESSAGE, tensors=tensors))
+    Ledger(path).append(MESSAGE)
+    assert verify(path).ok
+    assert [t.get("mended") for t in show(path)] == [None, "cut"]
+
+
+CHILD = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from datetime import UTC, datetime
+from fednotes.apps.deployment.rules.ledger import Entry, Ledger
+entry = Entry(datetime(2026, 3, 1, tzinfo=UTC), "r", 0, "train", "server", (), 4, "0" * 64)
+ledger = Ledger(Path(sys.argv[1]))
+for number in range(10**6):
+    ledger.append(replace(entry, round=number))
+    print(number, flush=True)
+"""
+
+
+def test_a_killed_process_loses_nothing_that_it_said(tmp_path: Path) -> None:
+    """A real kill -9, several times: every round that the process reported is in the ledger."""
+    path = tmp_path / "l"
+    for delay in (0.0, 0.013, 0.1):
+        start = len(lines_of(path)) if path.exists() else 0
+        command = [sys.executable, "-c", CHILD, str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            time.sleep(delay)
+            child.send_signal(signal.SIGKILL)
+            said = 1 + child.stdout.read().count(b"\n")
+        report = verify(path)
+        assert report.ok, str(report)
+        assert start + said <= report.lines <= start + said + 1
+        Ledger(path).append(MESSAGE)
+        assert verify(path).ok
+
+
+def test_a_full_disk_leaves_the_ledger_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "l"
+    written(path, 2)
+    before = path.read_bytes(), head_path(path).read_bytes()
+    real = module._write
+    left = [1]
+
+    def full(file, place: int, raw: bytes, wait: bool = True) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            real(file, place, raw[:50], wait)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(file, place, raw, wait)
+
+    monkeypatch.setattr(module, "_write", full)
+    with pytest.raises(FednotesError, match=r"No space left on device.*did not leave"):
+        Ledger(path).append(MESSAGE)
+    assert (path.read_bytes(), head_path(path).read_bytes()) == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FednotesError, match="cannot be written"):
+        Ledger(tmp_path / "file" / "l").append(MESSAGE)
+
+
+def _append_many(path: str, run: str) -> None:
+    ledger = Ledger(Path(path))
+    for number in range(60):
+        ledger.append(replace(MESSAGE, run=run, round=number))
+
+
+def test_two_processes_wait_for_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    context = multiprocessing.get_context("spawn")
+    both = [context.Process(target=_append_many, args=(str(path), run)) for run in ("a", "b")]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+        assert process.exitcode == 0
+    assert verify(path).ok
+    for run in ("a", "b"):
+        assert [t["round"] for t in show(path, run=run)] == list(range(60))
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs /proc/self/io")
+def test_an_append_costs_the_same_at_round_10000(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted by the kernel: bytes that an append reads and writes, and its system calls."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+    def cost(ledger: Ledger) -> dict[str, int]:
+        def counters() -> dict[str, int]:
+            lines = Path("/proc/self/io").read_text().splitlines()
+            return {name: int(number) for name, number in (line.split(": ") for line in lines)}
+
+        ledger.append(MESSAGE)  # whatever the first one imports
+        before = counters()
+        ledger.append(MESSAGE)
+        after = counters()
+        return {name: after[name] - before[name] for name in ("rchar", "wchar", "syscr", "syscw")}
+
+    ledger = Ledger(tmp_path / "l")
+    early = cost(ledger)
+    for number in range(10_000):
+        ledger.append(replace(MESSAGE, round=number))
+    late = cost(ledger)
+    assert late["syscr"] == early["syscr"]
+    assert late["syscw"] == early["syscw"]
+    assert abs(late["rchar"] - early["rchar"]) < 64
+    assert abs(late["wchar"] - early["wchar"]) < 64
+    assert verify(tmp_path / "l").ok
+
+
+# tampering
+
+
+def test_an_unbroken_ledger_is_well(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = written(path, 5)
+    report = verify(path)
+    assert (report.ok, report.lines, report.notes) == (True, 5, ())
+    assert report.head == ledger.head() == verify(path, noted=ledger.head()).head
+    assert report.head is not None
+    assert report.head.hash in str(report)
+    assert [t["round"] for t in show(path, first=1, last=3)] == [1, 2, 3]
+    assert [t["round"] for t in show(path, last=0)] == [0]
+    assert list(show(path, run="other")) == []
+    with pytest.raises(DataError, match="nothing has left"):
+        verify(tmp_path / "absent")
+    with pytest.raises(DataError, match="nothing has left"):
+        list(show(tmp_path / "absent"))
+    assert Ledger(tmp_path / "absent").head() == Head()
+    assert not (tmp_path / "absent").exists()
+
+
+def test_every_change_of_a_single_byte_is_found(tmp_path: Path) -> None:
+    """Brute force: each byte of a small ledger and of its head takes each other value."""
+    path = tmp_path / "l"
+    written(path, 2)
+    good, head = path.read_bytes(), head_path(path).read_bytes()
+    first = good.index(b"\n")
+    changed = bytearray(good)
+    for place in range(len(good)):
+        for change in range(1, 256):
+            changed[place] = good[place] ^ change
+            report = judge(path, io.BytesIO(changed), head, None)
+            assert report.faults, (place, change)
+            assert report.faults[0].line == (1 if place <= first else 2), (place, change)
+        changed[place] = good[place]
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        assert not verify(path).ok, place
+    lines = good.splitlines(keepends=True)
+    for place in range(len(head)):
+        for change in range(1, 256):
+            new = head[:place] + bytes([head[place] ^ change]) + head[place + 1 :]
+            assert decode_head(new) is None or judge(path, lines, new, None).faults, place
+    assert judge(path, lines, head, None).ok
+
+
+def test_every_inserted_and_removed_byte_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    written(path, 2)
+    good = path.read_bytes()
+    for place in range(len(good) + 1):
+        for extra in (b"\n", b" ", b"0", b"{"):
+            path.write_bytes(good[:place] + extra + good[place:])
+            assert not verify(path).ok, (place, extra)
+        if place < len(good):
+            path.write_bytes(good[:place] + good[place + 1 :])
+            assert not verify(path).ok, place
+            path.write_bytes(good[:place])  # a cut tail
+            assert not verify(path).ok, place
+            refuses(path)
+
+
+def test_removed_swapped_and_inserted_lines_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    written(path, 6)
+    good = lines_of(path)
+
+    def faults(lines: list[bytes]) -> dict[int, str]:
+        path.write_bytes(b"".join(lines))
+        return {fault.line: fault.what for fault in verify(path).faults}
+
+    for gone in range(5):
+        found = faults(good[:gone] + good[gone + 1 :])
+        assert list(found) == [gone + 1]
+        assert f"number {gone + 1}, was removed" in found[gone + 1]
+    assert "2 to 4, was removed" in faults(good[:1] + good[4:])[2]
+    assert faults(good[:5]) == {5: "is the last, but 1 more was written: cut off"}
+    assert "2 more were written" in faults(good[:4])[4]
+    assert list(faults([])) == [0]
+    for i in range(6):
+        for j in range(i + 1, 6):
+            swapped = list(good)
+            swapped[i], swapped[j] = swapped[j], swapped[i]
+            found = faults(swapped)
+            assert min(found) == i + 1
+            assert j + 1 in found
+            assert all("moved" in what for what in found.values()), (i, j, found)
+    for place in range(7):
+        found = faults([*good[:place], good[2], *good[place:]])  # one line a second time
+        assert any("inserted" in what or "moved" in what for what in found.values()), place
+    assert faults(good) == {}
+
+
+def test_forged_lines_are_found(tmp_path: Path) -> None:
+    """A forger who hashes anew: one line, all lines from one on, and the head as well."""
+    path, other = tmp_path / "l", tmp_path / "forged"
+    ledger = written(path, 5)
+    noted = ledger.head()
+    good = lines_of(path)
+    table = json.loads(good[2])
+    table["receiver"] = "nobody"
+    new = rehashed(json.dumps(table, separators=(",", ":")).encode())
+    assert table["hash"] not in new.decode()
+    path.write_bytes(b"".join([*good[:2], new, *good[3:]]))
+    report = verify(path)
+    assert [fault.line for fault in report.faults] == [4]
+    assert "does not follow" in report.faults[0].what
+    path.write_bytes(b"".join([*good[:2], new]))
+    assert "2 more were written" in str(verify(path))
+    path.write_bytes(b"".join([*good, good[-1]]))
+    assert not verify(path).ok
+    whole = written(other, 5)
+    whole.append(MESSAGE)
+    path.write_bytes(b"".join(lines_of(other)))  # one line that goes on from the last
+    report = verify(path)
+    assert "goes beyond the 5 lines" in report.faults[0].what
+    anew = Ledger(tmp_path / "anew")
+    for _ in range(6):
+        anew.append(replace(MESSAGE, receiver="nobody"))
+    assert verify(anew.path).ok  # all of it is new: only what was noted elsewhere tells
+    assert [f.line for f in verify(anew.path, noted).faults] == [5]
+    assert verify(other, noted).ok
+
+
+def test_a_line_in_the_middle_that_begins_anew_is_found(tmp_path: Path) -> None:
+    """Two histories, one after the other, with the second's head and numbers that go on."""
+    path = tmp_path / "l"
+    written(path, 4)
+    lines, before = list[bytes](), FIRST
+    for number, line in enumerate(lines_of(path)):
+        table = json.loads(line)
+        before = FIRST if number == 2 else before
+        lines.append(rehashed(line.replace(table["prev"].encode(), before.encode())))
+        before = json.loads(lines[-1])["hash"]
+    path.write_bytes(b"".join(lines))
+    size = path.stat().st_size
+    head_path(path).write_bytes(encode_head(Head(4, size, before)))
+    assert [(f.line, f.what[:15]) for f in verify(path).faults] == [(3, "does not follow")]
+
+
+def test_what_was_noted_elsewhere_is_found_or_missed(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    ledger = written(path, 3)
+    noted = ledger.head()
+    ledger.append(MESSAGE)
+    assert verify(path, noted_end(f" 3:{noted.hash}\n")).ok
+    (fault,) = verify(path, noted_end(f"2:{noted.hash}")).faults
+    assert (fault.line, fault.what) == (2, "is not the line whose hash was noted elsewhere")
+    for name in (path, head_path(path)):
+        name.unlink()
+    (fault,) = verify(path, noted_end(f"3:{noted.hash}")).faults
+    assert (fault.line, fault.what) == (3, "was noted elsewhere, and the ledger ends before it")
+    written(path, 1)  # a new one was begun
+    assert not verify(path, noted_end(f"3:{noted.hash}")).ok
+    for text in ("", "3", noted.hash, f"x:{noted.hash}", "3:abc", f"0:{noted.hash}", "²:" + FIRST):
+        with pytest.raises(ConfigError, match="expected LINES:HASH"):
+            noted_end(text)
+
+
+def test_a_head_that_is_lost_or_edited_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    written(path, 2)
+    head = head_path(path).read_bytes()
+    for raw in (b"", head[:-1], head + b" ", b"[]", b"{}"):
+        head_path(path).write_bytes(raw)
+        assert not verify(path).ok
+        refuses(path)
+    head_path(path).write_bytes(head.replace(b'"lines":2', b'"lines":1'))
+    assert "goes beyond" in str(verify(path))
+    head_path(path).unlink()
+    assert "is missing" in str(verify(path))
+    head_path(path).write_bytes(head)
+    path.write_bytes(b"")
+    refuses(path)
+    path.unlink()
+    assert "cut off" in str(verify(path))

@@ -1,0 +1,347 @@
+"""What a person sees before a yes, whose yes it was, and how several people say it."""
+
+from __future__ import annotations
+
+import io
+import os
+import pwd
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kits import given, site_kit
+from rich.cells import cell_len
+from rich.console import Console
+
+from fednotes.apps.audit import attacks
+from fednotes.cli import groups
+from fednotes.apps.deployment.commands import site as kit_cli
+from fednotes.apps.deployment.site_file import SITE_FILE, policy_of
+from fednotes.jobs.results import AUDIT, Audit, Leak
+from fednotes.apps.deployment.rules.approval import fingerprint
+from fednotes.apps.deployment.rules.guard import RULES, NotApproved, approvals_of, pending, require_approved
+from fednotes.apps.deployment.rules.policy import Policy
+
+SITES = ["h1", "h2", "h3"]
+JOB: dict[str, Any] = {"name": "ner", "method": "fedner", "sites": SITES, "training": {"epochs": 3}}
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    return site_kit(tmp_path / "h1")
+
+
+def asked(kit: Path, table: dict[str, Any], policy: Policy | None = None) -> str:
+    """The server asks for a job; what it is told."""
+    with pytest.raises(NotApproved) as found:
+        require_approved(kit, "h1", table, policy or Policy())
+    return str(found.value)
+
+
+# the screen
+
+
+def test_the_hash_comes_first(kit: Path) -> None:
+    asked(kit, JOB)
+    assert given("approve", kit, "--yes").splitlines()[:7] == [
+        f"fingerprint {fingerprint(JOB)}",
+        "job ner",
+        '  method = "fedner"',
+        '  name = "ner"',
+        '  sites = ["h1", "h2", "h3"]',
+        "  training.epochs = 3",
+        "no job was approved here before",
+    ]
+
+
+def test_who_approves_is_told_what_is_promised(kit: Path) -> None:
+    """Of the noise that a job asks for, too: by hand, one round of all at σ = 2 and δ = 1e-5 has
+    the least of α / 2σ² + log(1 - 1/α) - log(δ α) / (α - 1), 2.168 at α = 10."""
+    noisy = {"noise": 2.0, "rate": 1.0, "where": "site", "unit": "document"}
+    job = {"method": "fedner", "training": {"rounds": 1}, "privacy": noisy}
+    table = {"name": "ner", "job": job | {"sites": {"h1": {}, "h2": {}}}, "sites": ["h1", "h2"]}
+    asked(kit, {**table, "min_sites": 2})
+    told = given("approve", kit, "--yes")
+    assert "promises differential privacy of each document of a site, against anybody" in told
+    assert "ε = 2.17 at δ = 1e-05 after 1 rounds" in told
+
+
+# waiting for a job
+
+
+def test_an_approval_can_wait_for_the_request(kit: Path) -> None:
+    """The server asks a second later, as it does once the admin has handed in a job."""
+    request = threading.Timer(1.0, asked, (kit, JOB))
+    request.start()
+    told = given("approve", kit, "--yes", "--wait", "--timeout", "60")
+    request.join()
+    assert "waiting up to 60 s for a job that asks for approval" in told
+    assert "note: this site does not run" in told
+    assert f"approved: ner ({fingerprint(JOB)[:12]})" in told
+
+
+def test_waiting_ends_with_the_time_and_a_remedy(kit: Path) -> None:
+    told = given("approve", kit, "--yes", "--wait", "--timeout", "0.1", code=2)
+    assert "no job has asked for approval within 0.1 s" in told
+    assert "--timeout SECONDS" in told
+
+
+def test_waiting_can_be_for_one_job(kit: Path) -> None:
+    """Another one that waits is not taken for it."""
+    key = fingerprint(JOB | {"title": "the awaited one"})
+    asked(kit, JOB)
+    told = given("approve", kit, key[:12], "--yes", "--wait", "--timeout", "0.1", code=2)
+    assert f"no job whose fingerprint begins with {key[:12]!r} has asked" in told
+    assert not approvals_of(kit).decisions()
+    short = fingerprint(JOB)[:12]
+    assert "approved: ner" in given("approve", kit, short, "--yes", "--wait", "--timeout", "0.1")
+    assert "approved: ner" in given("approve", kit, short, "--yes", "--wait", "--timeout", "0.1")
+
+
+FORGED = (
+    f"ner, fingerprint {'0' * 64}\n  training.epochs = 3\n"
+    "changes since ner (000000000000), approved today:\n  none\x1b[0J\x1b[8m"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        FORGED,
+        FORGED.replace("\n", "\r"),
+        FORGED.replace("\n", "\x85"),
+        FORGED.replace("\n", "\u2028"),
+        "ner" + " " * 55 + "changes since ner, approved today:" + " " * 26 + "  none",
+        "ner\u202e:yadot devorppa ,ren ecnis segnahc",
+        "\u3164" * 60 + "changes since ner",
+        "漢" * 30 + "changes since ner",
+    ],
+    ids=range(8),
+)
+@pytest.mark.parametrize("where", ["name", "title", "key"])
+def test_a_job_s_words_cannot_show_another_job(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: str
+) -> None:
+    """On a terminal of 60 columns, only our own words begin a row, and every row has room."""
+    asked(kit, JOB)
+    given("approve", kit, "--yes")
+    forged = {**JOB, **({name: 1} if where == "key" else {where: name}), "training": {"epochs": 9}}
+    asked(kit, forged)
+    screen = io.StringIO()
+    console = Console(width=60, force_terminal=True, color_system=None, file=screen)
+    for module in (groups, kit_cli):
+        monkeypatch.setattr(module, "console", console)
+    kit_cli._show_job(kit, forged, fingerprint(forged), policy_of(kit).quorum("h1"))
+    rows = screen.getvalue().split("\n")
+    assert rows[0] == f"fingerprint {fingerprint(forged)}"
+    begins = [row for row in rows[1:] if row and not row.startswith(" ")]
+    assert [row[:3] for row in begins] == ["job", "cha", "com"]
+    assert "\n  ~ training.epochs: 3 → 9\n" in screen.getvalue()
+    assert "  none" not in rows
+    for row in rows[1:]:
+        assert cell_len(row) <= 60
+        assert row.isprintable()
+
+
+def test_the_same_words_in_lists(kit: Path) -> None:
+    """`status`, and the message that names the jobs, have a line a job."""
+    asked(kit, {**JOB, "name": FORGED})
+    told = given("approve", kit, "no such", code=2)
+    assert "\x1b" not in told
+    assert "\n" not in told
+    said = given("status", kit)
+    assert "\x1b" not in said
+    assert not any(line.startswith("changes since") for line in said.splitlines())
+    given("reject", kit)
+    said = given("status", kit)
+    assert not any(line.startswith("changes since") for line in said.splitlines())
+
+
+# whose yes
+
+
+@pytest.mark.parametrize("word", ["approve", "reject"])
+def test_the_account_of_the_system_decides(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(variable, "dr_no")
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    asked(kit, JOB)
+    given(word, kit, *["--yes"] * (word == "approve"))
+    (decision,) = approvals_of(kit).decisions()
+    assert decision.by == f"{pwd.getpwuid(os.getuid()).pw_name} (uid {os.getuid()})"
+    assert "dr_no" not in given("status", kit)
+
+
+def test_sudo_and_accounts_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_123)
+    monkeypatch.setenv("SUDO_UID", "0")
+    root = pwd.getpwuid(0).pw_name
+    assert kit_cli.account() == f"no name (uid 4000123); SUDO_UID is of {root} (uid 0)"
+    monkeypatch.setenv("SUDO_UID", "99999999999999999999")
+    assert kit_cli.account().endswith("SUDO_UID is of no name (uid 99999999999999999999)")
+    monkeypatch.setenv("SUDO_UID", "root")
+    assert kit_cli.account() == "no name (uid 4000123)"
+
+
+# two people
+
+
+def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    told = [given("key", who, "--out", tmp_path / who) for who in ("alice", "bob", "carol")]
+    lines = [line for said in told for line in said.splitlines() if " approvers." in line]
+    assert len(lines) == 3
+    (kit / SITE_FILE).write_text("\n".join(["[policy]", "approvals = 2", *lines[:2]]))
+    policy = policy_of(kit)
+    assert "not approved this job" in asked(kit, JOB, policy)
+    assert "2 of alice, bob to approve" in given("approve", kit, "--yes", code=2)
+    told = given("approve", kit, "--yes", "--key", tmp_path / "carol", code=2)
+    assert "not among the approvers of this site's rules (alice, bob)" in told
+    assert approvals_of(kit).decisions() == ()
+    said = given("approve", kit, "--yes", "--key", tmp_path / "alice")
+    assert "approved by alice; 1 more of bob must" in said
+    assert "joins" not in said
+    assert "(1 of 2 people have)" in asked(kit, JOB, policy)
+    said = given("approve", kit, "--yes", "--key", tmp_path / "alice")
+    assert "alice has approved this job before" in said
+    assert len(approvals_of(kit).decisions()) == 1
+    assert pending(kit) is not None
+    assert "waits for a decision: approved by alice; 1 more of bob must" in given("status", kit)
+    assert "joins within seconds" in given("approve", kit, "--yes", "--key", tmp_path / "bob")
+    require_approved(kit, "h1", JOB, policy)
+    assert pending(kit) is None
+    assert "with the key of bob" in given("status", kit)
+    other = {**JOB, "seed": 2}
+    assert "approved another form of this job" in asked(kit, other, policy)
+    given("reject", kit, fingerprint(JOB)[:12])  # one person's no, without a key
+    assert "has rejected this job" in asked(kit, JOB, policy)
+
+
+def test_a_key_is_asked_for_where_it_says_something(kit: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    typed = "pass word\npass word\n"
+    assert "approvers.alice" in given(
+        "key", "alice", "--out", tmp_path / "a", "--passphrase", typed=typed
+    )
+    asked(kit, JOB)
+    told = given("approve", kit, "--yes", "--key", tmp_path / "a", code=2)
+    assert "its rules list no approvers: approve without --key" in told
+    assert "is there already" in given("key", "alice", "--out", tmp_path / "a", code=2)
+
+
+# audits
+
+
+def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
+    """Of this site and this job table, with all attacks tried and none above the bound; then the
+    kit's copy is enough for the next who approves."""
+    job = {"method": "fedner", "sites": {name: {} for name in SITES}}
+    table = {"name": "ner", "job": job, "sites": SITES, "min_sites": 3}
+    (kit / SITE_FILE).write_text('[data]\npath = "x"\n[policy]\naudit = "required"\n')
+    asked(kit, table)
+    fine = Leak(attack="words", success=0.1, chance=0.01, control=1.0, proven=True)
+    others = [Leak(attack=each.name, applies=False, why="no") for each in attacks()]
+    right = Audit(site="h1", fingerprint=fingerprint(job), attacks=[fine, *others])
+    worse = fine.model_copy(update={"success": 0.12, "proven": False})
+
+    def approve(found: Audit | None, code: int = 0) -> str:
+        words = ["--audit", tmp_path] if found is not None else []
+        if found is not None:
+            (tmp_path / AUDIT).write_text(found.model_dump_json())
+        return given("approve", kit, "--yes", *words, code=code)
+
+    assert "there is no audit of this job" in approve(None, 2)
+    for change in ({"site": "h2"}, {"fingerprint": "0" * 64}):
+        assert "are asked about" in approve(right.model_copy(update=change), 2)
+    untried = Leak(attack="b", why="could not be tried: x")
+    for some in ([fine, *others, untried], [], others[1:]):  # or of a version with fewer
+        told = approve(right.model_copy(update={"attacks": some}), 2)
+        assert "not every attack could be tried" in told
+    told = approve(right.model_copy(update={"attacks": [fine, *others, worse]}), 2)
+    assert "may succeed 0.110 above chance; this site allows 0.1 at most" in told
+    assert approvals_of(kit).decisions() == ()
+    assert "the best attack, words, may be 0.090 above chance" in approve(right)
+    assert "approved: ner" in given("approve", kit, fingerprint(table), "--yes")
+    assert "no audit.json there" in given(
+        "approve", kit, fingerprint(table), "--audit", kit, code=2
+    )
+    asked(kit, fewer := {**table, "sites": SITES[:2]})  # of which a sum tells more
+    assert "not of the sites that the job's table has" in approve(right, 2)
+    assert not (kit / RULES / "audits" / fingerprint(fewer)).exists()
+
+
+def test_without_the_rule_an_audit_is_shown(kit: Path, tmp_path: Path) -> None:
+    table = {"name": "ner", "job": {"sites": {name: {} for name in SITES}}, "sites": SITES}
+    asked(kit, table)
+    leak = Leak(attack="a\nb", success=1.0, chance=0.01, control=0.1)
+    found = Audit(site="h1", fingerprint=fingerprint(table["job"]), attacks=[leak])
+    (tmp_path / AUDIT).write_text(found.model_dump_json())
+    told = given("approve", kit, "--yes", "--audit", tmp_path)
+    assert "may be 0.990 above chance; say nothing: a" in told
+    assert "approved" in told
+
+
+# earlier jobs
+
+
+def notes_job(sites: list[str], **own: Any) -> dict[str, Any]:
+    """A job as a site approves it. own: what it says of the notes of h1."""
+    tables = {name: own if name == "h1" else {} for name in sites}
+    return {"name": "ner", "job": {"method": "fedner", "sites": tables}, "sites": sites}
+
+
+def screen(kit: Path, *tables: dict[str, Any]) -> str:
+    """What is shown of the last of some jobs that are approved one after another."""
+    for table in tables:
+        asked(kit, table)
+        told = given("approve", kit, "--yes")
+    return told.partition("compared with ")[2]
+
+
+def test_a_site_more_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
+    told = screen(kit, notes_job([*SITES, "h4"]), notes_job(SITES))
+    assert "other sites (h4), its notes here" in told
+    assert "warning: the sums of both jobs differ by few sites alone (h4)" in told
+
+
+def test_as_many_other_sites_as_a_sum_needs_are_no_warning(kit: Path) -> None:
+    """The difference of both sums is one of three sites, which the rules permit of any sum."""
+    told = screen(kit, notes_job([*SITES, "h4", "h5", "h6"]), notes_job(SITES))
+    assert "other sites (h4, h5, h6)" in told
+    assert "warning" not in told
+
+
+def test_a_sentence_less_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
+    told = screen(kit, notes_job(SITES, max_sentences=60), notes_job(SITES, max_sentences=59))
+    assert "its sites, other notes here" in told
+    assert "~ sites.h1.max_sentences: 60 → 59" in told
+    assert "warning: this site reads other notes for it" in told
+
+
+def test_every_earlier_job_is_compared_also_one_that_was_taken_back(kit: Path) -> None:
+    """Its sums may be known by then."""
+    asked(kit, notes_job([*SITES, "h4"]))
+    given("approve", kit, "--yes")
+    given("reject", kit)
+    told = screen(kit, notes_job(SITES, max_sentences=60), notes_job(SITES))
+    assert told.count("compared with ") == 1  # and the first, which `screen` cut off
+    assert "other sites (h4)" in told
+
+
+def test_other_settings_of_training_are_no_other_notes(kit: Path) -> None:
+    first, second = notes_job(SITES), notes_job(SITES)
+    second["job"]["training"] = {"epochs": 3}
+    told = screen(kit, first, second)
+    assert "its sites, its notes here" in told
+    assert "warning" not in told
+
+
+def test_another_seed_splits_the_notes_anew(kit: Path) -> None:
+    second = notes_job(SITES)
+    second["job"]["seed"] = 7
+    told = screen(kit, notes_job(SITES), second)
+    assert "~ seed: 0 → 7" in told
+    assert "warning: this site reads other notes for it" in told

@@ -1,0 +1,197 @@
+"""The commands at certificates: what the coordinator and a kit's owner type, and what is said."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+import intruders
+from intruders import PROJECT
+from kits import said
+
+from fednotes.apps.deployment.commands import deploy
+from fednotes.apps.deployment.nvflare import processes
+from fednotes.apps.deployment.nvflare.authority import authority_of
+from fednotes.apps.deployment.nvflare.certificates import Trust, check_kit
+from fednotes.apps.deployment.preflight import preflight
+
+
+def given(*words: object) -> str:
+    """What a command says, on one line."""
+    return " ".join(said(*words).split())
+
+
+@pytest.fixture
+def base(kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where kits and their project's file are, and commands are given."""
+    base = kits["server"].parents[1]
+    facts = {key: getattr(PROJECT, key) for key in ("name", "server", "port")}
+    text = "".join(f"{key} = {value!r}\n" for key, value in facts.items())
+    (base / "project.toml").write_text(f"{text}sites = {list(PROJECT.sites)}\n")
+    monkeypatch.chdir(base)
+    return base
+
+
+def provisioned(base: Path, *words: object) -> str:
+    return given("provision", base / "project.toml", "--out", base / "kits", *words)
+
+
+def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
+    kits, h1 = base / "kits", base / "kits/sites/h1"
+    told = provisioned(base, "--revoke", "h2")
+    assert "h2: what is on record as made before counts no more" in told
+    assert f"next: {kits / 'trust.pem'} to the server" in told
+    first = (kits / "trust.pem").read_bytes()
+    (base / "first.pem").write_bytes(first)
+    provisioned(base, "--revoke", "admin")
+    told = given("kit", "trust", h1, kits / "trust.pem")
+    assert "taken in as number 3: 2 certificates count no more" in told
+    assert "nothing new" in given("kit", "trust", h1, kits / "trust.pem")
+    told = given("kit", "trust", h1, base / "first.pem")
+    assert told == (
+        f"error: {base / 'first.pem'}: number 2 is not newer than 3, this kit's own; the kit is as "
+        "it was"
+    )
+    (base / "cut.pem").write_bytes((kits / "trust.pem").read_bytes()[:-100])
+    assert "cut short" in given("kit", "trust", h1, base / "cut.pem")
+    assert "cannot be read" in given("kit", "trust", h1, base / "none.pem")
+    assert "not a kit" in given("kit", "trust", base, kits / "trust.pem")
+    assert "'h9' is no kit of this project" in provisioned(base, "--revoke", "h9")
+    given("kit", "trust", kits / "sites/h2", kits / "trust.pem")
+    assert "this kit cannot work any more" in given("site", "status", kits / "sites/h2")
+    assert any("was revoked on" in check.told for check in preflight(kits / "sites/h2"))
+
+
+def test_nothing_is_made_where_no_authority_is(base: Path) -> None:
+    """A wrong --out is not a new network."""
+    for words in (("--revoke", "h1"), ("--new-root",), ("--sign", "x"), ("--protect",)):
+        told = given("provision", base / "project.toml", "--out", base / "new", *words)
+        assert f"{base / 'new' / 'authority'}: holds no authority of project 'ward'" in told
+    assert not (base / "new").exists()
+
+
+def test_a_kit_is_renewed_by_two_files(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    h1 = base / "kits/sites/h1"
+    intruders.date(h1, (-300, 59))
+    assert f"fednotes kit renew {h1}" in given("site", "status", h1)
+    told = given("kit", "renew", h1)
+    assert "h1.request.pem: holds no secret" in told
+    told = provisioned(base, "--sign", "h1.request.pem")
+    assert "next: give the kit's owner h1.request.signed.pem" in told
+    real = processes.status
+    with monkeypatch.context() as patch:
+        running = processes.Status("h1", "site", 7, (), h1 / "log")
+        patch.setattr(processes, "status", lambda kit: running)
+        assert "runs already" in given("kit", "renew", h1, "--take", "h1.request.signed.pem")
+    assert processes.status is real
+    assert "nothing was signed" in provisioned(base, "--sign", base / "project.toml")
+    assert "the kit is as it was" in given("kit", "renew", h1, "--take", base / "project.toml")
+    until = datetime.now(UTC) + timedelta(360)
+    assert f"renewed until {until:%Y-%m-%d}" in given(
+        "kit", "renew", h1, "--take", "h1.request.signed.pem"
+    )
+    assert check_kit(h1) == []
+    assert "fednotes kit renew" not in given("site", "status", h1)
+
+
+@pytest.mark.parametrize(("days", "warned"), [(59, True), (61, False)])
+def test_the_end_is_warned_of_sixty_days_before(base: Path, days: int, warned: bool) -> None:
+    """A kit's by its own time; all of them by the time of a root that is being replaced."""
+    kits = base / "kits"
+    intruders.date(kits / "sites/h1", (-9, days))
+    intruders.date(kits / "server", (-9, days), "server")
+    for role, kit in (("site", kits / "sites/h1"), ("server", kits / "server")):
+        assert ("the certificate expires on" in given(role, "status", kit)) is warned
+        (found,) = [check for check in preflight(kit) if check.what == "certificate"]
+        assert found.ok is (None if warned else True)
+    provisioned(base, "--new-root", "--overlap", days)
+    h2 = kits / "sites/h2"
+    assert "expires" not in given("site", "status", h2)
+    assert "a new root; the one before counts until" in given(
+        "kit", "trust", h2, kits / "trust.pem"
+    )
+    assert ("the certificate expires on" in given("site", "status", h2)) is warned
+
+
+def test_the_root_is_replaced_and_all_kits_are_renewed(base: Path) -> None:
+    kits = base / "kits"
+    told = provisioned(base, "--new-root", "--overlap", "30")
+    assert f"next: {kits / 'trust.pem'} to the server first" in told
+    assert "is being replaced until" in provisioned(base, "--new-root")
+    for kit in (kits / "server", kits / "admin", kits / "sites/h1"):
+        given("kit", "renew", kit, "--out", "request.pem")
+        provisioned(base, "--sign", "request.pem")
+        given("kit", "renew", kit, "--take", "request.signed.pem")
+        assert check_kit(kit) == []
+        assert len(Trust.of(kit / "startup").roots) == 2
+
+
+# the authority's passphrase
+
+
+def test_the_authority_s_key_can_have_a_passphrase(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kits, state = base / "kits", base / "kits/authority/ward/state/cert.json"
+    (base / "one").write_text("the first\n")
+    (base / "two").write_text("the first\nthe second\n")
+    told = provisioned(base, "--protect", "--passphrase-file", base / "one")
+    assert "has a passphrase now" in told
+    assert "BEGIN PRIVATE KEY" not in state.read_text()
+    assert "the first" not in state.read_text()
+    assert "run this in a terminal, or --passphrase-file FILE" in provisioned(
+        base, "--revoke", "h2"
+    )
+    (base / "wrong").write_text("a guess\n")
+    before = state.read_bytes()
+    wrong = provisioned(base, "--revoke", "h2", "--passphrase-file", base / "wrong")
+    assert "is the passphrase right?" in wrong
+    assert state.read_bytes() == before
+    assert Trust.parsed((kits / "trust.pem").read_bytes()).number == 1
+    provisioned(base, "--revoke", "h2", "--passphrase-file", base / "one")
+    assert Trust.parsed((kits / "trust.pem").read_bytes()).number == 2
+    provisioned(base, "--protect", "--passphrase-file", base / "two")
+    assert "is the passphrase right?" in provisioned(
+        base, "--new-root", "--passphrase-file", base / "one"
+    )
+    asked: list[str] = []
+
+    def prompt(what: str, **options: Any) -> str:
+        asked.append(what)
+        assert options["hide_input"]
+        return "the second"
+
+    monkeypatch.setattr(deploy.typer, "prompt", prompt)
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(deploy, "sys", terminal)
+    provisioned(base, "--new-root")
+    assert asked == [
+        "the passphrase of the authority's key",
+        "a new passphrase for the authority's key",
+    ]
+    assert "BEGIN PRIVATE KEY" not in state.read_text()
+    assert authority_of(PROJECT, kits).roots
+
+
+def test_a_kit_of_an_earlier_version_is_not_said_to_be_revoked(
+    base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its serial number was not kept; where its folder is at hand it need not be."""
+    state = base / "kits/authority/ward/state/cert.json"
+    kept = json.loads(state.read_text())
+    state.write_text(json.dumps({k: v for k, v in kept.items() if k.startswith("root")}))
+    provisioned(base, "--revoke", "h2")
+    assert len(list(Trust.parsed((base / "kits/trust.pem").read_bytes()).listed)) == 1
+    (base / "kits/sites/h1").rename(base / "h1")
+    told = provisioned(base, "--revoke", "h1")
+    assert told.startswith("error: h1: its certificate is not on record")
+    assert "replace the root instead (--new-root)" in told
+    provisioned(base, "--again", "h1")
+    assert "h1: what was made before is not on record, and counts on: --new-root" in caplog.text

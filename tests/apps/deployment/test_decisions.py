@@ -1,0 +1,198 @@
+"""What a person at a site decides about a job, and what becomes of the run: the in-memory pipe.
+
+What the server is told of a site's trouble is looked for by the names that were planted in it.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hospitals import QUICK, SHORT, Hospitals, weights
+from kits import given, site_kit
+
+from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError, RefusedError
+from fednotes.engines.history import Journal
+from fednotes.apps.deployment.server import PROBLEM, server_main
+from fednotes.apps.deployment.site import discreet, outward
+from fednotes.apps.deployment.rules.approval import fingerprint
+from fednotes.apps.deployment.rules.guard import NotApproved, approvals_of, pending, require_approved
+from fednotes.apps.deployment.rules.policy import Policy
+
+pytestmark = pytest.mark.usefixtures("one_process")
+
+
+def problem(hospitals: Hospitals) -> dict[str, Any]:
+    return json.loads((hospitals.server / PROBLEM).read_text())
+
+
+# a job that is rejected
+
+
+@pytest.mark.parametrize("least", [2, 3])
+def test_a_rejection_before_the_first_round_ends_the_run(
+    least: int, site_notes: Any, tmp_path: Path
+) -> None:
+    """All sites are needed to begin, however many are to go on. The remedy that is named works."""
+    hospitals = Hospitals(tmp_path, SHORT, site_notes, least=least)
+    hospitals.approve("posts", yes=False)
+    with pytest.raises(ConfigError, match="site 'posts' has rejected this job") as stopped:
+        hospitals.run()
+    key = fingerprint(hospitals.table)[:12]
+    assert "3 of 3 sites are needed to begin, so this run is over" in str(stopped.value)
+    assert problem(hospitals) == {"problem": str(stopped.value), "again": False}
+    kit = site_kit(hospitals.setups["posts"].kit)
+    assert f"there: fednotes site approve KIT {key}" in str(stopped.value)
+    assert pending(kit) is None
+    given("approve", kit, key, "--yes")
+    hospitals.run()
+    assert weights(hospitals.results("posts") / "model")
+
+
+def test_a_rejection_in_the_middle_ends_a_run_that_needs_the_site(
+    site_notes: Any, tmp_path: Path
+) -> None:
+    hospitals = Hospitals(tmp_path, QUICK, site_notes)
+
+    reject = partial(hospitals.approve, "posts", yes=False)
+    hospitals.network.meanwhile = lambda: reject() if hospitals.lines("round") else None
+    with pytest.raises(ConfigError, match="3 of 3 sites are needed, so this run is over"):
+        hospitals.run()
+    assert problem(hospitals)["again"] is False
+
+
+def test_a_rejection_that_is_taken_back_in_time_is_forgotten(
+    site_notes: Any, tmp_path: Path
+) -> None:
+    """Two sites are enough; the third comes back, and the run ends with its part as well."""
+    long = QUICK.replace("rounds = 2", "rounds = 6")
+    hospitals = Hospitals(tmp_path, long, site_notes, least=2)
+
+    def decide() -> None:
+        rounds = len(hospitals.lines("round"))
+        if rounds in (1, 3):
+            hospitals.approve("posts", yes=rounds == 3)
+
+    hospitals.network.meanwhile = decide
+    hospitals.run()
+    took = [line["took_part"] for line in hospitals.lines("round")]
+    assert took[0] == took[-1] == 3
+    assert 2 in took
+    assert hospitals.texts().count("site 'posts' has rejected this job") == 1
+
+
+# the commands
+
+
+def test_decisions_by_fingerprint(site_notes: Any, tmp_path: Path) -> None:
+    """Of two jobs the one that is meant, whichever waits."""
+    first = Hospitals(tmp_path, SHORT, site_notes)
+    kit = site_kit(first.setups["posts"].kit)
+    key = fingerprint(first.table)
+    other = {**first.table, "min_sites": 2}
+    with pytest.raises(NotApproved, match="has approved another form of this job"):
+        require_approved(kit, "posts", other, Policy())
+    told = given("reject", kit)  # the one that waits
+    assert f"rejected: job ({fingerprint(other)[:12]}), a job that was not approved" in told
+    assert f"still approved: job ({key[:12]})" in told
+    told = given("approve", kit, code=2)
+    assert f"fednotes site approve {kit} {fingerprint(other)[:12]}` takes back" in told
+    told = given("reject", kit, key[:8])
+    assert f"({key[:12]}), an approval is taken back" in told
+    assert approvals_of(kit).last_approved() is None
+    assert f"approved: job ({key[:12]})" in given("approve", kit, key[:6].upper(), "--yes")
+    assert approvals_of(kit).status(first.table) == "approved"
+    assert approvals_of(kit).status(other) == "rejected"
+    told = given("approve", kit, "0123", code=2)
+    assert "no fingerprint begins with '0123'" in told
+    assert key[:12] in told
+
+
+# what the server is told
+
+
+NAME = "SMITH_JANE_MRN0042"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (DataError(f"/w/{NAME}.ann:1: T1 at 0:99"), "its notes cannot be read (see the site's log"),
+        (ConfigError(f"{NAME}.toml [data]: x"), "its notes or its file do not fit the job (see"),
+        (ModelError(f"{NAME}: damaged"), "a model or a kept state of it cannot be read (see"),
+        (FednotesError(f"/w/{NAME}: cannot"), "a file there cannot be read or written (see"),
+        (ValueError(NAME), "the task failed (ValueError"),
+        (OSError(28, "No space", f"/w/{NAME}"), "the task failed (OSError"),
+    ],
+)
+def test_an_error_names_no_file(error: Exception, words: str) -> None:
+    told = outward(error, "posts")
+    assert told.startswith(f"site 'posts': {words}")
+    assert NAME not in told
+
+
+def test_a_full_disk_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """The operating system's own words, which name nothing; the site's log has the whole."""
+    full = DataError(f"{NAME}: cannot be written")
+    full.__cause__ = OSError(28, "No space left on device", NAME)
+    with pytest.raises(DataError) as told, discreet("posts"):
+        raise full
+    assert str(told.value) == (
+        "site 'posts': its notes cannot be read (No space left on device; see the site's log)"
+    )
+    assert f"{NAME}: cannot be written" in caplog.text
+
+
+def test_rules_are_told_as_they_are() -> None:
+    error = RefusedError("site 'posts' takes part in no secure sum")
+    with pytest.raises(RefusedError) as told, discreet("posts"):
+        raise error
+    assert told.value is error
+
+
+def test_what_is_asked_again_travels_with_the_site(site_notes: Any, tmp_path: Path) -> None:
+    """A disk is full for a while: the run waits, and whoever watches hears why."""
+    hospitals = Hospitals(tmp_path, SHORT, site_notes)
+    adding, calls = Journal.add, [0]
+
+    def add(self: Any, *args: Any) -> None:
+        if "/posts/" in str(vars(self)):
+            calls[0] += 1
+            if calls[0] in (2, 3):
+                full = OSError(28, "No space left on device")
+                raise FednotesError(f"states/{NAME}: cannot be written") from full
+        adding(self, *args)
+
+    with mock.patch.object(Journal, "add", add):
+        hospitals.run()
+    told = hospitals.texts()
+    assert told.count("No space left on device; see the site's log); asked again") == 1
+    assert "site 'posts': a file there cannot be read or written" in told
+    assert NAME not in told
+    assert weights(hospitals.results("posts") / "model")
+
+
+# files of the server's
+
+
+def test_a_file_that_the_server_lacks_is_told_before_sites_are_asked(
+    site_notes: Any, tmp_path: Path
+) -> None:
+    job = SHORT.replace("[model]", f'[model]\nword_vectors = "{tmp_path}/vectors.txt"')
+    hospitals = Hospitals(tmp_path, job, site_notes)
+    with pytest.raises(ModelError) as stopped:
+        server_main(hospitals.setups[""], hospitals.network)
+    assert str(stopped.value).startswith("at the server: word_vectors '")
+    assert "fednotes server start KIT --files FILE" in str(stopped.value)
+    assert problem(hospitals)["again"] is False
+    assert hospitals.network.frames == []
+    (tmp_path / "here.txt").write_text("a 1 2\nb 3 4\n")
+    (hospitals.setups[""].kit / "server.toml").write_text(
+        '[files]\nword_vectors = "../../here.txt"'
+    )
+    with pytest.raises(AssertionError):  # now the sites are asked, who lack it too
+        hospitals.run()

@@ -1,0 +1,78 @@
+"""A job on its way to real sites: what is added to it, and which files it may not name."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fednotes.core.errors import ConfigError
+from fednotes.apps.deployment.site_file import job_of_site, load_deployed, read_site_file
+
+NER = 'method = "fedner"\n[model]\ntagger = "cnn-clstm-crf"\n'
+
+
+def declared(folder: Path, text: str, *sites: str) -> dict[str, Any]:
+    path = folder / "job.toml"
+    path.write_text(text + "".join(f"[sites.{name}]\n" for name in sites))
+    return load_deployed(path)[1]
+
+
+def site_file(folder: Path, more: str = "") -> Any:
+    (folder / "notes.conll").write_text("Took\tO\naspirin\tB-Drug\n\n")
+    path = folder / "site.toml"
+    path.write_text(f'[data]\ntrain = "notes.conll"\ntest = "notes.conll"\n{more}')
+    return read_site_file(path)
+
+
+def test_three_sites_sum_securely_unless_the_job_says_otherwise(tmp_path: Path) -> None:
+    assert declared(tmp_path, NER, "a", "b", "c")["job"]["federation"] == {"secure_sum": True}
+    assert "federation" not in declared(tmp_path, NER, "a", "b")["job"]
+    open_job = NER + "[federation]\nsecure_sum = false\ntimeout = 9\n"
+    kept = declared(tmp_path, open_job, "a", "b", "c")["job"]["federation"]
+    assert kept == {"secure_sum": False, "timeout": 9}
+    other = declared(tmp_path, NER + "[federation]\ntimeout = 9\n", "a", "b", "c")
+    assert other["job"]["federation"] == {"secure_sum": True, "timeout": 9}
+
+
+@pytest.mark.parametrize(
+    "place", ["/etc/passwd", "~/x", "../x.txt", "$TOKEN", "$UNSET", "private.txt", "x#y"]
+)
+def test_a_job_opens_no_file_of_a_site(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither content nor presence of a file, nor a variable, is in what the server is told."""
+    monkeypatch.setenv("TOKEN", "hunter2")
+    (tmp_path / "private.txt").write_text("jane smith")
+    table = {**_table(NER), "model": {"tagger": "cnn-clstm-crf", "word_vectors": place}}
+    with pytest.raises(ConfigError, match=r"names a file, word_vectors: say where") as told:
+        job_of_site({"name": "j", "job": table}, "a", site_file(tmp_path))
+    assert not {"hunter2", "jane", "passwd", place} & set(str(told.value).split())
+
+
+def test_other_values_of_a_job_are_taken_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "cnn-clstm-crf")
+    table = {**_table(NER), "model": {"tagger": "$TOKEN"}}
+    with pytest.raises(ConfigError, match=r"\[model\] tagger: is of a variable") as told:
+        job_of_site({"name": "j", "job": table}, "a", site_file(tmp_path))
+    assert "cnn" not in str(told.value)
+
+
+def test_the_sites_own_file_stands_in_for_the_jobs(tmp_path: Path) -> None:
+    """Its own place, for whatever the job calls it."""
+    (tmp_path / "vectors.txt").write_text("took 0.5 1\naspirin 1 2\n")
+    table = {**_table(NER), "model": {"tagger": "cnn-clstm-crf", "word_vectors": "/x/glove.txt"}}
+    file = site_file(tmp_path, '[files]\nword_vectors = "vectors.txt"\n')
+    job = job_of_site({"name": "j", "job": table}, "a", file)
+    assert job.config.model.word_vectors == str(tmp_path / "vectors.txt")
+    plain = job_of_site({"name": "j", "job": _table(NER)}, "a", file)
+    assert plain.config.model.word_vectors == ""
+
+
+def _table(text: str) -> dict[str, Any]:
+    return json.loads(json.dumps({**tomllib.loads(text), "sites": {"a": {}}}))

@@ -1,0 +1,129 @@
+"""Between real sites what shapes an update by chance follows from a secret of the site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hospitals import DISTILL, FEDNER, OPEN, SHORT, Hospitals, simulated
+from two_jobs import LEAST, MOST, missed
+
+from fednotes.core.messages import decode_reply, decode_request
+from fednotes.core.update import Total
+from fednotes.data.synthetic import generate, write_sites
+from fednotes.apps.deployment.site import DRAWS, draws_of, takes
+from fednotes.methods import find, names
+from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
+
+HIDDEN = OPEN.replace("draws = 'job'\n", "")
+pytestmark = pytest.mark.usefixtures("one_process")
+
+
+def with_secrets(folder: Path, job: str, data: Any) -> Hospitals:
+    """Hospitals whose draws follow from secrets that the test knows."""
+    hospitals = Hospitals(folder, job, data, policy=HIDDEN)
+    for name in hospitals.names:
+        path = hospitals.setups[name].state / DRAWS
+        path.parent.mkdir(parents=True)
+        path.write_bytes(secret_of(name))
+    return hospitals
+
+
+def secret_of(name: str) -> bytes:
+    return name.encode().ljust(32, b"!")
+
+
+@pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
+def test_a_killed_part_changes_no_bit(job: str, site_notes: Any, tmp_path: Path) -> None:
+    ends = []
+    for kill in ("", "posts", "server"):
+        hospitals = with_secrets(tmp_path / (kill or "none"), job, site_notes)
+        hospitals.network.kill = (kill, 20)
+        hospitals.run()
+        assert hospitals.network.kill[0] == ""  # it was
+        ends.append(hospitals.ends())
+    assert ends[0] == ends[1] == ends[2]
+    assert ends[0] != simulated(job, site_notes, tmp_path / "simulation")
+
+
+def test_each_run_has_a_secret_of_its_own_that_stays(site_notes: Any, tmp_path: Path) -> None:
+    """It is in no message, no model and no log line, in bytes, hexadecimal or as a number."""
+    found = set()
+    for run in ("run1", "run2"):
+        hospitals = Hospitals(tmp_path / run, SHORT, site_notes, policy=HIDDEN, run=run)
+        hospitals.run()
+        for name in hospitals.names:
+            kept = hospitals.setups[name].state / DRAWS
+            secret = kept.read_bytes()
+            assert len(secret) == 32
+            assert kept.stat().st_mode & 0o077 == 0
+            found.add(secret)
+            forms = (secret, secret.hex().encode(), str(int.from_bytes(secret, "big")).encode())
+            left = b"".join(hospitals.network.frames) + hospitals.texts().encode()
+            model = b"".join(
+                p.read_bytes() for p in hospitals.results(name).rglob("*") if p.is_file()
+            )
+            assert not any(form in left + model for form in forms)
+    assert len(found) == 2 * len(site_notes)
+
+
+def round_of(hospitals: Hospitals) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the first round of training began with, and each site's update of it."""
+    start: dict[str, Any] = {}
+    updates: dict[str, Any] = {}
+    for asked, answered in zip(*[iter(hospitals.network.frames)] * 2, strict=True):
+        request = decode_request(asked)
+        reply = decode_reply(answered)
+        if request.task == "begin" and request.round == 0:
+            start = {n: v.double() for n, v in request.tensors.items()} or start
+        if request.task == "train" and request.round == 0 and reply.update is not None:
+            updates[reply.site] = reply.update
+    return start, updates
+
+
+@pytest.mark.parametrize("draws", ["job", "secret"])
+def test_two_approved_jobs_give_no_site_away(draws: str, tmp_path: Path) -> None:
+    """The same with three sites and with four; the server adds what it knows by the secure sum."""
+    made = generate(num_sites=4, sentences_per_site=24, seed=5)
+    write_sites(made, tmp_path / "notes", "conll")
+    data = {
+        site.data.id: {
+            part: str(tmp_path / "notes" / site.data.id / f"{part}.conll")
+            for part in ("train", "valid", "test")
+        }
+        for site in made
+    }
+    names, rounds = list(data), []
+    for number in (4, 3):
+        job = SHORT.partition("[sites.")[0] + "".join(f"[sites.{n}]\n" for n in names[:number])
+        hospitals = Hospitals(
+            tmp_path / str(number),
+            job.replace("weighting = true", "weighting = false"),
+            {name: data[name] for name in names[:number]},
+            policy=f"{HIDDEN}draws = '{draws}'\n",
+        )
+        hospitals.run()
+        rounds.append(round_of(hospitals))
+    (start, more), (other, less) = rounds
+    totals = [Total.of(updates[n] for n in updates) for updates in (more, less)]
+    left = missed(*totals, Total.of([more[names[3]]]), [start, other])
+    assert left < MOST if draws == "job" else left > LEAST
+
+
+def test_sites_that_take_no_draws_are_refused(tmp_path: Path) -> None:
+    class Site:
+        def __init__(self, data: Any, config: Any, *, directory: Any = None) -> None: ...
+
+    job: Any = SimpleNamespace(method="homely", module=SimpleNamespace(Site=Site))
+    with pytest.raises(PolicyRefusal, match="sites of the method homely take no `draws`") as found:
+        draws_of(job, Policy(), tmp_path)
+    assert found.value.rule == "draws"
+    assert draws_of(job, Policy(draws="job"), tmp_path) is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_method_takes_draws(name: str) -> None:
+    assert takes(find(name).Site, "draws")

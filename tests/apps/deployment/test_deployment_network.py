@@ -1,0 +1,267 @@
+"""Three hospitals and a server as processes on loopback, from nothing to a prediction; then every
+method.
+
+Every step is a command, as `docs/deploy.md` gives it. Expected weights are those of `simulate` on
+the same job and notes, to the last bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from hospitals import (
+    DISTILL,
+    FEDERATION,
+    FINETUNE,
+    NAMES,
+    PHENOTYPE,
+    PRIVATE,
+    SITES,
+    corpus,
+    lines,
+    patients,
+    simulated,
+    simulated_one,
+    weights,
+)
+from places import Place, alive, opened, project, stopped, until
+from proxy import Proxy, proxy
+from tiny_models import save_bert
+
+from fednotes.apps.deployment.nvflare import processes
+from fednotes.jobs.card import card
+from fednotes.jobs.results import PROMISED
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+JOB = f"""
+method = "fedner"
+seed = 1
+
+[federation]
+secure_sum = true
+pause = 1
+
+[training]
+private = ["words", "lstm", "crf"]
+learning_rate = 0.004
+epochs = 4
+batch_size = 32
+
+[model]
+tagger = "cnn-clstm-crf"
+hashed_words = 256
+word_dim = 16
+char_dim = 8
+char_filters = 16
+cnn_filters = 24
+lstm_units = 16
+
+{SITES}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield Place(tmp_path)
+    stopped(Place(tmp_path))
+
+
+@pytest.fixture
+def hospital() -> Iterator[Proxy]:
+    with proxy() as made:
+        yield made
+
+
+def test_the_walk_through(place: Place, hospital: Proxy) -> None:
+    """Provision, check, start, approve, run, kill a site, resume, predict, abort, stop."""
+    base = place.folder
+    data = corpus(base / "notes", 60)
+    project(base, NAMES)
+    (base / "job.toml").write_text(JOB)
+    for name in NAMES:
+        table = f"[data]\n{lines(data[name])}[policy]\ndraws = 'job'\n"  # bits of a simulation
+        (base / f"{name}.toml").write_text(table)
+    assert "next:" in place.give("provision", "project.toml", "--out", "kits")
+    assert "does not answer" in place.give("preflight", "kits/sites/posts", code=2)
+    assert "next: fednotes server start" in place.give("preflight", "kits/server")
+    place.give("server", "start", "kits/server")
+    for name in NAMES:
+        behind = {"https_proxy": hospital.url} if name == "reports" else {}
+        words = ("site", "start", f"kits/sites/{name}", "--site", f"{name}.toml")
+        assert f"{name} runs" in Place(base, **behind).give(*words)
+    until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
+    run = place.begin("run", "job.toml", "--on", "kits/admin", "--out", "run")
+    place.give("site", "approve", "kits/sites/discharge", "--yes", "--wait", "--timeout", "120")
+
+    def missing() -> str:
+        """Return the sites whose approval the server says it waits for."""
+        status = place.give("server", "status", "kits/server")
+        return status.partition("waiting for the approval of: ")[2]
+
+    until(lambda: "reports (" in missing() or "posts (" in missing())
+    until(lambda: "discharge (" not in missing())  # known once the server has asked it again
+    for name in ("reports", "posts"):
+        words = ("site", "approve", f"kits/sites/{name}", "--yes", "--wait", "--timeout", "120")
+        assert "approved: job" in place.give(*words)
+    state = next(path for path in (base / "kits/server/state").iterdir() if path.is_dir())
+    until(lambda: list((state / "server").glob("round-*")))
+    killed = processes.status(base / "kits/sites/posts")
+    for pid, _ in processes.of_kit((base / "kits/sites/posts").resolve()):
+        os.kill(pid, signal.SIGKILL)
+    assert killed.running
+    place.give("site", "start", "kits/sites/posts")
+    told, _ = run.communicate(timeout=240)
+    assert run.returncode == 0, told
+    assert "each site has its model and its own scores" in told
+    name = state.name
+    expected = simulated(JOB, data, base / "sim")
+    for site in NAMES:
+        results = base / "kits" / "sites" / site / "results" / name
+        assert weights(results / "model") == expected[site]
+        assert (results / "scores.json").exists()
+    assert "unbroken" in place.give("ledger", "verify", "kits/sites/posts")
+    assert "strict F1" in place.give("site", "status", "kits/sites/posts")
+    model = f"kits/sites/posts/results/{name}/model"
+    assert '"spans"' in place.give("predict", model, "--text", "Took aspirin.")
+    assert hospital.asked
+    again = place.give("run", "--attach", "--out", "run")
+    assert "done:" in again
+    (base / "next.toml").write_text(JOB.replace("seed = 1", "seed = 2"))
+    waits = place.begin("run", "next.toml", "--on", "kits/admin", "--out", "next")
+    until(lambda: (base / "kits/sites/posts/rules/pending.json").exists())
+    assert "hands it in no more" in place.give("run", "--abort", "--out", "next")
+    told, _ = waits.communicate(timeout=60)
+    assert waits.returncode == 2
+    assert "was aborted by a person" in told
+    until(lambda: "aborted" in place.give("server", "status", "kits/server"), 60)
+    for kit in ("server", *(f"sites/{site}" for site in NAMES)):
+        assert "has stopped" in place.give(
+            "server" if kit == "server" else "site", "stop", f"kits/{kit}"
+        )
+    assert opened(base / "kits") + opened(base / "run") == []
+    assert "bytes in all" in place.give("site", "forget", "kits/sites/posts", name)
+    assert not list((base / "kits/sites/posts").rglob("*.safetensors"))
+    assert alive(base) == []
+
+
+# every method, a job after the other in one project
+
+SECURE = "[federation]\npause = 1\nsecure_sum = true\n"
+TAGS = DISTILL.replace("rounds = 3", "rounds = 2")
+ALIGNED = re.sub(r"unannotated.*\nweighting.*", 'variant = "ganin"', TAGS)
+JOBS = {
+    "distill": TAGS,
+    "adversarial": ALIGNED.replace('"distill"', '"adversarial"'),
+    "finetune": FINETUNE,
+    "pretrain": FINETUNE.replace('"finetune"', '"pretrain"')
+    .replace("cycles = 2", "cycles = 1")
+    .replace("learning_rate = 1e-3\n", ""),
+    "phenotype": PHENOTYPE,
+    "private": PRIVATE,
+}
+POLICY = "[policy]\nfreeze_embeddings = false\ndraws = 'job'\n"
+
+
+@dataclass(frozen=True)
+class Ward:
+    place: Place
+    bert: Path
+    data: Mapping[str, Mapping[str, Any]]  # kind → site → its [data] table
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
+    pytest.importorskip("transformers")
+    base = tmp_path_factory.mktemp("ward")
+    bert = save_bert(base / "bert", max_position_embeddings=512)
+    tables = {name: patients(base / f"patients-{name}", i) for i, name in enumerate(NAMES)}
+    data = {
+        "documents": corpus(base / "notes"),
+        "notes": {name: {"path": table["notes"]} for name, table in tables.items()},
+        "patients": tables,
+    }
+    place = Place(base)
+    project(base, NAMES)
+    place.give("provision", "project.toml", "--out", "kits")
+    place.give("server", "start", "kits/server")
+    for name in NAMES:
+        own = [f"[data.{kind}]\n{lines(sites[name])}" for kind, sites in data.items()]
+        files = f"[files]\nencoder = '{bert}'\n"
+        (base / f"{name}.toml").write_text(files + "".join(own) + POLICY)
+        place.give("site", "start", f"kits/sites/{name}", "--site", f"{name}.toml")
+    until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
+    yield Ward(place, bert, data)
+    stopped(place)
+
+
+@pytest.mark.parametrize("method", list(JOBS))
+def test_a_deployed_job_ends_with_the_weights_of_a_simulation(method: str, ward: Ward) -> None:
+    job = JOBS[method].replace("BERT", str(ward.bert)).replace(FEDERATION, SECURE)
+    base, place = ward.place.folder, ward.place
+    (base / f"{method}.toml").write_text(job)
+    kits = {name: base / "kits" / "sites" / name for name in NAMES}
+    before = {name: set(kit.glob("results/*")) for name, kit in kits.items()}
+    run = place.begin("run", f"{method}.toml", "--on", "kits/admin", "--out", f"run-{method}")
+    try:
+        for name, kit in kits.items():
+            asked = kit / "rules" / "pending.json"
+            until(lambda asked=asked: asked.exists() or run.poll() is not None)
+            assert run.poll() is None, run.communicate()
+            told = place.give("site", "approve", f"kits/sites/{name}", "--yes")
+            assert f"approved: {method}" in told
+            assert ("ε = 8.00" in told) == (method == "private")
+        told, _ = run.communicate(timeout=240)
+        assert run.returncode == 0, told
+    finally:
+        run.kill()
+        run.communicate()
+    kind = {"pretrain": "notes", "phenotype": "patients"}.get(method, "documents")
+    if method == "private":  # its noise is nobody else's
+        _promised_everywhere(base / f"run-{method}", told, before, ward.place)
+        return
+    simulated_one(job, ward.data[kind], base / f"sim-{method}")
+    made = base / f"sim-{method}" / "federated"
+    for name, kit in kits.items():
+        one = made / "model"  # of all sites, or each site's own
+        expected = weights(one if one.exists() else made / "sites" / name / "model")
+        (new,) = set(kit.glob("results/*")) - before[name]
+        assert weights(new / "model") == expected
+        assert "unbroken" in place.give("ledger", "verify", f"kits/sites/{name}")
+
+
+def _promised_everywhere(out: Path, told: str, before: Mapping[str, Any], place: Place) -> None:
+    """ε, δ and the unit are said by the run, its summary, its report, and at each site by its
+    status and its model's card; a site has spent what was promised."""
+    words = "differential privacy of each document of a site, against whoever sees sums alone: ε = "
+    assert f"{words}8.00 at δ = 1e-05" in " ".join(told.split())
+    promise = json.loads((out / "summary.json").read_text())["privacy"]["federated"]
+    assert 7.9 < promise["epsilon"] <= 8
+    assert (promise["delta"], promise["unit"], promise["shares"]) == (1e-5, "document", 2)
+    page = (out / "report.html").read_text()
+    assert "ε promised" in page
+    assert "at δ = 1e-05, of each document of a site" in page
+    for name, old in before.items():
+        kit = place.folder / "kits" / "sites" / name
+        (new,) = set(kit.glob("results/*")) - old
+        kept = json.loads((new / PROMISED).read_text())
+        assert {key: kept[key] for key in promise} == promise
+        described = card(new / "model")
+        for line in (f"epsilon: {promise['epsilon']}", "delta: 1e-05", "unit: document"):
+            assert f"- {line}" in described
+        assert "No promise" not in described
+        status = " ".join(place.give("site", "status", f"kits/sites/{name}").split())
+        assert f"{words}8.00 at δ = 1e-05" in status
+        (spent,) = json.loads((kit / "rules" / "privacy.json").read_text()).values()
+        assert len(spent["answers"]) == promise["rounds"]
+        assert spent["epsilon"] == promise["epsilon"]

@@ -1,0 +1,447 @@
+"""What a site lets happen, and what becomes of a run that is stopped: the in-memory pipe again.
+
+A run with faults is compared with one without them, to the last bit; refusals with the rule that
+was broken.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hospitals import (
+    FEDERATION,
+    FEDNER,
+    FINETUNE,
+    OPEN,
+    QUICK,
+    SECURE,
+    SHORT,
+    SITES,
+    SMALL,
+    Hospitals,
+    patients,
+)
+from tiny_models import save_bert
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.messages import decode_reply
+from fednotes.apps.deployment.agreement import (
+    Description,
+    agreement_of,
+    as_text,
+    describe,
+    mismatch,
+)
+from fednotes.apps.deployment.site_file import load_deployed
+from fednotes.apps.deployment.rules.guard import pending
+
+pytestmark = pytest.mark.usefixtures("one_process")
+CLOSED = OPEN.replace("share_scores = true\n", "")  # the default
+
+
+# stopped and resumed
+
+
+@pytest.fixture(scope="module")
+def undisturbed(site_notes: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, int]:
+    """The models of a run without faults, and how many answers it took."""
+    hospitals = Hospitals(tmp_path_factory.mktemp("whole"), FEDNER, site_notes)
+    with mock.patch("os.fsync"):
+        hospitals.run()
+    return hospitals.ends(), len(hospitals.network.frames) // 2
+
+
+@pytest.mark.parametrize("who", ["discharge", "posts", "server"])
+def test_a_killed_part_changes_nothing(
+    who: str, site_notes: Any, undisturbed: tuple[Any, int], tmp_path: Path
+) -> None:
+    """Killed right after an answer, which is lost where it was a site's; begun again from disk."""
+    expected, answers = undisturbed
+    for seed in range(3):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        hospitals = Hospitals(folder, FEDNER, site_notes)
+        hospitals.network.kill = (who, random.Random(f"{who}{seed}").randrange(1, answers))
+        hospitals.run()
+        assert hospitals.network.kill[0] == ""
+        assert hospitals.ends() == expected
+
+
+def test_a_paused_run_goes_on(
+    site_notes: Any, undisturbed: tuple[Any, int], tmp_path: Path
+) -> None:
+    """As the server's watch asks when a lost site is back; another submission finishes it."""
+    hospitals = Hospitals(tmp_path, FEDNER, site_notes)
+    network = hospitals.network
+
+    network.meanwhile = lambda: network.pause.set() if len(hospitals.lines("round")) == 3 else None
+    hospitals.run()
+    assert not (hospitals.server / "summary.json").exists()
+    assert hospitals.lines("end") == []
+    network.meanwhile, network.lines = (lambda: None), []
+    network.pause.clear()
+    network.members.clear()
+    hospitals.run()
+    assert hospitals.ends() == undisturbed[0]
+    assert network.lines[-1]["kind"] == "end"
+
+
+def test_what_travels_to_who_watches(site_notes: Any, tmp_path: Path) -> None:
+    """The plan, rounds with numbers of sums alone, the end; the file has the evaluated rounds."""
+    hospitals = Hospitals(tmp_path, FEDNER, site_notes)
+    hospitals.run()
+    plans, rounds = hospitals.lines("plan"), hospitals.lines("round")
+    assert plans[0]["rounds"] == 0
+    assert (
+        plans[-1]["rounds"]
+        == len(rounds)
+        == rounds[-1]["round"] + 1
+        == hospitals.network.lines[-1]["rounds"]
+    )
+    kept = (hospitals.server / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in kept] == [
+        line["round"] for line in rounds if line["evaluated"]
+    ]
+    assert not any("sites" in line for line in rounds)
+
+
+# approval
+
+
+def test_an_unapproved_job_waits_until_a_person_approves(site_notes: Any, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, SHORT, site_notes, approve=False)
+
+    def approve_later() -> None:
+        for name in hospitals.names if hospitals.network.asked == 4 else ():
+            found = pending(hospitals.setups[name].kit)
+            assert found is not None
+            assert found["table"] == hospitals.table
+            hospitals.approve(name)
+
+    hospitals.network.meanwhile = approve_later
+    hospitals.run()
+    assert "site 'posts' has not approved this job" in hospitals.texts()
+    assert "fednotes site approve KIT" in hospitals.texts()
+    assert pending(hospitals.setups["posts"].kit) is None
+    assert hospitals.ends()
+
+
+def test_the_server_says_whose_approval_is_missing(site_notes: Any, tmp_path: Path) -> None:
+    """By the names of the run's own list, shorter each time that a site approves."""
+    hospitals = Hospitals(tmp_path, QUICK, site_notes, approve=False)
+
+    def approve_one_by_one() -> None:
+        if hospitals.network.asked in (3, 5, 7):
+            hospitals.approve(hospitals.names[hospitals.network.asked // 2 - 1])
+
+    hospitals.network.meanwhile = approve_one_by_one
+    hospitals.run()
+    lists = [list(line["since"]) for line in hospitals.lines("approvals")]
+    names = list(hospitals.names)
+    assert lists == [names, names[1:], names[2:], []]
+    first = hospitals.lines("approvals")[0]["text"]
+    assert first.startswith(f"waiting for the approval of: {names[0]} (less than 1 min), ")
+
+
+def test_an_approval_that_is_taken_back_stops_the_site(site_notes: Any, tmp_path: Path) -> None:
+    """In the middle of a run; with two sites enough it goes on without that one."""
+    hospitals = Hospitals(tmp_path, QUICK, site_notes, least=2)
+    reject = partial(hospitals.approve, "posts", yes=False)
+    hospitals.network.meanwhile = lambda: reject() if hospitals.lines("round") else None
+    hospitals.run()
+    rounds = [line["took_part"] for line in hospitals.lines("round")]
+    assert rounds == [3, 2]
+    assert not (hospitals.results("posts") / "model").exists()
+
+
+# policy
+
+
+@pytest.mark.parametrize(
+    ("rule", "policy"),
+    [
+        ("secure_sum", "freeze_embeddings = false\nshare_scores = true"),
+        ("secure_sum", "secure_sum = 'required'\nshare_scores = true"),
+        ("share_scores", CLOSED),
+        ("freeze_embeddings", "secure_sum = 'off'\nshare_scores = true"),
+        ("min_sites", OPEN.replace("min_sites = 2", "min_sites = 4")),
+        ("max_rounds", OPEN + "max_rounds = 3"),
+        ("methods", OPEN + "methods = ['distill']"),
+        ("denied_layers", OPEN + "denied_layers = ['cnn']"),
+        ("allowed_layers", OPEN + "allowed_layers = ['characters']"),
+        ("min_steps", OPEN + "min_steps = 2"),
+        ("min_tokens", OPEN + "min_tokens = 10"),
+        ("min_patients", OPEN + "min_patients = 5"),
+        ("max_bytes", OPEN + "max_bytes = 2000"),
+    ],
+)
+def test_a_broken_rule_is_named(rule: str, policy: str, site_notes: Any, tmp_path: Path) -> None:
+    told = Hospitals(tmp_path, FEDNER, site_notes, policy=policy).refusal()
+    assert f"refused by {rule} of this site's policy" in told
+    assert str(tmp_path) not in told
+
+
+def test_a_site_that_shares_no_scores_joins_no_plain_sum(site_notes: Any, tmp_path: Path) -> None:
+    """Before its notes are read; what the job can do about it is said."""
+    told = Hospitals(tmp_path, SHORT, site_notes, policy=CLOSED).refusal()
+    assert "[federation] secure_sum = true, with three sites or more" in told
+    kits = [path.name for path in tmp_path.rglob("journal")]
+    assert kits == []
+
+
+def test_a_site_that_shares_no_scores_any_more_stops_in_the_middle(
+    site_notes: Any, tmp_path: Path
+) -> None:
+    """No count of an evaluation leaves it after that, of whatever task."""
+    hospitals = Hospitals(tmp_path, SHORT, site_notes)
+    at: list[int] = []
+
+    def close() -> None:
+        seen = hospitals.network.failed.values()
+        told = hospitals.texts()
+        if "share_scores" in told or any("share_scores" in text for text in seen):
+            raise KeyboardInterrupt
+        if not at and hospitals.lines("round"):
+            at.append(len(hospitals.network.frames))
+            hospitals.change("posts", "share_scores = true", "")
+
+    hospitals.network.meanwhile = close
+    with pytest.raises((KeyboardInterrupt, TrainingError)):
+        hospitals.run()
+    after = [decode_reply(reply) for reply in hospitals.network.frames[at[0] + 1 :: 2]]
+    posts = [reply for reply in after if reply.site == "posts"]
+    assert any("refused by share_scores" in reply.refusal for reply in posts)
+    assert not any(reply.update and reply.update.metrics for reply in posts)
+    assert any(reply.update and reply.update.metrics for reply in after)  # of other sites
+
+
+def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, SHORT, site_notes, policy=f"{OPEN}hours = '03:00-03:01'\n")
+
+    def open_up() -> None:
+        for name in hospitals.names if hospitals.network.asked == 4 else ():
+            hospitals.change(name, "03:00-03:01", "00:00-24:00")
+
+    hospitals.network.meanwhile = open_up
+    hospitals.run()
+    assert hospitals.network.asked > 4
+    assert hospitals.ends()
+
+
+def test_scores_stay_unless_the_policy_shares_them(site_notes: Any, tmp_path: Path) -> None:
+    """Under the secure sum, where a site that shares none can take part."""
+    pytest.importorskip("cryptography")
+    hospitals = Hospitals(tmp_path, SECURE, site_notes)
+    for name in ("discharge", "reports"):
+        hospitals.change(name, "share_scores = true\n", "")
+    hospitals.run()
+    summary = json.loads((hospitals.server / "summary.json").read_text())
+    own = json.loads((hospitals.results("posts") / "scores.json").read_text())
+    assert {s: x["federated"] for s, x in summary["sites"].items() if x} == {"posts": own}
+
+
+# agreement
+
+
+def test_other_types_than_declared_are_named(site_notes: Any, tmp_path: Path) -> None:
+    """The job says what a site annotates, its file says otherwise."""
+    kept = ["Drug", "Disease"]
+    job = SHORT.replace("[sites.posts]", f"[sites.posts]\ntypes = {json.dumps(kept)}")
+    own = {**site_notes, "posts": {**site_notes["posts"], "types": kept[:1]}}
+    hospitals = Hospitals(tmp_path, job, own)
+    with pytest.raises(ConfigError, match=r"the job has .*the site has .*label_map"):
+        hospitals.run()
+
+
+def test_a_site_that_changes_its_labels_refuses(site_notes: Any, tmp_path: Path) -> None:
+    """After the server has gathered all descriptions, before it has told them."""
+    hospitals = Hospitals(tmp_path, SHORT, site_notes)
+
+    def change() -> None:
+        if (hospitals.setups[""].state / "agreement.json").exists():
+            hospitals.change("posts", "[data]", "[data]\nlabel_map = {Drug = 'Med'}")
+            hospitals.network.members.pop("posts", None)
+
+    hospitals.network.meanwhile = change
+    with pytest.raises(ConfigError, match=r'site "posts": this site has .*Med.*label_map'):
+        hospitals.run()
+
+
+def test_sites_with_other_encoders_are_named(site_notes: Any, tmp_path: Path) -> None:
+    """By the digests of both; a copy elsewhere is no other one (`test_deployment.py`)."""
+    pytest.importorskip("transformers")
+    bert = save_bert(tmp_path / "bert", max_position_embeddings=512)
+    hospitals = Hospitals(tmp_path, FINETUNE.replace("BERT", str(bert)), site_notes)
+    for name in hospitals.names:
+        own = shutil.copytree(bert, tmp_path / f"{name} bert")
+        hospitals.change(name, "[data]", f"[files]\nencoder = '{own}'\n[data]")
+    facts = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(facts | {"hidden_act": "relu"}))
+    digest = r"\([0-9a-f]{64}\)"
+    message = rf'site "{name}" has another encoder {digest} than is here {digest}: give every'
+    with pytest.raises(ConfigError, match=message):
+        hospitals.run()
+    assert not hospitals.lines("round")
+
+
+SERVER, MANY = "fednotes.apps.deployment.server", {f"none-{n}": Description() for n in range(50)}
+
+
+@pytest.mark.parametrize(
+    ("more", "agreed", "match"),
+    [
+        ({}, lambda j, f: "0" * 64, "another configuration of this job than the server"),
+        # With 50 sites that are none, FedNER's least part of a mini-batch would be a sentence.
+        (MANY, lambda j, f: agreement_of(j, {**f, **MANY}), "told of 53 sites that agree; the"),
+    ],
+    ids=["fingerprint", "sites"],
+)
+def test_a_server_that_tells_of_more_sites_is_refused(
+    more: Any, agreed: Any, match: str, site_notes: Any, tmp_path: Path
+) -> None:
+    """Or of the true sites with the fingerprint of another agreement."""
+    with (
+        mock.patch(f"{SERVER}.as_text", lambda found: as_text({**found, **more})),
+        mock.patch(f"{SERVER}.agreement_of", agreed),
+        pytest.raises(ConfigError, match=match),
+    ):
+        Hospitals(tmp_path, SHORT, site_notes).run()
+
+
+def test_different_dictionaries_are_named(tmp_path: Path) -> None:
+    job = f"""
+method = "phenotype"
+{FEDERATION}
+[concepts]
+dictionary = "terms.tsv"
+[training]
+minimum = 5
+min_patients = 5
+[phenotypes]
+back = ["icd9:722"]
+[sites.s0]
+[sites.s1]
+"""
+    data = {f"s{n}": patients(tmp_path / f"s{n}", n) for n in range(2)}
+    hospitals = Hospitals(tmp_path, job, data)
+    for name, terms in (("s0", "asthma"), ("s1", "gout")):
+        place = tmp_path / f"{name}.tsv"
+        place.write_text(f"C0000001\t{terms}\nC0000002\tfever\n")
+        hospitals.change(name, "[data]", f"[files]\ndictionary = '{place}'\n[data]")
+    with pytest.raises(Exception, match="'s0' and 's1' read notes with different dictionaries"):
+        hospitals.run()
+
+
+def test_another_version_is_named(site_notes: Any, tmp_path: Path) -> None:
+    def older(job: Any, own: Any) -> Any:
+        made = describe(job, own)
+        return replace(made, version="0.0.1") if own.id == "posts" else made
+
+    with (
+        mock.patch("fednotes.apps.deployment.site.describe", older),
+        pytest.raises(ConfigError, match=r"posts 0\.0\.1.*install the same one"),
+    ):
+        Hospitals(tmp_path, SHORT, site_notes).run()
+
+
+# jobs that only a simulation can run
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[silos]\nnumber = 3", "deals all notes out anew"),
+        ('[tags]\ndesign = "disjoint"', "draws the sites' types"),
+    ],
+)
+def test_what_needs_all_notes_is_refused(table: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f'method = "distill"\n{SMALL}{SITES}{table}\n')
+    with pytest.raises(ConfigError, match=message):
+        load_deployed(path)
+    path.write_text(f'method = "distill"\n{SMALL}{SITES}mask_overlap = 0.2\n')
+    with pytest.raises(ConfigError, match="mask_overlap compares the sites' notes"):
+        load_deployed(path)
+    with pytest.raises(ConfigError, match="generates notes"):
+        load_deployed("demo")
+
+
+def test_no_place_of_notes_travels(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('method = "distill"\n[sites.a]\npath = "/data/a"\ntypes = ["Drug"]\n')
+    job, declared = load_deployed(path)
+    assert declared == {
+        "name": "job",
+        "job": {"method": "distill", "sites": {"a": {"types": ["Drug"]}}},
+    }
+    assert tuple(job.sites) == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        ({}, ""),
+        (
+            {"types": ("Drug", "Pain")},
+            'site "a": the job has {Drug, ADR}, the site has {Drug, Pain} (only the job: ADR; '
+            "only the site: Pain): map the labels in label_map, or correct types, on one side",
+        ),
+        (
+            {"types": ("ADR", "Drug")},
+            'site "a": the job has {Drug, ADR}, the site has {ADR, Drug}: the order differs, and '
+            "a tag's id is its place: give types in one order",
+        ),
+        (
+            {"scheme": "BIOES"},
+            'site "a": the job has {Drug, ADR}, the site has {Drug, ADR}, written as BIO and as '
+            "BIOES: set scheme alike",
+        ),
+        (
+            {"label_map": {"AE": "", "DI": "Drug"}},
+            'site "a": the job has {Drug, ADR}, the site has {Drug, ADR}, but label_map differs '
+            '("AE" → "ADR" at the job, dropped at the site; "DI" → not mapped at the job, "Drug" '
+            "at the site): make it the same on both sides",
+        ),
+    ],
+    ids=["equal", "types", "order", "scheme", "label_map"],
+)
+def test_how_two_sides_labels_differ(there: dict[str, Any], told: str) -> None:
+    here = Description(types=("Drug", "ADR"), label_map={"AE": "ADR"})
+    assert mismatch("a", here, replace(here, **there), ("the job", "the site")) == told
+
+
+# few other notes than before
+
+
+def test_a_second_job_with_one_sentence_fewer_is_refused(site_notes: Any, tmp_path: Path) -> None:
+    """The same kits: a run with 12 sentences, the same again, one with 11, and one with 7."""
+    strict = f"{OPEN}min_difference = 5\n"
+
+    def submit(number: int, run: str) -> Hospitals:
+        one = f"[sites.posts]\nmax_sentences = {number}\n"
+        job = SHORT.replace("[sites.posts]\n", one)
+        shutil.rmtree(tmp_path / "kits" / "server", ignore_errors=True)  # it knows one run
+        return Hospitals(tmp_path, job, site_notes, policy=strict, run=run)
+
+    submit(12, "run1").run()
+    submit(12, "run2").run()
+
+    refused = submit(11, "run3")
+    told = refused.refusal()
+    assert "refused by min_difference of this site's policy" in told
+    assert not any(character.isdigit() for character in told)  # how few is in the site's own log
+
+    record = refused.setups["posts"].kit / "rules" / "examples" / "record.json"
+    joined = [entry["run"] for entry in json.loads(record.read_text())["runs"]]
+    assert joined == ["run1", "run2"]
+    last = submit(7, "run4")
+    last.run()
+    assert last.ends()

@@ -1,0 +1,70 @@
+"""`fednotes site run` and `fednotes server run`: in the foreground, for systemd and containers."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from intruders import copied, free_port, project
+from places import Place, stopped, until
+
+from fednotes.apps.deployment.nvflare import processes
+from fednotes.apps.deployment.nvflare.authority import provision
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    provision(project(free_port(), "h1", "h2"), tmp_path / "kits")
+    (tmp_path / "train.conll").touch()
+    (tmp_path / "h1.toml").write_text("[data]\ntrain = 'train.conll'\ntest = 'train.conll'\n")
+    made = Place(tmp_path)
+    try:
+        yield made
+    finally:
+        stopped(made)
+
+
+def ended(process: subprocess.Popen[str], sign: int) -> tuple[int, str]:
+    """The exit code after a signal, and all that was printed."""
+    process.send_signal(sign)
+    told, _ = process.communicate(timeout=120)
+    return process.returncode, told
+
+
+@pytest.mark.network
+def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
+    """Each is the process that was begun, prints its log, ends as it is told, and all with it.
+    What ends by itself has failed, so that systemd starts it again."""
+    server, h1 = place.folder / "kits/server", place.folder / "kits/sites/h1"
+    running = place.begin("server", "run", "kits/server")
+    site = place.begin("site", "run", "kits/sites/h1", "--site", "h1.toml")
+    log = h1 / "fednotes.log"
+    until(lambda: log.exists() and "connected to the server" in log.read_text(), 60)
+    assert processes.status(server).pid == running.pid
+    assert processes.status(h1).pid == site.pid
+    again = place.give("site", "run", "kits/sites/h1", code=2)
+    assert f"h1 runs already (process {site.pid})" in again
+    copied(h1, place.folder / "copy")
+    second = place.begin("site", "run", "copy")
+    told, _ = second.communicate(timeout=60)
+    assert second.returncode not in (0, 2, 130)
+    assert "another process of this site is connected" in told
+    assert site.poll() is None
+    code, told = ended(running, signal.SIGINT)
+    assert code == 130
+    assert "site 'h1' is connected" in told
+    running = place.begin("server", "run", "kits/server")
+    until(lambda: "answers" in place.give("preflight", "kits/server"), 60)
+    assert ended(running, signal.SIGKILL)[0] == -signal.SIGKILL
+    until(lambda: not processes.of_kit(server.resolve()), 30)  # nothing outlives it
+    code, told = ended(site, signal.SIGTERM)
+    assert code == 0
+    assert "fednotes.presence: connected to the server" in told
+    assert told.endswith("stopped; its runs go on when it is started again\n")
+    assert [processes.of_kit(kit.resolve()) for kit in (server, h1)] == [[], []]

@@ -1,0 +1,88 @@
+"""Where words of another party are shown: a screen, a log, a report, a message to the server.
+
+Each word tries to clear the screen, to begin a second line and to turn the line round.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from fednotes.cli import app, groups
+from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.messages import Reply, WireError, decode_reply, encode
+from fednotes.engines.host import explained
+from fednotes.apps.deployment.nvflare.processes import RateLimit
+from fednotes.apps.deployment.agreement import Description, agreed_config
+from fednotes.apps.deployment.status import last_problem
+from fednotes.report.html import write_report
+from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
+
+EVIL = "1\x1b[2J\n2026-01-01 00:00:00,000 ERROR fednotes.x: all is lost \u202e\u200b"
+HIDDEN = ("\x1b", "\u202e", "\u200b")
+
+
+def plain(text: str) -> bool:
+    return "all is lost" in text and not any(character in text for character in HIDDEN)
+
+
+def test_a_command_says_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    groups.say(f"job {EVIL}")
+    with pytest.raises(SystemExit):
+        app.fail(EVIL)
+    said = capsys.readouterr()
+    assert plain(said.out)
+    assert plain(said.err)
+    assert (said.out.count("\n"), said.err.count("\n")) == (1, 1)
+
+
+def test_a_site_s_version() -> None:
+    described = {"h1": Description(version=EVIL + "9" * 10_000)}
+    with pytest.raises(ConfigError, match="different versions") as found:
+        agreed_config(None, described)  # type: ignore[arg-type]
+    assert not any(character in str(found.value) for character in HIDDEN)
+    assert len(str(found.value)) < 400
+
+
+def test_a_method_s_name() -> None:
+    with pytest.raises(PolicyRefusal) as found:
+        check_job(Policy(methods=("fedner",)), EVIL, 3, 3, rounds=1, secure=True)
+    assert plain(str(found.value))
+    assert "\n" not in str(found.value)
+
+
+def test_a_log_has_one_line(tmp_path: Path) -> None:
+    """A second one could pass for a line of ours, which `site status` shows."""
+    log = logging.Logger("fednotes.engines.host")
+    handler = logging.FileHandler(tmp_path / "log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(RateLimit())
+    log.addHandler(handler)
+    log.warning("site %s", EVIL)
+    handler.close()
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert plain(line)
+    problem = last_problem(tmp_path / "log")
+    assert problem is not None
+    assert problem.text.startswith("site 1")
+
+
+def test_a_report(tmp_path: Path) -> None:
+    sites = {EVIL: {"federated": {"strict": {"f1": 0.5}}}}
+    values = {"title": EVIL, "sites": sites, "notes": [EVIL], "config": {EVIL: EVIL}}
+    (tmp_path / "summary.json").write_text(json.dumps(values))
+    page = write_report(tmp_path).read_text()
+    assert plain(page)
+    assert "\\u202e" in page
+
+
+def test_a_refusal_that_travels() -> None:
+    told = explained(RefusedError(EVIL), "h1")
+    assert plain(told)
+    assert decode_reply(encode(Reply("j", 1, 1, "h1", refusal=told))).refusal == told
+    for other in (f"no\x1b{told}", "no\u3164", "x" * 2001):
+        with pytest.raises(WireError):
+            decode_reply(encode(Reply("j", 1, 1, "h1", refusal=other)))

@@ -1,0 +1,90 @@
+"""A site forgets a run: what is deleted, what stays, and when it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hospitals import FEDNER, Hospitals
+from kits import given, site_kit
+from places import files_of
+
+from fednotes.engines.launch import only_one
+from fednotes.apps.deployment.nvflare import processes
+from fednotes.apps.deployment.site_file import SITE_FILE
+from fednotes.apps.deployment.rules.guard import approvals_of
+from fednotes.apps.deployment.rules.ledger import ledger_of, verify
+
+pytestmark = pytest.mark.usefixtures("one_process")
+JOB_ID = "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c"
+
+
+@pytest.fixture
+def kit(site_notes: Any, tmp_path: Path) -> Path:
+    """A site's, after a run, with another run beside it."""
+    hospitals = Hospitals(tmp_path, FEDNER.replace("epochs = 2", "epochs = 1"), site_notes)
+    hospitals.run()
+    kit = site_kit(hospitals.setups["posts"].kit)
+    (kit / "state" / "run2").mkdir()
+    (kit / "state" / "run2" / "kept").write_text("kept")
+    config = kit / JOB_ID / "app_posts" / "config"
+    config.mkdir(parents=True)
+    (config / "job.json").write_text(json.dumps({"run": "run1"}))
+    cache = tmp_path / "cache" / "features"
+    cache.mkdir(parents=True)
+    (cache / f"{'0' * 64}.npy").write_bytes(b"x" * 1000)
+    (cache / "mine.txt").write_text("mine")
+    for name in ("tokens", "concepts"):
+        (cache.parent / name / ("0" * 32)).mkdir(parents=True)
+        (cache.parent / name / ("0" * 32) / "notes").write_bytes(b"x" * 100)
+    text = (kit / SITE_FILE).read_text()
+    (kit / SITE_FILE).write_text(f"cache = {str(tmp_path / 'cache')!r}\n{text}")
+    return kit
+
+
+def test_what_is_deleted_and_what_stays(kit: Path, tmp_path: Path) -> None:
+    before, lines = files_of(kit), ledger_of(kit).head().lines
+    gone = [kit / "state" / "run1", kit / "results" / "run1", kit / JOB_ID]
+    assert {"tagger.safetensors", "scores.json"} <= {p.name for p in files_of(gone[1])}
+    assert files_of(gone[0])
+    sizes = [sum(map(len, files_of(folder).values())) for folder in gone]
+    assert all(sizes)
+    said = given("forget", kit, "run1").splitlines()
+    for folder, size in zip(gone, sizes, strict=True):
+        assert f"deleted: {folder}, {size:,} bytes" in said
+        assert not folder.exists()
+    assert f"deleted: {tmp_path / 'cache'}, 1,200 bytes" in said
+    assert any(line.startswith(f"{sum(sizes) + 1200:,} bytes in all") for line in said)
+    away = [folder.relative_to(kit) for folder in gone]
+    stays = {p: raw for p, raw in before.items() if not any(p.is_relative_to(g) for g in away)}
+    assert files_of(kit) == stays
+    assert Path("rules/ledger.jsonl") in stays
+    assert lines > 0
+    assert verify(ledger_of(kit).path).ok
+    assert len(approvals_of(kit).decisions()) == 1
+    assert list((tmp_path / "cache" / "features").iterdir()) == [
+        tmp_path / "cache" / "features" / "mine.txt"
+    ]
+
+
+@pytest.mark.parametrize("name", ["run7", "../rules", "", ".", "/", "run1/site", "link"])
+def test_a_run_that_is_not_known(kit: Path, name: str) -> None:
+    (kit / "state" / "link").symlink_to(kit / "rules")
+    before = files_of(kit)
+    told = given("forget", "--", kit, name, code=2)
+    assert f"keeps nothing of a run {name!r}; it does of: run1, run2" in told
+    assert files_of(kit) == before
+
+
+def test_a_run_that_is_alive(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the lock that its process holds, and by the process, before it has the lock."""
+    before = files_of(kit)
+    with only_one(kit / "state" / "run1"):
+        assert "run run1 is alive, and nothing was deleted" in given("forget", kit, "run1", code=2)
+    running = processes.Status("posts", "site", 7, (JOB_ID,), kit / "log")
+    monkeypatch.setattr(processes, "status", lambda kit: running)
+    assert "run run1 is alive, and nothing was deleted" in given("forget", kit, "run1", code=2)
+    assert files_of(kit) == before
+    assert "deleted: " in given("forget", kit, "run2")  # another run is no reason

@@ -1,0 +1,178 @@
+"""A kit's certificate, looked at before a process starts with it, and signatures by its key.
+
+OpenSSL checks what is signed. The false certificates are each wrong in one way; TLS itself judges
+them in `test_nvflare_refusals.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+import intruders
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from intruders import PROJECT
+from secure_net import SITES, network, random_updates
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.engines import launch
+from fednotes.apps.deployment.nvflare import kit as kit_files
+from fednotes.apps.deployment.nvflare import site as nvflare_site
+from fednotes.apps.deployment.nvflare.authority import provision
+from fednotes.apps.deployment.nvflare.certificates import (
+    CertificateIdentity,
+    certificate_of,
+    check_kit,
+    key_of,
+)
+from fednotes.privacy.secure_sum.crypto import joined
+
+TEXT = b"\x00keys\xff" * 9
+
+
+# a kit's certificate
+
+
+def test_new_kits_pass(made: dict[str, Path]) -> None:
+    assert [check_kit(kit) for kit in made.values()] == [[]] * 8
+
+
+@pytest.mark.parametrize(
+    ("kit", "days", "said"),
+    [
+        ("h1", (1, 9), "startup/client.crt: the certificate is valid from .* on only"),
+        ("server/watch", (-9, -1), "watch/startup/client.crt: the certificate expired"),
+        ("admin", (-9, -1), "startup/client.crt: the certificate expired"),
+    ],
+)
+def test_a_certificate_out_of_its_time_is_refused(
+    kits: dict[str, Path], kit: str, days: tuple[int, int], said: str
+) -> None:
+    name, _, watch = kit.partition("/")
+    intruders.date(kits[name] / watch, days)
+    with pytest.raises(ConfigError, match=said):
+        check_kit(kits[name])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("outsider", "is not signed by rootCA.pem"),
+        ("self-signed", "is not signed by rootCA.pem"),
+        ("expired", "expired on"),
+        ("swapped", "is of h2, the kit of h1"),
+    ],
+)
+def test_a_false_kit_says_why(kits: dict[str, Path], tmp_path: Path, wrong: str, said: str) -> None:
+    """NVFlare finds it out too, but in a thread whose error nobody prints, and waits for ever."""
+    false = intruders.false_kits(tmp_path, kits["h1"], kits["h2"], PROJECT.port)
+    with pytest.raises(ConfigError, match=f"the certificate {said}.*: ask for a new kit"):
+        check_kit(false[wrong])
+
+
+@pytest.mark.parametrize("name", ["client.crt", "client.key", "rootCA.pem"])
+def test_files_that_are_missing_or_damaged_are_named(kits: dict[str, Path], name: str) -> None:
+    path = kits["h1"] / "startup" / name
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ConfigError, match=f"{name}: no certificate or key .*: ask for a new kit"):
+        check_kit(kits["h1"])
+    path.unlink()
+    with pytest.raises(ConfigError, match=f"{name}: the kit's certificate is not complete"):
+        check_kit(kits["h1"])
+
+
+# signatures
+
+
+def test_a_signature_is_what_openssl_verifies(tmp_path: Path, made: dict[str, Path]) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here")
+    signed = CertificateIdentity.of_kit(made["a"]).sign(TEXT)
+    end = 4 + int.from_bytes(signed[:4], "big")
+    shown = x509.load_der_x509_certificate(signed[4:end])
+    assert shown == certificate_of(made["a"] / "startup/client")
+    public = shown.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "public").write_bytes(public)
+    (tmp_path / "signature").write_bytes(signed[end:])
+    pss = ["-sigopt", "rsa_padding_mode:pss", "-sigopt", "rsa_pss_saltlen:digest"]
+    command = [openssl, "dgst", "-sha256", *pss, "-verify", "public", "-signature", "signature"]
+    for text, said in ((TEXT, "Verified OK"), (TEXT + b"!", "Verification failure")):
+        (tmp_path / "text").write_bytes(joined("fednotes keys of a site", text))
+        found = subprocess.run([*command, "text"], cwd=tmp_path, capture_output=True, text=True)
+        assert said in found.stdout + found.stderr
+
+
+def test_sites_know_each_other_by_the_authority_alone(made: dict[str, Path]) -> None:
+    a, b = (CertificateIdentity.of_kit(made[site]) for site in ("a", "b"))
+    signed = a.sign(TEXT)
+    assert b.verify("a", TEXT, signed)
+    assert not b.verify("b", TEXT, signed)  # another's name
+    assert not b.verify("a", TEXT + b"!", signed)
+    wrong = (b"", b"\x00\x00", signed[:-1], signed + b"\x00", b"\xff" * 4 + signed[4:])
+    for changed in (*wrong, signed[:60] + bytes([signed[60] ^ 1]) + signed[61:]):
+        assert not b.verify("a", TEXT, changed)
+    length = int.from_bytes(signed[:4], "big") + 4  # a's certificate, b's signature
+    assert not b.verify("a", TEXT, signed[:length] + b.sign(TEXT)[-256:])
+
+
+def test_a_false_certificate_signs_nothing(tmp_path: Path, kits: dict[str, Path]) -> None:
+    """Of another authority, and of none; expired ones are in `test_trust.py`."""
+    other = provision(intruders.project(18002, "b"), tmp_path / "other")["b"]
+    intruders.self_signed(kits["b"])
+    for kit in (other, kits["b"]):
+        signed = CertificateIdentity.of_kit(kit).sign(TEXT)
+        assert not CertificateIdentity.of_kit(kits["a"]).verify("b", TEXT, signed)
+
+
+def test_what_else_the_authority_signed_is_no_site(made: dict[str, Path]) -> None:
+    """The server's certificate, and the admin's, are of other names than any site's."""
+    honest = CertificateIdentity.of_kit(made["a"])
+    for stem in (made["server"] / "startup/server", made["admin"] / "startup/client"):
+        signer = CertificateIdentity(certificate_of(stem), key_of(stem), honest.startup)
+        assert not any(honest.verify(site, TEXT, signer.sign(TEXT)) for site in SITES)
+
+
+def test_a_server_that_hands_out_keys_of_its_own_opens_nothing(
+    tmp_path: Path, made: dict[str, Path]
+) -> None:
+    """With each site's kit the sum is made; where b's keys are the server's, no site masks."""
+    updates = random_updates(2)
+    identities = {site: CertificateIdentity.of_kit(made[site]) for site in SITES}
+    _, engine, _, _ = network(tmp_path / "1", updates, identities=identities)
+    total = engine.sum("give")
+    plain = sum(u.weight * u.tensors["layer.weight"] for u in (updates[s][0] for s in SITES))
+    assert (total.tensors["layer.weight"] - plain).abs().max() < 1e-4
+    stem = made["server"] / "startup/server"
+    server = CertificateIdentity(certificate_of(stem), key_of(stem), identities["a"].startup)
+    _, engine, events, _ = network(tmp_path / "2", updates, identities={**identities, "b": server})
+    with pytest.raises(TrainingError, match="nothing was opened"):
+        engine.sum("give")
+    assert any("the keys of site 'b' are not signed by it" in event.text for event in events)
+
+
+def test_a_sites_process_on_the_network_has_its_kits_identity(
+    kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = kit_files.job_folder(tmp_path / "jobs", {}, run="r1", sites=SITES, min_sites=3)
+    begun: list[launch.Setup] = []
+    monkeypatch.setattr(nvflare_site, "require_admins_signature", lambda app, root: None)
+    monkeypatch.setattr(launch, "load_main", lambda which: begun.append)
+    folders = {"get_app_dir": lambda job_id: job / "app", "get_root_dir": lambda: kits["a"]}
+    context: Any = SimpleNamespace(
+        get_workspace=lambda: SimpleNamespace(**folders),
+        get_job_id=lambda: "id",
+        get_identity_name=lambda: "a",
+    )
+    nvflare_site.FednotesExecutor()._start(context)
+    (setup,) = begun
+    assert setup.identity is not None
+    assert CertificateIdentity.of_kit(kits["b"]).verify("a", TEXT, setup.identity.sign(TEXT))

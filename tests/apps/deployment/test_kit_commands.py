@@ -1,0 +1,268 @@
+"""The commands at a kit, as far as they start nothing: roles, files, rules, and what is said."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+import intruders
+from kits import said
+from nvflare.fuel.utils.config_service import ConfigService
+from places import opened
+
+from fednotes.core.errors import FednotesError
+from fednotes.core.store import write_json
+from fednotes.apps.deployment.nvflare import processes
+from fednotes.apps.deployment.nvflare.kit import COMM_FILE, INSIDE
+from fednotes.apps.deployment.nvflare.processes import CONTACT_FILE
+from fednotes.apps.deployment import status as kit_status
+from fednotes.apps.deployment.site_file import SITE_FILE, read_site_file
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The kits for which a process would begin; none does."""
+    kits: list[Path] = []
+
+    def start(kit: Path) -> None:
+        kits.append(kit)
+        raise FednotesError("begun")
+
+    monkeypatch.setattr(processes, "start", start)
+    return kits
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """With what processes would begin; none does, whatever kit is started."""
+    options: list[dict[str, Any]] = []
+
+    def begin(command: list[str], **given: Any) -> Any:
+        options.append(given)
+        return SimpleNamespace(poll=lambda: 0)
+
+    idle = processes.Status("x", "site", None, (), Path("log"))
+    monkeypatch.setattr(processes, "status", lambda kit: idle)
+    monkeypatch.setattr(subprocess, "Popen", begin)
+    return options
+
+
+def runs(monkeypatch: pytest.MonkeyPatch, pid: int = 7) -> None:
+    """Let a kit's process be under way."""
+    real = processes.status
+
+    def status(kit: Path) -> processes.Status:
+        found = real(kit)
+        return processes.Status(found.name, found.role, pid, (), found.log)
+
+    monkeypatch.setattr(processes, "status", status)
+
+
+def site_file(folder: Path, extra: str = "", train: str = "train.conll") -> Path:
+    (folder / "train.conll").touch()
+    path = folder / f"site{len(list(folder.glob('*.toml')))}.toml"
+    path.write_text(f"[data]\ntrain = {train!r}\ntest = 'train.conll'\n{extra}")
+    return path
+
+
+# a start makes the kit ready
+
+
+def test_a_kit_is_for_its_owner_alone(
+    made: dict[str, Path], kits: dict[str, Path], begun: list[dict[str, Any]]
+) -> None:
+    """As it is made; and again when it starts, where an archive or a copy opened it."""
+    assert opened(made["server"].parent) == []  # with the authority
+    kit = kits["h1"]
+    for path in (kit, *kit.rglob("*")):
+        path.chmod(path.stat().st_mode | 0o055)
+    before = os.umask(0)
+    try:
+        processes.start(kit)
+    finally:
+        os.umask(before)
+    assert opened(kit) == []
+    assert (kit / processes.OUTPUT_FILE).exists()
+    assert begun[0]["umask"] == 0o077
+    assert begun[0]["env"]["FEDNOTES_KIT"] == str(kit.resolve())
+
+
+@pytest.mark.parametrize("name", ["server", "h1"])
+def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
+    kits: dict[str, Path], begun: list[dict[str, Any]], name: str
+) -> None:
+    """Its files name classes where they were, and NVFlare's stores where it lay; nothing closed
+    the connection of its processes. A job may bring a file that NVFlare would take for it too."""
+    kit = kits[name]
+    path = kit / "local" / "resources.json"
+    new = json.loads(path.read_text())
+    path.write_text(path.read_text().replace("fednotes.engines.", "fednotes.old."))
+    (kit / COMM_FILE).unlink()
+    job = kit / "00000000-0000-0000-0000-000000000000" / "app_h1" / "config"
+    job.mkdir(parents=True)
+    (job / COMM_FILE).write_text('{"internal": {"scheme": "tcp", "resources": {}}}')
+    processes.start(kit)
+    assert "fednotes.old" not in path.read_text()
+    assert json.loads(path.read_text())["components"][1] == new["components"][1]
+    assert (f'"{kit.resolve()}/store/jobs"' in path.read_text()) is (name == "server")
+    found = ConfigService.load_config_dict(COMM_FILE, [str(kit)])
+    assert found == {"internal": {"scheme": INSIDE, "resources": {}}}
+
+
+@pytest.mark.usefixtures("begun")
+def test_old_folders_of_jobs_go_when_a_process_starts(kits: dict[str, Path]) -> None:
+    """The three newest stay, and what is no job's folder."""
+    kit, names = kits["h1"], [f"{n:08x}-0000-4000-8000-00000000000{n}" for n in range(5)]
+    for age, name in enumerate(names):
+        (kit / name).mkdir()
+        os.utime(kit / name, (1e9 - age, 1e9 - age))
+    (kit / "state" / names[0]).mkdir(parents=True)
+    processes.start(kit)
+    assert {path.name for path in kit.iterdir() if "-" in path.name} == set(names[:3])
+    assert (kit / "state" / names[0]).exists()
+
+
+@pytest.mark.usefixtures("begun")
+def test_a_start_warns_of_a_certificate_that_ends_soon(
+    kits: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    processes.start(kits["h1"])
+    assert caplog.text == ""
+    intruders.date(kits["h1"], (-9, 59))
+    processes.start(kits["h1"])
+    assert "client.crt: the certificate expires on" in caplog.text
+
+
+# commands
+
+
+@pytest.mark.parametrize("words", ["start", "stop", "status"])
+def test_a_command_at_another_s_kit_does_nothing(
+    made: dict[str, Path], started: list[Path], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "stop", lambda kit: pytest.fail("stopped"))
+    for group, wrong in (("server", "h1"), ("site", "server"), ("site", "admin")):
+        role = {"h1": "site"}.get(wrong, wrong)
+        expected = f"error: {made[wrong]}: is the kit of {wrong} ({role}), not of a {group}"
+        assert said(group, words, made[wrong]) == expected
+    assert not started
+
+
+@pytest.mark.parametrize("words", ["start", "stop", "status", "approve", "reject", "rules"])
+def test_a_folder_that_is_no_kit_gets_no_file(tmp_path: Path, words: str) -> None:
+    options = ("--site", site_file(tmp_path)) if words in ("start", "rules") else ()
+    assert "not a kit" in said("site", words, tmp_path / "new", *options)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_wrong_file_is_refused_before_it_is_taken_over(
+    kits: dict[str, Path], tmp_path: Path, started: list[Path]
+) -> None:
+    kit, good = kits["h1"], site_file(tmp_path)
+
+    def start(file: Path) -> str:
+        return said("site", "start", kit, "--site", file)
+
+    assert "not there: train = " in start(site_file(tmp_path, train="trian.conll"))
+    unknown = site_file(tmp_path, "trian = 'x'\n")
+    assert "unknown key 'trian'; did you mean 'train'?" in start(unknown)
+    key = kit / "startup" / "client.key"
+    key.chmod(0o644)
+    assert f"others can read it: chmod 600 {key}" in start(good)
+    key.chmod(0o600)
+    assert not (kit / SITE_FILE).exists()
+    assert not started
+    assert start(good) == "error: begun"
+    assert started == [kit]
+
+
+def test_a_running_site_s_rules_change_by_a_command_of_their_own(
+    kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = kits["h1"]
+    runs(monkeypatch)
+    first, second = (site_file(tmp_path, f"[policy]\nmin_sites = {n}\n") for n in (3, 5))
+    assert "+ policy.min_sites = 3" in said("site", "rules", kit, "--site", first)
+    told = said("site", "start", kit, "--site", second)
+    assert f"runs already (process 7); to change its rules: fednotes site rules {kit}" in told
+    assert read_site_file(kit / SITE_FILE).policy.min_sites == 3
+    told = said("site", "rules", kit, "--site", second)
+    assert "~ policy.min_sites: 3 → 5" in told
+    assert "[policy] is in force now" in told
+    assert read_site_file(kit / SITE_FILE).policy.min_sites == 5
+    assert "nothing has changed" in said("site", "rules", kit, "--site", second)
+    broken = site_file(tmp_path, "[policy]\nmin_sites = 'no'\n")
+    assert said("site", "rules", kit, "--site", broken).startswith("error:")
+    assert "min_sites = 5" in said("site", "rules", kit)
+
+
+def test_a_site_s_status_says_whether_the_server_answers(
+    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit, now = kits["h1"], time.time()
+
+    def heard(pid: int, last: float) -> str:
+        contact = {"pid": pid, "since": now, "last": last, "refused": ""}
+        write_json(kit / CONTACT_FILE, contact)
+        return said("site", "status", kit)
+
+    assert f"next: fednotes site start {kit}" in said("site", "status", kit)
+    runs(monkeypatch)
+    told = said("site", "status", kit)
+    assert "it has not answered yet" in told
+    assert f"next: fednotes preflight {kit}" in told
+    monkeypatch.setattr("fednotes.apps.deployment.preflight.preflight", lambda kit: [])
+    told = said("preflight", kit)  # which does not send back to `status`
+    assert "a revoked kit" in told
+    assert f"fednotes kit trust {kit} trust.pem" in told
+    told = heard(7, now)
+    assert "connected to localhost:" in told
+    assert "next: nothing to do here" in told
+    assert f"next: it runs; fednotes site status {kit}" in said("preflight", kit)
+    assert "has not answered since" in heard(7, now - 90)
+    assert "it has not answered yet" in heard(6, now)
+
+
+def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
+    log = tmp_path / "fednotes.log"
+    assert kit_status.last_problem(log) is None
+    when = datetime.now().replace(microsecond=0) - timedelta(seconds=30)
+    log.write_text(
+        f"{when},001 ERROR nvflare.x: not ours\n"
+        f"{when},001 INFO fednotes.apps.deployment.site: refused give (7): no room\n"
+        f"{when},002 WARNING fednotes.contact: the server has not answered for 20 s; trying on\n"
+        f"{when},003 INFO fednotes.contact: connected to the server\n"
+        f"{when},004 INFO fednotes.apps.deployment.rules: refused @scores (9): this site's scores stay here\n"
+    )
+    found = kit_status.last_problem(log)
+    assert found == kit_status.LoggedProblem(when, "refused give (7): no room")
+    assert found.recent
+
+
+def test_how_runs_stand_is_what_the_server_kept(tmp_path: Path) -> None:
+    """Of a server that does not run, from its files."""
+    for run, outcome in {
+        "r1": {"status": "done"},
+        "r2": {"status": "waits", "problem": "for h2"},
+        "r3": {"status": "failed", "problem": "no room"},
+        "r4": {"status": "running", "problem": ""},
+    }.items():
+        write_json(tmp_path / "state" / run / "outcome.json", outcome)
+    assert sorted(kit_status.from_files(tmp_path)) == [
+        "run r1: done",
+        "run r2: waits for h2",
+        "run r3: failed: no room",
+        "run r4: running, goes on when the server is started",
+    ]

@@ -1,0 +1,77 @@
+"""The commands at a site's ledger: what is noted elsewhere, and given back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kits import site_kit
+from ledgers import MESSAGE, written
+from typer.testing import CliRunner
+
+from fednotes.apps.deployment.commands.ledger import ledger
+from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.apps.deployment.rules.ledger import Ledger, head_path, ledger_of
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    written(ledger_of(tmp_path).path, 3)
+    return site_kit(tmp_path)
+
+
+def said(*words: str) -> str:
+    """What a command prints; its error where it has one."""
+    result = CliRunner().invoke(ledger, words)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_end_that_is_told_can_be_given_back(kit: Path) -> None:
+    told = said("verify", str(kit))
+    end = f"3:{ledger_of(kit).head().hash}"
+    assert "3 lines, unbroken" in told
+    assert told.splitlines()[-1] == (
+        f"next: note {end} elsewhere; later: fednotes ledger verify {kit} --noted {end}"
+    )
+    ledger_of(kit).append(MESSAGE)
+    later = said("verify", str(kit), "--noted", end)
+    assert "what was noted is in it" in later
+    assert f"next: note 4:{ledger_of(kit).head().hash} elsewhere" in later
+
+
+def test_a_history_that_was_written_anew_shows(kit: Path) -> None:
+    """Or taken away, with its head: without the noted end both look well."""
+    end, path = f"3:{ledger_of(kit).head().hash}", ledger_of(kit).path
+    for file in (path, head_path(path)):
+        file.unlink()
+    with pytest.raises(FednotesError, match="noted elsewhere, and the ledger ends before it"):
+        said("verify", str(kit), "--noted", end)
+    for _ in range(4):
+        Ledger(path).append(MESSAGE)
+    assert "unbroken" in said("verify", str(kit))
+    with pytest.raises(FednotesError, match=r":3: is not the line .*; keep both files"):
+        said("verify", str(kit), "--noted", end)
+    with pytest.raises(ConfigError, match="expected LINES:HASH"):
+        said("verify", str(kit), "--noted", "3")
+
+
+def test_the_last_lines_are_shown_and_all_of_them_as_json(kit: Path) -> None:
+    """Read beside the file itself, line by line."""
+    own = ledger_of(kit)
+    own.append(replace(MESSAGE, run="run-2", round=7, refusal=True, bytes=12_345))
+    lines = [json.loads(line) for line in own.path.read_text().splitlines()]
+    raw = said("show", str(kit), "--tail", "0", "--json").splitlines()
+    assert [json.loads(line) for line in raw] == lines
+    shown = said("show", str(kit), "--tail", "2")
+    assert shown.index("run run-1") < shown.index("run run-2")
+    assert "12,345" in shown
+    assert "refusal" in shown
+    assert "2 of 4 lines" in shown
+    assert lines[3]["sha256"][:8] in shown
+    assert "1 of 1 lines" in said("show", str(kit), "--first-round", "2", "--last-round", "6")
+    assert "0 of 0 lines" in said("show", str(kit), "--run", "run-9")

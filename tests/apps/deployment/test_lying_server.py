@@ -1,0 +1,433 @@
+"""A server that lies, through the path that every request takes: no sum of other questions.
+
+An honest engine stands behind a transport that rewrites what single sites are asked, and behind
+a server's side of the secure sum that adds whatever came. Before sites masked for the question,
+each of these lies gave the server the numbers of one site.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from fault_net import STRICT, Net, seal_of
+from fault_toy import JOB, SITES, Toy
+
+from fednotes.core.errors import FednotesError, TrainingError
+from fednotes.core.federation import State
+from fednotes.core.messages import (
+    Attached,
+    Frame,
+    Reply,
+    Request,
+    decode_reply,
+    decode_request,
+    encode,
+)
+from fednotes.core.update import Update
+from fednotes.engines.history import OPENED, Asked
+from fednotes.engines.host import SiteHost
+from fednotes.engines.requests import Participants, Patience
+from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.privacy.secure_sum.messages import MaskedMessage, UnmaskRequest, packed_requests
+from fednotes.privacy.secure_sum.server import SecureServer
+from fednotes.apps.deployment.rules.guard import SiteGuard, settle
+from fednotes.apps.deployment.rules.ledger import ledger_of, show
+from fednotes.apps.deployment.rules.policy import Policy as Rules
+
+pytestmark = pytest.mark.usefixtures("instant_disk")
+
+VICTIM = "a"
+X = {"x": torch.ones(4)}
+TABLE = {"name": "toy", "sites": list(SITES), "min_sites": 3}
+OPEN = Rules(min_sites=2, secure_sum="off", freeze_embeddings=False)
+Lie = Callable[[Request], Request]
+
+
+@contextmanager
+def one_layout() -> Iterator[None]:
+    """A server's side that adds updates of any layout, and asks for all of them to be opened."""
+    add, seen = SecureServer.add_masked, dict[bytes, Any]()
+
+    def add_anyway(self: SecureServer, message: MaskedMessage) -> None:
+        layout = seen.setdefault(message.exchange, message.layout)
+        add(self, replace(message, layout=layout))
+
+    with mock.patch.object(SecureServer, "add_masked", add_anyway):
+        yield
+
+
+class Case(Net):
+    """Three sites with rules and ledgers, all needed in each sum, and the server that lies.
+
+    lies: by task, what changes the requests to all but the victim.
+    """
+
+    def __init__(self, folder: Path, threshold: int = 3) -> None:
+        super().__init__({}, folder)
+        self.threshold, self.lies = threshold, dict[str, Lie]()
+        self.told = {site: list[str]() for site in SITES}
+        for site in SITES:
+            self.begin(site)
+        self.server = self.served()
+
+    @property
+    def members(self) -> Participants:
+        return self.server._members
+
+    def begin(self, site: str) -> None:
+        kit, rules = self.folder / "kits" / site, {"secure": True, "threshold": self.threshold}
+        settle(kit, TABLE, approve=True, by="a test")
+        self.hosts[site] = SiteHost(
+            lambda: Toy(site),
+            self.folder / site,
+            job=JOB,
+            name=site,
+            guard=SiteGuard(kit, site, "run", TABLE, lambda: OPEN, **rules),
+            sealer=seal_of(self.folder, site, self.threshold),
+            tell=self.told[site].append,
+        )
+
+    def exchange(self, frames: Mapping[str, Frame], **options: Any) -> Iterator[tuple[str, Frame]]:
+        told = {}
+        for site, frame in frames.items():
+            request = decode_request(frame)
+            lie = self.lies.get(request.task)
+            told[site] = encode(lie(request)) if lie and site != VICTIM else frame
+        yield from super().exchange(told, **options)
+
+    def ask(self, site: str, request: Request) -> Reply:
+        return decode_reply(self.hosts[site].handle(encode(request)))
+
+    def served(self, patience: Patience = STRICT) -> Any:
+        """A server that was just started."""
+        record = self.folder / OPENED
+        summing = SecureSum(SITES, job=JOB, threshold=self.threshold, record=record)
+        return self.engine(SITES, patience, summing=summing)
+
+    def prepared(self) -> None:
+        """The toy job up to its first round."""
+        sizes = int(self.server.sum("count").metrics["size"])
+        self.server.sum("share", sizes=sizes)
+        next(self.server.rounds(0, 9))
+
+    def play(self, turn: Any, tensors: Any = X) -> None:
+        """One round of the toy job."""
+        self.server.sum("train", tensors, round=turn.number)
+        self.server.sum("send", {"scale": torch.ones(4)})
+        turn.commit(State(turn.number + 1, X, {}), {}, evaluated=True)
+
+    def stand(self, state: Mapping[str, int]) -> None:
+        """Have sites stand where the server likes; it claims that so much of theirs counts."""
+        self.members.counted.update(state)
+        self.server._step = None
+
+    def opened(self) -> int:
+        """How many answers of any site opened a sum."""
+        tasks = {request.number: request.task for _, request, _ in self.sent}
+        replies = (decode_reply(frame) for _, frame in self.came)
+        return sum(tasks[r.number] == "@unmask" and r.update is not None for r in replies)
+
+    def refuses(self, *arguments: Any, **options: Any) -> str:
+        """Why there is no such sum, even of a server that adds whatever came; none is opened."""
+        before = self.opened()
+        with one_layout(), pytest.raises(FednotesError) as caught:
+            self.server.sum(*arguments, **options)
+        assert self.opened() == before
+        return str(caught.value)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    made = Case(tmp_path)
+    made.prepared()
+    return made
+
+
+def dead(request: Request) -> Request:
+    """Parameters under which a site's numbers are nothing."""
+    return replace(request, tensors={name: value * 0 for name, value in request.tensors.items()})
+
+
+def other_round(request: Request) -> Request:
+    return replace(request, options={**request.options, "round": 10**6})
+
+
+def later(request: Request) -> Request:
+    return replace(request, round=request.round + 1)
+
+
+@pytest.mark.parametrize("lie", [dead, other_round, later])
+def test_other_questions_to_other_sites_give_no_sum(lie: Lie, case: Case) -> None:
+    """Sites that were asked otherwise say so in their logs and ledgers; so does the victim."""
+    case.lies = {"train": lie}
+    said = case.refuses("train", X, round=0)
+    assert "was asked something else than site" in said
+    for site in SITES:
+        assert any("was asked something else" in line for line in case.told[site]), site
+        ledger = list(show(ledger_of(case.folder / "kits" / site).path))
+        assert "asked-otherwise" in {line["reason"] for line in ledger if line["refusal"]}, site
+    case.lies = {}
+    assert case.served().sum("count").metrics == {"size": 15.0}  # and honest ones do
+
+
+def test_an_honest_server_says_what_differs(case: Case) -> None:
+    case.lies = {"train": dead}
+    with pytest.raises(TrainingError, match="asked different things: task, round, options or"):
+        case.server.sum("train", X, round=0)
+
+
+def test_what_was_told_before_is_part_of_the_question(case: Case) -> None:
+    """A round that begins without tensors means those that came last. No sum of an evaluation of
+    other parameters is opened; where the server counts it all the same, no later one is."""
+    case.server.sum("train", X, round=0)
+    case.server.sum("send", {"scale": torch.ones(4)})
+    case.lies = {"evaluate": dead}
+    case.refuses("evaluate", X)
+    case.lies = {}
+    last = {site: case.hosts[site]._journal.last for site in SITES}
+    case.stand(last)
+    case.server._told, case.members.knows = last["a"], dict(last)
+    assert "was asked something else" in case.refuses("train", round=1)
+
+
+def test_one_site_alone_is_not_sent_back(case: Case) -> None:
+    """Two sums of one task, between which one site's private state alone was moved, would differ by
+    that site's numbers: as it was after its round, after the round before, or new."""
+    stood = []
+    for turn in case.server.rounds(0, 3):
+        stood.append(dict(case.members.counted))
+        case.play(turn)
+    for moved in (stood[1][VICTIM], case.members.counted[VICTIM], 0):
+        case.stand({**stood[2], VICTIM: moved})
+        case.members.prepared[VICTIM] = 2
+        case.members.round = 2
+        case.refuses("train", X, round=2)
+    case.stand(stood[2])  # all of them together: as after a fault
+    case.members.round = 2
+    case.server._summing._history = ""
+    if case.hosts[VICTIM]._journal.last == stood[2][VICTIM]:
+        assert case.server.sum("train", X, round=2).included == SITES
+
+
+@pytest.mark.parametrize("first_state", ["later", "earlier"])
+def test_sites_that_did_other_tasks_before_give_no_sum(first_state: str, case: Case) -> None:
+    """The server asks a alone to do an opened task once more, or to go back to before it, and
+    then all for the same: two sums over all sites would differ by what a's state changed."""
+    members = case.members
+    before = dict(members.counted)
+    case.server.sum("train", X, round=0)
+    if first_state == "earlier":
+        case.stand({"a": before["a"]})
+        assert "was asked something else" in case.refuses("train", X, round=1)
+        return
+    done = [request for site, request, _ in case.sent if (site, request.task) == ("a", "train")]
+    again = replace(done[-1], number=members.next_number(), counted=dict(members.counted))
+    assert case.ask("a", again).update is not None
+    case.stand({**before, "a": again.number})  # b and c as before it, a as after two of it
+    assert "was asked something else" in case.refuses("train", X, round=0)
+    case.stand(before)  # and all of them from the same place give the same sum again
+    assert case.server.sum("train", X, round=0).metrics == {"steps": 3.0}
+
+
+@pytest.mark.parametrize("how", ["sent back", "new disk", "damaged"])
+def test_who_may_go_on_with_the_others_history(how: str, case: Case) -> None:
+    """A site that lost its own, by what happened at its own disk; never one that the server sent
+    back to where it was new."""
+    turns = case.server.rounds(0, 9)
+    for turn in turns:
+        case.play(turn)
+        if turn.number == 1:
+            break
+    next(turns)
+    members, states = case.members, case.folder / "b" / "states"
+    if how == "sent back":
+        members.counted["b"] = members.prepared["b"] = 0
+        case.refuses("train", X, round=2)
+        return
+    if how == "new disk":
+        del case.hosts["b"]
+        shutil.rmtree(case.folder / "b")
+    else:  # the newest state; the one before it has trained too
+        *_, before, newest = sorted(states.iterdir())
+        (newest / "facts.json").write_text("{}")
+        case.begin("b")
+        reply = case.ask("b", members.request("@begin"))
+        assert "has lost its state" in reply.refusal
+        assert reply.has == int(before.name) > 0
+    case.begin("b")
+    assert case.server.sum("train", X, round=2).included == SITES
+    case.server.sum("send", {"scale": torch.ones(4)})
+    case.begin("b")  # what it adopted is kept
+    assert case.server.sum("evaluate", X).included == SITES
+
+
+def test_other_tensors_of_a_step_before_give_no_sum(case: Case) -> None:
+    """The second task of a round computes with what the first one told."""
+    case.lies = {"train": dead}
+    case.refuses("train", X, round=0)
+    case.lies = {}
+    said = case.refuses("send", {"scale": torch.ones(4)})
+    assert "sites can be added" in said or "was asked something else" in said
+
+
+def test_what_came_before_the_first_round_stays_part_of_every_question(tmp_path: Path) -> None:
+    """A site that makes up for a task of before the first round sends nothing of it, so that no
+    sum tells whether it was the others' task: every later sum does."""
+    case = Case(tmp_path)
+    case.server.sum("count")
+    case.lies = {"share": lambda r: replace(r, options={"sizes": 2**50})}
+    case.refuses("share", sizes=15)
+    members = case.members
+    for site, sizes in zip(SITES, (15, 2**50, 2**50), strict=True):
+        request = members.request("share", preparing=True, options={"sizes": sizes})
+        reply = case.ask(site, request)
+        assert (reply.update, reply.attached, reply.refusal) == (Update(), Attached(), "")
+        members.counted[site] = request.number
+    case.lies = {}
+    next(case.server.rounds(0, 9))
+    assert "was asked something else" in case.refuses("train", X, round=0)
+
+
+def test_a_site_that_was_started_again_knows_what_it_was_asked_before(case: Case) -> None:
+    """From the state that it kept at the end of a round, and from its journal after that."""
+    turns = case.server.rounds(0, 3)
+    for turn in turns:
+        tensors = {} if turn.number == 2 else X
+        case.server.sum("train", tensors, round=turn.number)
+        if turn.number == 0:
+            case.begin("a")  # in the middle of a round
+        case.server.sum("send", {"scale": torch.ones(4)})
+        case.server.sum("evaluate", X)
+        turn.commit(State(turn.number + 1, X, {}), {}, evaluated=True)
+        case.begin("b")
+        assert case.hosts["b"]._asked == Asked()
+    assert case.server.sum("finish", X).included == SITES
+
+
+def test_each_part_of_a_question_counts() -> None:
+    """Two questions are equal only if all is: by changing one thing after the other."""
+    request = Request(JOB, 1, 1, "train", round=3, first=True, told=7, options={"round": 3})
+    asked = Asked(prepared=b"p", history=b"h", told=b"t")
+
+    def question(now: Asked, tensors: Any = None, **changes: Any) -> bytes:
+        return now.next(replace(request, **changes), tensors or {}, strict=True).question
+
+    different = [
+        question(asked),
+        question(Asked(prepared=b"q", history=b"h", told=b"t")),
+        question(Asked(prepared=b"p", history=b"i", told=b"t")),
+        question(Asked(prepared=b"p", history=b"h", told=b"u")),
+        question(asked, X),
+        question(asked, {"y": X["x"]}),
+        question(asked, {"x": X["x"].double()}),
+        question(asked, {"x": X["x"].reshape(2, 2)}),
+        question(asked, {"x": X["x"] + 2.0**-20}),
+        question(asked, task="send"),
+        question(asked, round=4),
+        question(asked, options={"round": 4}),
+        question(asked, options={}),
+        question(asked, told=0),
+        question(asked, preparing=True),
+    ]
+    assert len(set(different)) == len(different)
+    same = question(asked), question(asked, number=9, run=2, counted={"a": 3}, marks=(2,))
+    assert len(set(same)) == 1
+    loose = {
+        now.next(request, {}, strict=False).question
+        for now in (asked, Asked(prepared=b"p", history=b"i", told=b"t"))
+    }
+    assert len(loose) == 1  # where sums leave sites out, histories differ
+    begun = asked.next(request, X, strict=True)
+    goes_on = replace(request, first=False, told=0)
+    assert begun.next(goes_on, {}, strict=True).given == begun.given != b""
+    assert begun.next(replace(goes_on, first=True), {}, strict=True).given == b""
+    assert question(asked, preparing=True, round=0) == question(asked, preparing=True, round=5)
+    early = asked.next(replace(request, preparing=True), {}, strict=True)
+    assert early.prepared not in (b"p", b"")
+    assert (early.trained, begun.trained, begun.prepared) == (False, True, b"p")
+    assert len({early.history, begun.history, b"h"}) == 3
+    assert Asked.of(begun.kept()) == Asked(begun.prepared, begun.history, True)
+
+
+def test_a_task_of_a_round_is_done_in_a_sum_or_not_at_all(case: Case) -> None:
+    """Or a site's private layers could be spoilt by a task that no other site sees."""
+    members = case.members
+    for changes in ({}, {"first": True}):
+        request = members.request("train", tensors=X, options={"round": 0}, **changes)
+        reply = case.ask("a", request)
+        assert "asked for outside the secure sum" in reply.refusal
+
+
+def test_options_that_the_job_does_not_have_are_refused(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    with pytest.raises(TrainingError, match="'count' of the approved job takes other options"):
+        case.server.sum("count", batch_size=1)
+
+
+LOOSE = Patience(min_sites=2, timeout=10, knock=1, knock_every=0, pause=1, give_up=30)
+
+
+def test_a_task_done_twice_is_opened_for_the_same_sites(tmp_path: Path) -> None:
+    """With two of three: the sum of all, then the server "was restarted" and calls c dropped.
+    The difference of the two sums would be c's number."""
+    case = Case(tmp_path, threshold=2)
+    assert case.server.sum("count").included == SITES
+    case.down = {"c"}
+    with pytest.raises(TrainingError, match="was opened with c before the fault"):
+        case.served(patience=LOOSE).sum("count")
+
+    def nothing_before(self: SecureSeal, question: bytes) -> tuple[str, ...]:
+        return ()
+
+    before = case.opened()
+    with (  # a server that does not listen to it, and asks all the same
+        mock.patch("fednotes.engines.history.Opened.survivors", nothing_before),
+        pytest.raises(TrainingError, match="a sum of this very task was opened before, over"),
+    ):
+        case.served(patience=LOOSE).sum("count")
+    assert case.opened() == before
+    for site in ("a", "b"):  # nor after these sites were started again
+        case.begin(site)
+    with pytest.raises(TrainingError, match="was opened with c before the fault"):
+        case.served(patience=LOOSE).sum("count")
+    case.down = set()
+    assert case.served(patience=LOOSE).sum("count").metrics == {"size": 15.0}
+
+
+def test_after_a_fault_a_sum_is_made_again_without_who_was_not_in_it(tmp_path: Path) -> None:
+    """c was away, and is back when the server was restarted: it waits for the next sum."""
+    case = Case(tmp_path, threshold=2)
+    case.down = {"c"}
+    assert case.served(patience=LOOSE).sum("count").included == ("a", "b")
+    case.down = set()
+    again = case.served(patience=LOOSE)
+    assert again.sum("count").included == ("a", "b")
+    assert again.sum("count").included in (("a", "b"), SITES)
+
+
+def test_an_older_exchange_is_not_opened_in_a_newer_tasks_name(tmp_path: Path) -> None:
+    """The server asks to open what was masked before, while a newer task waits: what is noted as
+    opened is what was masked in that exchange."""
+    case = Case(tmp_path)
+    seal = case.hosts["a"]._sealer
+    assert isinstance(seal, SecureSeal)
+    case.prepared()
+    case.server.sum("train", X, round=0)
+    assert seal._opened.survivors(seal._masked_in[1])
+    questions = len(seal._opened._survivors)
+    seal._masked_in = (seal._masked_in[0] + 5, b"another")
+    number = case.members.request("@unmask").number
+    blank = UnmaskRequest(bytes(32), SITES, (), {})
+    attached = packed_requests(seal._masked_in[0] - 5, {}, dict.fromkeys(SITES, blank))
+    request = replace(case.members.request("@unmask", attached=attached), number=number + 1)
+    reply = case.ask("a", request)
+    assert "masked nothing in it" in reply.refusal
+    assert len(seal._opened._survivors) == questions

@@ -1,0 +1,472 @@
+"""NVIDIA FLARE as a pipe: kits and their rules, the transport, and both ends of it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from intruders import PROJECT
+from nvflare.apis.impl.wf_comm_server import WFCommServer
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+from nvflare.fuel.f3.cellnet import defs as cells
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.flare_api.api_spec import JobNotRunning, NoConnection, NoReply
+from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.sec.authz import AuthzContext, Person
+from nvflare.fuel.utils import fobs
+from nvflare.security.security import FLAuthorizer
+
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
+from fednotes.engines import launch
+from fednotes.apps.deployment.nvflare import gate, presence
+from fednotes.apps.deployment.nvflare import kit as kit_files
+from fednotes.apps.deployment.nvflare import server as flare
+from fednotes.apps.deployment.nvflare import site as nvflare_site
+from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
+from fednotes.apps.deployment.nvflare.certificates import check_kit
+from fednotes.apps.deployment.rules.ledger import ledger_of, show
+from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
+
+ROLES = ("project_admin", "lead", "org_admin", "member")
+
+
+def allowed(policy: dict[str, Any], role: str, right: str) -> bool:
+    """NVFlare's own judgement of a policy."""
+    person = Person("p@x.org", "ward", role)
+    context = AuthzContext(right=right, user=person, submitter=person)
+    return bool(FLAuthorizer("ward", policy).authorize(context)[0])
+
+
+def local(kit: Path, name: str) -> dict[str, Any]:
+    return json.loads((kit / "local" / name).read_text())
+
+
+def test_nobody_may_send_code(made: dict[str, Path]) -> None:
+    for name in ("server", "h1"):
+        policy = local(made[name], "authorization.json")
+        for role in ROLES:
+            for right in ("byoc", "server-predeployed-flwr", "cat", "tail", "show_errors"):
+                assert not allowed(policy, role, right), (name, role, right)
+        assert allowed(policy, "project_admin", "submit_job")
+    server = local(made["server"], "authorization.json")
+    assert allowed(server, "project_admin", "download_job")
+    for right in ("submit_job", "clone_job", "abort_job", "download_job"):
+        assert not allowed(server, "lead", right)  # the server's own identity looks and no more
+    assert allowed(server, "lead", "list_jobs")
+
+
+def test_a_kit_holds_its_owners_things_only(made: dict[str, Path]) -> None:
+    keys = list[bytes]()
+    for name, kit in made.items():
+        files = [p for p in kit.rglob("*") if p.is_file()]
+        own = [p for p in files if p.suffix == ".key"]
+        assert {p.name for p in own} <= {"server.key", "client.key"}
+        assert all(p.stat().st_mode & 0o077 == 0 for p in own)
+        assert not [p for p in files if p.suffix in (".sh", ".ipynb")]
+        assert kit_files.read_kit(kit).name == name
+        keys += [p.read_bytes() for p in own]
+    assert len(set(keys)) == len(keys) == len(made) + 1
+    for name in ("server", "h2"):
+        resources = local(made[name], "resources.json")
+        (own_class,) = resources["class_allow_list"]
+        assert own_class in json.dumps(kit_files._tables()["job"])
+        module, _, cls = own_class.rpartition(".")
+        assert hasattr(importlib.import_module(module), cls)
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        assert resources["allow_log_streaming"] is False
+        startup = next((made[name] / "startup").glob("fed_*.json"))
+        assert json.loads(startup.read_text())["require_signed_jobs"] is True
+        rules = {f"{part}.json" for part in ("authorization", "log_config", "resources")}
+        assert {p.name for p in (made[name] / "local").iterdir()} == rules
+
+
+def test_kits_are_added_and_those_that_are_there_stay(
+    kits: dict[str, Path], tmp_path: Path
+) -> None:
+    """Nor does one that was handed over come to be a second time by itself. The authority keeps
+    no key but its own."""
+    out, more = kits["server"].parent, replace(PROJECT, sites=(*PROJECT.sites, "h3"))
+    state = out / "authority" / "ward" / "state" / "cert.json"
+    kits["h1"].rename(tmp_path / "h1")
+    before = {path: path.read_bytes() for kit in kits.values() for path in kit.rglob("*.*")}
+    added = provision(more, out)["h3"]
+    assert {path: path.read_bytes() for path in before} == before
+    assert (added / "startup/rootCA.pem").read_bytes() in before.values()
+    assert check_kit(added) == []
+    assert not kits["h1"].exists()
+    assert keys_in(out / "authority") == 1
+    assert state.stat().st_mode & 0o077 == 0
+    again = provision(more, out, again=["h1"])["h1"]
+    assert check_kit(again) == []
+    key = Path("startup/client.key")
+    assert (again / key).read_bytes() != (tmp_path / "h1" / key).read_bytes()
+    for name, said in (("h1", "is there; move it away"), ("h9", "'h9' is no kit")):
+        with pytest.raises(ConfigError, match=said):
+            provision(more, out, again=[name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"port": 1}, r"port = \d+, the project says 1"),
+        ({"admin": "new@x.org"}, 'admin = "admin@fednotes.org"'),
+        ({"hosts": ("10.0.0.1",)}, r"hosts = \[\]"),
+        ({"organisations": {"h1": "x"}}, 'organisations.h1 = "h1"'),
+        ({"name": "other"}, 'name = "ward", the project says "other"'),
+        ({"sites": ("h10",)}, "'h1' and 'h10'"),  # no more in the project, but a kit of it is
+    ],
+)
+def test_kits_that_would_not_go_together_are_not_made(
+    made: dict[str, Path], changes: dict[str, Any], message: str
+) -> None:
+    sites = changes.pop("sites", (*PROJECT.sites, "h3"))
+    with pytest.raises(ConfigError, match=message):
+        provision(replace(PROJECT, sites=sites, **changes), made["server"].parent)
+    assert {path.name for path in made["h1"].parent.iterdir()} == set(PROJECT.sites)
+
+
+def keys_in(folder: Path) -> int:
+    """Private keys, by the first line of their PEM."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sum(path.read_bytes().count(b"PRIVATE KEY-----") for path in files) // 2
+
+
+def test_an_authority_of_an_earlier_version_gives_its_keys_up(kits: dict[str, Path]) -> None:
+    """It kept every participant's beside its own, and wrote down the project's name alone."""
+    authority = kits["server"].parent / "authority"
+    (authority / "project.json").write_text('{"name": "ward", "server": "localhost"}')
+    state = authority / "ward" / "state" / "cert.json"
+    kept = json.loads(state.read_text())
+    for name in ("localhost", *PROJECT.sites, "admin@fednotes.org", "watch@fednotes.org"):
+        kept[name] = {"cert": "-", "pri_key": kept["root_pri_key"]}
+    state.write_text(json.dumps(kept))
+    shutil.rmtree(kits["h2"])
+    added = provision(replace(PROJECT, sites=(*PROJECT.sites, "h3")), authority.parent)
+    assert not added["h2"].exists()
+    assert check_kit(added["h3"]) == []
+    assert keys_in(authority) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sites": ("h1", "h1")}, r"sites \['h1'\]"),
+        ({"sites": ("server",)}, r"sites \['server'\]"),
+        ({"sites": ()}, "sites are missing"),
+        ({"sites": ("a b",)}, "site 'a b'"),
+        ({"sites": ("a.b",)}, r"'a\.b': letters, digits, '_' and '-' only"),
+        ({"sites": ("localhost",)}, r"sites \['localhost'\]"),  # the server's certificate's name
+        ({"sites": ("ward",)}, r"sites \['ward'\]"),  # the authority's
+        ({"sites": ("h1", "h10")}, "such as h01 and h10"),
+        ({"sites": ("h1", "h1-a")}, "such as h01 and h10"),
+        ({"sites": ("h1", "h1face")}, "such as h01 and h10"),
+        ({"sites": ("h10", "h1")}, "such as h01 and h10"),
+        ({"name": "../x"}, "name '../x'"),
+        ({"port": 0}, "port 0"),
+        ({"server": ""}, "server ''"),
+        ({"server": "bad host"}, "server 'bad host'"),
+        ({"hosts": ("-x",)}, "hosts '-x'"),
+        ({"organisations": {"h2": "x"}}, "unknown site 'h2'"),
+        ({"organisations": {"h1": "St. Mary"}}, "h1 = 'St. Mary'"),
+        ({"admin": "root"}, "admin 'root'"),
+    ],
+)
+def test_a_wrong_project_is_refused(changes: dict[str, Any], message: str) -> None:
+    fields: dict[str, Any] = {"name": "ward", "server": "localhost", "sites": ("h1",)} | changes
+    with pytest.raises(ConfigError, match=message):
+        ProjectConfig(**fields)
+
+
+@pytest.mark.parametrize("second", ["h1x", "h1A", "h1_0", "h10"])
+def test_names_that_can_be_told_from_one_another(second: str) -> None:
+    first = "h01" if second == "h10" else "h1"
+    assert ProjectConfig("ward", "localhost", (first, second)).sites == (first, second)
+
+
+def test_a_job_is_a_declaration(tmp_path: Path) -> None:
+    job = {"method": "fedner", "training": {"path": "x.Y", "note": "{APP_ROOT}", "rate": 0.1}}
+    folder = kit_files.job_folder(tmp_path, job, run="r1", sites=["b", "a"], min_sites=2)
+    assert {p.suffix for p in folder.rglob("*") if p.is_file()} == {".json"}
+    app = tmp_path / "run" / "app"
+    shutil.copytree(folder / "app", app)
+    setup = launch.read_setup(app, tmp_path / "kit", "a", "id")
+    assert (setup.job, setup.sites, setup.min_sites, setup.run) == (job, ("b", "a"), 2, "r1")
+    assert setup.state == tmp_path / "kit" / "state" / "r1"
+    (app / "config" / "job.json").write_text(
+        '{"run": "../x", "sites": [], "min_sites": 1, "job": {}}'
+    )
+    with pytest.raises(ConfigError, match="cannot name a run"):
+        launch.read_setup(app, tmp_path / "kit", "a", "id")
+    with pytest.raises(ConfigError, match="min_sites = 3 of 2"):
+        kit_files.job_folder(tmp_path, job, run="r1", sites=["b", "a"], min_sites=3)
+    with pytest.raises(FednotesError, match="JSON does not know"):
+        kit_files.job_folder(tmp_path, {"x": {1, 2}}, run="r1", sites=["a"], min_sites=1)
+
+
+def test_the_check_period_reaches_the_communicator() -> None:
+    """NVFlare 2.9.0 sets another attribute than the one that it reads."""
+    communicator = WFCommServer()
+    flare.FednotesController(task_check_period=0.013).set_communicator(communicator)
+    assert communicator._task_check_period == 0.013
+    assert "_task_check_period" in WFCommServer.wait_for_task.__code__.co_names
+
+
+def test_a_frame_travels_as_bytes_without_pickle() -> None:
+    frame = os.urandom(5_000_000)
+    wire = fobs.dumps(Shareable({flare.FRAME: frame}))
+    assert len(wire) < 1.001 * len(frame)
+    assert frame in wire
+    assert fobs.loads(wire)[flare.FRAME] == frame
+
+
+class Pretend(flare.FednotesController):
+    """A controller whose sites answer in threads: site → (delay in seconds, its reply)."""
+
+    def __init__(self, plan: dict[str, tuple[float, Callable[[bytes], Shareable]]]) -> None:
+        super().__init__()
+        self.plan, self.sent, self.cancelled = plan, [], []
+        self.communicator = SimpleNamespace(check_tasks=lambda: None)
+        self._contacts = dict.fromkeys(plan, time.monotonic())
+
+    def broadcast(self, task: Any, fl_ctx: Any, targets: Any = None, **_: Any) -> None:
+        self.sent.append((task.data[flare.FRAME], list(targets)))
+        for site in targets:
+            delay, reply = self.plan[site]
+            answer = SimpleNamespace(
+                client=SimpleNamespace(name=site), result=reply(task.data[flare.FRAME])
+            )
+            threading.Timer(delay, task.result_received_cb, (answer, None)).start()
+
+    def cancel_task(self, task: Any, *_: Any, **__: Any) -> None:
+        self.cancelled.append(task)
+
+
+def answer(frame: bytes) -> Shareable:
+    return Shareable({flare.FRAME: frame[::-1]})
+
+
+def fails(_: bytes) -> Shareable:
+    return make_reply("EXECUTION_EXCEPTION", headers={flare.REASON: "not approved"})
+
+
+def dies(_: bytes) -> Shareable:
+    return make_reply("EXECUTION_EXCEPTION")
+
+
+def transport(controller: Pretend, tmp_path: Path, stop: bool = False) -> flare.FlareTransport:
+    sites = tuple(controller.plan)
+    setup = launch.Setup(tmp_path, "", {}, "id", "r", sites, 1, tmp_path, tmp_path)
+    return flare.FlareTransport(controller, None, SimpleNamespace(triggered=stop), setup)
+
+
+def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
+    plan = {"a": (0.3, answer), "b": (0.0, answer), "c": (0.1, fails), "d": (0.1, dies)}
+    controller = Pretend(plan)
+    sent = transport(controller, tmp_path)
+    same, other = b"12", b"34"
+    frames = {"a": same, "b": other, "c": same, "d": same}
+    replies = list(sent.exchange(frames, timeout=9, grace=9, enough=4))
+    assert replies == [("b", b"43"), ("a", b"21")]
+    # A code of NVFlare's is told in words: what goes wrong before the executor can say why.
+    died = "its process failed: see its log (a full disk?)"
+    assert sent.failed == {"c": "not approved", "d": died}
+    assert controller.sent == [(same, ["a", "c", "d"]), (other, ["b"])]  # one task a frame
+    assert len(controller.cancelled) == 2
+
+
+def test_a_job_that_ends_does_not_hold_the_server_up() -> None:
+    """NVFlare's server waits for a job's process as long as a session may take, under a lock that
+    every site's sign of life needs. A late reply is none; a lost connection shows elsewhere."""
+    waits: list[float] = []
+
+    def command(*words: Any) -> Any:
+        assert waits[-1] == flare.TELL_SECONDS
+        raise answers.pop(0)
+
+    session = SimpleNamespace(set_timeout=waits.append, do_app_command=command)
+    answers: list[Exception] = [NoConnection("late"), NoReply("late"), JobNotRunning("gone")]
+    admin = flare.Admin(session)
+    assert admin.tell("j") == admin.tell("j") == {"lines": [], "sites": []}
+    assert admin.tell("j") is None
+    assert waits == [flare.TELL_SECONDS, flare.COMMAND_SECONDS] * 3
+    answers.append(ValueError("x"))
+    with pytest.raises(TrainingError):
+        admin.tell("j")
+
+
+@pytest.mark.parametrize(
+    ("timeout", "grace", "enough", "sites", "at_most"),
+    [(9, 0.2, 1, ["a"], 1.0), (9, 1.5, 1, ["a", "b"], 3.0), (0.5, 9, 2, ["a"], 1.2)],
+)
+def test_an_exchange_ends_in_time(
+    tmp_path: Path, timeout: float, grace: float, enough: int, sites: list[str], at_most: float
+) -> None:
+    """`a` answers at once, `b` after 0.8 s, `c` after 4 s."""
+    plan = {"a": (0.0, answer), "b": (0.8, answer), "c": (4.0, answer)}
+    sent, begun = transport(Pretend(plan), tmp_path), time.monotonic()
+    frames = dict.fromkeys(plan, b"x")
+    got = [s for s, _ in sent.exchange(frames, timeout=timeout, grace=grace, enough=enough)]
+    assert got == sites
+    assert time.monotonic() - begun < at_most
+
+
+def test_a_lost_site_is_not_waited_for(tmp_path: Path) -> None:
+    controller = Pretend({"a": (0.0, answer), "b": (60.0, answer)})
+    controller._contacts["b"] -= flare.LOST_SECONDS + 1
+    sent, begun = transport(controller, tmp_path), time.monotonic()
+    replies = list(sent.exchange({"a": b"1", "b": b"1"}, timeout=30, grace=30, enough=2))
+    assert [site for site, _ in replies] == ["a"]
+    assert time.monotonic() - begun < 2
+    assert sent.present() == ("a",)
+    controller._contacts.pop("a")
+    assert sent.present() == ()
+
+
+def test_a_stopped_job_ends_its_exchange(tmp_path: Path) -> None:
+    sent = transport(Pretend({"a": (9.0, answer)}), tmp_path, stop=True)
+    with pytest.raises(TrainingError, match="stopped"):
+        list(sent.exchange({"a": b"1"}, timeout=30, grace=30, enough=1))
+
+
+# a site's executor, whose refusals are in the ledger before they leave
+
+
+def context(kit: Path) -> Any:
+    """What NVFlare gives an executor, as far as it is asked for."""
+    workspace = SimpleNamespace(get_app_dir=lambda job: kit / job, get_root_dir=lambda: str(kit))
+    return SimpleNamespace(
+        get_workspace=lambda: workspace,
+        get_job_id=lambda: "job-id",
+        get_identity_name=lambda: "h1",
+    )
+
+
+def raises(error: Exception) -> Any:
+    raise error
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, error: Exception) -> nvflare_site.FednotesExecutor:
+    """An executor whose host does not start."""
+    monkeypatch.setattr(nvflare_site, "require_admins_signature", lambda *_: raises(error))
+    return nvflare_site.FednotesExecutor()
+
+
+def asked(executor: nvflare_site.FednotesExecutor, kit: Path) -> str | None:
+    reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), context(kit), None)
+    assert flare.FRAME not in reply
+    reason: str | None = reply.get_header(flare.REASON)
+    return reason
+
+
+def test_a_refusal_of_the_executor_is_in_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each time it leaves, and with the rule's name alone."""
+    try:
+        policy = Policy(min_sites=7, source="[policy] of /srv/x")
+        check_job(policy, "fedner", 6, 6, rounds=None, secure=False)
+    except PolicyRefusal as error:
+        executor = refused(monkeypatch, error)
+    for number in (1, 2):
+        reason = asked(executor, tmp_path)
+        assert reason is not None
+        assert reason.startswith("refused by min_sites of this site's policy")
+        assert "7" not in reason
+        lines = list(show(ledger_of(tmp_path).path))
+        assert len(lines) == number
+        told = (lines[-1]["run"], lines[-1]["refusal"], lines[-1]["receiver"], lines[-1]["bytes"])
+        assert told == ("job-id", True, "server", len(reason))
+        assert lines[-1]["sha256"] == hashlib.sha256(reason.encode()).hexdigest()
+    assert "this site allows 7 sites and more" in caplog.text
+    assert "/srv/x" in caplog.text
+
+
+def test_what_the_ledger_does_not_take_does_not_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = refused(monkeypatch, ConfigError(f"{tmp_path}/site.toml: no such file"))
+    assert asked(executor, tmp_path) == "site.toml: no such file"
+    ledger = ledger_of(tmp_path).path
+    good = ledger.read_bytes()
+    ledger.write_bytes(good[:-9])
+    assert asked(executor, tmp_path) is None
+    ledger.write_bytes(good)
+    assert asked(executor, tmp_path) == "site.toml: no such file"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(KeyError("Mrs Planted"), "KeyError at test_nvflare.py"), (RefusedError("hours"), "hours")],
+)
+def test_a_sites_error_is_told_without_its_data(
+    error: Exception, told: str, tmp_path: Path
+) -> None:
+    executor, host = nvflare_site.FednotesExecutor(), mock.Mock()
+    executor._kit, executor._host = tmp_path, host
+    host.handle = lambda frame: raises(error)  # its message quotes the data
+    reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), None, None)
+    assert told in reply.get_header(flare.REASON)
+    assert "Planted" not in json.dumps(reply[ReservedHeaderKey.HEADERS])
+
+
+# the server's gate, states and audit
+
+
+@pytest.mark.parametrize(
+    ("certified", "origin", "channel", "passes"),
+    [
+        ("h1", "h1", "server_command", True),
+        ("h1", "h1.job-id", "server_command", True),
+        ("h1", "h2", "server_command", False),
+        ("h1", "h1", "_net_manager", False),  # `bulk_test` of 10^9: as many messages in memory
+        (None, "server.job-id", "_net_manager", True),  # by the kit's own socket
+    ],
+)
+def test_a_member_speaks_for_itself_and_tests_no_network(
+    certified: str | None, origin: str, channel: str, passes: bool
+) -> None:
+    headers = {cells.MessageHeaderKey.ORIGIN: origin, cells.MessageHeaderKey.CHANNEL: channel}
+    message = Message(headers, 10**9)
+    message.set_prop(cells.MessagePropKey.COMMON_NAME, certified)
+    assert (gate.ServerGate().judge(message) is None) == passes
+
+
+def test_two_processes_do_not_share_a_runs_state(tmp_path: Path) -> None:
+    with launch.only_one(tmp_path / "r"), pytest.raises(TrainingError, match="still ending"):
+        launch.only_one(tmp_path / "r").__enter__()
+    with launch.only_one(tmp_path / "r"):
+        pass
+
+
+def test_the_audit_names_commands_and_no_looks(tmp_path: Path) -> None:
+    """By NVFlare's own auditor, on the commands that a run made in three minutes."""
+    log = tmp_path / "audit.log"
+    auditor = AuditService.initialize(str(log))
+    try:
+        presence.audit_no_looks()
+        for command in ("list_jobs -d", "check_status server", "app_command 1-2 fednotes.progress"):
+            auditor.add_event("watch@x.org", command)
+        assert log.read_text() == ""
+        kept = ("_cert_login a@x.org", "job_mgmt.submit_job ner", "app_command 1 fednotes.pause")
+        for command in kept:
+            assert auditor.add_event("a@x.org", command)
+        assert [line.rpartition("[A:")[2] for line in log.read_text().splitlines()] == [
+            f"{command}]" for command in kept
+        ]
+    finally:
+        AuditService.close()

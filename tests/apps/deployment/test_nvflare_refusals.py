@@ -1,0 +1,331 @@
+"""Who and what a network of real processes refuses: false kits, false orders, old frames.
+
+One network on loopback with kits of its own; beside its sites run intruders whose kits were
+tampered with. What NVFlare alone does not refuse is named in the tests that show it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import ssl
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare")
+
+import dishonest
+import intruders
+import refusal_mains
+from intruders import Network, answered, log_of, until, ward_job
+from nvflare.lighter.utils import verify_folder_signature
+from places import files_of
+
+from fednotes.core.messages import Frame, Reply, Request, decode_reply, decode_request, encode
+from fednotes.apps.deployment.nvflare import processes
+from fednotes.apps.deployment.nvflare.presence import SECOND_FILE
+from fednotes.apps.deployment.nvflare.processes import LastContact, contact_of
+from fednotes.engines.requests import Event, Participants, Patience, RunState
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]  # some two minutes: real processes
+
+FIRST_JOB = f"""
+while not {{"h1", "h2", "h4"}} <= set(server.sites()):
+    time.sleep(0.3)
+sites = server.sites()
+{intruders.SUBMIT.strip()}
+{intruders.UNTIL_FINISHED.strip()}
+print(json.dumps([found["status"], sites + server.sites()]))
+"""
+
+
+@dataclass(frozen=True)
+class Ward:
+    """The network after its first job, for h1, h2 and h3. h4 is the project's, not the job's.
+
+    false: what pretends to be h3 (`unsigned` too), by what is wrong with it. mark: a file that
+    foreign code leaves. status: of the job.
+    """
+
+    net: Network
+    port: int
+    false: Mapping[str, Path]
+    mark: Path
+    status: str
+    sites: list[str]
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
+    base = tmp_path_factory.mktemp("refusals")
+    mark, loose = base / "mark", base / "loose"
+    loose.mkdir()
+    (loose / "sitecustomize.py").write_text("import dishonest\ndishonest.serve()\n")
+    path = os.pathsep.join([str(loose), str(intruders.HELPERS), *filter(None, sys.path)])
+    with intruders.network(base / "kits", "h1", "h2", "h3", "h4") as net:
+        kits, port = net.kits, net.project.port
+        false = intruders.false_kits(base, kits["h3"], kits["h4"], port)
+        net.start(kits["server"], PYTHONPATH=path, FEDNOTES_TEST_SERVER=str(kits["server"]))
+        net.start(kits["h1"], kits["h4"], FEDNOTES_TEST_MARK=str(mark))
+        liar = {"FEDNOTES_SITE_MAIN": "refusal_mains:dishonest_main"}
+        net.start(kits["h2"], FEDNOTES_TEST_MARK=str(mark), **liar)
+        net.start(*false.values())
+        folder = ward_job(base, "first", ("h1", "h2", "h3"))
+        status, sites = json.loads(net.admin(FIRST_JOB.strip(), folder))
+        yield Ward(net, port, false, mark, status, sites)
+
+
+def frames(ward: Ward, what: str, site: str, task: str = "add") -> list[bytes]:
+    """The first job's frames as they travelled. what: "down" requests or "up" replies."""
+    folder = ward.net.server / "state/first/frames"
+    found = [path.read_bytes() for path in sorted(folder.glob(f"*-{what}-{site}"))]
+    down = [decode_request(p.read_bytes()) for p in sorted(folder.glob("*-down-*"))]
+    numbers = {request.number for request in down if request.task == task}
+    read = decode_request if what == "down" else decode_reply
+    return [frame for frame in found if read(frame).number in numbers]
+
+
+# who may join
+
+
+def test_only_the_jobs_own_sites_are_in_its_sums(ward: Ward) -> None:
+    """The numbers are those of h1 and h2, computed without tensors or an engine."""
+    assert ward.status == "FINISHED:COMPLETED"
+    rows = json.loads((ward.net.server / "state/first/result.json").read_text())
+    assert [row["included"] for row in rows] == [["h1", "h2"]] * 3
+    assert [row["steps"] for row in rows] == [2, 4, 6]
+    expected = refusal_mains.total(["h1", "h2"], 3)
+    np.testing.assert_allclose([row["x"][0] for row in rows], expected, rtol=1e-6)
+    assert expected[-1] != refusal_mains.total(["h1", "h2", "h4"], 3)[-1]
+    came = {p.name.split("-")[2] for p in (ward.net.server / "state/first/frames").glob("*-up-*")}
+    assert came == {"h1", "h2"}
+    for kit in (ward.net.kits["h4"], *ward.false.values()):  # no host ran there
+        assert not list(kit.rglob("frames.txt"))
+        assert not list(kit.rglob("app_*"))
+    assert len(list(ward.net.server.parent.rglob("frames.txt"))) == 2
+
+
+def test_a_false_kit_is_never_connected(ward: Ward) -> None:
+    """h4, whom the authority signed, is; but the job is not its own."""
+    assert set(ward.sites) == {"h1", "h2", "h4"}
+
+
+@pytest.mark.parametrize("wrong", ["outsider", "self-signed", "expired"])
+def test_the_server_closes_the_connection_of_a_wrong_certificate(ward: Ward, wrong: str) -> None:
+    """By TLS alone, whatever program the other side runs."""
+    assert answered(ward.port, ward.net.kits["h1"])
+    assert not answered(ward.port, ward.false[wrong])
+
+
+def test_a_kit_of_another_authority_does_not_talk_to_this_server(ward: Ward) -> None:
+    kit = ward.false["other authority"]
+    with pytest.raises(ssl.SSLCertVerificationError):
+        answered(ward.port, kit)
+    assert until(lambda: "CERTIFICATE_VERIFY_FAILED" in log_of(kit), 10)
+
+
+def test_a_certificate_speaks_for_its_own_name_only(ward: Ward) -> None:
+    """h4's certificate with h3's configuration: TLS takes it, the name it is refused."""
+    assert answered(ward.port, ward.false["swapped"])
+    said = "authenticated as 'h4' but claimed endpoint 'h3' requires identity 'h3'"
+    assert said in log_of(ward.net.server)
+
+
+# what a member may do
+
+
+def test_a_member_cannot_speak_as_another(ward: Ward) -> None:
+    """Messages of h2's process with its own token and h1's name, past its own NVFlare's rules."""
+    answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
+    assert answers["heartbeat"] == "ok"
+    assert answers["heartbeat as another"] != "ok"
+    assert answers["task as another"] != "ok"
+    log = log_of(ward.net.server)
+    assert log.count("invalid auth token signature") >= 2
+    assert "client_name='h1'" in log
+
+
+def test_a_member_gives_no_orders_to_another(ward: Ward) -> None:
+    """NVFlare's server hands them on, and its client obeys whoever asks."""
+    answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
+    assert answers["order to oneself"] == "ok"
+    assert answers["order to another"] == answers["order to another's job"] == "unauthenticated"
+    assert "only the server gives orders" in log_of(ward.net.kits["h1"])
+
+
+def test_a_member_gives_no_orders_in_the_servers_name(ward: Ward) -> None:
+    """With its token, which is in every reply: NVFlare's server takes its bearer for it.
+
+    `audit.log` has a line for each order that a site obeys.
+    """
+    answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
+    assert answers["heard"].startswith("server")
+    assert "a message of h2 in the name of 'server' was dropped" in log_of(ward.net.server)
+    assert dishonest.FORGED not in (ward.net.kits["h1"] / "audit.log").read_text()
+
+
+@pytest.mark.parametrize("who", ["h1", "watch"])
+def test_only_the_admins_certificate_hands_in_jobs(tmp_path: Path, ward: Ward, who: str) -> None:
+    """A site's key in the admin's kit; and the watch's own."""
+    kit, person = ward.net.server / "watch", "watch@fednotes.org"
+    if who == "h1":
+        kit, person = intruders.copied(ward.net.kits["admin"], tmp_path / "kit"), "h1"
+        intruders.take_identity(kit, ward.net.kits["h1"])
+    folder = ward_job(tmp_path, f"of-{who}")
+    said = ward.net.admin(intruders.SUBMIT + "print('taken')", folder, kit=kit, person=person)
+    assert "taken" not in said
+    assert "not authorized" in said
+
+
+# what the server may do
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("number", "does not pass signature verification"),
+        ("unsigned", "unsigned job rejected"),
+        ("watch-code", "BYOC not permitted"),
+    ],
+)
+def test_each_site_refuses_what_its_admin_did_not_sign(
+    tmp_path: Path, ward: Ward, run: str, said: str
+) -> None:
+    """The server takes the admin's job and sends the sites another (`dishonest.CHANGES`)."""
+    status, detail = ward.net.run(ward_job(tmp_path, run))
+    assert status == "FINISHED:FAILED_TO_RUN"
+    assert "server: OK" in detail
+    for site in ("h1", "h2"):
+        assert [said in line for line in detail if line.startswith(f"{site}:")] == [True]
+        assert not (ward.net.kits[site] / "state" / run).exists()
+    assert not ward.mark.exists()
+
+
+def test_each_site_refuses_what_the_server_signed_itself(tmp_path: Path, ward: Ward) -> None:
+    """To NVFlare the signature of any certificate of the project is a submitter's."""
+    h1, said = ward.net.kits["h1"], "was signed by 'localhost'"
+    ward.net.run_until(lambda: said in log_of(h1), ward_job(tmp_path, "server-signed"))
+    assert not (h1 / "state/server-signed/site").exists()
+
+
+def test_a_copy_of_a_connected_kit_is_sent_away(tmp_path: Path, ward: Ward) -> None:
+    """NVFlare alone gives it the place of the first, which then gets no job."""
+    copy, first = intruders.copied(ward.net.kits["h4"], tmp_path / "h4"), ward.net.kits["h4"]
+    there = processes.status(first).pid
+    ward.net.start(copy)
+    assert until(lambda: not processes.status(copy).running, 40)
+    assert "the server refuses this site: another process of this site" in log_of(copy)
+    assert "a second process of site 'h4' was refused" in log_of(ward.net.server)
+    assert list(json.loads((ward.net.server / SECOND_FILE).read_text())) == ["h4"]
+    since = time.time()
+    assert until(lambda: (contact_of(first, there) or LastContact()).last > since, 60)
+
+
+def test_each_site_refuses_a_class_of_its_own_accord(tmp_path: Path, ward: Ward) -> None:
+    """Signed by the admin; the server, which also calls it a job with code, lets it pass."""
+    folder, sites = ward_job(tmp_path, "class"), [ward.net.kits[s] for s in ("h1", "h2")]
+    dishonest.foreign_class(folder / "app")
+    dishonest.foreign_component(folder / "app")
+    said = f"Component {dishonest.FOREIGN!r} at config path"
+    ward.net.run_until(lambda: all(said in log_of(site) for site in sites), folder)
+    for site in sites:
+        assert not (site / "state/class").exists()
+    assert not ward.mark.exists()  # not so much as imported
+
+
+def test_a_signature_is_of_every_file(tmp_path: Path, ward: Ward) -> None:
+    """What each site asks of a job's folder (NVFlare's own function)."""
+    authority = str(ward.net.kits["h1"] / "startup/rootCA.pem")
+    signed = ward_job(tmp_path, "signed") / "app"
+    dishonest.sign(signed, ward.net.kits["admin"])
+    assert verify_folder_signature(str(signed), authority)
+    changes = (dishonest.more_rounds, dishonest.one_more_file, dishonest.code, dishonest.unsign)
+    for change in changes:
+        app = intruders.copied(signed, tmp_path / change.__name__)
+        change(app)
+        assert not verify_folder_signature(str(app), authority)
+    app = intruders.copied(signed, tmp_path / "other")
+    dishonest.sign(app, ward.false["other authority"])
+    assert not verify_folder_signature(str(app), authority)
+
+
+# frames that were there before
+
+
+class Given:
+    """A transport that gives these frames, whatever is asked."""
+
+    def __init__(self, *frames: tuple[str, Frame]) -> None:
+        self.frames = frames
+
+    def exchange(self, frames: Mapping[str, Frame], **_: Any) -> Iterable[tuple[str, Frame]]:
+        return self.frames
+
+
+def changed(frame: bytes, **fields: Any) -> bytes:
+    return encode(replace(decode_reply(frame), **fields))
+
+
+REPLAYS = {
+    "of an earlier request": ("late", lambda h1, h2: h1[0]),
+    "of a later request": ("late", lambda h1, h2: h1[2]),
+    "of another run": ("late", lambda h1, h2: changed(h1[1], run=2)),
+    "of another job": ("late", lambda h1, h2: changed(h1[1], job="job-2")),
+    "of another site": ("refused", lambda h1, h2: h2[1]),
+    "in another's name": ("refused", lambda h1, h2: changed(h2[1], site="h3")),
+    "cut short": ("damaged", lambda h1, h2: h1[1][:-64]),
+    "a request": ("damaged", lambda h1, h2: encode(Request("refusals", 1, 1, "add"))),
+}
+
+
+@pytest.mark.parametrize("which", REPLAYS)
+def test_the_server_takes_no_reply_that_it_was_given_before(ward: Ward, which: str) -> None:
+    """Replies that came over the network in the first job, given again at h1's connection."""
+    kind, choose = REPLAYS[which]
+    h1, h2 = frames(ward, "up", "h1"), frames(ward, "up", "h2")
+    request = decode_request(frames(ward, "down", "h1")[1])
+    true = h1[1]
+    given = Given(("h1", choose(h1, h2)), ("h1", true), ("h1", true), ("h3", true))
+    events: list[Event] = []
+    stands = {"job": request.job, "run": request.run, "progress": RunState(0, {"h1": 0}, {"h1": 0})}
+    members = Participants(given, Patience(timeout=1), events.append, **stands)
+    found = members.ask({"h1": request}, least=1)
+    assert [event.kind for event in events] == [kind, "duplicate", "refused"]
+    assert list(found.replies) == ["h1"]
+    assert not found.refused
+    updates = [reply.update for reply in (found.replies["h1"], decode_reply(true))]
+    taken, expected = (update.tensors["x"] for update in updates if update)
+    np.testing.assert_array_equal(taken, expected)
+
+
+def test_a_site_does_nothing_twice(
+    tmp_path: Path, ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The requests that h1 was sent, sent again to what h1 keeps on its disk."""
+    kept = tmp_path / "h1"
+    shutil.copytree(ward.net.kits["h1"] / "state/first/site", kept)
+    requests, replies = frames(ward, "down", "h1"), frames(ward, "up", "h1")
+    monkeypatch.delattr(refusal_mains.Ward, "add")
+    host, before = refusal_mains.host(kept, "h1"), files_of(kept)
+    assert host.handle(requests[-1]) == replies[-1]
+    for old in requests[:-1]:
+        reply: Reply = decode_reply(host.handle(old))
+        assert reply.update is None
+        assert "is old" in reply.refusal
+    newest = decode_request(requests[-1])
+    for wrong, said in (
+        (replace(newest, run=0), "is old"),
+        (replace(newest, job="job-2"), "has approved job"),
+        (replace(newest, counted={"h2": 1}), "does not name site 'h1'"),
+    ):
+        assert said in decode_reply(host.handle(encode(wrong))).refusal
+    assert host.handle(requests[-1]) == replies[-1]
+    assert files_of(kept) == before

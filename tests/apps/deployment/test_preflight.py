@@ -1,0 +1,192 @@
+"""What is said of a kit before it is used: of its certificates, and of the way to the server."""
+
+from __future__ import annotations
+
+import http.server
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+import intruders
+from intruders import PROJECT
+from proxy import proxy
+
+from fednotes.apps.deployment.nvflare.authority import provision
+from fednotes.apps.deployment.preflight import (
+    Check,
+    answer_of,
+    await_answer,
+    port_check,
+    preflight,
+    proxy_of,
+)
+
+
+def checks(kit: Path, what: str) -> list[Check]:
+    return [check for check in preflight(kit) if check.what == what]
+
+
+def test_a_good_kit_says_how_long(kits: dict[str, Path]) -> None:
+    """The first end of all its certificates, as they were signed."""
+    intruders.date(kits["h1"], (-1, 70))
+    end = f"{datetime.now(UTC) + timedelta(70):%Y-%m-%d}"
+    assert checks(kits["h1"], "certificate") == [Check("certificate", True, f"valid until {end}")]
+    assert [found.ok for found in checks(kits["server"], "certificate")] == [True]
+
+
+@pytest.mark.parametrize(
+    ("who", "file", "said"),
+    [
+        ("h1", "startup/client.key", "of another key than the kit's"),
+        ("h1", "startup/client.crt", "the certificate is of h2, the kit of h1"),
+        ("admin", "startup/client.crt", "is of h2, the kit of admin@fednotes.org"),
+        ("server", "watch/startup/client.crt", "the certificate is of h2"),
+    ],
+)
+def test_files_of_another_kit_are_wrong(
+    kits: dict[str, Path], who: str, file: str, said: str
+) -> None:
+    """A certificate that the authority signed, but for somebody else."""
+    shutil.copyfile(kits["h2"] / "startup" / Path(file).name, kits[who] / file)
+    (found,) = checks(kits[who], "certificate")
+    assert found.ok is False
+    assert said in found.told
+    assert "ask for a new kit" in found.told
+
+
+@pytest.mark.parametrize("who", ["h1", "server"])
+def test_a_file_that_nvflare_needs_is_missed(kits: dict[str, Path], who: str) -> None:
+    path = kits[who] / "local" / "authorization.json"
+    path.unlink()
+    wrong = [check.told for check in checks(kits[who], "kit") if check.ok is False]
+    assert wrong == [f"{path} is missing: ask for a new kit"]
+
+
+# the way to the server
+
+
+@pytest.fixture
+def answering(made: dict[str, Path]) -> Iterator[None]:
+    """What the server's TLS would be: it shows its certificate and wants the site's."""
+    startup = made["server"] / "startup"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(startup / "server.crt", startup / "server.key")
+    context.load_verify_locations(startup / "rootCA.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    with socket.create_server(("127.0.0.1", PROJECT.port)) as listening:
+        listening.settimeout(0.1)
+        ended = threading.Event()
+
+        def serve() -> None:
+            while not ended.is_set():
+                with suppress(OSError), listening.accept()[0] as plain:
+                    plain.settimeout(5)
+                    with context.wrap_socket(plain, server_side=True) as secure:
+                        secure.recv(1)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        ended.set()
+        thread.join()
+
+
+def to_server(kit: Path) -> Check:
+    (found,) = checks(kit, "server")
+    return found
+
+
+@pytest.mark.usefixtures("answering")
+def test_the_server_is_reached_through_the_proxy_of_the_environment(
+    made: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert to_server(made["h1"]).ok
+    with proxy() as hospital:
+        monkeypatch.setenv("https_proxy", hospital.url)
+        found = to_server(made["h1"])
+        assert found.ok
+        assert f"through the proxy {hospital.url.removeprefix('http://')}" in found.told
+        assert hospital.asked == [f"localhost:{PROJECT.port}"]
+        hospital.refuses = True
+        found = to_server(made["h1"])
+        assert found.ok is False
+        assert "407 Proxy Authentication Required" in found.told
+        monkeypatch.setenv("no_proxy", "elsewhere.org, localhost")
+        assert to_server(made["h1"]).ok
+        assert len(hospital.asked) == 2
+
+
+@pytest.mark.usefixtures("answering")
+def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    assert answer_of(made["server"]) == ""
+    assert port_check(made["server"]).ok
+    other = intruders.copied(made["server"], tmp_path / "other")
+    (other / "startup/server.crt").write_bytes((made["h1"] / "startup/client.crt").read_bytes())
+    assert answer_of(other) == "another server of this project answers"
+    stranger = provision(PROJECT, tmp_path / "stranger")["server"]
+    assert "it shows another certificate" in answer_of(stranger)
+    assert port_check(stranger).ok is False
+
+
+@pytest.fixture
+def no_tls(made: dict[str, Path]) -> Iterator[None]:
+    """A web server on the port, as http.server is: it answers a TLS hello in plain text."""
+    handler = type("Quiet", (http.server.BaseHTTPRequestHandler,), {"log_message": lambda *a: None})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", PROJECT.port), handler) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        yield
+        web.shutdown()
+        thread.join()
+
+
+@pytest.mark.usefixtures("no_tls")
+def test_another_program_on_the_port_is_named_as_such(made: dict[str, Path]) -> None:
+    found = to_server(made["h1"])
+    assert found.ok is False
+    assert "answers, but not with TLS" in found.told
+    found = port_check(made["server"])
+    assert found.ok is False
+    assert "in use by another program (it does not speak TLS)" in found.told
+    assert await_answer(made["server"], 0.0, lambda: True) == "it does not speak TLS"
+
+
+def test_nobody_answers(made: dict[str, Path]) -> None:
+    assert port_check(made["server"]).told.endswith("is free")
+    looks = iter([True, True, False])
+    assert await_answer(made["server"], 60.0, lambda: next(looks)) == "nothing answers"
+    assert next(looks, None) is None  # it ended with the process
+
+
+def test_a_server_that_is_not_there_is_said_with_the_way(
+    made: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = to_server(made["h1"])
+    assert found.ok is False
+    assert "does not answer" in found.told
+    monkeypatch.setenv("https_proxy", f"127.0.0.1:{intruders.free_port()}")
+    found = to_server(made["h1"])
+    assert found.ok is False
+    assert "through the proxy 127.0.0.1:" in found.told
+
+
+def test_which_proxy_is_grpcs() -> None:
+    """As gRPC documents it: grpc_proxy, https_proxy, http_proxy; no_grpc_proxy before no_proxy."""
+    https = {"https_proxy": "http://p.org:3128"}
+    assert proxy_of("s.org", https) == ("p.org", 3128)
+    assert proxy_of("s.org", {**https, "grpc_proxy": "q.org:99"}) == ("q.org", 99)
+    assert proxy_of("s.org", {"http_proxy": "p.org:3128"}) == ("p.org", 3128)
+    assert proxy_of("s.org", {"HTTPS_PROXY": "http://p.org:3128"}) is None
+    assert proxy_of("s.org", {**https, "no_proxy": "a.net,.org"}) is None
+    assert proxy_of("s.org", {**https, "no_proxy": ".org", "no_grpc_proxy": ".net"})

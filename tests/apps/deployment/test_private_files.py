@@ -1,0 +1,99 @@
+"""What derives from notes is for its owner alone, file by file, whatever the umask says."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hospitals import DISTILL, FEDNER, Hospitals, ServerKilled
+from places import opened
+from tiny_jobs import TABLE
+
+from fednotes.core import store
+from fednotes.apps.deployment.server import server_main
+from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.simulate import Display, simulate
+from fednotes.report.html import write_report
+from fednotes.apps.deployment.rules.guard import RULES
+
+
+@pytest.fixture(autouse=True)
+def _open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_simulated_run(tmp_path: Path) -> None:
+    """While it runs as well: then there are checkpoints, with modules that no site shares."""
+    out, seen = tmp_path / "new" / "run", list[str]()
+
+    class Watching(Display):
+        def round(self, result: Any) -> None:
+            seen.extend(path.name for path in out.rglob("*"))
+            assert opened(out) == []
+
+    out.mkdir(parents=True)
+    (out / "job.json").write_text("{}")  # of a run that had not begun, by an earlier version
+    job = parse_job(TABLE, "tiny", tmp_path, "tiny.toml")
+    simulate(job, out, display=Watching())
+    assert "tensors.safetensors" in seen
+    assert {"summary.json", "metrics.jsonl"} <= {path.name for path in out.iterdir()}
+    assert opened(out) == []
+    page = write_report(out, tmp_path / "mine" / "page.html")
+    assert stat.S_IMODE(page.stat().st_mode) == 0o666
+    assert stat.S_IMODE(page.parent.stat().st_mode) == 0o777
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
+def test_kits_after_a_run(job: str, site_notes: Any, tmp_path: Path) -> None:
+    """Killed in the middle, so journals and checkpoints lie there; then to its end."""
+    hospitals = Hospitals(tmp_path, job, site_notes, approve=False)
+    kits = tmp_path / "kits"
+    store.make_private(kits)  # folders that only the test made
+    hospitals.network.kill = ("server", 12)
+    hospitals.network.meanwhile = lambda: [
+        hospitals.approve(name) for name in site_notes if not _approved(kits / name)
+    ]
+    with pytest.raises(ServerKilled):
+        server_main(hospitals.setups[""], hospitals.network)
+    found = {path.name for path in kits.rglob("*")}
+    assert {"approvals.json", "ledger.jsonl", "journal", "states", "run.json"} <= found
+    assert opened(kits) == []
+    hospitals.run()
+    found = {path.name for path in kits.rglob("*")}
+    assert {"scores.json", "tagger.safetensors", "metrics.jsonl", "summary.json"} <= found
+    assert opened(kits) == []
+
+
+def _approved(kit: Path) -> bool:
+    return (kit / RULES / "approvals.json").exists()
+
+
+def test_what_is_there_is_closed_without_following_a_link(tmp_path: Path) -> None:
+    kit, mine = tmp_path / "kit", tmp_path / "mine"
+    (kit / "a").mkdir(parents=True)
+    (kit / "a" / "b").write_text("")
+    (kit / "script.sh").touch(mode=0o777)
+    mine.mkdir()
+    (mine / "c").write_text("")
+    (kit / "folder").symlink_to(mine)
+    (kit / "file").symlink_to(mine / "c")
+    store.make_private(kit)
+    assert opened(kit) == []
+    assert stat.S_IMODE((kit / "script.sh").stat().st_mode) == 0o700
+    assert sorted(opened(mine)) == [mine, mine / "c"]
+
+
+def test_files_that_were_asked_for_are_as_the_umask_says(tmp_path: Path) -> None:
+    os.umask(0o027)
+    store.write_text(tmp_path / "a" / "b", "text", private=False)
+    store.write_folder(tmp_path / "c", lambda f: (f / "d").touch(mode=0o666), private=False)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert modes == {"a": 0o750, "b": 0o640, "c": 0o750, "d": 0o640}

@@ -1,0 +1,220 @@
+"""A kit is renewed where it lies: what is asked, what is signed, and what is put in its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+import dishonest
+import intruders
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import AttributeOID
+from intruders import PROJECT, replaced, revoked
+from secure_net import SITES, network, random_updates
+
+from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.apps.deployment.nvflare import certificates
+from fednotes.apps.deployment.nvflare import kit as kit_files
+from fednotes.apps.deployment.nvflare.authority import authority_of
+from fednotes.apps.deployment.nvflare.certificates import (
+    CertificateIdentity,
+    Trust,
+    certificate_of,
+    check_kit,
+    request,
+    stems,
+    take,
+    take_renewal,
+    valid_until,
+)
+from fednotes.apps.deployment.nvflare.gate import require_admins_signature
+
+
+def signed(kits: dict[str, Path], asked: bytes) -> bytes:
+    authority = authority_of(PROJECT, kits["server"].parent)
+    answer = authority.renew(asked, PROJECT.kit_of)
+    authority.keep()
+    return answer
+
+
+def tree(kit: Path) -> dict[Path, tuple[bytes, int]]:
+    files = (path for path in kit.rglob("*") if path.is_file())
+    return {p.relative_to(kit): (p.read_bytes(), p.stat().st_mode) for p in files}
+
+
+@pytest.mark.parametrize("who", ["a", "admin", "server"])
+def test_a_kit_gets_new_keys_and_keeps_all_else(kits: dict[str, Path], who: str) -> None:
+    """Only the request travels, and it holds no private key."""
+    kit = kits[who]
+    if who != "server":
+        intruders.date(kit, (-300, 20))
+        assert len(check_kit(kit)) == 1
+    before, old = tree(kit), {stem: certificate_of(stem) for stem in stems(kit)}
+    asked = request(kit)
+    assert request(kit).count(b"BEGIN CERTIFICATE REQUEST") == len(old)
+    assert b"PRIVATE" not in asked
+    asking = tree(kit)
+    assert before.items() <= asking.items()
+    assert {asking[path][1] & 0o777 for path in asking.keys() - before.keys()} == {0o600}
+    answer = signed(kits, asked)
+    assert b"PRIVATE" not in answer
+    take_renewal(kit, answer)
+    assert check_kit(kit) == []
+    after = tree(kit)
+    changed = {path for path in before if after[path][0] != before[path][0]}
+    assert {path.suffix for path in changed} == {".key", ".crt"}
+    assert len(changed) == 2 * len(old)
+    assert {path: kept[1] for path, kept in after.items()} == {
+        path: kept[1] for path, kept in before.items()
+    }
+    for stem, certificate in old.items():
+        new = certificate_of(stem)
+        assert new.subject == certificate.subject
+        assert new.public_key() != certificate.public_key()
+        names = x509.SubjectAlternativeName
+        assert new.extensions.get_extension_for_class(names) == (
+            certificate.extensions.get_extension_for_class(names)
+        )
+    assert min(valid_until(kit).values()) > certificate.not_valid_before_utc
+
+
+def test_a_run_goes_on_with_a_renewed_kit(kits: dict[str, Path], tmp_path: Path) -> None:
+    """Before and after it, and while others do not know; the bits are those of a run without."""
+    sums = []
+    for renewed in (False, True):
+        identities = {site: CertificateIdentity.of_kit(kits[site]) for site in SITES}
+        folder = tmp_path / f"net{renewed}"
+        net, engine, _, _ = network(folder, random_updates(2), identities=identities)
+        engine.sum("give")
+        if renewed:
+            take_renewal(kits["a"], signed(kits, request(kits["a"])))
+            identities["a"] = CertificateIdentity.of_kit(kits["a"])
+            net.hosts.pop("a")  # its process is started again
+        total = engine.sum("give")
+        assert total.sites == len(SITES)
+        sums.append(total)
+    assert all((sums[0].tensors[n] == sums[1].tensors[n]).all() for n in sums[0].tensors)
+
+
+def test_a_job_that_was_handed_in_before_is_served_after(
+    kits: dict[str, Path], tmp_path: Path
+) -> None:
+    """The watch hands it in again with the signature that it had."""
+    folder = kit_files.job_folder(tmp_path, {}, run="r1", sites=SITES, min_sites=3)
+    dishonest.sign(folder / "app", kits["admin"])
+    take_renewal(kits["admin"], signed(kits, request(kits["admin"])))
+    require_admins_signature(folder / "app", kits["a"] / "startup/rootCA.pem")
+    dishonest.sign(folder / "app", kits["admin"])
+    require_admins_signature(folder / "app", kits["a"] / "startup/rootCA.pem")
+
+
+def test_both_of_a_kit_s_certificates_can_be_revoked_later(kits: dict[str, Path]) -> None:
+    old = CertificateIdentity.of_kit(kits["a"])
+    take_renewal(kits["a"], signed(kits, request(kits["a"])))
+    new, b = CertificateIdentity.of_kit(kits["a"]), CertificateIdentity.of_kit(kits["b"])
+    assert b.verify("a", b"x", old.sign(b"x"))
+    assert b.verify("a", b"x", new.sign(b"x"))
+    kits["a"].rename(kits["server"].with_name("away"))
+    take(kits["b"], revoked(kits, "a"))
+    assert not b.verify("a", b"x", old.sign(b"x"))
+    assert not b.verify("a", b"x", new.sign(b"x"))
+
+
+def test_a_renewed_kit_is_of_the_new_root(kits: dict[str, Path]) -> None:
+    """The answer brings the root, and what was shown before to others counts meanwhile."""
+    a, b = kits["a"], kits["b"]
+    replaced(kits, 30)
+    take_renewal(a, signed(kits, request(a)))
+    assert len(Trust.of(a / "startup").roots) == 2
+    assert check_kit(a) == []
+    chain = x509.load_pem_x509_certificates((a / "startup/client.crt").read_bytes())
+    assert Trust.of(b / "startup").problem(chain[0]) == "is not signed by rootCA.pem"
+    assert Trust.of(b / "startup").problem(chain[0], chain[1:]) == ""
+
+
+# what is not signed
+
+
+def asked_for(subject: Any, proof: bytes) -> bytes:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    builder = x509.CertificateSigningRequestBuilder(subject)
+    builder = builder.add_attribute(AttributeOID.UNSTRUCTURED_NAME, proof)
+    return builder.sign(key, hashes.SHA256()).public_bytes(intruders.PEM)
+
+
+def proof_of(asked: bytes) -> bytes:
+    found = x509.load_pem_x509_csr(asked)
+    return found.attributes.get_attribute_for_oid(AttributeOID.UNSTRUCTURED_NAME).value
+
+
+def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(kits: dict[str, Path]) -> None:
+    good = request(kits["a"])
+    own = x509.load_pem_x509_csr(good).subject
+    of_server = x509.load_pem_x509_csr(request(kits["server"])).subject
+    expired = intruders.copied(kits["b"], kits["b"].with_name("old"))
+    late = request(expired)
+    intruders.date(expired, (-30, -1))
+    stranger = intruders.copied(kits["b"], kits["b"].with_name("stranger"))
+    intruders.self_signed(stranger)
+    wrong = {
+        "another key": asked_for(own, proof_of(good)),
+        "another name": asked_for(of_server, proof_of(good)),
+        "no proof": asked_for(own, b"x"),
+        "cut short": good[:-40],
+        "no request": b"hello",
+        "expired": request(expired),
+        "a stranger's": request(stranger),
+        "one good, one not": good + asked_for(of_server, proof_of(good)),
+        "too long": good * 60,
+    }
+    assert wrong["expired"] != late
+    for what, asked in wrong.items():
+        with pytest.raises(RefusedError):
+            pytest.fail(f"{what}: {signed(kits, asked)!r}")
+    revoked(kits, "a")
+    with pytest.raises(RefusedError, match="not signed by a kit that counts now"):
+        signed(kits, good)
+
+
+# what is not put in its place
+
+
+def test_a_wrong_answer_leaves_the_kit_as_it_was(kits: dict[str, Path]) -> None:
+    a, b = kits["a"], kits["b"]
+    with pytest.raises(ConfigError, match="no request is under way"):
+        take_renewal(a, signed(kits, request(b)))
+    answer = signed(kits, request(a))
+    before = tree(a)
+    for wrong in (signed(kits, request(b)), answer[:900], answer[-900:], b"", b"x" * 60_000):
+        with pytest.raises(RefusedError):
+            take_renewal(a, wrong)
+        assert tree(a) == before
+    take(a, revoked(kits, "a"))
+    with pytest.raises(RefusedError, match="its certificate was revoked on"):
+        take_renewal(a, answer)
+
+
+@pytest.mark.parametrize("when", range(1, 5))
+def test_a_power_cut_while_it_is_put_in_its_place_loses_nothing(
+    kits: dict[str, Path], when: int
+) -> None:
+    """Before each of the four files of the server: the next call ends it."""
+    kit = kits["server"]
+    answer = signed(kits, request(kit))
+    cut = mock.Mock(wraps=certificates.replace_file)
+    cut.side_effect = [mock.DEFAULT] * (when - 1) + [KeyboardInterrupt]
+    with (
+        mock.patch.object(certificates, "replace_file", cut),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        take_renewal(kit, answer)
+    take_renewal(kit, answer)
+    assert check_kit(kit) == []
+    assert not (kit / "renewal").exists()

@@ -1,0 +1,332 @@
+"""Handing in, following and ending runs, against servers that the test plays.
+
+One follows NVFlare's rules of what an order to abort does: a job that waits is over at once, one
+that runs is over some time later, one whose process was killed cannot be aborted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from clock import Clock
+
+from fednotes.apps.deployment.commands import deploy
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    RefusedError,
+    TrainingError,
+)
+from fednotes.apps.deployment.runs import (
+    Follower,
+    Run,
+    abort,
+    claim,
+    facts_of,
+    hand_in,
+    prepare,
+    read_run,
+    release,
+)
+from fednotes.apps.deployment.site_file import load_deployed
+from fednotes.jobs.results import RunResult
+
+RUN = Run("job-1", Path("/kits/admin"), "a job", ("h1", "h2"), "f" * 64)
+Table = dict[str, Any]
+
+
+def job(name: str, job_id: str, status: str, when: int = 0) -> Table:
+    return {"name": name, "job_id": job_id, "status": status, "submit_time": when}
+
+
+class Server:
+    """Submissions of a run by id, with their status. alive: whether a process of it lives."""
+
+    def __init__(self, *statuses: str, alive: bool = True) -> None:
+        self.statuses = {f"j{n}": status for n, status in enumerate(statuses)}
+        self.alive, self.asked, self.looks = alive, list[tuple[str, str]](), 0
+        self.summary, self.text = False, "{}"
+        self.watch: Callable[[], None] = lambda: None
+        self.refuses: Exception | None = None
+
+    def jobs(self) -> list[Table]:
+        self.looks += 1
+        for one, status in self.statuses.items():
+            if status == "ENDS":
+                self.statuses[one] = "FINISHED:ABORTED"
+        self.watch()
+        ours = [
+            job("job-1", one, status.replace("ENDS", "RUNNING"), int(one[1:]))
+            for one, status in self.statuses.items()
+        ]
+        return [job("other", "x", "RUNNING", 9), *ours]
+
+    def abort(self, job_id: str) -> None:
+        self.asked.append(("abort", job_id))
+        if self.statuses[job_id] == "SUBMITTED":
+            self.statuses[job_id] = "FINISHED:ABORTED"
+        elif self.statuses[job_id] == "RUNNING":
+            if not self.alive:
+                raise TrainingError(f"the server answers: Job {job_id} is not running.")
+            self.statuses[job_id] = "ENDS"
+
+    def resubmit(self, job_id: str) -> str:
+        self.asked.append(("resubmit", job_id))
+        new = f"j{len(self.statuses)}"
+        self.statuses[new] = "SUBMITTED"
+        return new
+
+    def fetch(self, job_id: str, out: Path) -> Path:
+        if self.summary:
+            (out / "fednotes" / "model").mkdir(parents=True)
+            (out / "fednotes" / "summary.json").write_text(self.text)
+        return out
+
+    def submit(self, folder: Path) -> str:
+        if self.refuses:
+            raise self.refuses
+        self.asked.append(("submit", folder.name))
+        return "j0"
+
+
+def ended(server: Any, out: Path) -> None:
+    clock = Clock()
+    abort(server, RUN, out, clock, clock.sleep)
+
+
+# abort
+
+
+@pytest.mark.parametrize(
+    ("statuses", "alive", "asked"),
+    [
+        (["SUBMITTED"], True, [("abort", "j0")]),
+        (["RUNNING"], True, [("abort", "j0")]),
+        (["FINISHED:ABNORMAL", "RUNNING"], True, [("abort", "j1")]),
+        # Between two submissions: the mark of an end needs one that can be aborted.
+        (["FINISHED:ABNORMAL"], True, [("resubmit", "j0"), ("abort", "j1")]),
+        (["FINISHED:COMPLETED"], True, [("resubmit", "j0"), ("abort", "j1")]),  # it was paused
+        (["RUNNING"], False, [("abort", "j0"), ("resubmit", "j0"), ("abort", "j1")]),
+        (["FINISHED:ABORTED"], True, []),
+    ],
+)
+def test_a_run_ends_wherever_it_stands(
+    statuses: list[str], alive: bool, asked: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    server = Server(*statuses, alive=alive)
+    ended(server, tmp_path)
+    assert server.asked == asked
+    assert "FINISHED:ABORTED" in server.statuses.values()
+
+
+@pytest.mark.parametrize(
+    ("status", "look", "later", "asked"),
+    [
+        # NVFlare would mark it as aborted while it is handed out, and start it all the same.
+        ("DISPATCHED", 3, {"j0": "RUNNING"}, [("abort", "j0")]),
+        ("RUNNING", 2, {"j1": "SUBMITTED"}, [("abort", "j0"), ("abort", "j1")]),  # by the watch
+    ],
+)
+def test_what_changes_meanwhile_ends_too(
+    status: str, look: int, later: dict[str, str], asked: list[Any], tmp_path: Path
+) -> None:
+    server = Server(status)
+    server.watch = lambda: server.statuses.update(later if server.looks == look else {})
+    ended(server, tmp_path)
+    assert server.asked == asked
+    assert server.looks > look
+    assert set(server.statuses.values()) == {"FINISHED:ABORTED"}
+
+
+def test_a_run_that_is_done_is_not_aborted(tmp_path: Path) -> None:
+    server = Server("FINISHED:COMPLETED")
+    server.summary = True
+    with pytest.raises(ConfigError, match="is done, there is nothing to abort"):
+        ended(server, tmp_path)
+    (tmp_path / "summary.json").write_text("{}")
+    server.summary = False
+    with pytest.raises(ConfigError, match="fednotes run --attach"):
+        ended(server, tmp_path)
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    "text", ['{"sites": [[1]]}', '{"seconds": 1%s}' % ("0" * 400), '{"sites": 5, "mean": [1]}', "["]
+)
+def test_what_was_fetched_is_kept_whatever_its_summary_says(text: str, tmp_path: Path) -> None:
+    server, out = Server("FINISHED:COMPLETED"), tmp_path / "out"
+    server.summary, server.text = True, text
+    out.mkdir()
+    follower = Follower(RUN, out, mock.Mock(), print)
+    with suppress(DataError):
+        follower.follow(server)  # type: ignore[arg-type]
+    assert (out / "summary.json").read_text() == text
+    assert (out / "model").is_dir()
+
+
+def test_one_that_does_not_end_or_is_not_known_is_told(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="has not yet"):
+        ended(Server("DISPATCHED"), tmp_path)
+    with pytest.raises(ConfigError, match="does not know run job-1"):
+        ended(Server(), tmp_path)
+
+
+# claim, hand in
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> tuple[Run, Table, int]:
+    """A run that is ready to be handed in from `tmp_path/out`, its job and least sites."""
+    path = tmp_path / "job.toml"
+    path.write_text('method = "distill"\n[sites.h1]\n[sites.h2]\n[sites.h3]\n')
+    parsed, declared = load_deployed(path)
+    run, least = prepare(parsed, declared, tmp_path / "admin", tmp_path / "out", 0.0)
+    return run, declared, least
+
+
+def test_a_folder_is_taken_before_anything_is_handed_in(
+    tmp_path: Path, prepared: tuple[Run, Table, int]
+) -> None:
+    (run, declared, least), out, server = prepared, tmp_path / "out", Server()
+    claim(run, declared, out)
+    assert json.loads((out / "run.json").read_text())["submitting"] is True
+    assert read_run(out) == run
+    with pytest.raises(ConfigError, match="another run has just taken it"):
+        claim(run, declared, out)  # both may have found it empty
+    with pytest.raises(ConfigError, match="stopped before it reached the server: delete"):
+        abort(Server(), run, out)  # type: ignore[arg-type]
+    for error, match in (
+        (TrainingError("lost"), f"is not known: fednotes run --attach --out {out}"),
+        (RefusedError("the server refuses this"), "the server refuses this"),
+    ):
+        server.refuses = error
+        with pytest.raises(type(error), match=match):
+            hand_in(server, run, declared, least, out)  # type: ignore[arg-type]
+        assert read_run(out) == run  # nobody knows whether the server has it; --attach asks
+    server.refuses = None
+    hand_in(server, run, declared, least, out)  # type: ignore[arg-type]
+    assert server.asked == [("submit", run.name)]
+    assert "submitting" not in json.loads((out / "run.json").read_text())
+    assert read_run(out) == run
+    release(out)
+    assert not out.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told_before(
+    tmp_path: Path, prepared: tuple[Run, Table, int]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be written .*nothing was handed in"):
+        claim(prepared[0], prepared[1], tmp_path / "file" / "out")
+
+
+# follow
+
+
+def round_line(number: int) -> Table:
+    line = {"kind": "round", "round": number, "evaluated": True, "took_part": 2, "loss": 1.0}
+    return line | {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
+
+
+def plan(done: int) -> Table:
+    return {"kind": "plan", "rounds": 9, "examples": 5, "done": done}
+
+
+class Script:
+    """A server that gives one look after the other: jobs, and the lines of the one that runs."""
+
+    def __init__(self, *looks: tuple[list[Table], list[Table]], alive: bool = True) -> None:
+        self.looks, self.at, self.alive = looks, -1, alive
+
+    def jobs(self) -> list[Table]:
+        self.at += 1
+        return self.looks[self.at][0]
+
+    def sites(self, within: float = 0.0) -> tuple[str, ...]:
+        return ("h1", "h2")
+
+    def tell(self, job_id: str, topic: str = "", since: int = 0) -> Table | None:
+        return {"lines": self.looks[self.at][1][since:]} if self.alive else None
+
+
+def followed(server: Script, out: Path, *, fresh: bool = False) -> tuple[list[int], list[str]]:
+    """The rounds that are shown, and what is said."""
+    display, said, clock = mock.Mock(), list[str](), Clock()
+    follower = Follower(RUN, out, display, said.append, fresh, lambda: 0.0, clock.sleep)
+    with pytest.raises(FednotesError, match="was aborted by a person"):
+        follower.follow(server)  # type: ignore[arg-type]
+    return [call.args[0].round for call in display.round.call_args_list], said
+
+
+FIRST, SECOND = job("job-1", "a", "RUNNING"), job("job-1", "b", "RUNNING", 1)
+BEHIND = [job("first", "a", "RUNNING"), job("job-1", "b", "SUBMITTED", 1)]
+OVER = ([job("job-1", "z", "FINISHED:ABORTED", 99)], [])
+
+
+def test_a_run_that_waits_behind_another_says_so_once(tmp_path: Path) -> None:
+    """And asks no site before it begins. One whose server was killed stands in nobody's way:
+    NVFlare goes on to call it running."""
+    server = Script((BEHIND, []), (BEHIND, []), ([SECOND], []), ([SECOND], []), OVER)
+    assert followed(server, tmp_path, fresh=True)[1] == [
+        "waits behind run first (fednotes run --abort --out its folder ends it)",
+        "a site that has not approved it is asked to: there, fednotes site approve KIT",
+    ]
+    assert followed(Script((BEHIND, []), OVER, alive=False), tmp_path)[1] == []
+
+
+def test_rounds_that_were_shown_are_not_shown_again(tmp_path: Path) -> None:
+    """A second submission tells all rounds of its checkpoint, and repeats some after it."""
+    lines = [plan(0), *map(round_line, range(4))]
+    again = (
+        [FIRST | {"status": "FINISHED:ABNORMAL"}, SECOND],
+        [plan(3), *map(round_line, range(6))],
+    )
+    server = Script(([FIRST], lines), again, again, OVER)
+    assert followed(server, tmp_path) == ([0, 1, 2, 3, 4, 5], ["goes on from round 3"])
+
+
+def test_missing_approvals_are_said(tmp_path: Path) -> None:
+    line = {"kind": "approvals", "since": {"h1": 1.0}, "text": "waiting for the approval of: h1"}
+    server = Script(([SECOND], [line]), OVER)
+    assert followed(server, tmp_path) == ([], ["waiting for the approval of: h1"])
+
+
+def test_who_attaches_later_sees_all_rounds(tmp_path: Path) -> None:
+    lines = [plan(3), *map(round_line, range(5))]
+    assert followed(Script(([SECOND], lines), OVER), tmp_path) == ([0, 1, 2, 3, 4], [])
+
+
+def test_a_run_is_known_to_be_handed_in_once_the_server_has_it(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(facts_of(RUN, submitting=True)))
+    followed(Script(OVER), tmp_path)
+    assert "submitting" not in json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(facts_of(RUN, submitting=True)))
+    follower = Follower(RUN, tmp_path, mock.Mock(), print)
+    with pytest.raises(ConfigError, match="before it reached the server"):
+        follower.follow(Script(([job("other", "x", "RUNNING")], [])))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "hint"),
+    [
+        ("distill", "fednotes predict {out}/model --text TEXT"),
+        ("pretrain", 'encoder = "{out}/model"'),
+    ],
+)
+def test_what_a_model_is_good_for(
+    method: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that was trained on words finds no entities yet."""
+    (tmp_path / "model").mkdir()
+    with mock.patch("fednotes.report.html.write_report"):
+        deploy._told(tmp_path, "job-1", RunResult(method=method))
+    told = capsys.readouterr().out
+    assert hint.format(out=tmp_path) in told
+    assert ("predict" in told) == (method == "distill")

@@ -1,0 +1,109 @@
+"""What a site's examples say as bytes: two are equal in a view where it leaves out how they differ.
+
+How many examples differ is counted by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.data.notes import Note
+from fednotes.data.notes.sites import SiteNotes
+from fednotes.apps.deployment.examples import training_examples
+from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients, Vectors
+
+NOTE = Document("n1", "No fever.\nMild cough.\n", (Span(3, 8, "Sign"), Span(15, 20, "Sign")))
+TAGS = TagSet(("Sign",))
+
+
+def differing(one: Any, other: Any) -> dict[str, int]:
+    """In how many examples two sites' data differ, in each view."""
+    views, others = training_examples(one), training_examples(other)
+    assert views.keys() == others.keys()
+    return {name: len(set(views[name]) ^ set(others[name])) for name in views}
+
+
+def documents(*train: Document) -> SiteData:
+    return SiteData("a", TAGS, train, (), ())
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"id": "n2", "patient": "p"}, (0, 0, 0)),
+        ({"text": "No fever.\nMild fever.\n"}, (2, 2, 2)),
+        ({"spans": (Span(3, 8, "Sign"), Span(15, 20, "Symptom"))}, (0, 0, 2)),
+        ({"spans": (Span(3, 8, "Finding"), Span(15, 20, "Finding"))}, (0, 0, 4)),
+        ({"spans": (Span(3, 8, "Sign"),)}, (0, 2, 2)),
+        ({"spans": (Span(3, 8, "Finding"),)}, (0, 2, 4)),
+    ],
+)
+def test_sentences_are_the_examples_of_documents(
+    change: dict[str, Any], expected: tuple[int, int, int]
+) -> None:
+    """One sentence fewer is one example; another sentence, or other labels, are two."""
+    names = ("sentences", "sentences with mentions", "sentences with labels")
+    found = differing(documents(NOTE), documents(replace(NOTE, **change)))
+    assert found == dict(zip(names, expected, strict=True))
+    more = documents(NOTE, Document("n3", "Seen again.\n"))
+    assert differing(documents(NOTE), more) == dict.fromkeys(names, 1)
+
+
+def notes(*texts: str) -> SiteNotes:
+    def read() -> Iterator[Note]:
+        return (Note(str(number), text, None, None, "s") for number, text in enumerate(texts))
+
+    return SiteNotes("a", read, read, len(texts), 0, 0, 0, 0, 0, 0)
+
+
+def test_a_note_is_an_example_of_pretraining() -> None:
+    assert differing(notes("one", "two"), notes("two", "one")) == {"notes": 0}
+    assert differing(notes("one", "two"), notes("one")) == {"notes": 1}
+    assert differing(notes("one", "two"), notes("one", "three")) == {"notes": 2}
+
+
+def patients(
+    names: str = "pq",
+    bags: Any = ((0, 1), (1,)),
+    labels: Any = ((1,), (0,)),
+    codes: Any = None,
+) -> SitePatients:
+    features = bags if isinstance(bags, Vectors) else Bags.of(bags, 3)
+    train = Cohort("a", tuple(names), features, np.array(labels, np.int8), ("asthma",))
+    none = train.take([])
+    space: Any = None
+    known = {"p": frozenset({"x", "y"})} if codes is None else codes
+    return SitePatients("a", space, train, none, none, known)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"codes": {"p": frozenset({"y", "x"})}}, (0, 0, 0)),
+        ({"names": "pr"}, (2, 2, 2)),
+        ({"names": "p", "bags": ((0, 1),), "labels": ((1,),)}, (1, 1, 1)),
+        ({"labels": ((1,), (-1,))}, (0, 2, 0)),
+        ({"codes": {"p": frozenset({"x"})}}, (0, 2, 0)),
+        ({"codes": {"p": frozenset({"x", "y"}), "q": frozenset()}}, (0, 2, 0)),
+        ({"bags": ((0, 1), (2,))}, (0, 0, 2)),
+        ({"bags": ((0,), (1, 1))}, (0, 0, 4)),
+    ],
+)
+def test_a_patient_is_an_example_of_a_cohort(
+    change: dict[str, Any], expected: tuple[int, int, int]
+) -> None:
+    names = ("patients", "patients with labels and codes", "patients with features")
+    found = differing(patients(), patients(**change))
+    assert found == dict(zip(names, expected, strict=True))
+
+
+def test_a_patient_s_vector_is_a_feature() -> None:
+    one = patients(bags=Vectors(np.array([[1.0], [2.0]])))
+    other = patients(bags=Vectors(np.array([[1.0], [3.0]])))
+    assert differing(one, other)["patients with features"] == 2

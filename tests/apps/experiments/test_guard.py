@@ -1,0 +1,198 @@
+"""Every experiment on stand-ins of the papers' corpora, run through to its table.
+
+All rows of the full size train, as small as they can be, by the real runner on one seed. Each
+`simulate` command is carried out in this process, because starting Python takes longer than such
+a run; `test_runs_are_processes_of_their_own` starts them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from paper_corpora import PAPERS, write_all
+
+from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.encoders import pretrained
+from fednotes.apps.experiments import reproduce as module
+from fednotes.apps.experiments.grids import Grid, Request, own_jobs, rows_of
+from fednotes.apps.experiments.planning import refuse_settings
+from fednotes.apps.experiments.reproduce import grids, load_grid, reproduce
+from fednotes.jobs.job_file import load_job
+from fednotes.jobs.results import read_result
+from fednotes.jobs.simulate import simulate
+
+pytestmark = pytest.mark.slow
+
+# As small as can be. A key that a job's method lacks, or that a row sets itself, is not for it.
+TINY = (
+    *("training.epochs=1", "training.rounds=2", "training.warmup=0", "training.cycles=1"),
+    *("training.keep_cycle=0", "training.long_cycles=0", "training.min_tokens=0"),
+    *("training.min_steps=0", "training.classifier_cycles=1", "training.local_epochs=1"),
+    *("training.minimum=1", "training.least_occurrences=1", "training.min_patients=0"),
+)
+# Rows that are about the length of training or the number of patients set these themselves.
+LENGTHS = re.compile(r"(training\.(?:cycles|rounds|epochs|classifier_cycles))=\d+")
+WARMUP = re.compile(r"(training\.warmup)=\d+")
+PATIENTS = re.compile(r"(synthetic\.patients)=\d+")
+
+
+@pytest.fixture(scope="session")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment variables that name the stand-ins."""
+    pytest.importorskip("h5py")
+    pytest.importorskip("transformers")
+    return write_all(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(autouse=True)
+def _environment(papers: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in papers.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # "minilm", the published encoder of experiments on public corpora, is a tiny one here.
+    monkeypatch.setattr(pretrained, "MINILM", "tiny_minilm")
+    monkeypatch.syspath_prepend(papers["TINY_MINILM"])
+
+
+def in_this_process(command: Sequence[str], stdout: IO[str], **others: Any) -> int:
+    """Do what `fednotes simulate` would, and answer with its exit code."""
+    *_, action, job = command[:5]
+    options = list(command[5:])
+    assert action == "simulate"
+    settings = [options[at + 1] for at, word in enumerate(options) if word == "--set"]
+    out = Path(options[options.index("--out") + 1])
+    try:
+        simulate(load_job(job, tuple(settings)), out, resume="--resume" in options)
+    except FednotesError as error:
+        stdout.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+@pytest.mark.parametrize("name", grids())
+def test_every_experiment_runs_to_its_table(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "call", in_this_process)
+    grid, path = load_grid(name)
+    monkeypatch.setattr(module, "load_grid", lambda name: (shrunk(grid), path))
+    jobs = PAPERS[path.parent.name]
+    base = [f"{job}={jobs[job]}" for job in grid.jobs if grid.base in jobs and job in jobs]
+    lines: list[str] = []
+    table = reproduce(
+        name,
+        tmp_path / "out",
+        full=True,
+        seeds=(1,),
+        base=base,
+        settings=settings_of(name, base),
+        workers=1,
+        say=lines.append,
+    )
+    assert [line for line in lines if line.startswith("left out")] == []
+    page = (tmp_path / "out" / table["name"] / "results.md").read_text(encoding="utf-8")
+    assert page.count("\n|") >= 3
+
+
+def shrunk(grid: Grid) -> Grid:
+    """Return the grid with short training, 200 generated patients a site and one search."""
+    rows = []
+    searched = False
+    for row in grid.runs:
+        settings = tuple(map(shorter, row.set))
+        search = {}
+        for key, values in row.search.items():
+            tried = [1, 2] if LENGTHS.fullmatch(f"{key}=1") else list(values)
+            search[key] = tried[: 1 if searched else 2]
+            searched = True
+        rows.append(replace(row, set=settings, search=search))
+    return replace(grid, runs=tuple(rows))
+
+
+def shorter(setting: str) -> str:
+    """Return a row's setting with a smaller number, if it is about length or size."""
+    setting = LENGTHS.sub(r"\1=2", setting)
+    setting = WARMUP.sub(r"\1=1", setting)
+    return PATIENTS.sub(r"\1=200", setting)
+
+
+def settings_of(name: str, base: Sequence[str]) -> tuple[str, ...]:
+    """Return the settings of TINY that reach a run of this experiment."""
+    grid, path = load_grid(name)
+    jobs = own_jobs(grid, path.parent.name, base)
+    rows, _ = rows_of(grid, jobs, full=True)
+    found = []
+    for setting in TINY:
+        request = Request(jobs, grid.full, True, Path(), (setting,))
+        with suppress(ConfigError):
+            refuse_settings(rows, grid, request)
+            found.append(setting)
+    return tuple(found)
+
+
+def test_a_search_on_the_papers_split_says_what_was_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paper's split has no validation data, and the page says whence the search had some.
+
+    Each trial has validation scores, and no run of the table has any.
+    """
+    monkeypatch.setattr(module, "call", in_this_process)
+    grid, path = load_grid("fedner-table2")
+    few = replace(grid, runs=tuple(row for row in grid.runs if row.search))
+    monkeypatch.setattr(module, "load_grid", lambda name: (few, path))
+    settings = ("training.epochs=1", "training.rounds=2", "model.lstm_units=8")
+    out = tmp_path / "out"
+    name = "fedner-table2"
+    table = reproduce(
+        name, out, full=True, seeds=(1,), base=["fedner/paper"], settings=settings, workers=1
+    )
+    page = (out / table["name"] / "results.md").read_text(encoding="utf-8")
+    assert "For the search alone, 15% of the training sentences were held out" in page
+    assert "Precision / recall in percent, strict:" in page
+    trials = finals = 0
+    for folder in sorted((out / "runs").iterdir()):
+        if not folder.is_dir():
+            continue
+        result = read_result(folder)
+        judged = [scores["mean"] is not None for scores in result.valid.values()]
+        if "hold_out" in str(result.config["sites"]):
+            trials += 1
+            assert all(judged)
+        else:
+            finals += 1
+            assert not any(judged)
+    assert (trials, finals) == (4, 2)  # two rates for each of two conditions, then the chosen one
+
+
+def test_pretraining_within_the_budget_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the budget's size a silo has few steps; the federated run after the pooled one goes on."""
+    monkeypatch.setattr(module, "call", in_this_process)
+    base = ["bert/i2b2-2010", "bc5cdr=bert/i2b2-2012", "pretrain=bert/mimic"]
+    settings = ("training.cycles=1", "training.long_cycles=0")
+    out = tmp_path / "out"
+    table = reproduce("bert-table1", out, seeds=(1,), base=base, settings=settings, workers=1)
+    assert table["left_out"] == []
+    assert len(table["rows"]) == 12
+
+
+def test_runs_are_processes_of_their_own(tmp_path: Path) -> None:
+    """Nothing is replaced here: two processes pre-train, then their attention is compared."""
+    out = tmp_path / "out"
+    table = reproduce(
+        "bert-table2",
+        out,
+        base=["bert/mimic"],
+        settings=("training.cycles=1", "training.long_cycles=0"),
+        workers=2,
+    )
+    assert "federated" in table["markdown"]
+    assert len(list((out / "runs").glob("*/summary.json"))) == 2

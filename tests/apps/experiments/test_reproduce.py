@@ -1,0 +1,459 @@
+"""The papers' grids: that they can be run, share runs, and how their tables are made."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fednotes.core.errors import ConfigError
+from fednotes.apps.experiments import reproduce as module
+from fednotes.apps.experiments.grids import GridRun, Jobs, Request, plan, rows_of, seeds_of
+from fednotes.apps.experiments.reproduce import column, grids, load_grid, reproduce
+from fednotes.apps.experiments.tables import plot
+from fednotes.jobs.job_file import load_job
+
+NAMES = ("fedner-fig3", "fedner-fig4", "fedner-fig5", "fedner-fig6", "fedner-table2")
+BERT = ("bert-table1", "bert-table2", "bert-silos", "bert-sent", "bert-steps")
+
+
+def planned(name: str, full: bool, out: Path) -> list[GridRun]:
+    grid, path = load_grid(name)
+    size = grid.full if full else grid.budget
+    jobs = Jobs(path.parent.name)
+    request = Request(jobs, size, full, out)
+    return [
+        run
+        for row in rows_of(grid, jobs, full)[0]
+        for condition in row.conditions
+        for run in plan(row, condition, request)
+    ]
+
+
+def test_every_grid_is_known() -> None:
+    assert {*NAMES, *BERT} <= set(grids())
+    with pytest.raises(ConfigError, match="did you mean 'fedner-fig3'"):
+        load_grid("fedner-fig33")
+    for name in grids():
+        grid, _ = load_grid(name)  # one heading fits every row of the paper's
+        assert len({tuple(figures) for figures in grid.paper.values()}) <= 1
+        known = {f"{row.label}/{condition}" for row in grid.runs for condition in row.conditions}
+        assert all(len(pair) == 2 and known.issuperset(pair) for pair in grid.pairs)
+        assert grid.score == "test" or not (grid.columns or grid.by_output)
+        for row in grid.runs:
+            assert all(isinstance(tried, list) and tried for tried in row.search.values())
+            assert math.prod(map(len, row.search.values())) <= 64
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("tiny")
+def test_every_grid_plans(name: str, full: bool, tmp_path: Path) -> None:
+    """A run for each row, condition, seed and setting that is tried; each command, read again, is
+    the job it names."""
+    grid, _ = load_grid(name)
+    size = grid.full if full else grid.budget
+    rows = [row for row in grid.runs if full or not row.full]
+    runs = planned(name, full, tmp_path)
+    expected: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        tried = math.prod(len(values) for values in row.search.values())
+        for condition in row.conditions:
+            expected[row.label, condition] += tried * len(seeds_of(row, size, full))
+    assert Counter((r.row.label, r.condition) for r in runs) == expected
+    if name == "fedner-table2" and not full:
+        assert len({run.folder for run in runs}) == len(runs)
+    for run in [run for run in runs if run.seed == size.seeds[0]]:
+        command, base, option, folder, *sets = run.arguments
+        assert (command, option, folder) == ("simulate", "--out", str(run.folder))
+        assert set(sets[::2]) == {"--set"}
+        job = load_job(base, tuple(sets[1::2]))
+        assert (job.seed, job.conditions) == (run.seed, (run.condition,))
+        assert run.folder == tmp_path / "runs" / job.fingerprint[:16]
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", BERT)
+def test_grids_of_models_plan(
+    name: str, full: bool, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every run is asked for with settings that its job takes; attention gets real folders."""
+
+    def summary(run: GridRun) -> dict[str, Any]:
+        made = of_a_model(run) | {"valid": {run.condition: {"mean": 0.5, "sites": {"a": 0.5}}}}
+        masked = {"masked": {"loss": 1.0, "accuracy": 0.5}}
+        return made | {"mean": {run.condition: made["mean"][run.condition] | masked}}
+
+    heads: list[Any] = []
+    tiny.summary = summary
+    monkeypatch.setattr(
+        module, "_attention", lambda *given: heads.append(given) or {"markdown": ""}
+    )
+    monkeypatch.setattr(module, "require_notes", lambda *given: None)  # there are no corpora
+    reproduce(name, tmp_path / "out", full=full, workers=1)
+    grid, _ = load_grid(name)
+    size = grid.full if full else grid.budget
+    numbers = [  # on the first seed every setting is tried, on the others the chosen one
+        len(row.conditions) * (len(size.seeds) - 1 + len(list(row.choices()))) for row in grid.runs
+    ]
+    assert len(tiny.asked) == len(grid.before) + sum(numbers)
+    assert bool(heads) == (grid.attention is not None)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_grids_share_runs(tmp_path: Path) -> None:
+    """Fig. 4's split of the paper and Fig. 3's tenth of the sentences are one run."""
+    fig3, fig4 = (
+        {(r.row.label, r.condition, r.seed): r.folder for r in planned(name, False, tmp_path)}
+        for name in ("fedner-fig3", "fedner-fig4")
+    )
+    for seed in (1, 2, 3):
+        here = fig3["10 %", "federated", seed]
+        assert here == fig4["CNN too (the paper's split)", "federated", seed]
+        assert here != fig4["LSTM too", "federated", seed]
+        assert fig3["10 %", "alone", seed] == fig4["nothing shared", "alone", seed]
+
+
+GRID = """\
+title = "Tiny"
+base = "real"
+x = "share"
+paper_note = "Percent."
+[budget]
+seeds = [1, 2, 3]
+note = "Small."
+[full]
+seeds = [1, 2]
+[[runs]]
+label = "first"
+conditions = ["alone", "federated"]
+budget = ["training.epochs=2"]
+[[runs]]
+label = "again"
+conditions = ["federated"]
+budget = ["training.epochs=2"]
+[[runs]]
+label = "second"
+conditions = ["federated"]
+set = ["training.private=['crf']"]
+[[runs]]
+label = "large"
+conditions = ["federated"]
+full = true
+[paper]
+"FedNER" = { "A strict" = 12.25, "A relaxed" = 50.0 }
+"""
+SITES = ("psytar", "bc5cdr", "ncbi")
+PLACES = (*SITES, "mean")
+
+
+def score(run: GridRun, site: str, kind: str) -> float:
+    """A made-up F1 that differs in everything."""
+    order = (len(run.row.label), run.condition == "alone", PLACES.index(site))
+    base = 0.31 + 0.017 * order[0] + 0.04 * order[1] + 0.021 * order[2]
+    return base + {1: 0.0, 2: 0.0123, 3: 0.0351}[run.seed] + (0.2 if kind == "relaxed" else 0)
+
+
+def of_sites(run: GridRun) -> dict[str, Any]:
+    scores: dict[str, Any] = {
+        site: {run.condition: {k: {"f1": score(run, site, k)} for k in ("strict", "relaxed")}}
+        for site in PLACES
+    }
+    mean = scores.pop("mean")
+    spent = {"seconds": 10.0 * run.seed, "bytes_up": 1_000_000 * run.seed, "bytes_down": 2_000_000}
+    return {"sites": scores, "mean": mean, **spent}
+
+
+def cell(values: list[float]) -> str:
+    """By statistics.fmean and stdev (n - 1)."""
+    values = [100 * value for value in values]
+    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+def test_a_grid_to_its_table(tiny: Any) -> None:
+    """Cells from the made-up scores."""
+    told: list[Any] = []
+    tiny.summary = of_sites
+    table = tiny.table(GRID, tell=lambda *line: told.append(line))
+    # "again" is "first, federated" under another name: run once, under either
+    ran = [("first", "alone"), ("again", "federated"), ("second", "federated")]
+    assert [(r.row.label, r.condition, r.seed) for r in tiny.asked] == [
+        (*each, seed) for each in ran for seed in (1, 2, 3)
+    ]
+    assert [line[1:] for line in told] == [(n, 9) for n in range(1, 10)]
+    text = (tiny.place / "out" / "fedner-tiny" / "results.json").read_text(encoding="utf-8")
+    assert json.loads(text) == json.loads(json.dumps(table))
+    assert [row["seconds"] for row in table["rows"]] == [20.0] * 4
+
+    rows = tiny.cells()
+    assert rows[0] == ["run", "condition", *PLACES]
+    runs = {(r.row.label, r.condition, r.seed): r for r in tiny.asked}
+    labels = [ran[0], ("first", "federated"), *ran[1:]]
+    known_as = [ran[0], ran[1], ran[1], ran[2]]
+    for row, (label, condition), known in zip(rows[1:5], labels, known_as, strict=True):
+        assert row[:2] == [label, f"{condition} + local fine-tuning"]  # preset best has it
+        for site, found in zip(PLACES, row[2:], strict=True):
+            each = (
+                cell([score(runs[*known, seed], site, kind) for seed in (1, 2, 3)])
+                for kind in ("strict", "relaxed")
+            )
+            assert found == " / ".join(each)
+    assert rows[5:] == [["run", "A strict", "A relaxed"], ["FedNER", "12.25", "50.00"]]
+    page = "\n".join(tiny.lines())
+    assert "Small." in page
+    assert "seeds 1, 2, 3" in page
+
+
+def test_sizes_and_seeds(tiny: Any) -> None:
+    """The full size has its own rows and seeds; chosen seeds take the place of the grid's; and a
+    deviation of one number is unknown, not zero."""
+    tiny.summary = of_sites
+    few = GRID.replace('label = "large"', 'label = "large"\nseeds = [2]')
+    table = tiny.table(few, full=True)
+    assert {run.seed for run in tiny.asked if run.row.label == "large"} == {2}
+    assert {row["label"] for row in table["rows"]} == {"first", "again", "second", "large"}
+    assert {run.seed for run in tiny.asked} == {1, 2}
+    assert not any("training.epochs=2" in run.arguments for run in tiny.asked)
+    tiny.asked.clear()
+    assert tiny.table(seeds=(3,))["seeds"] == [3]
+    assert {run.seed for run in tiny.asked} == {3}
+    row = next(line for line in tiny.lines() if line.startswith("| second"))
+    strict = 100 * score(tiny.asked[-1], "psytar", "strict")
+    assert "±" not in row
+    assert f"| {strict:.1f} / {strict + 20:.1f} |" in row
+
+
+def test_a_wrong_setting_shows_before_any_run(tiny: Any) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'epochs'"):
+        tiny.table(GRID, settings=("training.epoch=1",))
+    assert tiny.asked == []
+
+
+def test_f1_at_equal_bytes_and_seconds(tiny: Any) -> None:
+    """Three traced rounds of 1 MB up, 1 MB down and 10 s: at 4 MB the second, at 15 s the first."""
+
+    def traced(run: GridRun) -> dict[str, Any]:
+        spent = {"bytes_up": 1_000_000, "bytes_down": 1_000_000, "seconds": 10.0, "test_f1": 0.1}
+        lines = [{name: n * value for name, value in spent.items()} for n in (1, 2, 3)]
+        text = "".join(json.dumps({"condition": run.condition, **line}) + "\n" for line in lines)
+        run.folder.mkdir(parents=True)
+        (run.folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+        return of_sites(run)
+
+    tiny.summary = traced
+    tiny.table("megabytes = 4.0\nseconds = 15.0\n" + GRID)
+    row = next(line for line in tiny.lines() if line.startswith("| second"))
+    assert row.endswith("| 20.0 ± 0.0 | 10.0 ± 0.0 | 4.0 | 20 |")
+
+
+def test_types_that_a_site_does_not_annotate_have_a_column(tiny: Any) -> None:
+    """By hand: psytar annotates A, is tested on A, B and C; the others annotate all they are
+    tested on. (0.2 + 0.4) / 2 at psytar alone; D has no mention in the test data."""
+    by_type = {
+        name: {"strict": {"f1": f1}, "support": support}
+        for name, f1, support in (("A", 0.9, 3), ("B", 0.2, 1), ("C", 0.4, 5), ("D", 0.0, 0))
+    }
+    kinds = {kind: {"f1": 0.5} for kind in ("strict", "relaxed")}
+    tiny.summary = lambda run: {
+        "annotated": {"psytar": ["A"], "bc5cdr": ["A", "B", "C"], "ncbi": ["A", "B", "C"]},
+        "sites": {site: {run.condition: kinds | {"by_type": by_type}} for site in SITES},
+        "mean": {run.condition: kinds},
+    }
+    tiny.table(GRID)
+    assert tiny.cells()[0][-2:] == ["mean", "types not annotated"]
+    (row,) = (line for line in tiny.lines() if line.startswith("| second"))
+    assert row.endswith("| 30.0 ± 0.0 |")
+
+
+# rows that start from models of other runs, and tables with columns of their own
+
+MODELS = """\
+title = "Tiny"
+base = "maccrobat"
+columns = ["micro strict precision", "micro strict f1", "MB up", "s"]
+against = "one place"
+[budget]
+seeds = [1, 2]
+set = ["sites.*.max_sentences=50"]
+[full]
+seeds = [1]
+[[before]]
+name = "central"
+base = "pretrain"
+condition = "pooled"
+budget = ["training.cycles=2", "training.keep_cycle=0"]
+[[runs]]
+label = "one place"
+conditions = ["pooled"]
+[[runs]]
+label = "from a model"
+base = "bc5cdr"
+conditions = ["federated"]
+set = ["model.encoder={central}"]
+"""
+KEYS = ("precision", "recall", "f1")
+
+
+def of_a_model(run: GridRun) -> dict[str, Any]:
+    lower = 0.07 * (run.condition == "federated")
+    scores = {key: 0.4 + 0.1 * k + 0.03 * run.seed - lower for k, key in enumerate(KEYS)}
+    both = {run.condition: {"strict": scores, "relaxed": scores}}
+    spent = {"seconds": 10.0, "bytes_up": 9_000_000, "bytes_down": 0, "rounds": 3}
+    return {
+        "sites": {"a": both}, "mean": both, "micro": both, "conditions": {run.condition: spent}
+    }  # fmt: skip
+
+
+def test_models_come_first_and_once(tiny: Any) -> None:
+    """And the table's own columns: means and deviations by `statistics`."""
+    tiny.summary = of_a_model
+    tiny.write(MODELS, "bert")
+    tiny.table()
+    assert [(r.row.label, r.condition, r.seed) for r in tiny.asked] == [
+        ("central", "pooled", 1),
+        ("one place", "pooled", 1),
+        ("one place", "pooled", 2),
+        ("from a model", "federated", 1),
+        ("from a model", "federated", 2),
+    ]
+    first, *_, last = tiny.asked
+    assert first.arguments[1] == "bert/pretrain"
+    assert "training.cycles=2" in first.arguments
+    assert "sites.*.max_sentences=50" not in first.arguments
+    assert last.arguments[1] == "bert/bc5cdr"
+    assert f"model.encoder={first.folder}/pooled/model" in last.arguments
+    heads = ["micro strict precision", "micro strict f1", "MB up", "s", "behind one place"]
+    rows = tiny.cells()
+    assert rows[0][2:] == heads
+    for found, start in zip(rows[2][2:4], (0.33, 0.53), strict=True):
+        assert found == cell([start + 0.03 * seed for seed in (1, 2)])
+    assert rows[2][4:6] == ["3.00 ± 0.00", "10 ± 0"]
+    with pytest.raises(ConfigError, match="'mean masked loss': this job has no such score"):
+        column(of_a_model(last), last.condition, "mean masked loss")
+
+
+def test_how_far_rows_fall_behind(tiny: Any, tmp_path: Path) -> None:
+    tiny.summary = of_a_model
+    tiny.write(MODELS.replace('"micro strict f1", "MB up", "s"', '"micro strict f1"'), "bert")
+    table = tiny.table()
+    lines = [line for line in tiny.lines() if line.startswith("| from a model")]
+    assert lines[0].endswith("| 7.0 |")
+    assert plot(table, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
+
+
+# a row a disease, and columns whose number may not exist
+
+DISEASES = """\
+title = "Tiny"
+base = "real"
+[budget]
+seeds = [1, 2, 3]
+[full]
+seeds = [1]
+[[runs]]
+label = "stages"
+conditions = ["federated"]
+"""
+ALONE = """\
+[[runs]]
+label = "alone"
+conditions = ["alone"]
+"""
+PAPER = """\
+[paper]
+"Asthma" = { precision = 93.9, recall = 91.0, F1 = 92.4 }
+"Gout" = { precision = 97.5, recall = 90.0, F1 = 93.4 }
+"average" = { precision = 80.0, recall = 70.0, F1 = 72.6 }
+"""
+
+
+def made_up(place: int, alone: bool, seed: int) -> float:
+    return 0.4 + 0.11 * place + 0.03 * seed**2 - 0.07 * alone
+
+
+def of_diseases(run: GridRun) -> dict[str, Any]:
+    """Asthma, and Zoster, which seed 2 does not have."""
+    alone = run.condition == "alone"
+    by_output = {
+        name: {key: made_up(place + k, alone, run.seed) for k, key in enumerate(KEYS)}
+        | {"auroc": None, "sites": 1}
+        for place, name in enumerate(("Asthma", "Zoster"))
+        if not (name == "Zoster" and run.seed == 2)
+    }
+    scores = {
+        "phenotypes": dict(zip(KEYS, (0.5, 0.6, 0.55), strict=True)),
+        "ranking": {"auroc": None if alone or run.seed == 2 else 0.8},
+        "calibration": {"brier": 0.1234},
+        "by_output": by_output,
+    }
+    spent = {"seconds": 1.0, "bytes_up": 0, "bytes_down": 0, "rounds": 1}
+    return {
+        "sites": {"a": {run.condition: {"phenotypes": scores["phenotypes"]}}},
+        "mean": {run.condition: scores}, "micro": {}, "conditions": {run.condition: spent},
+    }  # fmt: skip
+
+
+def test_a_row_a_disease_with_the_paper_beside(tiny: Any, tmp_path: Path) -> None:
+    """A disease of the paper alone has dashes; other jobs have no diseases."""
+    tiny.summary = of_diseases
+    table = tiny.table("by_output = true\n" + DISEASES + ALONE + PAPER)
+    rows = tiny.cells()
+
+    def cells(place: int, *seeds: int) -> list[str]:
+        return [
+            cell([made_up(place + k, alone, s) for s in seeds])
+            for alone in (False, True)
+            for k in range(3)
+        ]
+
+    figures = ("precision", "recall", "F1")
+    assert rows[0] == [
+        "disease",
+        *(f"{run}: {h}" for run in ("stages, federated", "alone, alone") for h in "P R F1".split()),
+        *(f"paper: {name}" for name in figures),
+    ]
+    assert rows[1] == ["Asthma", *cells(0, 1, 2, 3), "93.9", "91.0", "92.4"]
+    assert rows[2] == ["Zoster", *cells(1, 1, 3), "", "", ""]
+    assert rows[3] == ["Gout", *["–"] * 6, "97.5", "90.0", "93.4"]
+    each = [
+        statistics.fmean(made_up(place, False, seed) for seed in seeds)
+        for place, seeds in ((2, (1, 2, 3)), (3, (1, 3)))
+    ]
+    assert rows[4][0] == "average"
+    assert rows[4][3] == f"{100 * statistics.fmean(each):.1f}"
+    assert rows[4][7:] == ["80.0", "70.0", "72.6"]
+    assert len(rows) == 5
+    assert not plot(table, tmp_path / "figure.png")
+    tiny.summary = lambda run: of_diseases(run) | {"mean": {run.condition: {}}}
+    with pytest.raises(ConfigError, match="no scores of diseases"):
+        tiny.table()
+
+
+def test_one_run_needs_no_name_and_other_diseases_no_columns(tiny: Any) -> None:
+    """Where the paper's diseases are others, its figures are a table of their own."""
+    tiny.summary = of_diseases
+    tiny.table("by_output = true\n" + DISEASES + PAPER.replace("Asthma", "CAD"))
+    rows = tiny.cells()
+    assert rows[0] == ["disease", "P", "R", "F1"]
+    assert [row[0] for row in rows[1:4]] == ["Asthma", "Zoster", "average"]
+    assert rows[4] == ["run", "precision", "recall", "F1"]
+    assert rows[5] == ["CAD", "93.90", "91.00", "92.40"]
+
+
+def test_a_number_that_does_not_exist_is_a_dash(tiny: Any, tmp_path: Path) -> None:
+    """Alone has no AUROC at all; federated has it in two of three seeds. A Brier is no percent."""
+    tiny.summary = of_diseases
+    columns = '["mean phenotypes f1", "mean calibration brier", "mean ranking auroc"]'
+    table = tiny.table(f'columns = {columns}\nagainst = "stages"\n' + DISEASES + ALONE)
+    assert tiny.cells()[1:] == [
+        ["stages", "federated", "55.0 ± 0.0", "0.123 ± 0.000", "80.0 ± 0.0", ""],
+        ["alone", "alone", "55.0 ± 0.0", "0.123 ± 0.000", "–", ""],
+    ]
+    assert table["rows"][0]["columns"]["mean ranking auroc"]["n"] == 2
+    assert plot(table, tmp_path / "figure.png") == (tmp_path / "figure.png").exists()

@@ -1,0 +1,655 @@
+"""Grids that choose settings by validation data, test pairs over seeds, run on other jobs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import IO, Any
+
+import pytest
+from paper_corpora import PAPERS
+from scipy import stats
+from typer.testing import CliRunner
+
+from fednotes.cli.app import app
+from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.apps.experiments import reproduce as module
+from fednotes.apps.experiments.grids import GridRun, Row, sets_itself
+from fednotes.apps.experiments.planning import Rehearsal
+from fednotes.apps.experiments.reproduce import experiments, grids, load_grid, reproduce
+from fednotes.metrics.compare import paired_t
+
+GRID = """\
+title = "Tiny"
+base = "real"
+pairs = [["searched/federated", "plain/federated"]]
+[budget]
+seeds = [1, 2, 3]
+[full]
+seeds = [1]
+[[runs]]
+label = "plain"
+conditions = ["federated"]
+set = ["preset=paper"]
+seeds = [1, 2, 3, 4, 5]
+[[runs]]
+label = "searched"
+conditions = ["alone", "federated"]
+set = ["preset=paper"]
+seeds = [1, 2, 3, 4, 5]
+search = { "training.learning_rate" = [0.001, 0.003], "training.private" = [["crf"], []] }
+"""
+NOISE = {1: 0.0, 2: 0.011, 3: -0.004, 4: 0.02, 5: 0.007}  # of a seed, in scores of test data
+BEST = {"alone": (0.003, "crf"), "federated": (0.001, "")}  # by validation data
+
+
+def setting(run: GridRun) -> tuple[float, str]:
+    rate, private = (text.partition("=")[2] for text in run.choice)
+    return float(rate), private.strip("[]'")
+
+
+def f1(run: GridRun) -> tuple[float, float]:
+    """Validation and test F1, which disagree: what is best on the one is worst on the other."""
+    if not run.choice:
+        return 0.5, 0.5
+    chosen = setting(run) == BEST[run.condition]
+    return (0.6, 0.3 + NOISE[run.seed]) if chosen else (0.4, 0.9)
+
+
+def summary(run: GridRun) -> dict[str, Any]:
+    valid, test = f1(run)
+    both = {run.condition: {k: {"f1": test} for k in ("strict", "relaxed")}}
+    told = {run.condition: {"mean": valid, "sites": {"a": valid}}}
+    return {"sites": {"a": both}, "mean": both, "valid": told}
+
+
+@pytest.fixture(autouse=True)
+def _made_up(tiny: Any) -> None:
+    tiny.summary = summary
+
+
+def test_validation_decides_not_test(tiny: Any) -> None:
+    """Each condition its own setting, on the first seed; on the other seeds that one alone."""
+    table = tiny.table(GRID)
+    of = [run for run in tiny.asked if run.row.label == "searched"]
+    assert len(of) == 2 * (4 + 4)
+    assert {setting(r) for r in of if r.seed == 1 and r.condition == "alone"} == {
+        (rate, private) for rate in (0.001, 0.003) for private in ("crf", "")
+    }
+    for condition, best in BEST.items():
+        assert {setting(r) for r in of if r.seed > 1 and r.condition == condition} == {best}
+    alone, federated = table["rows"][1:]
+    assert alone["chosen"] == ["training.learning_rate=0.003", "training.private=['crf']"]
+    assert federated["chosen"] == ["training.learning_rate=0.001", "training.private=[]"]
+    assert sorted(each["validation"] for each in alone["tried"]) == [0.4, 0.4, 0.4, 0.6]
+    mean = 0.3 + sum(NOISE.values()) / 5
+    assert alone["scores"]["mean"]["strict"]["f1"]["mean"] == pytest.approx(mean, abs=1e-12)
+    (line,) = (x for x in tiny.lines() if x.startswith("- searched, alone: "))
+    assert "`training.learning_rate=0.003`, `training.private=['crf']` (" in line
+    assert line.count(": 40.0") == 3
+
+
+def test_what_is_done_is_not_done_again(tiny: Any) -> None:
+    """How things stand is said first: 5 plain runs, 2 x (4 + 4) searched."""
+    tiny.write(GRID)
+    told: list[str] = []
+    tiny.table(say=told.append)
+    assert told[0] == "21 runs: 0 done, 0 begun, 21 to begin"
+    assert "for 20 more runs" in told[1]
+    first, count = tiny.asked[-1].folder, len(tiny.asked)
+    (first / "summary.json").unlink()
+    (first / "job.json").write_text("{}")
+    told.clear()
+    tiny.table(say=told.append)
+    assert told == ["21 runs: 20 done, 1 begun, 0 to begin"]
+    assert [run.folder for run in tiny.asked[count:]] == [first]
+
+
+def test_pairs_are_tested_over_seeds(tiny: Any) -> None:
+    """The same numbers from scipy's own paired test; alone and federated are a pair anyway."""
+    table = tiny.table(GRID)
+    assert [(p["first"], p["second"]) for p in table["pairs"]] == [
+        ("searched, federated", "searched, alone"),
+        ("searched, federated", "plain, federated"),
+    ]
+    searched = [0.3 + NOISE[seed] for seed in (1, 2, 3, 4, 5)]
+    test = stats.ttest_rel(searched, [0.5] * 5)
+    found = table["pairs"][1]["differences"]["mean"]
+    low, high = test.confidence_interval(0.95)
+    assert [found[k] for k in ("low", "high")] == pytest.approx([low, high], abs=1e-12)
+    assert found["p_value"] == pytest.approx(test.pvalue, rel=1e-9)
+    (line,) = (x for x in tiny.lines() if x.startswith("| searched, federated − plain"))
+    assert line.endswith(f"{100 * low:+.1f} to {100 * high:+.1f}; p < 0.001) |")
+    assert "| searched, federated − plain, federated | 5 | " in line
+
+
+def test_few_seeds_claim_nothing(tiny: Any) -> None:
+    table = tiny.table(GRID, seeds=(1, 2, 3, 4))
+    assert all(pair["differences"] == {} for pair in table["pairs"])
+    assert "4 seeds: no difference is claimed." in tiny.lines()
+    assert not any("interval" in line for line in tiny.lines())
+
+
+def test_a_paired_test_by_hand() -> None:
+    """1, 2, 3, 4, 5: mean 3, s = sqrt(2.5), t(0.975, 4) = 2.776445 (tables), t = 3 / sqrt(0.5)."""
+    found = paired_t([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found.mean == 3
+    assert found.high - 3 == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
+    assert 3 - found.low == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
+    assert found.p_value == pytest.approx(stats.ttest_1samp([1, 2, 3, 4, 5], 0).pvalue, rel=1e-9)
+    assert paired_t([0.0] * 5).p_value == 1
+    assert (paired_t([0.5] * 5).low, paired_t([0.5] * 5).p_value) == (0.5, 0)
+    with pytest.raises(DataError, match="two differences or more, not 1"):
+        paired_t([1.0])
+
+
+def test_a_table_of_validation_scores_shows_no_test(tiny: Any) -> None:
+    table = tiny.table('score = "validation"\n' + GRID)
+    assert tiny.cells()[1:] == [
+        ["plain", "federated", "50.0 ± 0.0", "50.0 ± 0.0"],
+        ["searched", "alone", "60.0 ± 0.0", "60.0 ± 0.0"],
+        ["searched", "federated", "60.0 ± 0.0", "60.0 ± 0.0"],
+    ]
+    assert any(line.startswith("Validation F1") for line in tiny.lines())
+    assert all(row["scores"]["mean"]["strict"]["f1"]["mean"] > 0.45 for row in table["rows"])
+
+
+def test_without_validation_data_nothing_is_chosen(tiny: Any) -> None:
+    tiny.summary = lambda run: {"valid": {run.condition: {"mean": None, "sites": {"a": None}}}}
+    with pytest.raises(ConfigError, match=r"'searched' chooses by validation data, .*valid_fract"):
+        tiny.table(GRID)
+
+
+# jobs of the user's own
+
+JOB = """\
+method = "{method}"
+{more}
+[sites.north]
+path = "north"
+[sites.south]
+path = "south"
+"""
+
+
+def own_job(folder: Path, method: str = "fedner", more: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "mine.toml"
+    path.write_text(JOB.format(method=method, more=more), encoding="utf-8")
+    return path
+
+
+def test_a_grid_on_a_job_of_ones_own(tiny: Any, tmp_path: Path) -> None:
+    """Every run is of that job; the results have a folder of their own."""
+    tiny.write(GRID)
+    path = own_job(tmp_path / "jobs")
+    tiny.table(base=(str(path),), seeds=(1,))
+    assert {run.arguments[1] for run in tiny.asked} == {str(path)}
+    assert (tmp_path / "out" / "fedner-tiny-mine" / "results.md").is_file()
+    again = own_job(tmp_path / "elsewhere")  # as that one, and other notes
+    before = {run.folder for run in tiny.asked}
+    tiny.table(base=(str(again),), seeds=(1,))
+    assert len({run.folder for run in tiny.asked}) == 2 * len(before)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("{distill}",), "is of method 'distill', the experiment of 'fedner'"),
+        (("{fedner}.no",), "no such job file, nor a built-in job"),
+        (("other={fedner}",), "this experiment has no job 'other'"),
+        (("{fedner}", "real={fedner}"), "'real' has .*mine.toml already"),
+    ],
+)
+def test_a_job_that_does_not_fit(
+    tiny: Any, tmp_path: Path, given: tuple[str, ...], message: str
+) -> None:
+    tiny.write(GRID)
+    names = {m: str(own_job(tmp_path / m, m)) for m in ("fedner", "distill")}
+    with pytest.raises(ConfigError, match=message):
+        tiny.table(base=[text.format(**names) for text in given])
+
+
+@pytest.mark.parametrize(
+    ("setting", "job", "reason"),
+    [
+        ("sites.psytar.fraction=0.1", "", "sets .*, but .*mine.toml has no site 'psytar'"),
+        ("training.epoch=1", "", "mine.toml .*did you mean 'epochs'"),
+        ("sites.*.fraction=0.1", "demo", r"but demo has no \[sites\.NAME\] tables"),
+        ("model.project=8", "", "project = 8"),  # it is of contextual features
+    ],
+)
+def test_a_row_whose_settings_do_not_fit_is_left_out_by_name(
+    tiny: Any, tmp_path: Path, setting: str, job: str, reason: str
+) -> None:
+    """The other row runs through to the table, which names the one that is missing and why."""
+    grid = GRID.replace('set = ["preset=paper"]', f'set = ["{setting}"]', 1)
+    told: list[str] = []
+    base = (job or str(own_job(tmp_path / "jobs")),)
+    table = tiny.table(grid, base=base, seeds=(1,), say=told.append)
+    assert re.search(f"^left out: plain, federated: .*{reason}", told[0])
+    assert {row["label"] for row in table["rows"]} == {"searched"}
+    assert {run.row.label for run in tiny.asked} == {"searched"}
+    name = f"fedner-tiny-{table['base']['real'].rsplit('/')[-1].removesuffix('.toml')}"
+    page = "\n".join(tiny.lines(name))
+    assert re.search(f"(?m)^- plain, federated: .*{reason}", page)
+
+
+def test_if_nothing_can_run_there_is_one_error(tiny: Any, tmp_path: Path) -> None:
+    """Here the job itself is wrong, and each row has the same reason."""
+    tiny.write(GRID)
+    path = own_job(tmp_path / "jobs")
+    path.write_text(path.read_text(encoding="utf-8") + "pth = 'x'\n", encoding="utf-8")
+    expected = (
+        r"^nothing of this experiment can run: .*mine.toml \[sites.south\]: unknown key 'pth'; "
+        r"did you mean 'path'\?$"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        tiny.table(base=(str(path),))
+    assert tiny.asked == []
+
+
+def test_what_a_rehearsal_refuses_is_left_out_with_what_starts_from_it(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """The refused model's own run is left out, too; the rows without it run."""
+    tiny.write(SEVERAL.replace('base = "bc5cdr"\n', ""), "bert")
+    tiny.summary = of_finetuning
+    task, notes = own_job(tmp_path / "task", "finetune"), own_job(tmp_path / "notes", "pretrain")
+    tiny.refused = lambda job: "site 'north': too few steps" if job.method == "pretrain" else ""
+    told: list[str] = []
+    table = tiny.table(base=(str(task), f"pretrain={notes}"), say=told.append)
+    assert told[0] == (
+        "left out: mine, pre-trained, federated: it starts from the model 'central', which cannot "
+        "be made: site 'north': too few steps"
+    )
+    assert [run.arguments[1] for run in tiny.asked] == [str(task)]
+    assert [row["label"] for row in table["rows"]] == ["mine, base"]
+
+    tiny.refused = lambda job: f"no {job.method}"
+    with pytest.raises(ConfigError, match=r"can run: \(1\) it starts .*; \(2\) no finetune$"):
+        tiny.table(base=(str(task), f"pretrain={notes}"), seeds=(2,))
+
+
+def test_a_search_without_validation_data_holds_training_data_out(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """For the search alone: four trials a condition on the first seed; all five seeds of the table
+    train on everything. The table says so."""
+    made_up = tiny.summary
+    tiny.summary = lambda run: made_up(run) if run.is_trial or not run.choice else {
+        **made_up(run), "valid": {run.condition: {"mean": None, "sites": {"a": None}}}
+    }  # fmt: skip
+    path = own_job(tmp_path / "jobs")
+    text = path.read_text(encoding="utf-8").replace(
+        'path = "north"\n', 'path = "north"\nvalid_fraction = 0\n'
+    )
+    path.write_text(text.replace('path = "south"\n', 'path = "south"\nvalid_fraction = 0\n'))
+    table = tiny.table(GRID, base=(str(path),))
+    searched = [run for run in tiny.asked if run.row.label == "searched"]
+    for condition in ("alone", "federated"):
+        own = [run for run in searched if run.condition == condition]
+        trials = [run for run in own if "sites.*.hold_out=0.15" in run.arguments]
+        assert [run.seed for run in trials] == [1] * 4
+        finals = [run for run in own if run not in trials]
+        assert [run.seed for run in finals] == [1, 2, 3, 4, 5]
+        assert {setting(run) for run in finals} == {BEST[condition]}
+    assert not any(
+        "hold_out" in word for run in tiny.asked if run not in searched for word in run.arguments
+    )
+    page = "\n".join(tiny.lines(table["name"]))
+    assert "For the search alone, 15% of the training sentences were held out" in page
+
+
+def test_a_row_keeps_what_it_sets_itself(tiny: Any) -> None:
+    """`--set` reaches the other rows and is named; a searched key is the row's own, too."""
+    other = '[[runs]]\nlabel = "other"\nconditions = ["federated"]\n'
+    told: list[str] = []
+    given = ("preset=best", "training.learning_rate=0.01", "training.epochs=7")
+    tiny.table(GRID + other, settings=given, say=told.append, seeds=(1,))
+    for run in tiny.asked:
+        assert "training.epochs=7" in run.arguments
+        assert ("preset=best" in run.arguments) == (run.row.label == "other")
+        assert ("training.learning_rate=0.01" in run.arguments) == (run.row.label != "searched")
+    assert told[:2] == [
+        "--set preset=best does not reach 'plain', 'searched': they set it themselves",
+        "--set training.learning_rate=0.01 does not reach 'searched': they set it themselves",
+    ]
+    page = "\n".join(tiny.lines())
+    assert "`preset=best` does not reach 'plain', 'searched': they set it themselves." in page
+    assert "Changed by `--set`: `preset=best`, `training.learning_rate=0.01`" in page
+
+
+@pytest.mark.parametrize(
+    ("own", "key", "expected"),
+    [
+        ("model.encoder={central}", "model.encoder", True),
+        ("model={}", "model.encoder", True),
+        ("model.classifier.C=1", "model.classifier", True),
+        ("sites.*.fraction=0.1", "sites.cadec.fraction", True),
+        ("sites.cadec.fraction=0.1", "sites.*.fraction", True),
+        ("sites.cadec.fraction=0.1", "sites.ade.fraction", False),
+        ("model.encoder={central}", "model.encoders", False),
+        ("training.epochs=1", "training.epoch", False),
+    ],
+)
+def test_which_keys_a_row_sets(own: str, key: str, expected: bool) -> None:
+    assert sets_itself((own,), key) is expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("preset=best", "every row of this experiment sets preset itself"),
+        ("seed=3", "give --seed instead"),
+        ("conditions=['alone']", "say their conditions"),
+        ("training.epoch=1", "did you mean 'epochs'"),
+        ("training.cycles=1", "unknown key 'cycles'"),
+    ],
+)
+def test_a_setting_that_reaches_no_run_is_refused(tiny: Any, given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny.table(GRID, settings=(given,))
+    assert tiny.asked == []
+
+
+def test_settings_reach_the_runs_that_make_models(tiny: Any, tmp_path: Path) -> None:
+    """And a device reaches every run. A key that only one of the two methods has goes to it."""
+    tiny.write(SEVERAL, "bert")
+    tiny.summary = of_finetuning
+    task, notes = own_job(tmp_path / "task", "finetune"), own_job(tmp_path / "notes", "pretrain")
+    base = (str(task), f"pretrain={notes}")
+    given = ("training.cycles=5", "training.masked=0.2", "model.encoder=x")
+    tiny.table(base=base, settings=given, device="cpu:0")
+    first, last = tiny.asked
+    for run in tiny.asked:
+        assert "training.cycles=5" in run.arguments
+        assert run.arguments[-2:] == ("--device", "cpu:0")
+    assert "training.masked=0.2" in first.arguments
+    assert "training.masked=0.2" not in last.arguments
+    assert "model.encoder=x" in first.arguments
+    assert f"model.encoder={first.folder}/pooled/model" in last.arguments
+    assert "model.encoder=x" not in last.arguments
+
+
+def of_finetuning(run: GridRun) -> dict[str, Any]:
+    """A made-up summary with the one column of SEVERAL."""
+    both = {run.condition: {"strict": {"f1": 0.5}}}
+    return {"sites": {}, "mean": both, "micro": both, "conditions": {run.condition: {}}}
+
+
+def test_every_experiment_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """`fednotes reproduce` without a name lists them and ends well."""
+    listed = experiments()
+    assert list(listed) == list(grids())
+    assert all(title and "\n" not in title for title in listed.values())
+    found = CliRunner().invoke(app, ["reproduce"], env={"COLUMNS": "200"})
+    assert found.exit_code == 0
+    for name, title in listed.items():
+        assert re.search(rf"(?m)^\s*{name} +{re.escape(title)}", found.output), name
+
+
+def test_every_f1_has_its_precision_and_recall_beside_it() -> None:
+    for name in grids():
+        columns = load_grid(name)[0].columns
+        for column in columns:
+            if column.endswith(" f1"):
+                stem = column.removesuffix("f1")
+                assert {f"{stem}precision", f"{stem}recall"} <= {*columns}, name
+
+
+def test_precision_and_recall_of_each_site_have_tables(tiny: Any) -> None:
+    """By hand: two seeds' means and deviations of made-up rates."""
+
+    def rates(run: GridRun) -> dict[str, Any]:
+        at = {1: 0.0, 2: 0.02}[run.seed]
+        strict = {"precision": 0.5 + at, "recall": 0.4 + at, "f1": 0.44}
+        relaxed = {"precision": 0.8, "recall": 0.7 + at, "f1": 0.75}
+        both = {run.condition: {"strict": strict, "relaxed": relaxed}}
+        return {"sites": {"a": both}, "mean": both}
+
+    tiny.summary = rates
+    tiny.table(
+        GRID[: GRID.rindex("[[runs]]")].replace('pairs = [["', 'x = ""\n# [["'), seeds=(1, 2)
+    )
+    rows = tiny.cells()
+    cells = [row[2:] for row in rows if row[:2] == ["plain", "federated"]]
+    strict, relaxed = "51.0 ± 1.4 / 41.0 ± 1.4", "80.0 ± 0.0 / 71.0 ± 1.4"
+    assert cells[1:] == [[strict] * 2, [relaxed] * 2]
+    page = "\n".join(tiny.lines())
+    assert page.index("Precision / recall in percent, strict:") < page.index("percent, relaxed:")
+
+
+RUN = module._run  # itself, not what a fixture has put there
+
+
+def test_a_run_that_fails_says_its_first_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the hint below it, nor what an earlier run wrote into the same log."""
+    run = GridRun(
+        Row("a", ("alone",)), "alone", 1, tmp_path / "runs" / "x", ("simulate", "job.toml")
+    )
+
+    def call(command: object, stdout: IO[str], **others: object) -> int:
+        stdout.write(next(said))
+        return 2
+
+    monkeypatch.setattr(module, "call", call)
+    several = "a note\nerror: f:1: bad\nerror: f:2: bad\nerror: a hint\n"
+    said = iter(("error: old\n", several, "x\n"))
+    for expected in ("old", "f:1: bad", "x"):
+        with pytest.raises(FednotesError) as found:
+            RUN(run)
+        assert str(found.value) == f"{expected} (in: fednotes simulate job.toml)"
+
+
+SEVERAL = """\
+title = "Several"
+base = "maccrobat"
+columns = ["micro strict f1"]
+[budget]
+seeds = [1]
+[full]
+seeds = [1]
+[[before]]
+name = "central"
+base = "pretrain"
+condition = "pooled"
+budget = ["sites.codiesp.max_notes=4"]
+own = ["sites.*.max_notes=9"]
+[[runs]]
+label = "{job}, pre-trained"
+conditions = ["federated"]
+set = ["model.encoder={central}"]
+[[runs]]
+label = "{job}, base"
+base = "bc5cdr"
+conditions = ["federated"]
+"""
+
+
+def test_the_other_jobs_of_a_grid(tiny: Any, tmp_path: Path) -> None:
+    """Rows of a job that was not given are left out; a model that rows start from must be named."""
+
+    def summary(run: GridRun) -> dict[str, Any]:
+        both = {run.condition: {"strict": {"f1": 0.5}}}
+        return {"sites": {}, "mean": both, "micro": both, "conditions": {run.condition: {}}}
+
+    tiny.summary = summary
+    tiny.write(SEVERAL, "bert")
+    task, notes = own_job(tmp_path / "task", "finetune"), own_job(tmp_path / "notes", "pretrain")
+    with pytest.raises(ConfigError, match=r"--base pretrain=JOB, or .* --base pretrain=bert/pret"):
+        tiny.table(base=(str(task),))
+    assert tiny.asked == []
+    with pytest.raises(ConfigError, match="the experiment's own job is missing"):
+        tiny.table(base=(f"pretrain={notes}",))
+    told: list[str] = []
+    table = tiny.table(base=(str(task), f"pretrain={notes}"), say=told.append)
+    assert told[0] == "rows of the job 'bc5cdr' are left out: give yours with --base bc5cdr=JOB"
+    assert [run.arguments[1] for run in tiny.asked] == [str(notes), str(task)]
+    assert "sites.*.max_notes=9" in tiny.asked[0].arguments
+    assert not any("codiesp" in word for word in tiny.asked[0].arguments)
+    assert [row["label"] for row in table["rows"]] == ["mine, pre-trained"]
+
+
+def test_pairs_of_rows_that_several_jobs_have(tiny: Any) -> None:
+    """`{job}` in both: a pair for each job."""
+    rows = "".join(
+        f'[[runs]]\nlabel = "{{job}}, {label}"\nbase = "{job}"\nconditions = ["federated"]\n'
+        for job in ("real", "paper")
+        for label in ("a", "b")
+    )
+    head = GRID[: GRID.index("[[runs]]")]
+    old, new = (
+        ("searched/federated", "{job}, a/federated"),
+        ("plain/federated", "{job}, b/federated"),
+    )
+    table = tiny.table(head.replace(*old).replace(*new) + rows)
+    assert [(pair["first"], pair["second"]) for pair in table["pairs"]] == [
+        (f"{job}, a, federated", f"{job}, b, federated") for job in ("real", "paper")
+    ]
+    assert "3 seeds: no difference is claimed." in tiny.lines()
+
+
+CORPORA = {  # every experiment on a job of its method with two sites of other names
+    "fedner": '[model]\nword_vectors = "glove.txt"\ncontextual = "minilm"',
+    "distill": '[tags]\ndesign = "disjoint"\ntypes = ["A", "B"]',
+    "finetune": "",
+    "pretrain": "",
+    "personal": "",
+}
+
+
+class Planned(Exception):
+    """All was planned."""
+
+
+@pytest.fixture
+def no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run raises Planned."""
+
+    def stop(run: GridRun) -> str:
+        raise Planned
+
+    folders = ("FEDNOTES_CORPORA", "FEDNOTES_BACKBONE", "I2B2_2010", "I2B2_2012", "MIMIC_III")
+    for name in (*folders, "BERT_BASE", "UMLS_RRF", "I2B2_OBESITY", "CLINIC", "ONTONOTES"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr(module, "_run", stop)
+    monkeypatch.setattr(Rehearsal, "_why", lambda rehearsal, job: "")
+    monkeypatch.setattr(module, "require_notes", lambda *given: None)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", grids())
+@pytest.mark.usefixtures("no_run")
+def test_every_experiment_plans_on_the_papers_corpora(
+    name: str, full: bool, tmp_path: Path
+) -> None:
+    grid, path = load_grid(name)
+    jobs = PAPERS[path.parent.name]
+    own = grid.jobs if grid.base in jobs else ()  # those of no paper are run as they are
+    given = [f"{job}={jobs[job]}" for job in own if job in jobs]
+    with pytest.raises(Planned):
+        reproduce(name, tmp_path / "out", full=full, seeds=(1,), base=given)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", [n for n in grids() if not n.startswith("phenotype")])
+@pytest.mark.usefixtures("no_run")
+def test_every_experiment_plans_on_other_sites(name: str, full: bool, tmp_path: Path) -> None:
+    """All rows' settings fit a job of the same method."""
+    grid, path = load_grid(name)
+    given = []
+    for job in grid.jobs:
+        made = module.load_job(f"{path.parent.name}/{job}")
+        own = own_job(tmp_path / job, made.method, CORPORA[made.method])
+        given.append(f"{job}={own}")
+    with pytest.raises(Planned):
+        reproduce(name, tmp_path / "out", full=full, seeds=(1,), base=given)
+
+
+def test_who_says_no_is_heeded(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run takes two hours by the clock: the person is asked before the second begins."""
+    tiny.write(GRID)
+    clock = iter(range(0, 10**6, 7200))
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    questions: list[str] = []
+
+    def no(line: str) -> None:
+        questions.append(line)
+        raise FednotesError("no")
+
+    with pytest.raises(FednotesError, match="no"):
+        tiny.table(workers=2, agree=no)
+    assert len(tiny.asked) == 1
+    assert questions[0].startswith(
+        "about 20 h 00 min at most for 20 more runs, if each takes as long"
+    )
+
+
+GAP = """\
+title = "Tiny"
+base = "real"
+[budget]
+seeds = [1, 2, 3]
+[full]
+seeds = [1]
+[[runs]]
+label = "silos"
+conditions = ["alone", "federated"]
+gap = ["silos/alone", "place/pooled"]
+[[runs]]
+label = "near"
+conditions = ["federated"]
+set = ["training.private=[]"]
+gap = ["silos/alone", "silos/alone"]
+[[runs]]
+label = "place"
+conditions = ["pooled"]
+"""
+ENDS = {"alone": 0.4, "federated": 0.55, "pooled": 0.6}
+
+
+@pytest.mark.parametrize("columns", [(), ("micro strict f1", "MB a site", "mean masked loss")])
+def test_a_row_says_how_much_of_the_gap_it_closes(tiny: Any, columns: tuple[str, ...]) -> None:
+    """By the seeds' own numbers; of a loss less is more. Between equal ends there is no gap."""
+
+    def made(run: GridRun) -> dict[str, Any]:
+        f1 = ENDS[run.condition] + NOISE[run.seed] * (run.condition != "alone")
+        scores = {k: {"f1": 0.5 if columns else f1} for k in ("strict", "relaxed")}
+        both = {run.condition: {**scores, "masked": {"loss": 1 - f1}}}
+        told = {"conditions": {run.condition: {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}}}
+        return {"sites": {"a": both}, "mean": both, "micro": both, **told}
+
+    tiny.summary = made
+    head = f"columns = {list(columns)}\n" if columns else ""
+    table = tiny.table(head + GAP)
+    rows = {(row["label"], row["condition"]): row["gap"] for row in table["rows"]}
+    whole = 0.2 + fmean(NOISE[seed] for seed in (1, 2, 3))
+    shares = [(0.15 + NOISE[seed]) / whole for seed in (1, 2, 3)]
+    found = rows["silos", "federated"]
+    assert found["mean"] == pytest.approx(fmean(shares))
+    assert found["std"] == pytest.approx(stdev(shares))
+    assert rows["near", "federated"] == {"why": "pooled - alone is within noise"}
+    assert rows["silos", "alone"] == rows["place", "pooled"] == {}
+    cells = {(row[0], row[1].split(" ")[0]): row[-1] for row in tiny.cells()[1:]}
+    assert cells["silos", "federated"] == f"{fmean(shares):.2f} ± {stdev(shares):.2f}"
+    assert cells["near", "federated"] == "pooled - alone is within noise"
+    assert cells["place", "pooled"] == ""
+
+
+def test_a_run_without_the_score_closes_no_gap(tiny: Any) -> None:
+    """A loss that is missing is none of 0, the best there can be."""
+
+    def made(run: GridRun) -> dict[str, Any]:
+        loss = None if run.condition == "federated" else 1 - ENDS[run.condition] - NOISE[run.seed]
+        both = {run.condition: {"masked": {"loss": loss}}}
+        told = {"conditions": {run.condition: {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}}}
+        return {"sites": {"a": both}, "mean": both, "micro": both, **told}
+
+    tiny.summary = made
+    table = tiny.table('columns = ["mean masked loss"]\n' + GAP)
+    rows = {(row["label"], row["condition"]): row["gap"] for row in table["rows"]}
+    assert rows["silos", "federated"] == {"why": "a run has no score"}

@@ -1,0 +1,279 @@
+"""Codes and categories: against the rules written out by hand and NumPy-free loops."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.apps.phenotyping.codes import (
+    SYSTEMS,
+    categories_of_job,
+    category,
+    category_counts,
+    choose,
+    code_of,
+    hold_out,
+    output_matrix,
+    parse,
+    phenotype_labels,
+    public_categories,
+)
+from fednotes.apps.phenotyping.tables import read_codiesp, read_mimic
+
+
+def _patients(count: int, seed: int, name: str = "p") -> dict[str, frozenset[str]]:
+    """Random codes of three systems, some patients without any."""
+    rng = random.Random(seed)
+    every = [f"icd9:{n}" for n in ("4019", "4011", "0389", "25000", "V4581", "E8801", "E8859")]
+    every += ["icd9proc:0331", "icd9proc:3605", "cpt:99254", "cpt:99255"]
+    return {f"{name}{i}": frozenset(rng.sample(every, rng.randint(0, 6))) for i in range(count)}
+
+
+WRITTEN = {  # system → text in a table → the code
+    "icd9": {
+        **{"0389": "0389", " 401.9 ": "4019", "v45.81": "V4581", "E880.1": "E8801", "389": "389"},
+        **dict.fromkeys(("4019.0", "4.02E+03", "40", "401999", "٤٠١")),
+    },
+    "icd9proc": {"03.31": "0331", "3": None, "V45": None},
+    "cpt": {"00100": "00100", "0075T": "0075T", "G0364": "G0364", "99254.0": None, "9925": None},
+    "icd10": {"n44.8": "N448", "C7A.00": "C7A00", "N4.48": None},
+    "icd10pcs": {"bw03zzz": "BW03ZZZ", "OI1": None},
+    "condition": {"320128": "320128", "0": None},
+    "procedure": {"": None},
+}
+
+
+@pytest.mark.parametrize("system", WRITTEN)
+def test_what_a_text_says(system: str) -> None:
+    for text, code in WRITTEN[system].items():
+        assert code_of(system, text) == (code and f"{system}:{code}"), text
+
+
+def test_the_rule_of_each_system() -> None:
+    """External causes are whole on request."""
+    for code, expected, whole in (
+        ("icd9:0389", "icd9:038", None),
+        ("icd9:401", "icd9:401", None),
+        ("icd9:4019", "icd9:401", "icd9:401"),
+        ("icd9:V4581", "icd9:V45", None),
+        ("icd9:E8801", "icd9:E88", "icd9:E880"),
+        ("icd9proc:0331", "icd9proc:03", None),
+        ("cpt:99254", "cpt:99254", None),
+        ("icd10:N448", "icd10:N44", None),
+        ("icd10:E1165", "icd10:E11", "icd10:E11"),
+        ("icd10pcs:BW03ZZZ", "icd10pcs:BW0", None),
+        ("condition:320128", "condition:320128", None),
+    ):
+        assert category(code) == category(category(code)) == expected
+        assert category(code, whole_causes=True) == (whole or expected)
+
+
+def test_a_job_may_name_what_codes_begin_with() -> None:
+    """Every text of up to three characters, and longer ones, against the codes written out."""
+    whole = [f"{n:03d}" for n in range(1000)] + [f"V{n:02d}" for n in range(100)]
+    codes = {code + more for code in whole for more in ("", *_digits(1), *_digits(2))}
+    codes |= {f"E{n:03d}" + more for n in range(1000) for more in ("", *_digits(1))}
+    beginnings = {code[:n] for code in codes for n in range(1, 7)}
+    rng = random.Random(4)
+    texts = ["".join(t) for n in (1, 2, 3) for t in product("0379EVXZ", repeat=n)]
+    texts += ["".join(rng.choices("0123456789EV", k=rng.randint(4, 6))) for _ in range(500)]
+    for text in texts:
+        if text in beginnings:
+            assert parse(f"icd9:{text}") == ("icd9", text)
+        else:
+            with pytest.raises(ConfigError, match="no code of icd9 begins so"):
+                parse(f"icd9:{text}")
+
+
+def _digits(length: int) -> list[str]:
+    return [f"{n:0{length}d}" for n in range(10**length)]
+
+
+def test_names_in_a_job() -> None:
+    for name, expected in {
+        **{"ICD9:274": ("icd9", "274"), "ICD10:e11.9": ("icd10", "E119")},
+        **{"icd10:E11.": ("icd10", "E11"), " Condition:316866 ": ("condition", "316866")},
+        **{"icd10:C7": ("icd10", "C7"), "icd10:M1A": ("icd10", "M1A")},
+        **{"cpt:992": ("cpt", "992"), "icd10pcs:BW0": ("icd10pcs", "BW0")},
+    }.items():
+        assert parse(name) == expected
+    for name in ("4019", "icd9:", "icd11:4019", ":401"):
+        for use in (category, lambda name: hold_out({}, [name])):
+            with pytest.raises(ConfigError):
+                use(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["icd9:zzz", "icd10:M1O", "icd10:E1.1", "icd10:11", "icd9proc:V4", "cpt:99254.0", "cpt:99Z",
+     "condition:E11", "condition:0", "icd10pcs:OI1"],
+)  # fmt: skip
+def test_names_that_no_code_begins_with(name: str) -> None:
+    """Refused, with a code of the right form."""
+    system = name.partition(":")[0]
+    example = f"{system}:{SYSTEMS[system].example}"
+    assert code_of(*example.split(":")) == ":".join(parse(example))
+    with pytest.raises(ConfigError, match=f"no code of {system} begins so: .* {example}$"):
+        hold_out({}, [name])
+    with pytest.raises(ConfigError, match="begins so"):
+        phenotype_labels([], {}, {"x": [name]})
+
+
+def test_the_outputs_that_a_job_names() -> None:
+    given = ["ICD9:401", "icd9:v45", "condition:316866", "icd9proc:36", "cpt:99254", "icd9:E88"]
+    assert categories_of_job(given) == (
+        *("icd9:401", "icd9:V45", "condition:316866", "icd9proc:36", "cpt:99254", "icd9:E88"),
+    )
+    every = public_categories(("icd9", "icd9proc", "icd10"))
+    assert categories_of_job(every) == every
+    whole = public_categories(("icd9",), whole_causes=True)
+    assert categories_of_job(whole, whole_causes=True) == whole
+    for name, told in (
+        ("icd9:4019", "below the category icd9:401"),
+        ("icd9:E880", "below the category icd9:E88"),
+        ("icd9:40", "begins several categories.* icd9:401$"),
+        ("cpt:992", "begins several categories.* cpt:99254$"),
+        ("ICD9:401", "'ICD9:401' is there twice"),
+        ("icd9:zz", "begins so"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            categories_of_job(["icd9:401", name])
+    with pytest.raises(ConfigError, match="begins several"):
+        categories_of_job(["icd9:E88"], whole_causes=True)
+
+
+def test_counts_are_of_patients_and_add_over_sites() -> None:
+    """Against counting each patient in a loop; the parts of a random split add up."""
+    given = _patients(200, 0)
+    expected: dict[str, int] = {}
+    for codes in given.values():
+        for name in {category(code) for code in codes}:
+            expected[name] = expected.get(name, 0) + 1
+    names = public_categories()
+    parts = [dict(list(given.items())[site::3]) for site in range(3)]
+    vectors = [category_counts(part, names) for part in parts]
+    assert {n: int(c) for n, c in zip(names, sum(vectors), strict=True) if c} == expected
+    assert all(vector.dtype == np.int64 for vector in vectors)
+
+
+def test_the_chosen_outputs_depend_on_the_total_alone() -> None:
+    totals = {"icd9:401": 1001, "icd9:038": 1000, "cpt:99254": 5000}
+    assert choose(totals, 1001) == ("cpt:99254", "icd9:401")
+    assert choose(totals, 1000) == ("cpt:99254", "icd9:038", "icd9:401")
+    assert choose(dict(reversed(totals.items())), 1000) == choose(totals, 1000)
+    with pytest.raises(DataError, match=r"has 6000 patients .* has 5000"):
+        choose(totals, 6000)
+    with pytest.raises(DataError, match="has 0\\)"):
+        choose({}, 1)
+
+
+def test_the_public_lists_hold_each_category_once() -> None:
+    for systems, whole, count in (
+        (("icd9",), False, 1_200),
+        (("icd9",), True, 2_100),
+        (("icd9proc",), False, 100),
+        (("cpt",), False, 360_000),
+        (("icd10",), False, 8_840),
+        (("icd10pcs",), False, 34**3),
+    ):
+        names = public_categories(systems, whole)
+        assert len(names) == len(set(names)) == count
+        for name in random.Random(0).sample(names, 50):
+            zero = "0" * (":E" in name and systems == ("icd9",) and not whole)
+            assert code_of(systems[0], name.partition(":")[2] + zero)
+    assert "icd9:E880" in public_categories(("icd9",), whole_causes=True)
+    with pytest.raises(ConfigError, match="no list of all categories of 'condition'"):
+        public_categories(("condition",))
+
+
+def test_the_matrix_against_a_loop() -> None:
+    """Present where any code is of the category, absent where others are, else unlabelled."""
+    given = _patients(150, 1)
+    patients = [*given, "uncoded"]
+    outputs = sorted({category(code) for codes in given.values() for code in codes})[2:]
+    labels = output_matrix(patients, given, outputs)
+    assert labels.dtype == np.int8
+    for row, patient in zip(labels.tolist(), patients, strict=True):
+        known = given.get(patient)
+        wanted = [-1 if known is None else any(category(c) == o for c in known) for o in outputs]
+        assert row == wanted
+    # A site without a disease at all: its column is all absent, not missing.
+    one = output_matrix(
+        ["a", "b"], {"a": {"icd9:4019"}, "b": {"icd9:0389"}}, ["icd9:401", "icd9:571"]
+    )
+    assert one.tolist() == [[1, 0], [0, 0]]
+    assert output_matrix([], {}, ["icd9:401", "icd9:571"]).shape == (0, 2)
+
+
+def test_held_out_codes_are_gone_and_their_patients_are_not() -> None:
+    given = {
+        "a": {"icd10:E119", "icd10:I10", "icd10:N448"},
+        "b": {"icd10:E1165"},
+        "c": {"icd10pcs:E119000", "icd10:I110"},
+        "d": set[str](),
+    }
+    kept, found = hold_out(given, ["icd10:E11", "icd10:i10", "icd10:F17"])
+    assert kept == given | {"a": {"icd10:N448"}, "b": set()}
+    assert found == {"icd10:E11": 2, "icd10:i10": 1, "icd10:F17": 0}
+    narrow, _ = hold_out(given, ["icd10:E11.9"])
+    assert narrow["b"] == {"icd10:E1165"}
+    assert given["b"] == {"icd10:E1165"}
+
+
+@pytest.mark.parametrize("system", ["condition", "procedure"])
+def test_a_concept_is_itself_alone(system: str) -> None:
+    """3 begins 316866 and has nothing to do with it; a CPT code is whole with five characters."""
+    given = {"a": {f"{system}:316866", "cpt:99254"}, "b": {f"{system}:3", "cpt:99255"}}
+    kept, found = hold_out(given, [f"{system}:3", "cpt:99254"])
+    assert kept == {"a": {f"{system}:316866"}, "b": {"cpt:99255"}}
+    assert found == {f"{system}:3": 1, "cpt:99254": 1}
+    labels = phenotype_labels(
+        ["a", "b"], given, {"x": [f"{system}:3"], "y": [f"{system}:316866"], "z": ["cpt:9925"]}
+    )
+    assert labels.tolist() == [[0, 1, 1], [1, 0, 1]]
+
+
+def test_phenotypes_by_codes() -> None:
+    """One phenotype of two codes, one that nobody has: one class, counted, no failure."""
+    given = {"a": {"icd10:E119"}, "b": {"icd10:I10"}, "c": {"icd10:N448"}}
+    phenotypes = {"diabetes": ["icd10:E10", "icd10:E11"], "tobacco": ["icd10:F17"]}
+    labels = phenotype_labels(["a", "b", "c", "x"], given, phenotypes)
+    assert labels.dtype == np.int8
+    assert labels.tolist() == [[1, 0], [0, 0], [0, 0], [-1, -1]]
+
+
+@pytest.mark.corpora
+def test_outputs_of_the_demo_patients(corpora: Path) -> None:
+    """Against a loop over rows; the agreed list of a split hospital is that of the whole."""
+    codes = read_mimic(corpora / "mimic_iii_demo").codes
+    names = public_categories()
+    totals = dict(zip(names, category_counts(codes, names).tolist(), strict=True))
+    outputs = choose(totals, 30)
+    assert output_matrix(list(codes), codes, outputs).sum(0).min() >= 30
+    assert ("icd9:401" in outputs) == (
+        sum(any(c.startswith("icd9:401") for c in g) for g in codes.values()) >= 30
+    )
+    halves = [dict(list(codes.items())[i::2]) for i in range(2)]
+    counted = sum(category_counts(half, names) for half in halves)
+    assert dict(zip(names, counted.tolist(), strict=True)) == totals
+
+
+@pytest.mark.corpora
+def test_held_out_phenotypes_of_codiesp(corpora: Path) -> None:
+    """Hypertension, diabetes and tobacco: no output of stage 1 is one of them."""
+    codes = read_codiesp(corpora / "codiesp", "D").codes
+    held = {"hypertension": ["icd10:I10"], "diabetes": ["icd10:E11"], "tobacco": ["icd10:F17"]}
+    labels = phenotype_labels(list(codes), codes, held)
+    kept, found = hold_out(codes, [name for names in held.values() for name in names])
+    assert labels.sum(0).tolist() == list(found.values())
+    assert min(found.values()) > 20
+    names = public_categories(("icd10",))
+    counted = dict(zip(names, category_counts(kept, names).tolist(), strict=True))
+    outputs = choose(counted, 20)
+    assert not set(outputs) & {name for names in held.values() for name in names}
+    assert len(kept) == len(codes)

@@ -1,0 +1,336 @@
+"""Bags and cohorts: against lists of lists in plain Python; nothing is lost, nobody is twice."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.apps.phenotyping.cohort import (
+    Bags,
+    Cohort,
+    FeatureSpace,
+    SitePatients,
+    Vectors,
+    deal,
+    fingerprint,
+    pooled,
+    pooled_patients,
+    require_alike,
+    split,
+)
+
+
+def _lists(patients: int, vocabulary: int, seed: int) -> list[list[int]]:
+    """Random bags; some are empty, some repeat a concept."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(0, 9, patients)
+    return [rng.integers(0, vocabulary, n).tolist() for n in sizes]
+
+
+def _as_lists(bags: Bags) -> list[list[int]]:
+    at = bags.offsets.tolist()
+    return [bags.concepts[a:b].tolist() for a, b in itertools.pairwise(at)]
+
+
+def _cohort(patients: int = 37, outputs: int = 3, seed: int = 0, id: str = "h") -> Cohort:
+    rng = np.random.default_rng(seed)
+    return Cohort(
+        id,
+        tuple(f"{id}{n:03d}" for n in rng.permutation(patients)),
+        Bags.of(_lists(patients, 20, seed), 20),
+        rng.integers(-1, 3, (patients, outputs)),
+        tuple(f"d{n}" for n in range(outputs)),
+    )
+
+
+def _rows(cohort: Cohort) -> dict[str, tuple[list[int], list[int]]]:
+    """Patient → concepts, labels: what must survive every deal."""
+    return {
+        patient: (bag, labels)
+        for patient, bag, labels in zip(
+            cohort.patients, _as_lists(cohort.bags), cohort.labels.tolist(), strict=True
+        )
+    }
+
+
+def test_bags_hold_what_the_lists_held() -> None:
+    lists = _lists(50, 11, 1)
+    bags = Bags.of(lists, 11)
+    assert len(bags) == 50
+    assert (bags.concepts.dtype, bags.offsets.dtype) == (np.int32, np.int64)
+    assert _as_lists(bags) == lists
+    assert bags.sizes.tolist() == [len(each) for each in lists]
+
+
+@pytest.mark.parametrize("rows", [[], [3], [4, 0, 4, 49], list(range(49, -1, -1))])
+def test_take_is_indexing_of_lists(rows: Sequence[int]) -> None:
+    """Also by a mask."""
+    lists = _lists(50, 11, 2)
+    bags = Bags.of(lists, 11)
+    assert _as_lists(bags.take(rows)) == [lists[r] for r in rows]
+    mask = np.isin(np.arange(50), rows)
+    assert _as_lists(bags.take(mask)) == [lists[r] for r in sorted(set(rows))]
+
+
+def test_counts_are_those_of_a_counter() -> None:
+    """Against `collections.Counter` a patient."""
+    lists = _lists(60, 7, 4)
+    found = list(zip(*(a.tolist() for a in Bags.of(lists, 7).counts()), strict=True))
+    expected = [(r, c, n) for r, bag in enumerate(lists) for c, n in sorted(Counter(bag).items())]
+    assert found == expected
+
+
+def test_no_patients_and_no_concepts() -> None:
+    for lists in ([], [[], []]):
+        bags = Bags.of(lists, 5)
+        assert len(bags) == len(lists)
+        assert [a.tolist() for a in bags.counts()] == [[], [], []]
+        assert _as_lists(bags.take([-1] if lists else [])) == lists[1:]
+
+
+@pytest.mark.parametrize(
+    ("concepts", "offsets", "message"),
+    [
+        ([0, 5], [0, 2], "not all below the vocabulary's 5"),
+        ([0, -1], [0, 2], "not all below"),
+        ([0, 1], [0, 1], "offsets of bags must rise from 0"),
+        ([0, 1], [1, 2], "offsets of bags must rise from 0"),
+        ([0, 1], [0, 2, 1, 2], "offsets of bags must rise from 0"),
+        ([0, 1], [], "offsets of bags must rise from 0"),
+        ([0.5], [0, 1], "flat array of integers"),
+        ([[0]], [0, 1], "flat array of integers"),
+        ([1 << 40], [0, 1], "do not fit int32"),
+    ],
+)
+def test_bags_that_cannot_be(concepts: list[int], offsets: list[int], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Bags(np.array(concepts), np.array(offsets), 5)
+    with pytest.raises(DataError, match="do not fit int32"):
+        Bags.of([[1 << 33]], 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patients": ("a",)}, "1 patients and 1 outputs have 2 bags"),
+        ({"patients": ("a", "a")}, "1 of its patients are there twice"),
+        ({"outputs": ("x", "y")}, r"labels of shape \(2, 1\)"),
+        ({"labels": np.array([[3], [0]])}, "labels must be 1, 0, 2 or -1"),
+    ],
+)
+def test_cohorts_that_cannot_be(change: dict[str, object], message: str) -> None:
+    given = Cohort("h", ("a", "b"), Bags.of([[1], []], 3), np.array([[1], [0]]), ("x",))
+    with pytest.raises(DataError, match=message):
+        replace(given, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sites", [1, 3, 10, 37])
+def test_a_deal_loses_nothing_and_doubles_nobody(sites: int) -> None:
+    cohort = _cohort()
+    dealt = deal(cohort, sites, seed=5)
+    assert [part.id for part in dealt] == [f"h-{n}" for n in range(1, sites + 1)]
+    sizes = [len(part) for part in dealt]
+    assert sum(sizes) == 37
+    assert max(sizes) - min(sizes) <= 1
+    together: dict[str, tuple[list[int], list[int]]] = {}
+    for part in dealt:
+        assert not set(together) & set(part.patients)
+        together |= _rows(part)
+    assert together == _rows(cohort)
+
+
+def test_a_deal_depends_on_patients_and_seed_not_on_their_order() -> None:
+    cohort = _cohort()
+    turned = cohort.take(np.arange(36, -1, -1))
+
+    def silos(given: Cohort, seed: int) -> list[set[str]]:
+        return [set(part.patients) for part in deal(given, 4, seed)]
+
+    assert silos(cohort, 0) == silos(turned, 0)
+    assert silos(cohort, 0) != silos(cohort, 1)
+
+
+def test_a_deal_is_of_random_patients() -> None:
+    """A patient's silo is uniform: the hypergeometric mean of 200 deals within 5 σ."""
+    cohort = _cohort(12)
+    hits = sum(cohort.patients[0] in deal(cohort, 3, seed)[0].patients for seed in range(200))
+    assert abs(hits - 200 / 3) < 5 * np.sqrt(200 * (1 / 3) * (2 / 3))
+
+
+def test_a_split_has_the_shares_asked_for() -> None:
+    cohort = _cohort(40)
+    parts = split(cohort, {"train": 0.6, "valid": 0.1, "test": 0.3, "none": 0.0}, seed=2)
+    assert {n: len(p) for n, p in parts.items()} == {"train": 24, "valid": 4, "test": 12, "none": 0}
+    assert {k: v for p in parts.values() for k, v in _rows(p).items()} == _rows(cohort)
+    order = [p for p in cohort.patients if p in set(parts["train"].patients)]
+    assert list(parts["train"].patients) == order
+
+
+def test_settings_that_cannot_be() -> None:
+    cohort = _cohort(3)
+    with pytest.raises(DataError, match="3 patients of cohort h cannot fill 4 sites"):
+        deal(cohort, 4)
+    with pytest.raises(ConfigError, match=r"sum to 1, not: train = 0.5"):
+        split(cohort, {"train": 0.5})
+    with pytest.raises(DataError, match=r"'valid' .* has no patient"):
+        split(cohort, {"train": 0.9, "valid": 0.1})
+
+
+def test_pooling_undoes_a_deal() -> None:
+    cohort = _cohort()
+    whole = pooled(deal(cohort, 5, 1))
+    assert _rows(whole) == _rows(cohort)
+    assert whole.id == "pooled"
+    assert pooled([cohort]).bags.offsets.tolist() == cohort.bags.offsets.tolist()
+
+
+def test_pooling_what_does_not_fit() -> None:
+    a, b = _cohort(5, id="a"), _cohort(6, id="b")
+    for other, message in (
+        (a, "5 patients of cohort a are in another one"),
+        (replace(b, outputs=("d0", "d1", "x")), "only one of them has d2, x"),
+        (replace(b, outputs=("d1", "d0", "d2")), "in another order"),
+        (
+            replace(b, id="c", bags=Bags(b.bags.concepts, b.bags.offsets, 21)),
+            "vocabulary of 21 concepts, a one of 20",
+        ),
+    ):
+        with pytest.raises(DataError, match=message):
+            pooled([a, other])
+
+
+def test_label_counts_add_up_and_a_site_may_lack_a_disease() -> None:
+    """Against counting in Python; one output is never present, one has no label at all."""
+    cohort = _cohort(30)
+    labels = cohort.labels.copy()
+    labels[:, 0] = np.where(labels[:, 0] == 1, 0, labels[:, 0])
+    labels[:, 1] = -1
+    cohort = Cohort("h", cohort.patients, cohort.bags, labels, cohort.outputs)
+    found = {name: n.tolist() for name, n in cohort.label_counts().items()}
+    for column in range(3):
+        expected = Counter(labels[:, column].tolist())
+        names = {"present": 1, "absent": 0, "questionable": 2, "unlabelled": -1}
+        assert {n: found[n][column] for n in names} == {n: expected[v] for n, v in names.items()}
+    assert found["present"][0] == 0
+    assert found["unlabelled"][1] == 30
+    assert sum(p.label_counts()["absent"] for p in deal(cohort, 4)).tolist() == found["absent"]
+
+
+def test_the_fingerprint_changes_with_everything_but_the_name() -> None:
+    cohort = _cohort(6, seed=3)
+    bags, labels = cohort.bags, cohort.labels.copy()
+    assert replace(cohort, id="other", labels=labels.copy()).fingerprint() == cohort.fingerprint()
+    labels[0, 0] = 1 if labels[0, 0] != 1 else 0
+    concepts, offsets = bags.concepts.copy(), bags.offsets.copy()
+    concepts[0] = (concepts[0] + 1) % 20
+    offsets[1] = offsets[0] if offsets[1] else offsets[2]
+    others = [
+        replace(cohort, labels=labels),
+        replace(cohort, bags=Bags(concepts, bags.offsets, 20)),
+        replace(cohort, bags=Bags(bags.concepts, offsets, 20)),
+        replace(cohort, bags=Bags(bags.concepts, bags.offsets, 21)),
+        replace(cohort, patients=("x" + cohort.patients[0][1:], *cohort.patients[1:])),
+        replace(cohort, outputs=("d0", "d", "1d2")),
+    ]
+    assert len({c.fingerprint() for c in (cohort, *others)}) == 1 + len(others)
+
+
+def test_vectors_go_where_bags_go() -> None:
+    """A patient's vector follows its row through deal, pool, split, take: by indexing."""
+    plain = _cohort()
+    values = np.random.default_rng(5).standard_normal((len(plain), 4)).astype(np.float32)
+    given = replace(plain, bags=Vectors(values))
+    own = dict(zip(given.patients, values.tolist(), strict=True))
+    halves = split(given, {"a": 0.5, "b": 0.5}, 2)
+    for made in (pooled(deal(given, 3, 1)), given.take([5, 2, 2][:2]), *halves.values()):
+        assert isinstance(made.bags, Vectors)
+        assert (len(made.bags), made.bags.width) == (len(made), 4)
+        found = zip(made.patients, made.bags.values.tolist(), strict=True)
+        assert all(vector == own[patient] for patient, vector in found)
+    assert sum(map(len, halves.values())) == len(given)
+    assert given.fingerprint() != plain.fingerprint()
+    assert given.fingerprint() != replace(given, bags=Vectors(values + 1)).fingerprint()
+    with pytest.raises(DataError, match="give both one dictionary"):
+        pooled([given, _cohort(id="other")])
+
+
+@pytest.mark.parametrize("values", [np.zeros(3), np.full((2, 2), np.nan)])
+def test_vectors_that_cannot_be(values: np.ndarray) -> None:
+    with pytest.raises(DataError, match="a matrix of finite numbers"):
+        Vectors(values)
+
+
+# ---- sites -----------------------------------------------------------------------------------
+
+SPACE = FeatureSpace(5, False, {"kind": "concepts", "fingerprint": "f"})
+
+
+def named(*patients: str, outputs: tuple[str, ...] = ("a", "b")) -> Cohort:
+    bags = Bags.of([[len(p) % 5, 1] for p in patients], 5)
+    return Cohort("c", patients, bags, np.zeros((len(patients), len(outputs))), outputs)
+
+
+def site(name: str, train: Cohort, valid: Cohort, test: Cohort) -> SitePatients:
+    codes = {p: frozenset({f"icd9:{len(p):03d}"}) for part in (train, test) for p in part.patients}
+    return SitePatients(name, SPACE, train, valid, test, codes)
+
+
+def test_pooling_keeps_every_patient_once() -> None:
+    """Sets and sums, by hand."""
+    a = site("a", named("p", "q"), named("v"), named("t"))
+    b = site("b", named("r"), named("w"), named("u"))
+    whole = pooled_patients([a, b])
+    assert (whole.id, whole.space) == ("pooled", SPACE)
+    assert whole.train.patients == ("p", "q", "r")
+    assert whole.valid.patients == ("v", "w")
+    assert whole.test.patients == ("t", "u")
+    assert set(whole.codes) == {"p", "q", "r", "t", "u"}
+    assert whole.train.bags.concepts.tolist() == [1, 1] * 3
+
+
+def test_a_shared_test_part_is_pooled_once() -> None:
+    test = named("t", "u")
+    sites = [site(n, named(n), named(f"{n}v"), replace(test, id=n)) for n in ("a", "b", "c")]
+    assert pooled_patients(sites).test.patients == ("t", "u")
+    partly = [sites[0], replace(sites[1], test=named("t"))]
+    one = site("a", named("p"), named(), named())
+    for twice in (partly, [one, replace(one, id="b")]):  # a patient at two sites
+        with pytest.raises(DataError, match="1 patients of cohort"):
+            pooled_patients(twice)
+
+
+def test_sites_must_be_alike() -> None:
+    one = site("a", named("p"), named("v"), named("t"))
+    require_alike([one, replace(one, id="b")])
+    read = "'a' and 'b' read notes with different dictionaries"
+    for message, change in (
+        (r"different phenotypes \(b, c\)", {"train": named("q", outputs=("a", "c"))}),
+        ("their order", {"train": named("q", outputs=("b", "a"))}),
+        (read, {"space": replace(SPACE, width=6)}),
+        (read, {"space": replace(SPACE, recipe={"fingerprint": "g"})}),
+    ):
+        with pytest.raises(DataError, match=message):
+            require_alike([one, replace(one, id="b", **change)])  # type: ignore[arg-type]
+
+
+def test_a_fingerprint_changes_with_what_is_in_a_site() -> None:
+    one = site("a", named("p"), named("v"), named("t"))
+    changed = [
+        replace(one, train=named("q")),
+        replace(one, valid=one.test, test=one.valid),
+        replace(one, codes={**one.codes, "p": frozenset({"icd9:999"})}),
+        replace(one, codes={}),
+        replace(one, space=replace(SPACE, recipe={"fingerprint": "g"})),
+        replace(one, train=replace(one.train, labels=np.ones((1, 2)))),
+        replace(one, train=replace(one.train, bags=Vectors(np.zeros((1, 5))))),
+    ]
+    assert len({fingerprint(s) for s in (one, *changed)}) == 1 + len(changed)
+    assert fingerprint(replace(one, id="b")) == fingerprint(one)
+    turned = replace(one, codes=dict(reversed(one.codes.items())))
+    assert fingerprint(turned) == fingerprint(one)

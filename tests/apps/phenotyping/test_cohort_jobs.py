@@ -1,0 +1,435 @@
+"""Jobs on patients: from notes, codes and labels in files to each site's patients.
+
+Expected values are read off small files written here, or are identities (silos together are the
+whole).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from patient_files import SECRET, everyone, job, load, parts, write, write_terms
+
+from fednotes.cli import app
+from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.settings import read_toml
+from fednotes.data.text import Passage
+from fednotes.apps.deployment.agreement import Description, agreed_config, describe
+from fednotes.jobs.job import Job, Sites, load_sites
+from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
+from fednotes.jobs.simulate import claim, recorded
+from fednotes.apps.phenotyping.cohort import Bags, Vectors, fingerprint, pooled_patients
+
+TERMS = ("asthma", "gout", "cough", "fever")  # concepts C0000000 …, in this order
+CONCEPTS = {"dictionary": "terms.tsv"}
+PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A dictionary of four terms; 30 patients with notes, most of them with MIMIC-III's codes.
+
+    Patient i has i % 4 mentions. Every third has hypertension (401); patients 0 to 4 are uncoded,
+    and code tables know three patients without notes.
+    """
+    write_terms(tmp_path, *TERMS)
+    write_notes(tmp_path / "notes.csv", range(30))
+    coded = [f"{i},{i},{'5715' if i % 3 else '4019'}" for i in range(5, 33)]
+    head = "ROW_ID,SUBJECT_ID,ICD9_CODE"
+    write(tmp_path / "DIAGNOSES_ICD.csv", head, [*coded, "9,9", "10,10,"])
+    write(tmp_path / "PROCEDURES_ICD.csv", head, ["1,7,8154"])
+    write(tmp_path / "CPTEVENTS.csv", "ROW_ID,SUBJECT_ID,CPT_CD", ["1,7,99254"])
+    return tmp_path
+
+
+def write_notes(path: Path, numbers: range) -> None:
+    rows = [f'{i},"{SECRET} has {" and ".join(TERMS[: i % 4]) or "nothing"}."' for i in numbers]
+    write(path, "patient,text", rows)
+
+
+SITE = {"notes": "notes.csv", "codes": ".", "codes_format": "mimic"}
+
+
+def test_notes_codes_and_phenotypes(place: Path) -> None:
+    """Bags, labels and codes of each patient as the files were written."""
+    made = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES)
+    (site,) = made.data
+    assert sorted(everyone(site), key=int) == [str(i) for i in range(30)]
+    assert [len(part) for part in parts(site)] == [21, 3, 6]
+    assert site.phenotypes == ("hypertension", "gout")
+    assert (site.space.width, site.space.dense) == (4, False)
+    for part in parts(site):
+        assert isinstance(part.bags, Bags)
+        for at, patient in enumerate(part.patients):
+            i = int(patient)
+            own = part.bags.concepts[part.bags.offsets[at] : part.bags.offsets[at + 1]]
+            assert own.tolist() == list(range(i % 4))
+            expected = [-1, -1] if i < 5 else [int(i % 3 == 0), int(i == 7)]
+            assert part.labels[at].tolist() == expected
+    assert set(site.codes) == {str(i) for i in range(5, 30)}
+    assert site.codes["7"] == {"icd9:5715", "cpt:99254"}
+    assert all(site.codes[str(i)] == set() for i in range(6, 30, 3))
+    held = [code for given in site.codes.values() for code in given if code.startswith("icd9:401")]
+    assert held == []
+
+
+def test_what_was_counted_is_told(place: Path) -> None:
+    notes = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES).notes
+    assert notes[:8] == (
+        f"a: {place / 'DIAGNOSES_ICD.csv'}:30: 2 columns instead of 3",
+        f"a: {place / 'DIAGNOSES_ICD.csv'}: 1 rows without a code: left out",
+        "a: 30 patients with 30 notes",
+        "a: 8 patients without a concept of the dictionary in their notes: kept",
+        "a: 5 patients without codes: kept, their codes are unknown",
+        "a: 3 patients with codes have no notes here: left out",
+        "a: codes held out of stage 1, and who had them: icd9:401 8, icd9proc:81 1",
+        "a: codes to hold out that no patient has: icd9:274",
+    )
+    assert SECRET not in "".join(notes)
+
+
+def test_label_counts_are_of_the_training_patients(place: Path) -> None:
+    made = load(place, sites={"a": SITE}, phenotypes={"hypertension": ["icd9:401"], "x": ["cpt:0"]})
+    train = made.data[0].train
+    present, absent, none = (int((train.labels[:, 0] == v).sum()) for v in (1, 0, -1))
+    line = "hypertension: present/absent/questionable/unlabelled of the training patients: "
+    assert made.notes[-3] == f"{line}a {present}/{absent}/0/{none}"
+    assert made.notes[-1].endswith("without two classes of training labels: x (absent only)")
+
+
+def test_patients_with_too_many_concepts_are_left_out(place: Path) -> None:
+    made = load(place, sites={"a": SITE}, concepts={**CONCEPTS, "most": 2})
+    assert len(everyone(made.data[0])) == 30 - 7
+    assert "a: 7 patients with more than 2 concepts: left out" in made.notes
+
+
+def test_one_stage_alone(place: Path) -> None:
+    """Without phenotypes there is no output, without codes nothing to learn in stage 1."""
+    (codes_only,) = load(place, sites={"a": SITE}, hold_out={"codes": ["icd9:57"]}).data
+    assert codes_only.phenotypes == ()
+    left = {code for given in codes_only.codes.values() for code in given}
+    assert left == {"icd9:4019", "icd9proc:8154", "cpt:99254"}
+    (notes_only,) = load(place, sites={"a": {"notes": "notes.csv"}}).data
+    assert (notes_only.codes, notes_only.phenotypes) == ({}, ())
+
+
+def test_silos_together_are_the_whole(place: Path) -> None:
+    tables = {"sites": {"a": SITE}, "phenotypes": PHENOTYPES}
+    (whole,) = load(place, **tables).data
+    silos = load(place, **tables, silos={"number": 3}).data
+    assert [s.id for s in silos] == ["silo1", "silo2", "silo3"]
+    for part in ("train", "valid"):
+        dealt = [p for s in silos for p in getattr(s, part).patients]
+        assert sorted(dealt) == sorted(getattr(whole, part).patients)
+    assert all(s.test.patients == whole.test.patients for s in silos)
+    assert all(set(s.codes) == set(everyone(s)) & set(whole.codes) for s in silos)
+    again = pooled_patients(silos)
+    assert again.codes == whole.codes
+    assert again.test.patients == whole.test.patients
+    one = load(place, **tables, silos={"number": 1}).data[0]
+    assert sorted(one.train.patients) == sorted(whole.train.patients)
+    with pytest.raises(ConfigError, match=r"\[silos\] number = 4: the 3 patients"):
+        load(place, **tables, silos={"number": 4})
+
+
+def test_a_smaller_labelled_share_is_a_subset(place: Path) -> None:
+    sets = []
+    for share in (0.1, 0.3, 0.5, 1.0):
+        site = {**SITE, "labelled": share}
+        (made,) = load(place, sites={"a": site}, phenotypes=PHENOTYPES).data
+        kept = (made.train.labels >= 0).any(1)
+        sets.append({p for p, k in zip(made.train.patients, kept, strict=True) if k})
+    full = len(sets[-1])
+    assert [len(s) for s in sets] == [round(x * full) for x in (0.1, 0.3, 0.5, 1.0)]
+    assert all(a < b for a, b in itertools.pairwise(sets))
+    assert (made.test.labels >= 0).sum() == 2 * sum(int(p) >= 5 for p in made.test.patients)
+
+
+def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
+    (place / "b").mkdir()
+    write_notes(place / "b" / "notes.csv", range(20, 40))
+    made = load(place, sites={"a": SITE, "b": {**SITE, "notes": "b/notes.csv"}})
+    assert any("b: 10 patients' ids are another site's too: told" in line for line in made.notes)
+    assert set(everyone(made.data[1])) == {f"b/{i}" for i in range(20, 40)}
+    assert set(made.data[1].codes) == {f"b/{i}" for i in range(20, 33)}
+    assert len(everyone(pooled_patients(made.data))) == 50
+
+
+def test_who_may_be_trained_on_and_tested_is_counted(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By plain loops over ids: b shares ten ids with a, c ten with b, which are renamed there; d
+    none. `check` warns of them."""
+    numbers = {"a": range(30), "b": range(20, 50), "c": range(40, 60), "d": range(60, 80)}
+    for name, own in numbers.items():
+        write_notes(place / f"{name}.csv", own)
+    sites = {name: {"notes": f"{name}.csv"} for name in numbers}
+    made = load(place, sites=sites)
+    ids = [[{int(p.rpartition("/")[2]) for p in c.patients} for c in parts(s)] for s in made.data]
+    crossed = []
+    for (train, valid, test), (train2, valid2, test2) in itertools.pairwise(ids[:3]):
+        crossed.append(len((train | valid) & test2 | test & (train2 | valid2)))
+    assert min(crossed) > 0
+    assert [line for line in made.notes if line.startswith("warning: ")] == [
+        f"warning: {name}: 10 patients' ids are another site's too: told apart; if they are the "
+        f"same people, {number} are trained on at one site and tested at another"
+        for name, number in zip("bc", crossed, strict=True)
+    ]
+    together = [p for site in made.data for p in everyone(site)]
+    assert len(together) == len(set(together)) == 100
+    apart = {name: {**sites[name], "test": "d.csv"} for name in "ac"}  # a common test part is none
+    assert not any("warning" in line for line in load(place, sites=apart).notes)
+    table = 'codes = "."\ncodes_format = "mimic"\n'
+    tables = "".join(f'[sites.{n}]\nnotes = "{n}.csv"\n{table}' for n in "ab")
+    few = "[training]\nmin_patients = 1\n"  # or a simulation would refuse them, and so the check
+    head = (
+        'method = "phenotype"\nconditions = ["federated"]\n[concepts]\ndictionary = "terms.tsv"\n'
+    )
+    (place / "job.toml").write_text(head + few + tables)
+    monkeypatch.setattr(sys, "argv", ["fednotes", "check", str(place / "job.toml")])
+    app.main()
+    caught = capsys.readouterr()
+    told = (caught.out + caught.err).splitlines()
+    assert sum(line.startswith("warning: b: 10 patients' ids") for line in told) == 1
+    assert not any(line.startswith("note: warning") for line in told)
+    assert SECRET not in caught.out + caught.err
+
+
+def test_generated_patients_need_no_file(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    given = job(tmp_path, synthetic={"sites": 2, "patients": 40})
+    made = load_sites(given, lambda done, total: told.append((done, total)), tmp_path)
+    assert [s.id for s in made.data] == ["site1", "site2"]
+    assert len(made.data[0].phenotypes) == 6
+    sizes = [len(everyone(s)) for s in made.data]
+    assert [t for t in told if t[0] == t[1]] == [(n, n) for n in sizes]
+    again = load(tmp_path, synthetic={"sites": 2, "patients": 40})
+    assert [fingerprint(s) for s in made.data] == [fingerprint(s) for s in again.data]
+    dealt = load(tmp_path, synthetic={"sites": 2, "patients": 40}, silos={"number": 3})
+    assert sorted(everyone(pooled_patients(dealt.data))) == sorted(
+        p for s in made.data for p in everyone(s)
+    )
+
+
+def test_a_run_on_other_patients_is_not_gone_on_with(place: Path) -> None:
+    given, out = job(place, sites={"a": SITE}, concepts=CONCEPTS), place / "out"
+    sites = load_sites(given, cache=place / "cache")
+    claim(given, out, sites, resume=False)
+    assert recorded(out)["notes"] == {"a": fingerprint(sites.data[0])}
+    (out / "metrics.jsonl").write_text("{}\n")
+    claim(given, out, load_sites(given, cache=None), resume=True)
+    (place / "CPTEVENTS.csv").write_text("ROW_ID,SUBJECT_ID,CPT_CD\n1,8,99254\n")
+    with pytest.raises(ConfigError, match="the notes of site 'a' changed"):
+        claim(given, out, load_sites(given, cache=place / "cache"), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("tables", "error", "message"),
+    [
+        ({"sites": {"a": {"notes": "none"}}}, DataError, "site 'a': .*none: no such file"),
+        ({"sites": {"a": {"notes": "$NO_SUCH/x"}}}, ConfigError, "NO_SUCH is not set"),
+        ({"concepts": {"dictionary": "no.obo"}}, DataError, r"\[concepts\] dictionary: .*no\.obo"),
+        ({"concepts": {**CONCEPTS, "ids": "x"}}, ConfigError, r"option 'ids' is none of format"),
+        ({"sites": {"a": {**SITE, "tables": ["cp"]}}}, ConfigError, "'cp'.*did you mean 'cpt'"),
+        ({"sites": {"a": {**SITE, "notes": "other.csv"}}}, DataError, "none of the 28 patients"),
+        ({"sites": {"a": {**SITE, "test": "notes.csv"}}}, DataError, "30 patients of `test`"),
+        (
+            {"sites": {"a": SITE, "b": {"labels": "obesity"}}},
+            DataError,
+            "have different phenotypes",
+        ),
+        ({"sites": {"a": {"notes": "few.csv"}}}, DataError, "site 'a': the part .* has no patient"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    place: Path, tables: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    write_notes(place / "other.csv", range(100, 110))
+    write_notes(place / "few.csv", range(2))
+    obesity(place)
+    with pytest.raises(error, match=message) as caught:
+        load(place, **{"sites": {"a": SITE}, **tables})
+    assert SECRET not in str(caught.value)
+
+
+def obesity(place: Path, train: int = 8) -> Path:
+    """Summaries of the challenge, four more in its test part, judged for gout."""
+    folder = place / "obesity"
+    folder.mkdir(exist_ok=True)
+    for part, first, last in (("training", 1, train), ("test", train + 1, train + 4)):
+        ids = range(first, last + 1)
+        docs = "".join(f'<doc id="{i}"><text>{SECRET} has gout.</text></doc>' for i in ids)
+        (folder / f"obesity_patient_records_{part}.xml").write_text(f"<root>{docs}</root>")
+        judged = "".join(f'<doc id="{i}" judgment="{"YNQ"[i % 3]}"/>' for i in ids if i != 8)
+        (folder / f"obesity_standoff_annotations_{part}.xml").write_text(
+            f'<set><diseases source="intuitive"><disease name="Gout">{judged}</disease></diseases>'
+            "</set>"
+        )
+    return folder
+
+
+def test_labels_of_the_obesity_challenge(place: Path) -> None:
+    obesity(place)
+    site = {"labels": "obesity", "valid_fraction": 0.25}
+    made = load(place, sites={"o": site})
+    (one,) = made.data
+    assert one.test.patients == ("9", "10", "11", "12")
+    assert (len(one.train), len(one.valid), one.codes) == (6, 2, {})
+    at = one.phenotypes.index("Gout")
+    labels = {p: int(c.labels[r, at]) for c in (one.train, one.valid, one.test)
+              for r, p in enumerate(c.patients)}  # fmt: skip
+    values = {0: 1, 1: 0, 2: 2}
+    assert labels == {str(i): values[i % 3] if i != 8 else -1 for i in range(1, 13)}
+    assert "o: 1 patients have no label of any phenotype: unlabelled" in made.notes
+    assert any("Asthma (no label)" in line for line in made.notes)
+
+
+def test_ctakes_output_in_place_of_notes(place: Path) -> None:
+    rows = [f"{i} C0000000 -C0000001 C0000003 C0009999" for i in range(30)]
+    (place / "found.txt").write_text("\n".join(rows) + "\n")
+    made = load(place, sites={"a": {**SITE, "notes": [], "concepts": "found.txt"}, "b": {
+        "notes": "notes.csv"}})  # fmt: skip
+    (one, other) = made.data
+    assert one.space == other.space
+    assert isinstance(one.train.bags, Bags)
+    assert one.train.bags.concepts.tolist() == [0, 3] * len(one.train)
+    assert "a: 30 CUIs are not in the dictionary: left out" in made.notes
+    (place / "found.txt").write_text("1 C0099999\n2 C0099998\n")
+    with pytest.raises(DataError, match="none of the 2 CUIs is a concept of the dictionary"):
+        load(place, sites={"a": {"concepts": "found.txt"}})
+
+
+@pytest.mark.corpora
+def test_codiesp(corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """750 cases, 104 without a concept that holds for the patient; counts of codes by grep.
+
+    grep -cP '^\\S+\\ti10$' codiesp/train/trainD.tsv → 77 of 500, dev 39 of 250.
+    """
+    monkeypatch.setenv("FEDNOTES_CORPORA", str(corpora))
+
+    def built_in(name: str) -> Sites:
+        path = built_in_jobs()[f"phenotype/{name}"]
+        table = {**read_toml(path), "method": "phenotype", "training": {}, "model": {}}
+        return load_sites(parse_job(table, name, path.parent, str(path)), cache=tmp_path)
+
+    both, codes = built_in("codiesp"), built_in("codiesp-codes")
+    assert "codiesp: 750 patients with 750 notes" in both.notes
+    line = "codiesp: 104 patients without a concept of the dictionary in their notes: kept"
+    assert line in both.notes
+    whole = pooled_patients(both.data)
+    assert (len(whole.train), len(whole.valid), len(whole.test)) == (450, 50, 250)
+    present = [(c.labels == 1).sum(0) for c in (whole.train, whole.valid, whole.test)]
+    at = whole.phenotypes.index("hypertension")
+    assert (present[0][at] + present[1][at], present[2][at]) == (77, 39)
+    assert min(present[2]) >= 10
+    alone = pooled_patients(codes.data)
+    assert (len(codes.data), alone.phenotypes) == (10, ())
+    assert alone.codes == whole.codes
+    assert alone.space == whole.space
+    assert not any(c.startswith("icd10:I10") for given in whole.codes.values() for c in given)
+
+
+def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On invented files: 200 patients of MIMIC-III, 44 summaries, a UMLS of one term."""
+    rows = [f"{i},{i},Nursing,,{SECRET} has gout" for i in range(200)]
+    head = "ROW_ID,SUBJECT_ID,CATEGORY,ISERROR,TEXT"
+    (place / "NOTEEVENTS.csv").write_text("\n".join([head, *rows]) + "\n")
+    row = "C0018099|ENG|P|L|PF|S|Y|A||M|D|SNOMEDCT_US|PT|1|Gout|0|N||"
+    (place / "MRCONSO.RRF").write_text(row + "\n")
+    (place / "cuis.txt").write_text("C0018099 1 2\n")
+    for name, folder in (
+        ("CONCEPT_VECTORS", place / "cuis.txt"),
+        ("MIMIC_III", place),
+        ("UMLS_RRF", place),
+        ("I2B2_OBESITY", obesity(place, 40)),
+    ):
+        monkeypatch.setenv(name, str(folder))
+    assert load_job("phenotype/obesity").sites["obesity"].judgment == "intuitive"
+    sizes = []
+    for name in ("mimic", "obesity"):
+        path = built_in_jobs()[f"phenotype/{name}"]
+        table = {**read_toml(path), "method": "phenotype", "training": {}, "model": {}}
+        made = load_sites(parse_job(table, name, path.parent, str(path)), cache=place / "cache")
+        whole = pooled_patients(made.data)
+        parts = [len(part) for part in (whole.train, whole.valid, whole.test)]
+        sizes.append((len(made.data), parts, len(whole.codes)))
+        assert (whole.vectors is None) == (name == "obesity")
+    assert sizes == [(10, [200, 0, 0], 28), (3, [40, 0, 4], 0)]  # nobody is held out of training
+
+
+LINES = ["C0000002 1 2", "C0000000 3 4", "C9999999 7 7"]
+
+
+def of_vectors(place: Path, lines: Sequence[str], vectors: str = "cuis.txt") -> tuple[Job, Sites]:
+    """Two silos whose job names a file of public vectors of concepts."""
+    write(place / "cuis.txt", "", lines)
+    tables = {
+        **{"preset": "paper", "silos": {"number": 2}, "sites": {"a": SITE}},
+        "concepts": {**CONCEPTS, "vectors": vectors},
+        "training": {"minimum": 1, "least_occurrences": 1, "cycles": 1, "systems": ["icd9"]},
+        "model": {"network": {"embedding": 2, "hidden": 3, "length": 0}},
+    }
+    return job(place, **tables), load(place, **tables)
+
+
+def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
+    """Indices and numbers as they were written, the dictionary's order; other words left out."""
+    given, made = of_vectors(place, LINES)
+    assert len(made.data) == 2
+    for site in made.data:
+        assert site.vectors.concepts.tolist() == [0, 2]
+        assert site.vectors.values.tolist() == [[3, 4], [1, 2]]
+    assert any("2 of the dictionary's concepts have a vector" in line for line in made.notes)
+    assert given.module.for_sites(given.config, made.data).vectors
+    other, without = of_vectors(place, LINES, "")
+    assert all(site.vectors is None for site in without.data)
+    assert not other.module.for_sites(other.config, without.data).vectors
+    # Notes are read alike whatever training starts from.
+    assert made.data[0].space == without.data[0].space
+    with pytest.raises(DataError, match=r"no word in it is the id of a concept, such as C0000000"):
+        of_vectors(place, ["aspirin 1 2"])
+    with pytest.raises(ConfigError, match="NOWHERE is not set"):
+        of_vectors(place, LINES, "$NOWHERE")
+
+
+def test_real_sites_must_have_the_same_vectors(place: Path) -> None:
+    """By the digest that each describes itself with, before round 1."""
+    given, made = of_vectors(place, LINES)
+    own = describe(given, made.data[0])
+    assert own.vectors == made.data[0].vectors.digest
+    assert len(own.vectors) == 64
+    assert agreed_config(given, {"a": own, "b": own}).vectors
+    _, others = of_vectors(place, [*LINES[:2], "C0000003 5 5"])
+    other = describe(given, others.data[0])
+    assert other.vectors != own.vectors
+    for theirs in (other, Description(**{**vars(own), "vectors": ""})):
+        with pytest.raises(DataError, match=r"different \[concepts\] vectors"):
+            agreed_config(given, {"a": own, "b": theirs})
+
+
+def test_vectors_of_an_encoder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder that gives each word its length: a patient is the mean, worked out here."""
+
+    class Lengths:
+        fingerprint, layers, dim = "lengths", 1, 2
+
+        def encode(self, sentences: list[Passage]) -> np.ndarray:
+            words = [word for sentence in sentences for word in sentence.forms]
+            return np.array([[[len(w), 1]] for w in words], dtype=np.float16)
+
+    monkeypatch.setattr("fednotes.apps.phenotyping.features.load_encoder", lambda spec: Lengths())
+    (site,) = load(place, sites={"a": {"notes": "notes.csv"}}, text={"encoder": "x"}).data
+    assert (site.space.width, site.space.dense) == (2, True)
+    assert isinstance(site.train.bags, Vectors)
+    for row, patient in enumerate(site.train.patients):
+        terms = " and ".join(TERMS[: int(patient) % 4]) or "nothing"
+        sizes = [len(w) for w in f"{SECRET} has {terms} .".split()]
+        assert site.train.bags.values[row].tolist() == pytest.approx([np.mean(sizes), 1])
+    with pytest.raises(FednotesError, match="concepts do not go with"):
+        job(place, sites={"a": {"concepts": "x"}}, text={"encoder": "x"})

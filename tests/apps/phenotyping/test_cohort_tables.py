@@ -1,0 +1,220 @@
+"""A hospital's own tables in a job on patients: codes, judged labels; scores against a table.
+
+Expected values are read off small files written here: patient i names term i % 3 in the notes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patient_files import SECRET, job, labels_of, load, save_model, write, write_terms
+
+from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.store import holding
+from fednotes.jobs.job import load_sites
+from fednotes.api import evaluate
+
+TERMS = ("asthma", "cough", "gout")
+Run = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """30 patients with notes, 4 more in a test part; all but 0 and 1 coded; labels of 0 to 31.
+
+    codes.csv: a row a patient, MIMIC-IV's columns under other names; patient 99 has no notes.
+    labels.csv: long; gout where the notes name it, asthma of every second patient; one pair
+    twice, one damaged row; patients 98 and 99 have no notes.
+    """
+    write_terms(tmp_path, *TERMS)
+    for name, numbers in (("notes", range(30)), ("test", range(30, 34))):
+        notes = [f'{i},"{SECRET} has {TERMS[i % 3]}."' for i in numbers]
+        write(tmp_path / f"{name}.csv", "patient,text", notes)
+    coded = [f"{i},{'4019' if i % 2 else 'I10'},{9 if i % 2 else 10}" for i in (*range(2, 30), 99)]
+    write(tmp_path / "codes.csv", "mrn,icd_code,icd_version", [*coded, "1,2"])
+    judged = [f"{i},gout,{'Y' if i % 3 == 2 else 'N'}" for i in range(32)]
+    judged += [f"{i},asthma,{i % 3}" for i in range(0, 32, 2)]
+    judged += ["0,gout,Y", "98,gout,Y", "99,gout,N", "5,gout,perhaps"]
+    write(tmp_path / "labels.csv", "patient,phenotype,label", judged)
+    return tmp_path
+
+
+CODES = {"codes": "codes.csv", "codes_format": "table", "patient_column": "mrn"}
+SITE = {"notes": "notes.csv", **CODES, "labels": "labels.csv"}
+
+
+def expected(i: int) -> list[int]:
+    """asthma, gout of the patient; 0's gout is judged twice and differently."""
+    asthma = i % 3 if i % 2 == 0 and i < 32 else -1
+    return [asthma, -1 if i == 0 or i >= 32 else int(i % 3 == 2)]
+
+
+def test_codes_and_labels_of_tables(place: Path) -> None:
+    """From files to each patient's bag, codes and labels; what was counted is told."""
+    made = load(place, sites={"a": SITE})
+    (site,) = made.data
+    assert site.phenotypes == ("asthma", "gout")
+    assert labels_of(site) == {str(i): expected(i) for i in range(30)}
+    assert site.codes == {str(i): {"icd9:4019" if i % 2 else "icd10:I10"} for i in range(2, 30)}
+    codes, labels = place / "codes.csv", place / "labels.csv"
+    twice = f"a label of the same pair is another one at {labels}:2: neither holds"
+    assert made.notes[:7] == (
+        f"a: {labels}:53: the label is none of present, absent, questionable; Y, N, Q, U; 1, 0, 2",
+        f"a: {labels}:50: {twice}",
+        "a: 4 labelled patients have no notes here: left out",
+        f"a: {codes}:31: 2 columns instead of 3",
+        "a: 30 patients with 30 notes",
+        "a: 2 patients without codes: kept, their codes are unknown",
+        "a: 1 patients with codes have no notes here: left out",
+    )
+    assert SECRET not in "".join(made.notes)
+
+
+def test_a_test_part_with_labels_of_its_own(place: Path) -> None:
+    """A wide table; who is in both is told by both. Patient 33 has no label at all."""
+    (place / "judged.tsv").write_text("person_id\tgout\tasthma\n31\tN\tY\n32\tQ\t\n")
+    site = {**SITE, "test": "test.csv", "test_labels": "judged.tsv"}
+    made = load(place, sites={"a": site})
+    (one,) = made.data
+    assert one.test.patients == ("30", "31", "32", "33")
+    assert one.test.labels.tolist() == [expected(30), [1, 0], [-1, 2], [-1, -1]]
+    assert "a: 1 patients have no label of any phenotype: unlabelled" in made.notes
+    table = {k: v for k, v in site.items() if k != "test_labels"}
+    (alone,) = load(place, sites={"a": table}).data
+    assert alone.test.labels.tolist() == [expected(i) for i in range(30, 34)]
+
+
+def test_sites_with_other_files_agree_by_name(place: Path) -> None:
+    """One long, one wide in another order; with the same ids they are told apart."""
+    rows = [f"{i},{i % 2},{'U' if i % 2 else 'Q'}" for i in range(30)]
+    write(place / "wide.csv", "patient,gout,asthma", rows)
+    other = {"notes": "notes.csv", "labels": "wide.csv", "unmentioned": "absent"}
+    a, b = load(place, sites={"a": SITE, "b": other}).data
+    assert a.phenotypes == b.phenotypes == ("asthma", "gout")
+    assert labels_of(b) == {f"b/{i}": [0 if i % 2 else 2, i % 2] for i in range(30)}
+    (place / "few.csv").write_text("patient,gout\n1,Y\n")
+    few = {"notes": "notes.csv", "labels": "few.csv"}
+    with pytest.raises(DataError, match=r"have different phenotypes \(asthma\)"):
+        load(place, sites={"a": SITE, "b": few})
+
+
+def test_codes_of_a_table_make_phenotypes(place: Path) -> None:
+    (place / "more.csv").write_text("patient,code,system\n3,401.9,icd9\n3,0331,icd9proc\n")
+    site = {"notes": "notes.csv", "codes": ["more.csv"], "codes_format": "table"}
+    (one,) = load(place, sites={"a": site}, phenotypes={"hypertension": ["icd9:401"]}).data
+    assert labels_of(one) == {str(i): [1 if i == 3 else -1] for i in range(30)}
+    assert one.codes == {"3": {"icd9proc:0331"}}
+
+
+@pytest.mark.parametrize(
+    ("site", "error", "message"),
+    [
+        ({**SITE, "labels": "none.csv"}, DataError, "site 'a': .*none.csv: no such file"),
+        ({**SITE, "labels": "terms.tsv"}, DataError, "terms.tsv:1: there is no column 'patient'"),
+        ({**SITE, "labels": "odd.csv"}, DataError, "none of the 1 labelled patients has notes"),
+        ({"labels": "labels.csv"}, ConfigError, "a table of labels has no notes: give `notes`"),
+        ({**SITE, "judgment": "textual"}, ConfigError, "judgment is of the obesity challenge"),
+        ({**SITE, "test_labels": "x"}, ConfigError, "test_labels belong to `test`"),
+        ({**SITE, "patient_column": "id"}, DataError, "codes.csv:1: there is no column 'id'"),
+        ({**SITE, "codes_format": "mimic"}, DataError, "no such folder of tables"),
+        ({**SITE, "codes_format": "tabel"}, ConfigError, "codes_format"),
+        ({"notes": "notes.csv", "system": "icd10"}, ConfigError, 'go with codes_format = "table"'),
+        ({"notes": "notes.csv", "patient_column": "x"}, ConfigError, "patient_column is of a tab"),
+        ({**SITE, "system": "icd"}, ConfigError, "unknown coding system 'icd': did you mean"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    place: Path, site: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    (place / "odd.csv").write_text("patient,gout,asthma\n77,Y,N\n")
+    with pytest.raises(error, match=message) as caught:
+        load(place, sites={"a": site})
+    assert SECRET not in str(caught.value)
+    with pytest.raises(FednotesError, match=r"\[sites.a\]: labels do not go with \[phenotypes\]"):
+        load(place, sites={"a": SITE}, phenotypes={"x": ["icd9:401"]})
+
+
+def test_labels_of_another_test_part_than_the_challenges(place: Path) -> None:
+    (place / "folder").mkdir()
+    site = {**SITE, "labels": "folder", "test": "test.csv", "test_labels": "labels.csv"}
+    with pytest.raises(ConfigError, match="the obesity challenge has a test part"):
+        load(place, sites={"a": site})
+
+
+# evaluate
+
+
+@pytest.fixture
+def run(give: Callable[..., tuple[int, str, str]]) -> Run:
+    """Give a command; returns stdout and stderr."""
+
+    def given(*arguments: object) -> tuple[str, str]:
+        _, out, err = give(*arguments)
+        assert SECRET not in err
+        return out, err
+
+    return given
+
+
+@pytest.fixture
+def model(place: Path) -> Path:
+    return save_model(place / "model", "terms.tsv", place, "asthma", "gout")
+
+
+def test_evaluate_against_a_table(run: Run, model: Path, place: Path) -> None:
+    """The same as with the labels in the notes' own lines; gout is always right."""
+    out, err = run("evaluate", model, place / "notes.csv", "--labels", place / "labels.csv",
+                   "--json")  # fmt: skip
+    scores = json.loads(out)
+    assert scores["by_output"]["gout"]["macro"]["f1"] == 1
+    assert scores["by_output"]["gout"]["present"]["support"] == 10
+    words = {-1: None, 0: "absent", 1: "present", 2: "questionable"}
+    lines = []
+    for i in range(30):
+        given = dict(zip(("asthma", "gout"), (words[x] for x in expected(i)), strict=True))
+        labels = {name: word for name, word in given.items() if word}
+        text = f"{SECRET} has {TERMS[i % 3]}."
+        lines.append(json.dumps({"patient": str(i), "text": text, "labels": labels}))
+    (place / "gold.jsonl").write_text("\n".join(lines))
+    assert scores == evaluate(model, place / "gold.jsonl").scores
+    told = [line for line in err.splitlines() if line.startswith("note: ")]
+    assert told[0].startswith(f"note: {place / 'labels.csv'}:53: the label is none of")
+    assert f"note: 4 labelled patient(s) have no notes in {place / 'notes.csv'}: left out" in told
+
+
+def test_evaluate_refuses_what_has_no_labels(run: Run, model: Path, place: Path) -> None:
+    assert "or --labels with a table beside" in run("evaluate", model, place / "notes.csv")[1]
+    (place / "odd.csv").write_text("patient,gout\n77,Y\n")
+    err = run("evaluate", model, place / "notes.csv", "--labels", place / "odd.csv")[1]
+    assert "odd.csv: no patient with notes in" in err
+    (place / "other.csv").write_text("patient,Zoster\n7,Y\n8,Y\n")
+    err = run("evaluate", model, place / "notes.csv", "--labels", place / "other.csv")[1]
+    assert "other.csv labels Zoster, the model knows asthma, gout" in err
+    assert "note: 28 patient(s) have notes and no label: left out" in err
+    err = run("evaluate", place, place / "notes.csv", "--labels", place / "other.csv")[1]
+    assert f"--labels: {place} is no phenotyping model" in err
+
+
+# the cache of concepts
+
+
+def test_clearing_the_cache_removes_concepts(
+    run: Run, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what another process is writing, nor what is none of ours."""
+    folder = place / "own"
+    monkeypatch.setenv("FEDNOTES_CACHE", str(folder))
+    load_sites(job(place, sites={"a": SITE}), cache=folder / "concepts")
+    (made,) = (folder / "concepts").iterdir()
+    (made / "concepts.npy").write_bytes(bytes(2_500_000))
+    left = folder / "concepts" / f".{'b' * 32}.{'0' * 16}.old"
+    kept = [folder / "concepts" / f".{'a' * 32}.{'0' * 16}.tmp", folder / "concepts" / "mine"]
+    for each in (left, *kept):
+        each.mkdir()
+    with holding(kept[0]):
+        assert run("cache", "clear")[0] == f"2.5 MB freed in {folder}\n"
+    assert sorted((folder / "concepts").iterdir()) == sorted(kept)

@@ -1,0 +1,271 @@
+"""Dictionaries from UMLS files, ontologies and tables, with damaged rows."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.apps.phenotyping.dictionary import (
+    TYPES,
+    Dictionary,
+    cleaned,
+    dictionary_of,
+    read_dictionary,
+)
+
+File = Callable[..., Path]
+
+
+def conso(
+    cui: str,
+    text: str,
+    source: str = "SNOMEDCT_US",
+    kind: str = "SY",
+    language: str = "ENG",
+    suppress: str = "N",
+    preferred: str = "S|VO|N",
+) -> str:
+    ts, stt, ispref = preferred.split("|")
+    fields = [cui, language, ts, "L1", stt, "S1", ispref, "A1", "", "", "", source, kind, "1", text]
+    return "|".join([*fields, "0", suppress, "", ""])
+
+
+def terms(dictionary: Dictionary) -> dict[str, list[str]]:
+    """Term → ids."""
+    return {
+        term: [dictionary.concepts[c] for c in dictionary.of(at)]
+        for at, term in enumerate(dictionary.terms)
+    }
+
+
+ROWS = [
+    conso("C0011849", "Diabetes mellitus", kind="PT", preferred="P|PF|Y"),
+    conso("C0011849", "Diabetes mellitus (disorder)", kind="FN"),
+    conso("C0011849", "DM - Diabetes mellitus"),
+    conso("C0020538", "High blood pressure"),
+    conso("C0020538", "Hypertension", preferred="P|PF|Y"),
+    conso("C0020538", "Hypertension", source="MSH"),
+    conso("C0020538", "Hipertensión", language="SPA"),
+    conso("C0004057", "Aspirin", source="RXNORM", kind="IN"),
+    conso("C0004057", "ASA 81 MG", source="RXNORM", kind="SCD"),
+    conso("C0004057", "acetylsalicyl", source="RXNORM", kind="SY"),
+    conso("C0000003", "old", suppress="O"),
+    conso("C0000004", "obsolete", kind="OAP"),
+    conso("C0000005", "Hypertension"),
+]
+
+
+def test_umls(file: File) -> None:
+    made = read_dictionary(file("\n".join(ROWS) + "\n", "MRCONSO.RRF"))
+    assert made.concepts == ("C0000005", "C0004057", "C0011849", "C0020538")
+    assert terms(made) == {
+        "Aspirin": ["C0004057"],
+        "DM - Diabetes mellitus": ["C0011849"],
+        "Diabetes mellitus": ["C0011849"],
+        "High blood pressure": ["C0020538"],
+        "Hypertension": ["C0000005", "C0020538"],
+    }
+
+
+def test_umls_options(file: File) -> None:
+    path = file("\r\n".join(ROWS), "MRCONSO.RRF")
+    spanish = read_dictionary(path, language="SPA")
+    assert spanish.terms == ("Hipertensión",)
+    mesh = read_dictionary(path, sources=["MSH"])
+    assert mesh.concepts == ("C0020538",)
+    everything = read_dictionary(path, left_out_kinds=())
+    assert {"ASA 81 MG", "obsolete"} <= set(everything.terms)
+    with pytest.raises(DataError, match="sources MESH: the file has the sources SNOMEDCT_US, RX"):
+        read_dictionary(path, sources=["MESH"])
+
+
+def test_umls_rows_in_any_order(file: File) -> None:
+    one = read_dictionary(file("\n".join(ROWS), "a/MRCONSO.RRF"))
+    two = read_dictionary(file("\n".join(reversed(ROWS)), "b/MRCONSO.RRF"))
+    other = read_dictionary(file("\n".join(ROWS[:-1]), "c/MRCONSO.RRF"))
+    assert one.fingerprint == two.fingerprint != other.fingerprint
+
+
+def test_umls_semantic_types(file: File) -> None:
+    path = file("\n".join(ROWS), "MRCONSO.RRF")
+    types = ["C0011849|T047|B2|Disease or Syndrome|AT1||", "C0020538|T047|B2|Disease|AT2||"]
+    types += ["C0004057|T109|A1|Organic Chemical|AT3||", "C0000005|T170|A2|Book|AT4||", "damaged"]
+    file("\n".join(types), "MRSTY.RRF")
+    made = read_dictionary(path)
+    assert made.concepts == ("C0004057", "C0011849", "C0020538")
+    assert read_dictionary(path, types=["T109"]).concepts == ("C0004057",)
+    assert len(read_dictionary(path, types=[])) == 4
+    with pytest.raises(ConfigError, match="such as T047"):
+        read_dictionary(path, types=["Disease"])
+    (path.parent / "MRSTY.RRF").unlink()
+    with pytest.raises(DataError, match="MRSTY"):
+        read_dictionary(path, types=["T047"])
+    assert all(re.fullmatch(r"T\d{3}", name) for name in TYPES)
+    assert {"T047", "T184", "T061", "T121", "T023"} <= TYPES
+
+
+def test_umls_damaged_rows_are_left_out(file: File) -> None:
+    bad = [b"C0011849|ENG|cut off", conso("X1", "no id").encode(), conso("C0000009", " ").encode()]
+    bad += [conso("C0000010", "caf").encode() + b"\xe9|", b""]
+    path = file(b"\n".join([row.encode() for row in ROWS] + bad), "MRCONSO.RRF")
+    assert len(read_dictionary(path)) == 4
+
+
+def test_packed_files(tmp_path: Path) -> None:
+    path = tmp_path / "MRCONSO.RRF.gz"
+    path.write_bytes(gzip.compress("\n".join(ROWS).encode()))
+    (tmp_path / "MRSTY.RRF.gz").write_bytes(gzip.compress(b"C0004057|T109|A|B|C||"))
+    assert read_dictionary(path).concepts == ("C0004057",)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="is the file whole"):
+        read_dictionary(path)
+
+
+@pytest.mark.parametrize("name", ["MRCONSO.RRF", "a.obo", "t.csv"])
+@pytest.mark.parametrize("content", ["", "some words\n" * 300, b"\x00\xff\xfe" * 5000])
+def test_a_wrong_file_is_one_clear_line(name: str, content: str | bytes, file: File) -> None:
+    path = file(content, name)
+    with pytest.raises(DataError, match=re.escape(str(path))) as caught:
+        read_dictionary(path)
+    assert "\n" not in str(caught.value)
+    assert "words" not in str(caught.value)
+    with pytest.raises(DataError, match="no such file"):
+        read_dictionary(path.with_name(f"x{name}"))
+
+
+OBO = r"""format-version: 1.2
+synonymtypedef: x "Y"
+
+[Term]
+id: DOID:2
+name: hypertension
+def: "High. [x]" []
+synonym: "HTN" EXACT []
+synonym: "high blood pressure (disorder)" EXACT [SNOMED:1]
+synonym: "say \"pressure\"" EXACT []
+synonym: "pressure" RELATED []
+synonym: "renal hypertension NOS" NARROW []
+xref: UMLS_CUI:C0020538
+xref: UMLS_CUI:C0000005
+xref: ICD10CM:I10 {source="x"}
+xref: MSH:D1
+
+[Term]
+id: DOID:1
+name: gout, NOS
+xref: UMLS_CUI:C0018099
+
+[Term]
+id: DOID:3
+name: obsolete thing
+is_obsolete: true
+
+[Term]
+id: DOID:4
+name: flu
+synonym: broken
+synonym: "HTN" EXACT []
+
+[Term]
+name: without id
+
+[Typedef]
+id: part_of
+name: part of
+"""
+
+
+def test_obo(file: File) -> None:
+    made = read_dictionary(file(OBO, "d.obo"))
+    assert made.concepts == ("DOID:1", "DOID:2", "DOID:4")
+    assert terms(made) == {
+        "HTN": ["DOID:2", "DOID:4"],
+        "flu": ["DOID:4"],
+        "gout": ["DOID:1"],
+        "high blood pressure": ["DOID:2"],
+        "hypertension": ["DOID:2"],
+        'say "pressure"': ["DOID:2"],
+    }
+
+
+@pytest.mark.parametrize("line", [b'synonym: "bronchial', b"synonym: broken", b"def: a\xff"])
+def test_an_obo_file_of_broken_lines(file: File, line: bytes) -> None:
+    """One is left out; where most terms have one, the file is another one or damaged."""
+    first, others = b"[Term]\nid: D:1\nname: asthma\n", b"[Term]\nid: D:2\nname: gout\n"
+    made = read_dictionary(file(first + line + b"\n" + others, "d.obo"))
+    assert terms(made) == {"asthma": ["D:1"], "gout": ["D:2"]}
+    with pytest.raises(DataError, match=r"1: this is no stanza .* so are 1 of 1 rows"):
+        read_dictionary(file(first + line + b"\n", "d.obo"))
+
+
+def test_obo_options(file: File) -> None:
+    path = file(OBO, "d.obo")
+    wide = read_dictionary(path, scopes=("EXACT", "RELATED", "NARROW"))
+    assert {"pressure", "renal hypertension"} <= set(wide.terms)
+    cuis = read_dictionary(path, ids="UMLS_CUI")
+    assert cuis.concepts == ("C0000005", "C0018099", "C0020538")
+    assert terms(cuis)["HTN"] == ["C0000005", "C0020538"]
+    with pytest.raises(DataError, match="no term has a cross reference UMLS:"):
+        read_dictionary(path, ids="UMLS")
+    with pytest.raises(ConfigError, match="did you mean 'EXACT'"):
+        read_dictionary(path, scopes=["EXAKT"])
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        ('C1,heart failure\nC2,gout\nC1,"failure, heart"\n', "t.csv"),
+        ("C1\theart failure\nC2\tgout\nC1\tfailure, heart\n", "t.tsv"),
+        ("\ufeffcui\tterm\nC1\theart failure\nC2\tgout\nC1\tfailure, heart\n", "t.txt"),
+        ('Term,x,ID\nheart failure,1,C1\ngout,2,C2\n"failure, heart",3,C1', "t.csv"),
+    ],
+)
+def test_table(content: str, name: str, file: File) -> None:
+    made = read_dictionary(file(content, name))
+    assert terms(made) == {"failure, heart": ["C1"], "gout": ["C2"], "heart failure": ["C1"]}
+
+
+def test_table_damaged_rows(file: File) -> None:
+    made = read_dictionary(
+        file('C1,a\nC2\nC3,b,c\n,d\nC4,\nC5,e\nC6,"f\nC7,g\nC8,h\nC9,i\nC10,j\n')
+    )
+    assert made.concepts == ("C1", "C10", "C5", "C7", "C8", "C9")
+
+
+def test_unknown_options(file: File) -> None:
+    path = file("C1,gout\n", "t.csv")
+    with pytest.raises(ConfigError, match="did you mean 'scopes'"):
+        read_dictionary(path, "obo", scope=["EXACT"])
+    with pytest.raises(ConfigError, match="none of format table"):
+        read_dictionary(path, ids="x")
+
+
+def test_cleaned() -> None:
+    for term, clean in {
+        **{"Rheumatic disease NOS (disorder)": "Rheumatic disease", "[X]Gout, NOS": "Gout"},
+        **{"  two   words ": "two words", "lymphoma (clinical)": "lymphoma (clinical)"},
+        **{"NOS": "NOS", "diagnosis": "diagnosis", "(disorder)": "(disorder)"},
+    }.items():
+        assert cleaned(term) == clean
+
+
+def test_dictionary_of_pairs() -> None:
+    made = dictionary_of([("B", "x"), ("A", "y"), ("A", "x"), ("A", "x")])
+    assert made.concepts == ("A", "B")
+    assert terms(made) == {"x": ["A", "B"], "y": ["A"]}
+    assert len(dictionary_of([])) == 0
+
+
+@pytest.mark.corpora
+def test_the_disease_ontology(corpora: Path) -> None:
+    """Numbers of stanzas as counted by grep: [Term] less is_obsolete."""
+    path = corpora / "disease_ontology" / "HumanDO.obo"
+    lines = path.read_text("utf-8").splitlines()
+    made = read_dictionary(path)
+    assert len(made) == lines.count("[Term]") - lines.count("is_obsolete: true")
+    assert "DOID:10763" in terms(made)["hypertension"]

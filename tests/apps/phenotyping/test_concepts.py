@@ -1,0 +1,608 @@
+"""Matching terms in texts: against a brute-force matcher, offsets, bags, pools, the cache; what a
+context says, by NegEx's and ConText's definitions; cTAKES' output."""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+import stat
+import sys
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fednotes.core.errors import DataError, MissingExtra
+from fednotes.data.notes import Note
+from fednotes.apps.phenotyping.concepts import (
+    KINDS,
+    Matcher,
+    Mention,
+    bags,
+    bags_of_mentions,
+    by_patient,
+    contexts,
+    fingerprint_of_rules,
+    phrases,
+    read_ctakes,
+)
+from fednotes.apps.phenotyping.dictionary import (
+    Dictionary,
+    dictionary_of,
+    plurals_of,
+    read_dictionary,
+    singular,
+    unfit,
+    words_of,
+)
+
+File = Callable[..., Path]
+TERMS = [
+    ("C0000001", "heart failure"),
+    ("C0000002", "congestive heart failure"),
+    ("C0000003", "failure"),
+    ("C0000004", "Crohn's disease"),
+    ("C0000005", "Sjögren syndrome"),
+    ("C0000006", "fever"),
+    ("C0000007", "Fever"),
+    ("C0000008", "diabetes mellitus"),
+]
+
+
+def matcher(terms: list[tuple[str, str]] = TERMS, **options: object) -> Matcher:
+    return Matcher(dictionary_of(terms), **({"context": "off"} | options))  # type: ignore[arg-type]
+
+
+def mentions(text: str, own: Matcher) -> list[tuple[int, int, tuple[int, ...]]]:
+    return [(a, b, tuple(own.concepts_of([term])[0].tolist())) for a, b, term in own.find(text)]
+
+
+def found(text: str, own: Matcher) -> list[tuple[str, tuple[int, ...]]]:
+    return [(text[start:end], concepts) for start, end, concepts in mentions(text, own)]
+
+
+# The brute-force program: characters folded one by one, words and their places by a loop, and
+# at each word all terms tried, the longest first.
+
+
+def folded(character: str) -> str:
+    parts = unicodedata.normalize("NFKD", character.casefold())
+    return "".join(c for c in parts if not "\u0300" <= c <= "\u036f")
+
+
+def brute_words(text: str) -> list[tuple[str, int, int]]:
+    stream = []  # (folded character, its place in the text); accents belong to what they follow
+    for at, character in enumerate(text):
+        if "\u0300" <= character <= "\u036f":
+            continue
+        end = at + 1
+        while end < len(text) and "\u0300" <= text[end] <= "\u036f":
+            end += 1
+        stream += [(part, at, end) for part in folded(character)]
+    flat = "".join("'" if part in "'’" else part for part, _, _ in stream)
+    flat = re.sub(r"'s(?![\w']|_)", lambda m: "  ", flat)
+    runs = re.finditer(r"[^\W_]+", flat)
+    return [(m.group(), stream[m.start()][1], stream[m.end() - 1][2]) for m in runs]
+
+
+def brute(text: str, dictionary: Dictionary) -> list[tuple[int, int, tuple[int, ...]]]:
+    terms: dict[tuple[str, ...], set[int]] = {}
+    for at, term in enumerate(dictionary.terms):
+        words = tuple(singular(word) for word, _, _ in brute_words(term))
+        if unfit(words):
+            continue
+        terms.setdefault(words, set()).update(dictionary.of(at))
+    words = brute_words(text)
+    result, at = [], 0
+    while at < len(words):
+        for size in range(6, 0, -1):
+            key = tuple(singular(word) for word, _, _ in words[at : at + size])
+            if len(key) == size and key in terms:
+                last = words[at + size - 1]
+                result.append((words[at][1], last[2], tuple(sorted(terms[key]))))
+                at += size
+                break
+        else:
+            at += 1
+    return result
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_finds_what_brute_force_finds(seed: int) -> None:
+    """`brute` is the independent program; it shares `singular` alone with the matcher."""
+    rng = random.Random(seed)
+    words = (
+        "renal cysts cyst Straße strasse café cafe\u0301 ﬁbroma fibromas β12 İ Crohn abcd".split()
+    )
+    terms = [
+        (f"C{rng.randrange(20):07}", " ".join(rng.choices(words, k=rng.randint(1, 4))))
+        for _ in range(rng.randint(1, 25))
+    ]
+    own = Matcher(dictionary_of(terms), context="off")
+    parts = [*words, *words, "x", "'s", "’s", "- ", ".", "_", "\n\n", "\u0301", "½", "ǆ", "🙂"]
+    text = "".join(rng.choice(parts) + rng.choice(("", " ", " ", ", ")) for _ in range(300))
+    got = mentions(text, own)
+    assert got == brute(text, own.dictionary)
+    assert own.bag(text).tolist() == [c for _, _, concepts in got for c in concepts]
+
+
+def test_terms_that_begin_and_end_alike() -> None:
+    """Against `brute`, where failure links matter: the library's own longest match misses some."""
+    rng = random.Random(0)
+    for _ in range(300):
+        terms = [
+            ("C1", " ".join(rng.choices(["aaa", "bbb", "ccc"], k=rng.randint(1, 5))))
+            for _ in range(6)
+        ]
+        dictionary = dictionary_of(terms)
+        text = " ".join(rng.choices(["aaa", "bbb", "ccc", "ddd"], k=25))
+        assert mentions(text, Matcher(dictionary, "off")) == brute(text, dictionary)
+
+
+def test_leftmost_longest_without_overlap() -> None:
+    """Neighbours share no boundary; nothing is found inside words."""
+    own = matcher()
+    assert found("Congestive heart failure; heart  failures, failure.", own) == [
+        ("Congestive heart failure", (1,)),
+        ("heart  failures", (0,)),
+        ("failure", (2,)),
+    ]
+    assert len(found("fever fever,heart failure fever", own)) == 4
+    assert found("feverish myfever fever_2 afever", own) == [("fever", (5, 6))]
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("has Sjögren’s syndrome.", "Sjögren’s syndrome"),
+        ("has Sjo\u0308gren syndromes", "Sjo\u0308gren syndromes"),
+        ("ß ﬁ İ ½ 🙂 CROHN DISEASE!", "CROHN DISEASE"),
+        ("crohn's-disease", "crohn's-disease"),
+        ("ß\u0301\u0301 fe\u0301ve\u0301r\u0301 x", "fe\u0301ve\u0301r\u0301"),
+        ("\u0301\u0301fever", "fever"),
+    ],
+)
+def test_offsets_are_those_of_the_text(text: str, form: str) -> None:
+    assert [part for part, _ in found(text, matcher())] == [form]
+
+
+def test_a_mention_of_several_concepts() -> None:
+    own = matcher()
+    assert mentions("FEVERS", own) == [(0, 6, (5, 6))]
+    assert own.bag(["fever", "heart failure"]).tolist() == [5, 6, 0]
+    assert own.bag("").dtype == np.int32
+    assert own.bag([]).tolist() == []
+
+
+def test_plurals() -> None:
+    for plural, one in {
+        **{"biopsies": "biopsy", "abscesses": "abscess", "reflexes": "reflex"},
+        **{"stenoses": "stenosis", "metastases": "metastasis", "tumors": "tumor"},
+        **{"headaches": "headache", "diseases": "disease", "sepsis": "sepsis"},
+        **{"virus": "virus", "aids": "aids", "lens": "lens"},
+    }.items():
+        assert singular(plural) == singular(one) == one
+        assert plural in plurals_of(one)
+
+
+def test_terms_that_are_not_matched() -> None:
+    terms = [("C1", t) for t in ("MI", "all", "12 34", "word " * 21, "was it", "cold")]
+    own = matcher(terms)
+    assert own.dropped == {"short": 1, "ambiguous": 1, "no letter": 1, "long": 1}
+    assert [form for form, _ in found("mi all 12 34 was it cold", own)] == ["was it", "cold"]
+    with pytest.raises(DataError, match=r"none of the dictionary's 1 terms .*no letter"):
+        matcher([("C1", "12")])
+
+
+def test_context_in_bags() -> None:
+    text = "No fever. Mother had heart failure. Diabetes mellitus."
+    assert matcher().bag(text).tolist() == [5, 6, 0, 7]
+    assert matcher(context="drop").bag(text).tolist() == [7]
+    marking = matcher(context="mark")
+    assert marking.vocabulary == 16
+    assert marking.bag(text).tolist() == [13, 14, 8, 7]
+
+
+def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ahocorasick", None)
+    with pytest.raises(MissingExtra, match=r"pyahocorasick.*fednotes\[concepts\]"):
+        matcher()
+
+
+NOTES = {
+    "p1": ["Fever and heart failure.", "Crohn disease, no fever."],
+    "p2": ["nothing to see"],
+    "p3": ["fever " * 30],
+    "p4": [],
+    "p5": ["diabetes mellitus"] * 3,
+}
+
+
+def test_bags_of_patients() -> None:
+    seen: list[tuple[int, int]] = []
+    made = bags(NOTES, matcher(), progress=lambda n, m: seen.append((n, m)), most=20)
+    assert made.patients == ("p1", "p2", "p4", "p5")
+    assert made.values.offsets.tolist() == [0, 6, 6, 6, 9]
+    assert made.values.concepts.tolist() == [5, 6, 0, 3, 5, 6, 7, 7, 7]
+    counts = made.counts
+    characters = sum(len(text) for texts in NOTES.values() for text in texts)
+    assert counts == {
+        **{"patients": 5, "notes": 7, "characters": characters, "mentions": 69},
+        **{"left_out": 1, "without": 2},
+    }
+    assert seen == [(n, 5) for n in range(1, 6)]
+    for most in (59, 60):  # exactly the limit stays
+        assert ("p3" in bags(NOTES, matcher(), most=most).patients) == (most == 60)
+    nobody = bags({}, matcher(), processes=2)
+    assert (nobody.patients, len(nobody.values)) == ((), 0)
+
+
+def test_parallel_equals_serial() -> None:
+    many = {f"{name}-{n}": texts * n for n in range(1, 6) for name, texts in NOTES.items()}
+    one, two = bags(many, matcher(context="drop")), bags(many, matcher(context="drop"), processes=2)
+    assert two.patients == one.patients
+    assert two.counts == one.counts
+    np.testing.assert_array_equal(two.values.concepts, one.values.concepts)
+    np.testing.assert_array_equal(two.values.offsets, one.values.offsets)
+
+
+def test_a_spawned_process_builds_the_same() -> None:
+    """`copy` rebuilds as the spawn method does: from what `__reduce__` gives."""
+    own = matcher(context="mark")
+    other = copy.copy(own)
+    assert other.fingerprint == own.fingerprint
+    assert other.bag("No fever. Fevers.").tolist() == own.bag("No fever. Fevers.").tolist()
+
+
+class Unused(Matcher):
+    def bag(self, *_: object, **__: object) -> np.ndarray:
+        raise AssertionError("the cache was not used")
+
+
+def test_cache_is_used_again(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    first = bags(NOTES, matcher(), cache=folder, most=20)
+    again = bags(NOTES, Unused(dictionary_of(TERMS), context="off"), cache=folder, most=20)
+    assert again.patients == first.patients
+    assert again.counts == first.counts
+    np.testing.assert_array_equal(again.values.concepts, first.values.concepts)
+    (entry,) = folder.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(entry.stat().st_mode) == 0o700
+    for file in entry.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert b"p1" not in file.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "facts.json", "manifest.json"])
+def test_a_damaged_cache_is_made_anew(name: str, tmp_path: Path) -> None:
+    first = bags(NOTES, matcher(), cache=tmp_path)
+    (entry,) = tmp_path.iterdir()
+    (entry / name).write_bytes(b"{")
+    again = bags(NOTES, matcher(), cache=tmp_path)
+    assert again.counts == first.counts
+    np.testing.assert_array_equal(again.values.concepts, first.values.concepts)
+    assert (entry / name).stat().st_size > 1
+
+
+def test_the_cache_knows_texts_and_rules(tmp_path: Path) -> None:
+    options: list[dict[str, object]] = [{}, {"context": "drop"}, {"context": "mark"}]
+    for count, given in enumerate(options, 1):
+        bags(NOTES, matcher(**given), cache=tmp_path)
+        assert len(list(tmp_path.iterdir())) == count
+    moved = NOTES | {"p1": ["Fever and heart failure.Crohn disease, no fever."]}
+    bags(moved, matcher(), cache=tmp_path)
+    bags(NOTES, matcher([*TERMS, ("C0000009", "cough")]), cache=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_notes_by_patient() -> None:
+    notes = [Note("1", "a", "p", None, "f"), Note("2", "b", None, None, "f")]
+    notes += [Note("3", "c", "p", None, "f")]
+    assert by_patient(notes) == {"p": ["a", "c"], "2": ["b"]}
+
+
+def test_words() -> None:
+    assert words_of("Crohn’s B12-deficiency, 5.5mg a_b O'Neill's") == (
+        "crohn b12 deficiency 5 5mg a b o neill".split()
+    )
+
+
+# ---- context ---------------------------------------------------------------------------------
+# The expected values follow Chapman et al. 2001 (negation phrases before and after,
+# pseudo-negation, ends of scope) and Harkema et al. 2009 (experiencer, hypothetical), worked out
+# by hand. A mention stands in square brackets.
+
+
+def parsed(marked: str) -> tuple[str, list[tuple[int, int]]]:
+    text, spans = "", []
+    for part in marked.split("["):
+        inside, closed, behind = part.partition("]")
+        if closed:
+            spans.append((len(text), len(text) + len(inside)))
+        text += inside + behind
+    return text, spans
+
+
+def kinds(context: int) -> str:
+    return " ".join(kind for bit, kind in enumerate(KINDS) if context & 1 << bit)
+
+
+NEGATED = """
+He denies chest [pain].
+No [fever].
+There is no evidence of [pneumonia].
+Patient without [edema].
+The [effusion] was ruled out.
+[Pneumonia] has been ruled out by imaging.
+[Nodules] are not seen.
+[Influenza] negative.
+[Fever]: no
+[Diabetes]: denies.
+Negative for [hepatitis] and [cirrhosis].
+Denies chest [pain], shortness of [breath], nausea, vomiting, abdominal pain, fevers, or [chills].
+She doesn’t have [asthma].
+Absence of [rash]
+No
+  [adenopathy] was palpated
+He was never diagnosed, no [cancer]
+Neither here nor [edema]
+"""
+HOLDS = """
+He has chest [pain].
+No fever but [cough].
+No fever. [Cough] today.
+No fever; [cough].
+No fever
+
+[Cough]
+No fever
+- [cough]
+No fever
+Assessment: [cough]
+No change in [edema].
+Not only [fever]
+No increase in the [effusion]
+[Embolism] cannot be ruled out.
+[Pneumonia] was not ruled out
+Gram negative [sepsis]
+No improvement of the [anemia].
+No murmurs, however [bruit].
+No pain secondary to [arthritis].
+There was no fracture on the film that was taken on the day when he fell off and had [pain]
+[Fever] and then after some days of rest it was absent
+[Fever] with a hematocrit of 40 and negative cultures
+Mother reports [fever].
+Mother says he has [cough].
+Lives with his mother. Has [asthma].
+Seen with mother for [asthma].
+Sister is well but patient has [asthma].
+Known [cirrhosis], no ascites
+If not [sepsis]
+Notable [pain]
+Dr. Noah saw [asthma]
+"""
+FAMILY = """
+Family history of [diabetes].
+Family history: [gout]
+Mother had breast [cancer].
+His father died of [stroke].
+[Diabetes] in his mother.
+[Cancer] in maternal aunt
+[Hypertension] runs in the family.
+FH: [gout]
+"""
+HYPOTHETICAL = """
+Return if [fever] develops.
+Call for [pain].
+Rule out [embolism].
+Risk of [stroke].
+Should she develop [rash], stop.
+Prophylaxis against [thrombosis]
+"""
+
+
+def cases(table: str) -> list[str]:
+    """One case a line; a line that is indented or begins a new block belongs to the one before."""
+    found: list[str] = []
+    for line in table.strip().split("\n"):
+        if found and "[" not in found[-1]:
+            found[-1] += "\n" + line
+        else:
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        *((case, "negated") for case in cases(NEGATED)),
+        *((case, "") for case in cases(HOLDS)),
+        *((case, "family") for case in cases(FAMILY)),
+        *((case, "hypothetical") for case in cases(HYPOTHETICAL)),
+        ("No family history of [gout]", "negated family"),
+        ("Mother denied [gout]", "negated"),
+        ("Dr. Smith saw no [gout]", "negated"),
+        ("No pain, per Dr. Smith, or [gout]", "negated"),
+        ("İİİİİİİİİİİİ. No [fever]. İ", "negated"),  # `İ`.lower() has two characters
+        *(("no " + n * "word " + "[fever]", "negated" * (n < 12)) for n in range(15)),
+        *(("[fever] " + n * "word " + "was ruled out", "negated" * (n < 6)) for n in range(9)),
+    ],
+)
+def test_what_the_definitions_say(sentence: str, expected: str) -> None:
+    """The last ones: how many words may stand between a trigger and a mention."""
+    text, spans = parsed(sentence)
+    assert spans
+    assert [kinds(context) for context in contexts(text, spans)] == [expected] * len(spans)
+
+
+def test_each_mention_of_a_text_has_its_own() -> None:
+    marked = "No [fever] but [cough]. Father: [gout]. [Asthma]. [Rash] absent; return if [pain]."
+    text, spans = parsed(marked)
+    expected = ["negated", "", "family", "", "negated", "hypothetical"]
+    assert [kinds(context) for context in contexts(text, spans)] == expected
+    assert contexts(text, []) == []
+
+
+def test_saved_models_know_these_rules() -> None:
+    """Models and caches name the hash of all phrases: another order of them is another one."""
+    assert fingerprint_of_rules() == (
+        "23a6b445deae2405f8c1d3e92719342bb733e6126cad9fc889cfeee698387cb3"
+    )
+
+
+def test_tables_hold_lower_case_words_alone() -> None:
+    for table in phrases().values():
+        for phrase in (phrase for own in table.values() for phrase in own):
+            assert phrase == " ".join(phrase.lower().split())
+            assert 0 < len(phrase.split()) <= 8
+            assert phrase.replace(" ", "").replace("'", "").isalnum()
+
+
+# ---- cTAKES ----------------------------------------------------------------------------------
+
+XMI = """<?xml version="1.0" encoding="UTF-8"?>
+<xmi:XMI xmlns:xmi="http://www.omg.org/XMI"
+  xmlns:textsem="http:///org/apache/ctakes/typesystem/type/textsem.ecore"
+  xmlns:refsem="http:///org/apache/ctakes/typesystem/type/refsem.ecore"
+  xmlns:cas="http:///uima/cas.ecore" xmi:version="2.0">
+  <cas:Sofa xmi:id="1" sofaString="No fever. &lt;b&gt; Mother had gout."/>
+  {body}
+  <cas:View sofa="1" members="1 20"/>
+</xmi:XMI>
+"""
+BODY = """
+  <textsem:DiseaseDisorderMention xmi:id="21" sofa="1" begin="28" end="32"
+    ontologyConceptArr="12" polarity="1" subject="family_member" conditional="false"/>
+  <textsem:SignSymptomMention xmi:id="20" sofa="1" begin="3" end="8"
+    ontologyConceptArr="10 11 13" polarity="-1" subject="patient" conditional="false"/>
+  <textsem:MedicationMention xmi:id="22" sofa="1" begin="40" end="44"
+    ontologyConceptArr="30" polarity="1" conditional="true"/>
+  <textsem:DiseaseDisorderMention xmi:id="23" sofa="1" begin="50" end="54"
+    ontologyConceptArr="14" polarity="1"/>
+  <textsem:EventMention xmi:id="24" sofa="1" begin="60" end="64" polarity="1"/>
+  <refsem:UmlsConcept xmi:id="10" codingScheme="SNOMEDCT_US" code="1" cui="C0015967" tui="T184"/>
+  <refsem:UmlsConcept xmi:id="11" codingScheme="SNOMEDCT_US" code="2" cui="C0015967" tui="T184"/>
+  <refsem:UmlsConcept xmi:id="12" codingScheme="SNOMEDCT_US" code="3" cui="C0018099" tui="T047"/>
+  <refsem:UmlsConcept xmi:id="13" codingScheme="SNOMEDCT_US" code="4" cui="C0000013" tui="T047"/>
+  <refsem:OntologyConcept xmi:id="14" codingScheme="RXNORM" code="5"/>
+  <cas:FSArray xmi:id="30" elements="12 13"/>
+"""
+EXPECTED = [
+    Mention(("C0015967", "C0000013"), False),  # negated
+    Mention(("C0018099",), False),  # of the family
+    Mention(("C0018099", "C0000013"), False),  # hypothetical
+]
+
+
+def test_xmi(file: File) -> None:
+    path = file(XMI.format(body=BODY), "notes/n1.txt.xmi")
+    assert read_ctakes(path)[0] == {"n1": EXPECTED}
+    holding = BODY.replace('"-1"', '"1"').replace("family_member", "Patient")
+    spoken = read_ctakes(file(XMI.format(body=holding), "n3.xmi"))[0]["n3"]
+    assert [found.holds for found in spoken] == [True, True, False]
+    file(XMI.format(body=""), "notes/n2.xmi")
+    file("a README", "notes/README.md")
+    made, report = read_ctakes(path.parent)
+    assert made == {"n1": EXPECTED, "n2": []}
+    assert report.rows == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (XMI.format(body=BODY)[:900], "the file is no XML"),
+        ("", "the file is no XML"),
+        ("no xml", "the file is no XML"),
+        ("<a/>", "no XMI of cTAKES"),
+        (XMI.format(body='<textsem:M begin="x" end="4" ontologyConceptArr="1"/>'), "begin and end"),
+        (
+            '<!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c "&b;&b;">]>\n<xmi:XMI>&c;</xmi:XMI>',
+            "DOCTYPE",
+        ),
+        ('<!DOCTYPE a SYSTEM "file:///etc/passwd">\n<xmi:XMI/>', "DOCTYPE"),
+    ],
+)
+def test_xmi_that_is_refused(content: str, message: str, file: File) -> None:
+    path = file(content, "n.xmi")
+    with pytest.raises(DataError, match=message) as caught:
+        read_ctakes(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "p1\tC0000001 C0000002 -C0000001\np2\np1 C0000003\n",
+        "p1,C0000001,C0000002,-C0000001\np2,\np1,C0000003",
+        "patient|cuis\np1|C0000001|C0000002|-C0000001\np2\np1|C0000003",
+    ],
+)
+def test_flat_lines(content: str, file: File) -> None:
+    made, report = read_ctakes(file(content, "cuis.txt"))
+    assert (report.rows, report.damaged) == (3, 0)
+    assert made["p1"] == [
+        Mention(("C0000001",)),
+        Mention(("C0000002",)),
+        Mention(("C0000001",), False),
+        Mention(("C0000003",)),
+    ]
+    assert made["p2"] == []
+
+
+def test_flat_lines_that_are_damaged(file: File) -> None:
+    path = file(b"p1 C0000001\np2 C1\n\xff C0000001\nC0000002 C0000003\np3 C0000001\np4 C0000001\n")
+    made, report = read_ctakes(path)
+    assert sorted(made) == ["p1", "p3", "p4"]
+    assert (report.rows, report.damaged) == (6, 3)
+    with pytest.raises(DataError, match=r"other\.txt:2: 1 of 1 lines .* lines of an id and CUIs"):
+        read_ctakes(file("some words\nof a note\n", "other.txt"))
+    with pytest.raises(DataError, match="lines of an id and CUIs"):
+        read_ctakes(file("", "empty.txt"))
+
+
+def test_a_folder_of_cui_files(file: File) -> None:
+    path = file("C0000001 C0000002\n-C0000003\n", "flat/p1.txt")
+    file("", "flat/p2.txt")
+    file("C0000001\n???\n", "flat/p3.txt")
+    made, report = read_ctakes(path.parent)
+    assert [len(found) for found in made.values()] == [3, 0, 1]
+    assert (report.rows, report.damaged) == (4, 1)
+    file("words of a note\nand more\nand more\n", "flat/p4.txt")
+    with pytest.raises(DataError, match="4 of 7 lines are no CUIs"):
+        read_ctakes(path.parent)
+
+
+def test_bags_of_ctakes_mentions() -> None:
+    mentions = {"p1": EXPECTED, "p2": [], "p3": [Mention(("C0018099",))] * 9}
+    vocabulary = ("C0015967", "C0018099")
+    patients, made, counts = bags_of_mentions(mentions, vocabulary, most=8)
+    assert patients == ("p1", "p2")
+    assert made.concepts.tolist() == []
+    assert counts == {"patients": 3, "mentions": 9, "unknown": 0, "left_out": 1, "without": 2}
+    patients, made, counts = bags_of_mentions(mentions, vocabulary, context="mark")
+    assert made.vocabulary == 4
+    assert made.take([0]).concepts.tolist() == [2, 3, 3]
+    assert made.take([2]).concepts.tolist() == [1] * 9
+    assert counts["unknown"] == 2
+    _, made, _ = bags_of_mentions(mentions, vocabulary, context="off")
+    assert made.take([0]).concepts.tolist() == [0, 1, 1]
+
+
+@pytest.mark.corpora
+def test_codiesp_cases_with_the_disease_ontology(corpora: Path) -> None:
+    """Counts measured when this was written; two cases against `brute`."""
+    files = [f for part in ("train", "dev") for f in (corpora / "codiesp" / part).rglob("*.txt")]
+    texts = {file.stem: [file.read_text("utf-8")] for file in sorted(files)}
+    dictionary = read_dictionary(corpora / "disease_ontology" / "HumanDO.obo")
+    own = Matcher(dictionary, context="off")
+    for name in sorted(texts)[:2]:
+        assert mentions(texts[name][0], own) == brute(texts[name][0], dictionary)
+    made = bags(texts, Matcher(dictionary, context="off"))
+    distinct = np.bincount(made.values.counts()[0], minlength=len(made.values))
+    assert made.counts["patients"] == 750
+    assert distinct.mean() == pytest.approx(2.99, abs=0.01)
+    assert made.counts["without"] == 86

@@ -1,0 +1,312 @@
+"""The deep averaging network against a NumPy program that loops over patients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.tensors import load_into, snapshot
+from fednotes.apps.phenotyping.cohort import Bags
+from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures, RowAdam, pool
+
+VOCABULARY, OUTPUTS = 40, 5
+CONFIG = DanConfig(embedding=7, hidden=6)
+
+
+def random_lists(patients: int = 9, seed: int = 0) -> list[list[int]]:
+    """Bags with repeated concepts; the third patient has none."""
+    rng = np.random.default_rng(seed)
+    lists = [rng.integers(0, VOCABULARY, rng.integers(1, 30)).tolist() for _ in range(patients)]
+    lists[2] = []
+    return lists
+
+
+def random_labels(patients: int = 9, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-1, 2, (patients, OUTPUTS)).astype(np.int8)
+
+
+def network(**changes: object) -> Dan:
+    return Dan(replace(CONFIG, **changes), VOCABULARY, OUTPUTS)  # type: ignore[arg-type]
+
+
+def arrays(dan: Dan) -> dict[str, np.ndarray]:
+    return {n: p.detach().double().numpy() for n, p in dan.trainable().items()}
+
+
+def numpy_dan(
+    w: dict[str, np.ndarray], lists: list[list[int]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, dense layer and log-odds, patient by patient, in float64."""
+    rows = []
+    for each in lists:
+        mean = np.mean(w["embedding"][each], axis=0) if each else np.zeros(w["embedding"].shape[1])
+        hidden = np.maximum(w["hidden_weight"] @ mean + w["hidden_bias"], 0)
+        rows.append((mean, hidden, w["output_weight"] @ hidden + w["output_bias"]))
+    mean, hidden, logits = (np.stack(part) for part in zip(*rows, strict=True))
+    return mean, hidden, logits
+
+
+def numpy_gradients(
+    w: dict[str, np.ndarray], lists: list[list[int]], labels: np.ndarray
+) -> tuple[float, dict[str, np.ndarray]]:
+    """The loss and its gradients by the chain rule, written out."""
+    mean, hidden, logits = numpy_dan(w, lists)
+    p, y = 1 / (1 + np.exp(-logits)), (labels == 1).astype(float)
+    scale = labels >= 0
+    pairs = scale.sum()
+    loss = -(scale * (y * np.log(p) + (1 - y) * np.log(1 - p))).sum() / pairs
+    d_logits = scale * (p - y) / pairs
+    d_hidden = (d_logits @ w["output_weight"]) * (hidden > 0)
+    d_mean = d_hidden @ w["hidden_weight"]
+    table = np.zeros_like(w["embedding"])
+    for row, each in enumerate(lists):
+        for concept in each:
+            table[concept] += d_mean[row] / len(each)
+    return loss, {
+        "embedding": table,
+        "hidden_weight": d_hidden.T @ mean,
+        "hidden_bias": d_hidden.sum(0),
+        "output_weight": d_logits.T @ hidden,
+        "output_bias": d_logits.sum(0),
+    }
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_forward_is_the_numpy_program(read: bool) -> None:
+    """Oracle: `numpy_dan` above."""
+    dan, lists = network(), random_lists()
+    bags = Bags.of(lists, VOCABULARY)
+    patients = dan.read(bags) if read else bags
+    mean, hidden, logits = numpy_dan(arrays(dan), lists)
+    np.testing.assert_allclose(dan.mean(patients).detach(), mean, atol=1e-7)
+    np.testing.assert_allclose(dan.representation(patients), hidden, atol=1e-7)
+    np.testing.assert_allclose(dan(patients).detach(), logits, atol=1e-6)
+    np.testing.assert_allclose(dan.probabilities(patients), 1 / (1 + np.exp(-logits)), atol=1e-6)
+
+
+@pytest.mark.parametrize("updates", ["rows", "dense"])
+def test_loss_and_gradients_are_the_numpy_program(updates: str) -> None:
+    """Oracle: `numpy_gradients` above."""
+    dan, lists, labels = network(updates=updates), random_lists(), random_labels()
+    loss = dan.loss(Bags.of(lists, VOCABULARY), labels)
+    loss.backward()
+    wanted, gradients = numpy_gradients(arrays(dan), lists, labels)
+    assert float(loss.detach()) == pytest.approx(wanted, abs=1e-6)
+    for name, parameter in dan.trainable().items():
+        grad = parameter.grad
+        assert grad is not None
+        assert grad.is_sparse == (updates == "rows" and name == "embedding")
+        np.testing.assert_allclose(grad.to_dense(), gradients[name], atol=1e-7, err_msg=name)
+
+
+def test_mean_over_distinct_concepts() -> None:
+    """Oracle: the NumPy program on the bags' sets."""
+    dan, lists = network(mean="concepts"), random_lists()
+    mean, _, _ = numpy_dan(arrays(dan), [sorted(set(each)) for each in lists])
+    np.testing.assert_allclose(dan.mean(Bags.of(lists, VOCABULARY)).detach(), mean, atol=1e-7)
+
+
+def test_pool_is_embedding_bag() -> None:
+    """Oracle: torch's embedding_bag over every occurrence, mode mean; both devices' paths."""
+    bags = Bags.of(random_lists(50, 3), VOCABULARY)
+    table = torch.randn(VOCABULARY, 9, generator=torch.Generator().manual_seed(0))
+    wanted = torch.nn.functional.embedding_bag(
+        torch.from_numpy(bags.concepts).long(), table, torch.from_numpy(bags.offsets[:-1])
+    )
+    read = Mixtures.of(bags)
+    torch.testing.assert_close(pool(table, read), wanted)
+    torch.testing.assert_close(pool(table.double(), read).float(), wanted)
+
+
+def test_take_is_indexing_of_lists() -> None:
+    """Oracle: the same patients read from their lists."""
+    lists, rows = random_lists(), [4, 2, 2, 0]
+    taken = Mixtures.of(Bags.of(lists, VOCABULARY)).take(rows)
+    wanted = Mixtures.of(Bags.of([lists[r] for r in rows], VOCABULARY))
+    for name in ("concepts", "shares", "offsets"):
+        np.testing.assert_array_equal(getattr(taken, name), getattr(wanted, name))
+    assert len(taken) == 4
+
+
+def test_patient_without_concepts_is_the_zero_vector() -> None:
+    """Oracle: ReLU of the bias alone; no row of the table gets a gradient."""
+    dan = network()
+    with torch.no_grad():
+        dan.hidden_bias.copy_(torch.arange(6.0) - 2)
+    bags = Bags.of([[], []], VOCABULARY)
+    np.testing.assert_array_equal(dan.representation(bags), [[0, 0, 0, 1, 2, 3]] * 2)
+    dan.loss(bags, np.ones((2, OUTPUTS), np.int8)).backward()
+    assert not dan.trainable()["embedding"].grad.to_dense().any()  # type: ignore[union-attr]
+
+
+def test_nothing_labelled_is_zero_and_moves_nothing() -> None:
+    """Oracle: Adam moves nothing along a zero gradient."""
+    dan = network()
+    before = snapshot(dan.trainable())
+    adam = RowAdam(dan.trainable(), 0.1)
+    loss = dan.loss(Bags.of([[1], [2]], VOCABULARY), np.full((2, OUTPUTS), -1, np.int8))
+    assert float(loss.detach()) == 0.0
+    loss.backward()
+    adam.step()
+    assert all(torch.equal(before[n], p) for n, p in dan.trainable().items())
+
+
+def test_one_labelled_pair_is_the_mean() -> None:
+    """Minus the logarithm of NumPy's sigmoid of the one labelled output."""
+    dan, labels = network().eval(), np.full((2, OUTPUTS), -1, np.int8)
+    bags = Bags.of([[1], [2]], VOCABULARY)
+    labels[1, 3] = 1
+    logit = float(dan(bags)[1, 3].detach())
+    assert float(dan.loss(bags, labels).detach()) == pytest.approx(
+        np.log1p(np.exp(-logit)), rel=1e-5
+    )
+
+
+def test_unlabelled_pairs_do_not_count() -> None:
+    """Oracle: a network of the labelled outputs alone; 2 (questionable) counts as unlabelled."""
+    dan, labels = network(), random_labels()
+    bags = Bags.of(random_lists(), VOCABULARY)
+    labels[:, 1], labels[:, 3] = -1, 2
+    kept = [0, 2, 4]
+    smaller = Dan(CONFIG, VOCABULARY, 3)
+    values = snapshot(dan.trainable())
+    for name in ("output_weight", "output_bias"):
+        values[name] = values[name][kept]
+    load_into(smaller.trainable(), values)
+    torch.testing.assert_close(dan.loss(bags, labels), smaller.loss(bags, labels[:, kept]))
+
+
+def test_features_in_place_of_bags() -> None:
+    """Oracle: two matrix products in NumPy."""
+    dan = Dan(CONFIG, 11, OUTPUTS, features=True)
+    x = np.random.default_rng(0).normal(size=(600, 11))
+    w = arrays(dan)
+    assert "embedding" not in w
+    hidden = np.maximum(x @ w["hidden_weight"].T + w["hidden_bias"], 0)
+    np.testing.assert_allclose(dan.representation(x), hidden, atol=1e-5)
+    logits = hidden @ w["output_weight"].T + w["output_bias"]
+    np.testing.assert_allclose(dan(x).detach(), logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_row_adam_is_torch(sparse: bool, dtype: torch.dtype) -> None:
+    """Oracle: torch.optim.Adam and torch.optim.SparseAdam, a restart in the middle."""
+    generator = torch.Generator().manual_seed(0)
+    ours = torch.nn.Parameter(torch.randn(12, 3, generator=generator, dtype=dtype))
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    adam = RowAdam({"w": ours}, 0.1)
+    optimizer = (torch.optim.SparseAdam if sparse else torch.optim.Adam)([theirs], lr=0.1)
+    for step in range(6):
+        grad = torch.randn(12, 3, generator=generator, dtype=dtype)
+        grad[(torch.arange(12) + step) % 3 > 0] = 0
+        for each in (ours, theirs):
+            each.grad = grad.to_sparse(1) if sparse else grad.clone()
+        rate = 0.1 / (step + 1)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+        adam.step(rate=rate)
+        assert ours.grad is None
+        if step == 2:
+            state = {n: t.clone() for n, t in adam.state().items()}
+            adam = RowAdam({"w": ours}, 0.1)
+            adam.restore(state)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [0.5, 1000.0])
+def test_clipping_is_torch(clip: float) -> None:
+    """Oracle: torch's clip_grad_norm_ on dense gradients, then Adam without clipping."""
+    lists, labels = random_lists(), random_labels()
+    ours, theirs = network(updates="rows"), network(updates="dense")
+    for dan in (ours, theirs):
+        (dan.loss(Bags.of(lists, VOCABULARY), labels) * 30).backward()
+    torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip)
+    # A learning rate that shows the gradient's size: Adam's own step hardly depends on it.
+    RowAdam(ours.trainable(), 0.1, clip, eps=10.0).step()
+    table = theirs.trainable()["embedding"]
+    table.grad = table.grad.to_sparse(1)  # type: ignore[union-attr]
+    RowAdam(theirs.trainable(), 0.1, eps=10.0).step()
+    for name, parameter in ours.trainable().items():
+        torch.testing.assert_close(parameter, theirs.trainable()[name], rtol=1e-5, atol=1e-8)
+
+
+def test_parts_of_a_batch_add() -> None:
+    """Oracle: the whole batch in one part; sparse gradients of two parts overlap."""
+    lists, labels = random_lists(), np.abs(random_labels())
+    whole, parts = network(), network()
+    whole.loss(Bags.of(lists, VOCABULARY), labels).backward()
+    for rows in (slice(0, 4), slice(4, 9)):
+        share = len(lists[rows]) / 9
+        (parts.loss(Bags.of(lists[rows], VOCABULARY), labels[rows]) * share).backward()
+    for dan in (whole, parts):
+        RowAdam(dan.trainable(), 0.01).step()
+    for name, parameter in whole.trainable().items():
+        torch.testing.assert_close(parts.trainable()[name], parameter, rtol=1e-4, atol=1e-5)
+
+
+def test_initial_values_depend_on_the_seed_and_leave_torch_alone() -> None:
+    """Oracle: the global generator's state; other outputs do not change the other layers."""
+    before = torch.random.get_rng_state()
+    first, again, other = network(), network(), Dan(CONFIG, VOCABULARY, OUTPUTS + 1, 0)
+    assert torch.equal(before, torch.random.get_rng_state())
+    for name, value in first.trainable().items():
+        assert torch.equal(value, again.trainable()[name])
+    for name in ("embedding", "hidden_weight"):
+        assert torch.equal(first.trainable()[name], other.trainable()[name])
+    reseeded = Dan(CONFIG, VOCABULARY, OUTPUTS, 1).trainable()
+    assert not torch.equal(first.trainable()["embedding"], reseeded["embedding"])
+
+
+def test_initial_values_are_keras() -> None:
+    """keras.layers.Embedding: uniform in ±0.05; Dense: Glorot and Bengio 2010, uniform in
+    ±√(6 / (inputs + outputs)), zero biases. The largest of n draws is near the bound."""
+    wide = Dan(replace(CONFIG, embedding=40, hidden=60), 500, 30, 3).trainable()
+    bounds = {
+        "embedding": 0.05,
+        "hidden_weight": (6 / 100) ** 0.5,
+        "output_weight": (6 / 90) ** 0.5,
+    }
+    for name, bound in bounds.items():
+        values = wide[name].detach().double().numpy()
+        assert 0.99 * bound < np.abs(values).max() <= bound * (1 + 1e-6), name
+        assert np.std(values) == pytest.approx(bound / 3**0.5, rel=0.05), name
+    assert not wide["hidden_bias"].any()
+    assert not wide["output_bias"].any()
+
+
+def test_dropout_in_training_alone() -> None:
+    """Oracle: the mean of many draws is the value without dropout."""
+    dan, bags = network(dropout=0.5, hidden=400), Bags.of(random_lists(), VOCABULARY)
+    dan.eval()
+    calm = dan(bags)
+    assert torch.equal(calm, dan(bags))
+    dan.train()
+    torch.manual_seed(0)
+    drawn = torch.stack([dan(bags) for _ in range(400)])
+    assert not torch.equal(drawn[0], drawn[1])
+    torch.testing.assert_close(drawn.mean(0), calm, atol=0.01, rtol=0)
+
+
+def test_wrong_inputs_are_named() -> None:
+    """Oracle: both sides' sizes stand in the message."""
+    dan, dense = network(), Dan(CONFIG, 11, OUTPUTS, features=True)
+    known = np.array([1, VOCABULARY])
+    for error, message, wrong in (
+        (DataError, "41 concepts for a network over 40", lambda: dan(Bags.of([[1]], 41))),
+        (DataError, r"\(2, 3\) for a network that reads bags", lambda: dan(np.zeros((2, 3)))),
+        (DataError, r"\(2, 3\) .* reads \(patients, 11\)", lambda: dense(np.zeros((2, 3)))),
+        (DataError, "bags of .* reads 11 features", lambda: dense(Bags.of([[1]], 11))),
+        (ConfigError, "hidden = 0", lambda: network(hidden=0)),
+        (ConfigError, "dropout = 1", lambda: DanConfig(dropout=1.0)),
+        (ConfigError, "length = -1", lambda: DanConfig(length=-1)),
+        (ConfigError, "0 outputs", lambda: Dan(CONFIG, 3, 0)),
+        (ConfigError, "known concepts", lambda: Dan(CONFIG, VOCABULARY, 2, known=known)),
+        (ConfigError, "say which are known", lambda: network(length=20)),
+    ):
+        with pytest.raises(error, match=message):
+            wrong()

@@ -1,0 +1,368 @@
+"""Judged phenotypes: tables and the obesity challenge's XML, against hand-written files, labels
+drawn here and ElementTree."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from fednotes.core.errors import DataError
+from fednotes.data.notes import Note
+from fednotes.apps.phenotyping.labels import (
+    DISEASES,
+    PatientLabels,
+    read_labels,
+    read_obesity,
+    read_texts,
+)
+
+File = Callable[..., Path]
+SECRET = "Wilhelmina"
+
+
+# ---- tables ----------------------------------------------------------------------------------
+
+
+def test_both_forms_give_the_labels_that_were_drawn(tmp_path: Path) -> None:
+    """40 patients, three phenotypes: written long and wide by the csv module."""
+    rng = np.random.default_rng(1)
+    names = ("gout", "asthma", "CAD")
+    drawn = rng.integers(-1, 3, (40, 3))
+    patients = [f"p{n}" for n in range(40)]
+    wide, long = tmp_path / "wide.csv", tmp_path / "long.tsv"
+    with wide.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(["Patient ID", *names])
+        writer.writerows([p, *("NYQ"[x] if x >= 0 else "" for x in r)]
+                         for p, r in zip(patients, drawn, strict=True))  # fmt: skip
+    with long.open("w", newline="") as out:
+        writer = csv.writer(out, delimiter="\t")
+        writer.writerow(["annotator", "label", "phenotype", "person_id"])
+        for row, column in rng.permutation([(r, c) for r in range(40) for c in range(3)]).tolist():
+            if (x := drawn[row, column]) >= 0:
+                words = ("absent", "Present", "QUESTIONABLE")
+                writer.writerow(["a", words[x], names[column], patients[row]])
+    order = [2, 1, 0]  # capitals come first
+    for path in (wide, long):
+        found = read_labels(path)
+        assert found.phenotypes == ("CAD", "asthma", "gout")
+        assert found.matrix(patients).tolist() == drawn[:, order].tolist()
+        assert found.matrix(["p3", "?"]).tolist() == [drawn[3, order].tolist(), [-1, -1, -1]]
+    assert read_labels(wide).tables[0].empty == (drawn == -1).sum()
+    assert read_labels(long).lines() == ()
+
+
+def test_every_way_to_write_a_label(file: File) -> None:
+    words = {
+        1: ("present", "Y", "1", "1.0"),
+        0: ("absent", "n", "0", "0.0"),
+        2: ("Questionable", "q", "2"),
+        -1: ("U", "unmentioned", ""),
+    }
+    given = [(word, value) for value, every in words.items() for word in every]
+    rows = [f"{n},{word}" for n, (word, _) in enumerate(given)]
+    table = "\n".join(["patient,gout", *rows])
+    found = read_labels(file(gzip.compress(table.encode()), "l.csv.gz"))
+    patients = [str(n) for n in range(len(given))]
+    assert found.matrix(patients)[:, 0].tolist() == [value for _, value in given]
+    stated = found.matrix(patients, "absent")[:, 0].tolist()
+    assert stated == [0 if word in ("U", "unmentioned") else value for word, value in given]
+    assert found.of("0") == {"gout": 1}
+    assert found.of("11") == {}
+    assert found.of("11", "absent") == {"gout": 0}
+
+
+def test_a_pair_labelled_twice_and_differently_is_none(file: File) -> None:
+    """The same twice holds; so does one beside an empty cell. Three labels are one conflict."""
+    rows = ["1,gout,Y", "2,gout,Y", "1,gout,1", "2,gout,N", "2,gout,Y", "3,gout,", "3,gout,Q"]
+    first = file("\n".join(["patient,phenotype,label", *rows]), "a.csv")
+    found = read_labels(first)
+    assert found.matrix(["1", "2", "3"])[:, 0].tolist() == [1, -1, 2]
+    assert len(found.conflicts) == 1
+    assert found.lines() == (
+        f"{first}: 1 pairs of patient and phenotype without a label",
+        f"{first}:5: a label of the same pair is another one at {first}:3: neither holds",
+    )
+    second = file("patient,asthma,gout\n1,1,0\n4,0,0\n", "b.csv")
+    both = read_labels(first, second)
+    assert both.phenotypes == ("asthma", "gout")
+    assert both.matrix(["1", "2", "3", "4"]).tolist() == [[1, -1], [-1, -1], [-1, 2], [0, 0]]
+    assert len(both.conflicts) == 2
+    many = [f"{n},gout,{label}" for n in range(15) for label in "YN"]
+    crowd = read_labels(file("\n".join(["patient,phenotype,label", "x,gout,Y", *many]), "c.csv"))
+    assert crowd.lines()[-1] == "5 more pairs labelled twice and differently"
+    assert crowd.values == {"x": {"gout": 1}}
+
+
+def test_damaged_rows_are_left_out_counted_and_named(file: File) -> None:
+    bad = ["1,gout", "1,gout,maybe", ",gout,Y", "1,,Y", f"1,{'x' * 101},Y", f"9,{SECRET},Wilh"]
+    good = [f"{n},gout,Y" for n in range(2, 9)]
+    path = file("\n".join(["patient,disease,judgment", *bad, *good]), "l.csv")
+    found = read_labels(path)
+    assert found.phenotypes == ("gout",)
+    assert found.values.keys() == {str(n) for n in range(2, 9)}
+    reason = "the label is none of present, absent, questionable; Y, N, Q, U; 1, 0, 2"
+    assert found.lines() == (
+        f"{path}:2: 2 columns instead of 3",
+        f"{path}:3: {reason}",
+        f"{path}:4: no patient",
+        f"{path}:5: no phenotype",
+        f"{path}:6: the phenotype's name is too long",
+        f"{path}:7: {reason}",
+    )
+    wide = file("patient,gout,CAD\n1,Y,N\n2,?,Y\n3,N,N\n4,1\n,1,1\n", "w.csv")
+    read = read_labels(wide)
+    assert read.matrix(["1", "2", "3"]).tolist() == [[0, 1], [1, -1], [0, 0]]
+    (table,) = read.tables
+    assert (table.rows, table.kept, table.empty, table.damaged) == (8, 5, 0, 3)
+    assert [d.line for d in table.examples] == [3, 5, 6]
+    assert table.examples[0].reason.startswith("the label of 'gout' is none of")
+
+
+def test_a_phenotype_without_labels_is_one(file: File) -> None:
+    """Sites must agree on phenotypes, and one may never have judged some."""
+    assert read_labels(file("patient,gout,CAD\n1,Y,\n")).phenotypes == ("CAD", "gout")
+    long = file("patient,phenotype,label\n1,gout,Y\n1,CAD,\n")
+    assert read_labels(long).phenotypes == ("CAD", "gout")
+    judged = file("\n".join(["patient,phenotype,label", *(f"1,{d},Y" for d in DISEASES[::-1])]))
+    assert read_labels(judged).phenotypes == DISEASES  # a table goes with the challenge's files
+
+
+def test_the_column_of_patients_may_be_named(file: File) -> None:
+    path = file("mrn,gout\n1,Y\n")
+    assert read_labels(path, patient_column="MRN").values == {"1": {"gout": 1}}
+    assert read_labels(file("patient,gout\n1,Y\n"), patient_column="mrn").phenotypes == ("gout",)
+    assert PatientLabels((), {}).matrix(["1"]).shape == (1, 0)
+    for folder, message in (
+        (path.with_name("x"), "no such file"),
+        (path.parent, "the table of labels"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_labels(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"1,{SECRET},Y\n", "no column 'patient': the first line names 3 columns, none like it"),
+        ("patient,phenotype,labels\n1,gout,Y\n", "no column 'label': did you mean 'labels'"),
+        ("patient,label\n1,Y\n", "no column 'phenotype'"),
+        ("patient\n1\n", "there is only a column of patients"),
+        ("patient,gout,gout\n1,Y,N\n", "two columns are called 'gout'"),
+        (",patient,gout\n0,1,Y\n", "f.txt:1: column 1 has no name"),
+        ("patient,gout,Gout\n1,Y,N\n", "phenotypes 'Gout' and 'gout': name them alike"),
+        ("patient,gout,age\n1,Y,71\n2,N,1\n3,N,55\n", r"column 'age' holds no labels \(2 cells"),
+        ("patient,phenotype,label\n1,gout,yes\n2,gout,no\n", "f.txt:2: the label is none of pres"),
+        ("patient,gout\n1,\n2,\n", "there is no label in it"),
+        ("patient,gout\n", "there is no label in it"),
+        ("", "the table has no header"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_one_line(file: File, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        read_labels(file(text))
+    assert "\n" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+# ---- the obesity challenge -------------------------------------------------------------------
+
+
+def _texts(*documents: tuple[str, str]) -> str:
+    docs = "\n".join(f'<doc id="{id}"><text>\n{text}\n</text></doc>' for id, text in documents)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<root><docs>\n{docs}\n</docs></root>\n'
+
+
+def _judged(**sources: dict[str, dict[str, str]]) -> str:
+    """Annotations: source → disease → document → letter; one `doc` a line."""
+    lines = ["<diseaseset>"]
+    for source, diseases in sources.items():
+        lines.append(f'<diseases source="{source}">')
+        for disease, letters in diseases.items():
+            lines.append(f'<disease name="{disease}">')
+            lines += [f'<doc id="{d}" judgment="{letter}"/>' for d, letter in letters.items()]
+            lines.append("</disease>")
+        lines.append("</diseases>")
+    return "\n".join([*lines, "</diseaseset>"])
+
+
+@pytest.fixture
+def challenge(file: File, tmp_path: Path) -> Path:
+    """A folder as the challenge has it: two files of training texts, an addendum, a test part."""
+    for name, content in {
+        "patient_records_training": _texts(
+            ("1", "Obese , BP &lt; 140 &amp; well ."), ("2", "No asthma .")
+        ),
+        "patient_records_training2": _texts(("3", "Gout .")),
+        "patient_records_test": _texts(("4", "Fine .")),
+        "standoff_annotations_training": _judged(
+            intuitive={"Obesity": {"1": "Y", "2": "N"}, "Asthma": {"1": "N", "2": "Q"}},
+            textual={"Obesity": {"1": "Y", "2": "U"}, "Asthma": {"2": "N"}},
+        ),
+        "standoff_annotations_training_addendum": _judged(
+            intuitive={"Gout": {"3": "Y", "1": "N"}, "Asthma": {"1": "Y"}}
+        ),
+        "standoff_annotations_test": _judged(intuitive={"obesity": {"4": "N"}, "CAD": {"99": "Y"}}),
+    }.items():
+        file(content, f"c/obesity_{name}.xml")
+    return tmp_path / "c"
+
+
+def _labels(found: tuple[Sequence[Note], PatientLabels], unmentioned: str = "unlabelled") -> Any:
+    """(notes, diseases) of all the notes that were read."""
+    notes, labels = found
+    return labels.matrix([n.id for n in notes], unmentioned)  # type: ignore[arg-type]
+
+
+def _judgments(tmp_path: Path, *files: str) -> PatientLabels:
+    """The labels of annotations, file by file, beside one summary."""
+    folder = tmp_path / "judged"
+    folder.mkdir(exist_ok=True)
+    (folder / "patient_records.xml").write_text(_texts(("1", "a")))
+    for at, content in enumerate(files):
+        (folder / f"annotations{at}.xml").write_text(content)
+    return read_obesity(folder)[1]
+
+
+def test_summaries_and_labels_of_the_whole_challenge(challenge: Path) -> None:
+    notes, labels = found = read_obesity(challenge)
+    texts = ("Obese , BP < 140 & well .", "No asthma .", "Gout .", "Fine .")
+    assert [n.text.strip() for n in notes] == [*texts]
+    assert [n.id for n in notes] == [n.patient for n in notes] == ["1", "2", "3", "4"]
+    assert labels.phenotypes == DISEASES
+    rows = [
+        {"Obesity": 1, "Asthma": 1, "Gout": 0},
+        {"Obesity": 0, "Asthma": 2},
+        {"Gout": 1},
+        {"Obesity": 0},
+    ]
+    assert _labels(found).dtype == np.int8
+    expected = [[row.get(disease, -1) for disease in DISEASES] for row in rows]
+    assert _labels(found).tolist() == expected
+    assert [n.id for n in notes if "test" in n.source] == ["4"]
+    assert labels.of("99") == {"CAD": 1}  # judged without a text
+    (line,) = labels.lines()
+    name = f"{challenge}/obesity_standoff_annotations_training"
+    assert line == (
+        f"{name}_addendum.xml:8: a label of the same pair is another one at {name}.xml:8: "
+        "the later one holds"
+    )
+    for path in list(challenge.iterdir()):
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert _labels(read_obesity(challenge)).tolist() == expected
+
+
+def test_a_file_that_contradicts_itself_holds_for_neither(tmp_path: Path) -> None:
+    content = (
+        '<a><diseases source="intuitive"><disease name="Gout">\n<doc id="1" judgment="Y"/>\n'
+        '<doc id="1" judgment="N"/>\n<doc id="2" judgment="N"/>\n<doc id="2" judgment="N"/>\n'
+        "</disease></diseases></a>"
+    )
+    labels = _judgments(tmp_path, content)
+    assert labels.values == {"2": {"Gout": 0}}
+    assert [line.rpartition(": ")[2] for line in labels.conflicts] == ["neither holds"]
+    # A later file settles it.
+    settled = _judgments(tmp_path, content, _judged(intuitive={"Gout": {"1": "N"}}))
+    assert settled.of("1") == {"Gout": 0}
+
+
+def test_unmentioned_is_no_label_unless_asked_for(challenge: Path) -> None:
+    found = read_obesity(challenge, "textual")
+    both = [DISEASES.index("Obesity"), DISEASES.index("Asthma")]
+    assert _labels(found)[:3, both].T.tolist() == [[1, -1, -1], [-1, 0, -1]]
+    assert _labels(found, "absent")[:3, both].T.tolist() == [[1, 0, -1], [-1, 0, -1]]
+
+
+def test_random_annotations_against_elementtree(tmp_path: Path, file: File) -> None:
+    """Every pair of a file with both sources, read by ElementTree."""
+    rng = np.random.default_rng(0)
+    sources = {
+        source: {
+            disease: {str(d): "YNQU"[rng.integers(4)] for d in range(30) if rng.random() < 0.7}
+            for disease in DISEASES
+        }
+        for source in ("intuitive", "textual")
+    }
+    path = file(_judged(**sources), "c/annotations.xml")
+    file(_texts(("1", "a")), "c/patient_records.xml")
+    root = ElementTree.parse(path).getroot()
+    for source in ("intuitive", "textual"):
+        expected = {
+            (doc.get("id"), disease.get("name")): "NYQ".find(str(doc.get("judgment")))
+            for disease in root.findall(f"diseases[@source='{source}']/disease")
+            for doc in disease
+        }
+        _, labels = read_obesity(path.parent, source)  # type: ignore[arg-type]
+        patients = [str(d) for d in range(30)]
+        wanted = [[expected.get((p, d), -1) for d in DISEASES] for p in patients]
+        assert labels.matrix(patients).tolist() == wanted
+        assert labels.lines() == ()
+
+
+def test_damaged_judgments_are_left_out_and_named(tmp_path: Path) -> None:
+    judged = {"Gout": {"1": "Y", "2": "X", "": "N"}, "Gaut": {"1": "Y"}, "Asthma": {"3": " n "}}
+    labels = _judgments(tmp_path, _judged(intuitive=judged))
+    assert labels.values == {"1": {"Gout": 1}, "3": {"Asthma": 0}}
+    path = tmp_path / "judged" / "annotations0.xml"
+    assert labels.lines() == (
+        f"{path}:5: the judgment is none of Y, N, Q and U",
+        f"{path}:6: the judgment is of no document",
+        f"{path}:9: the disease is none of the challenge's: did you mean 'Gout'?",
+    )
+
+
+BOMB = '<!DOCTYPE r [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;">]>\n'
+OUTSIDE = '<!DOCTYPE r [<!ENTITY x SYSTEM "file:///etc/hostname">]>\n'
+
+
+@pytest.mark.parametrize("prolog", [BOMB, OUTSIDE, OUTSIDE.replace("<!ENTITY x", "<!ENTITY % x")])
+def test_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
+    """A plain DOCTYPE is fine."""
+    text = file(prolog + '<root><doc id="1"><text>&b;&x;</text></doc></root>', "t.xml")
+    with pytest.raises(DataError, match=r"t.xml:1: the file declares or uses entities"):
+        read_texts([text])
+    with pytest.raises(DataError, match="entities of its own"):
+        _judgments(tmp_path, prolog + _judged(intuitive={"Gout": {"1": "Y"}}))
+    path = file('<!DOCTYPE root SYSTEM "x.dtd">\n<root><doc id="1"><text>a</text></doc></root>')
+    assert [note.text for note in read_texts([path])] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("<root><doc id='1'>\n<text>a</doc></root>", r"f.txt:2: the file is no XML \(mismatched"),
+        ("", r"the file is no XML \(no element found\)"),
+        ("<?xml version='1.0' encoding='utfa8'?><root/>", "encoding is not known here: write it"),
+        ("<?xml version='1.0' encoding='shift_jis'?><root/>", "encoding is not known here"),
+        ("<root>\n<doc id='1'></doc></root>", "f.txt:2: no text"),
+        ("<root><doc id='1'><text> \n </text></doc></root>", "f.txt:1: no text"),
+        ("<root><doc><text>a</text></doc></root>", "the document has no id"),
+        ("<root><other/></root>", "no doc element"),
+        (_texts(("1", "a"), ("1", "b")), r"f.txt:6: the document's id is also that at .*f.txt:3$"),
+    ],
+)
+def test_texts_that_cannot_be_read(file: File, content: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        read_texts([file(content)])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_missing_is_said(challenge: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        read_obesity(challenge / "none")
+    for path in challenge.glob("*annotations*"):
+        path.write_text(_judged(intuitive={"Gout": {"1": "Y"}}))
+    with pytest.raises(DataError, match=r"there is no textual judgment"):
+        read_obesity(challenge, "textual")
+    for path in challenge.glob("*records*"):
+        path.unlink()
+    with pytest.raises(DataError, match="no file of records here"):
+        read_obesity(challenge)

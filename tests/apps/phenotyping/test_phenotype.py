@@ -1,0 +1,616 @@
+"""Two-stage phenotyping: what a federation of invented patients learns, by other programs; settings
+do what they say, and what few sites have does not stop a run.
+
+Expected values are from NumPy's network (`phenotype_patients.py`), scikit-learn's `SGDClassifier`,
+loops written here, or runs that must be equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from phenotype_patients import (
+    DISEASES,
+    SPACE,
+    VOCABULARY,
+    classifiers_of,
+    code_chances,
+    code_labels,
+    config_of,
+    counted,
+    cut,
+    dense_of,
+    labelled,
+    network_of,
+    patients,
+    relabelled,
+    sites_of,
+    trained,
+    without_stage_1,
+)
+from sklearn.feature_extraction.text import TfidfTransformer
+from sklearn.linear_model import SGDClassifier
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.seeds import rng_of
+from fednotes.core.update import Total, Update
+from fednotes.engines.rounds import RoundResult
+from fednotes.apps.phenotyping import two_stage as phenotype
+from fednotes.apps.phenotyping.two_stage import Config, Site, averaged
+from fednotes.apps.phenotyping.classifiers import (
+    LinearSVMs,
+    SvmConfig,
+    document_frequencies,
+    fit_platt,
+    inverse_document_frequencies,
+    platt_sums,
+    tfidf,
+)
+from fednotes.apps.phenotyping.codes import category
+from fednotes.apps.phenotyping.cohort import PRESENT, FeatureSpace, SitePatients, Vectors, pooled_patients
+from fednotes.apps.phenotyping.dan import Dan, DanConfig, RowAdam
+from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
+
+# ---- stage 1
+
+
+def test_one_site_is_training_in_one_place() -> None:
+    """Bitwise: a plain loop of Adam over the same batches, without any federation."""
+    (site,) = sites_of(1)
+    config = phenotype.for_sites(config_of(cycles=3), (site,))
+    state, _ = trained((site,), config_of(cycles=3))
+    wanted, _ = stage_1(site, config, state.facts["outputs"], np.inf)
+    for name, value in wanted.items():
+        assert torch.equal(state.tensors[f"network.{name}"], value), name
+
+
+def test_sites_weigh_by_their_coded_patients() -> None:
+    """One cycle of two sites is the weighted mean of what each has trained by itself."""
+    sites = sites_of(2)
+    config = config_of(cycles=1, minimum=1, outputs=("icd9:401", "icd9:250", "icd9:428"))
+    both, _ = trained(sites, replace(config, classifier_cycles=1))
+    own = [trained((site,), replace(config, classifier_cycles=1))[0] for site in sites]
+    sizes = [sum(p in site.codes for p in site.train.patients) for site in sites]
+    assert sizes[0] != sizes[1]
+    for name, value in both.tensors.items():
+        if name.startswith("network."):
+            parts = [state.tensors[name].double() * n for state, n in zip(own, sizes, strict=True)]
+            assert torch.equal(value, ((parts[0] + parts[1]) / sum(sizes)).float()), name
+
+
+def test_outputs_are_the_categories_of_enough_patients_of_all_sites() -> None:
+    """A Counter over every coded training patient."""
+    sites = sites_of(3)
+    counted: Counter[str] = Counter()
+    for site in sites:
+        for patient in site.train.patients:
+            counted.update({category(code) for code in site.codes.get(patient, ())})
+    minimum = sorted(counted.values())[len(counted) // 2]
+    state, _ = trained(sites, config_of(minimum=minimum, cycles=1))
+    wanted = sorted(name for name, n in counted.items() if n >= minimum)
+    assert state.facts["outputs"] == wanted
+    assert 0 < len(wanted) < len(counted)
+
+
+def test_a_site_shows_no_category_of_its_own() -> None:
+    """The counts are over the public list, and nothing else leaves the site."""
+    (site,) = sites_of(1)
+    config = phenotype.for_sites(config_of(), (site,))
+    update = Site(site, config).count_codes({})
+    assert update.tensors["patients"].shape == (len(config.candidates),)
+    assert not update.metrics
+
+
+def test_learning_helps() -> None:
+    """Codes and diseases of test patients are ranked better than by chance."""
+    _, members = trained(sites_of(2), config_of(cycles=12, classifier_cycles=5))
+    for kind in ("codes", "ranking"):
+        assert sum(member.scores[kind]["auroc"] for member in members) / 2 > 0.6
+
+
+# ---- stage 2
+
+
+def test_one_site_is_central_bitwise() -> None:
+    """Epoch by epoch in one place, going on from float32 as a federation does."""
+    (site,) = sites_of(1)
+    config = without_stage_1(classifier_cycles=4, classifier_epochs=2)
+    state, _ = trained((site,), config)
+    cohort = labelled(site.train)
+    idf = inverse_document_frequencies(document_frequencies(cohort.bags), len(cohort))
+    features = tfidf(cohort.bags, idf)
+    machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
+    for epoch in range(8):
+        order = order_of(config, site, epoch, len(cohort))
+        machines.epoch(features, cohort.labels, order)
+        if epoch % 2:
+            machines.weight[:] = machines.weight.astype(np.float32)
+            machines.intercept[:] = machines.intercept.astype(np.float32)
+    assert np.array_equal(state.tensors["svm.weight"].numpy(), machines.weight.astype(np.float32))
+    assert np.array_equal(state.tensors["svm.intercept"].numpy(), machines.intercept)
+
+
+def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
+    """A site that nobody was labelled at for a disease has no part in its classifier."""
+    first, second = sites_of(2)
+    sites = (first, relabelled(second, -1, column=0))
+    config = without_stage_1(classifier_cycles=1)
+    both, _ = trained(sites, config)
+    total = []
+    whole = labelled(pooled_patients(sites).train)
+    idf = inverse_document_frequencies(document_frequencies(whole.bags), len(whole))
+    for site in sites:
+        cohort = labelled(site.train)
+        machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
+        order = order_of(config, site, 0, len(cohort))
+        machines.epoch(tfidf(cohort.bags, idf), cohort.labels, order)
+        total.append((machines.weight.astype(np.float32), (cohort.labels >= 0).sum(0)))
+    (a, n), (b, m) = total
+    wanted = (a.astype(np.float64) * n + b.astype(np.float64) * m) / (n + m)
+    assert m[0] == 0
+    assert np.array_equal(both.tensors["svm.weight"].numpy(), wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize(("patients", "ends"), [(4.0, 2.0), (1.0, 8.0)])
+def test_the_mean_over_nobody_is_not_zero(patients: float, ends: float) -> None:
+    """A classifier that nobody trained stays; of one patient at one site the sum is the mean."""
+    shared = {"svm.weight": torch.tensor([[3.0, 5.0]])}
+    given = {"svm.weight": torch.tensor([[0.0, 8.0]]).double()}
+    update = Update({**given, "patients": torch.tensor([0.0, patients]).double()})
+    assert averaged(shared, Total.of([update]))["svm.weight"].tolist() == [[3.0, ends]]
+
+
+def test_calibration_is_the_pooled_one() -> None:
+    """Platt scaling of all held-out patients in one place gives the same a and b."""
+    sites = sites_of(3)
+    config = without_stage_1(classifier_cycles=3, calibrate=True)
+    _state, members = trained(sites, config)
+    model = classifiers_of(members[0])
+    scores, targets = [], []
+    for site in sites:
+        cohort = labelled(site.valid)
+        scores.append(model.machines.scores(model.model.features(cohort.bags)))
+        targets.append(model.machines.targets(cohort.labels))
+    together = np.concatenate(scores), np.concatenate(targets)
+    wanted = fit_platt(lambda ab: platt_sums(ab, *together), len(DISEASES))
+    assert np.allclose(model.model.platt, wanted, rtol=1e-6)
+
+
+# ---- both stages, files, restarts
+
+
+def test_two_runs_are_one(tmp_path: Path) -> None:
+    """Stage 1 by itself, then stage 2 from its folder: the same bits as both in one run."""
+    sites = sites_of(2)
+    bare = tuple(
+        replace(
+            site,
+            **{
+                part: replace(cohort, labels=np.zeros((len(cohort), 0), np.int8), outputs=())
+                for part in ("train", "valid", "test")
+                for cohort in [getattr(site, part)]
+            },
+        )
+        for site in sites
+    )
+    whole, members = trained(sites, config_of(), tmp_path / "whole")
+    trained(bare, config_of(), tmp_path / "first")
+    later = PhenotypeConfig(
+        representation=str(tmp_path / "first" / "model"), network=config_of().model.network
+    )
+    second, _ = trained(sites, config_of(model=later), tmp_path / "second")
+    # the order of stage 2's patients hangs on the number of the round
+    alike, _ = trained(sites, config_of(model=later, cycles=1))
+    assert second.tensors.keys() == whole.tensors.keys() == alike.tensors.keys()
+    for name, value in second.tensors.items():
+        if name.startswith("network."):
+            assert torch.equal(value, whole.tensors[name]), name
+    assert torch.equal(second.tensors["svm.weight"], alike.tensors["svm.weight"])
+    assert members[0].scores["phenotypes"]["f1"] > 0
+
+
+def test_a_restart_changes_nothing(tmp_path: Path) -> None:
+    """A run cut after each of its rounds and gone on with ends with the same bits."""
+    sites = sites_of(2)
+    config = config_of(cycles=2, classifier_cycles=2, calibrate=True)
+    whole, members = trained(sites, config, tmp_path / "whole")
+    bags = sites[0].test.bags
+    codes = load_phenotyper(tmp_path / "whole/model").code_probabilities(bags)
+
+    for last in range(4):
+        kept = tmp_path / str(last)
+        cut(sites, config, last, directory=kept)
+        again, later = trained(sites, config, kept / "model", directory=kept, resume=True)
+        assert again.facts["outputs"] == whole.facts["outputs"]
+        model = load_phenotyper(kept / "model/model")
+        assert list(model.code_names) == whole.facts["outputs"]
+        assert np.array_equal(model.code_probabilities(bags), codes)
+        for name, value in whole.tensors.items():
+            assert torch.equal(again.tensors[name], value), (last, name)
+        assert [m.scores for m in later] == [m.scores for m in members]
+
+
+# ---- edges
+
+
+def test_patients_without_concepts_and_lonely_classes() -> None:
+    """A disease that all have, one that nobody is labelled for, a patient without concepts."""
+    changed = [
+        replace(
+            relabelled(relabelled(site, PRESENT, column=0), -1, column=1),
+            test=patients(site.id, 40, seed=9, concepts=0),
+        )
+        for site in sites_of(2)
+    ]
+    _, members = trained(changed, without_stage_1(classifier_cycles=2))
+    found = classifiers_of(members[0]).model.classes(changed[0].test.bags)
+    assert (found[:, 0] == PRESENT).all()
+    assert (found[:, 1] == -1).all()
+    assert len(set(found[:, 2].tolist())) == 1  # the intercept's word
+    assert members[0].scores["phenotypes"]["support"] > 0
+
+
+def test_a_site_without_codes_or_labels_adds_nothing() -> None:
+    """Stage 1 at one site, stage 2 at the other: as if each had been there alone."""
+    first, second = sites_of(2)
+    coded, judged = relabelled(first, -1), replace(second, codes={})
+    both, members = trained((coded, judged), config_of(cycles=1, classifier_cycles=1))
+    alone, _ = trained((coded, replace(judged, train=judged.train.take([0]))), config_of(cycles=1))
+    for name, value in both.tensors.items():
+        if name.startswith("network."):
+            assert torch.equal(value, alone.tensors[name])
+    assert "codes" not in members[1].scores
+
+
+def test_questionable_is_a_class_where_enough_are() -> None:
+    """Three machines, and a share of probability for it."""
+    changed = [relabelled(site, 2, slice(30), 2) for site in sites_of(2)]
+    for least, machines in ((60, len(DISEASES) + 2), (61, len(DISEASES))):
+        config = without_stage_1(least_questionable=least, classifier_cycles=1)
+        _, members = trained(changed, config)
+        assert len(classifiers_of(members[0]).machines.machines) == machines
+
+
+DENSE = PhenotypeConfig(network=DanConfig(updates="dense"))
+PADDED = PhenotypeConfig(network=DanConfig(length=20))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"min_patients": 10_000}, "min_patients = 10000 is asked"),
+        ({"minimum": 10_000}, r"lower \[training\] minimum, or give more patients"),
+        ({"cycles": 0}, "cycles = 0"),
+        ({"classifier_cycles": 0}, "classifier_cycles = 0"),
+        ({"proximal": 0.1}, 'updates = "dense"'),
+        ({"systems": ("icd8",)}, "icd8"),
+        ({"systems": ("condition",)}, "no list of all categories"),
+        ({"optimizer": "rmsprop"}, 'updates = "dense"'),
+        ({"optimizer": "rmsprop", "weight_decay": 0.1, "model": DENSE}, "has no weight_decay"),
+        ({"model": PADDED}, "least_occurrences to 1 or more"),
+        ({"least_occurrences": -1}, "least_occurrences = -1"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message.replace("(", r"\(")) as error:
+        trained(sites_of(2), config_of(**settings))
+    assert "fednotes" in type(error.value).__module__
+
+
+def test_nothing_to_learn() -> None:
+    """No codes for stage 1; no labels for stage 2."""
+    sites = tuple(replace(site, codes={}) for site in sites_of(2))
+    with pytest.raises(ConfigError, match="predicts billing codes"):
+        phenotype.for_sites(config_of(), sites)
+    with pytest.raises(ConfigError, match="billing codes, so it cannot learn alone"):
+        phenotype.alone(config_of(), sites)
+    with pytest.raises(TrainingError, match="no training patient is labelled"):
+        trained([relabelled(site, -1) for site in sites], without_stage_1())
+
+
+# ---- settings --------------------------------------------------------------------------------
+
+
+NETWORK = DanConfig(embedding=8, hidden=12)
+
+
+def sgd(
+    x: Any, labels: np.ndarray, order: Sequence[int] | np.ndarray, weights: Any = None
+) -> np.ndarray:
+    """(features,) an epoch of scikit-learn's, in this order, of the patients with a label."""
+    rows = [row for row in order if labels[row] >= 0]
+    machine = SGDClassifier(penalty=None, shuffle=False, max_iter=1, tol=None, class_weight=weights)
+    coefficients: np.ndarray = machine.fit(x[rows], labels[rows]).coef_[0]
+    return coefficients
+
+
+def order_of(config: Config, site: SitePatients, epoch: int, number: int) -> np.ndarray:
+    return rng_of(config.seed, "phenotypes", site.id, epoch).permutation(number)
+
+
+# ---- stage 2
+
+
+def test_balanced_classes_are_those_of_all_sites_together() -> None:
+    """SGDClassifier with n / (2 n of the class) over all sites; the mean of the sites'."""
+    sites = sites_of(2)
+    config = without_stage_1(classifier_cycles=1)
+    config = replace(
+        config, model=replace(config.model, classifier=SvmConfig(class_weights="balanced"))
+    )
+    state, _ = trained(sites, config)
+    cohorts = [labelled(site.train) for site in sites]
+    tfidf = TfidfTransformer().fit(np.concatenate([counted(c.bags) for c in cohorts]))
+    for column in range(len(DISEASES)):
+        everyone = Counter(v for c in cohorts for v in c.labels[:, column].tolist() if v >= 0)
+        weights = {v: everyone.total() / (2 * everyone[v]) for v in (0, 1)}
+        assert weights[1] > 1.1 > weights[0]
+        total, number = np.zeros(VOCABULARY), 0
+        for site, cohort in zip(sites, cohorts, strict=True):
+            own = cohort.labels[:, column]
+            order = order_of(config, site, 0, len(cohort))
+            n = int((own >= 0).sum())
+            total += n * sgd(tfidf.transform(counted(cohort.bags)), own, order, weights)
+            number += n
+        ours = state.tensors["svm.weight"][:, column].numpy()
+        assert np.allclose(ours, total / number, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", ["none", "l2"])
+def test_classifiers_read_the_kept_network(scale: Any) -> None:
+    """SGDClassifier on NumPy's dense layer: of the cycle that is kept, scaled as asked."""
+    (site,) = sites_of(1)
+    model = PhenotypeConfig(network=NETWORK, scale=scale)
+    config = config_of(model=model, cycles=4, keep_cycle=1, classifier_cycles=1)
+    state, _ = trained((site,), config)
+    early, _ = trained((site,), replace(config, cycles=1, keep_cycle=0))
+    cohort = labelled(site.train)
+    x = dense_of(network_of(early), cohort, scale).astype(np.float32)
+    for column in range(len(DISEASES)):
+        order = order_of(config, site, 1, len(cohort))
+        wanted = sgd(x.astype(np.float64), cohort.labels[:, column], order)
+        ours = state.tensors["svm.weight"][:, column].numpy()
+        assert np.allclose(ours, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_rounds_of_both_stages_are_judged_every_few() -> None:
+    """Counted from each stage's first cycle; the last one of each always."""
+    sites, told = sites_of(2), list[RoundResult]()
+    config = config_of(cycles=4, classifier_cycles=7, evaluate_every=3)
+    trained(sites, config, observer=told.append)
+    assert [r.round + 1 for r in told if r.evaluated] == [3, 4, 4 + 3, 4 + 6, 4 + 7]
+    assert [r.round + 1 for r in told if "valid_loss" in r.metrics] == [3, 4]
+    assert [r.round + 1 for r in told if "valid_f1" in r.metrics] == [7, 10, 11]
+
+
+# ---- stage 1
+
+
+def test_the_best_cycle_has_the_least_held_out_loss() -> None:
+    """Brute force: runs that end after each cycle, judged by NumPy on all valid patients."""
+    sites, losses, ends = sites_of(2), [], []
+    config = config_of(cycles=1, local_epochs=4, learning_rate=0.1, classifier_cycles=1)
+    for cycles in range(1, 6):
+        state, _ = trained(sites, replace(config, cycles=cycles))
+        total, number = 0.0, 0
+        for site in sites:
+            labels = code_labels(site.valid, site.codes, state.facts["outputs"])
+            known = labels[:, 0] >= 0
+            p = np.clip(code_chances(network_of(state), site.valid)[known], 1e-7, 1 - 1e-7)
+            total -= np.log(np.where(labels[known] == 1, p, 1 - p)).sum()
+            number += p.size
+        losses.append(total / number)
+        ends.append(network_of(state))
+    best = int(np.argmin(losses))
+    assert best < 4
+    assert np.argmax(losses) != best
+    state, members = trained(sites, replace(config, cycles=5, keep_cycle=-1))
+    for member in members:
+        network = classifiers_of(member).model.network
+        assert network is not None
+        for name, value in network.trainable().items():
+            assert np.array_equal(value.detach().numpy(), ends[best][name]), name
+    for name, wanted in ends[best].items():
+        assert np.array_equal(network_of(state)[name], wanted), name
+        assert not np.array_equal(ends[-1][name], wanted), name
+
+
+CAUSES = ("E8800", "E8859", "E8881", "E9190", "4019")
+
+
+def with_causes(site: SitePatients) -> SitePatients:
+    """Codes of external causes, in turn; E880, E885 and E888 differ in the fourth character."""
+    everyone = [p for part in (site.train, site.valid, site.test) for p in part.patients]
+    return replace(
+        site,
+        codes={
+            p: frozenset({f"icd9:{CAUSES[i % 5]}", f"icd9:{CAUSES[(i + 1) % 3]}"})
+            for i, p in enumerate(everyone)
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("whole", "outputs"),
+    [
+        (True, ["icd9:401", "icd9:E880", "icd9:E885", "icd9:E888", "icd9:E919"]),
+        (False, ["icd9:401", "icd9:E88", "icd9:E91"]),
+    ],
+)
+def test_whole_causes_are_counted_and_learnt(whole: bool, outputs: list[str]) -> None:
+    """Outputs, patients of each and labels by the beginnings of codes."""
+    (site,) = sites_of(1)
+    site = with_causes(site)
+    config = phenotype.for_sites(config_of(whole_causes=whole, cycles=1), (site,))
+    state, (member,) = trained((site,), config)
+    assert state.facts["outputs"] == outputs
+    wanted = code_labels(site.train, site.codes, outputs)
+    given = member.count_codes({}).tensors["patients"].tolist()
+    counts = {name: n for name, n in zip(config.candidates, given, strict=True) if n}
+    assert counts == dict(zip(outputs, wanted.sum(axis=0).tolist(), strict=True))
+    assert member._codes is not None
+    assert np.array_equal(member._codes._labels, wanted)
+
+
+def stage_1(site: SitePatients, config: Config, outputs: Sequence[str], clip: float) -> Any:
+    """A plain loop over the site's batches, the gradients clipped by hand; and their norms."""
+    dan = Dan(config.model.network, VOCABULARY, len(outputs), config.seed)
+    adam = RowAdam(dan.trainable(), config.learning_rate)
+    cohort = site.train.take([i for i, p in enumerate(site.train.patients) if p in site.codes])
+    labels = code_labels(cohort, site.codes, outputs).astype(np.int8)
+    read, norms = dan.read(cohort.bags), []
+    for epoch in range(config.cycles):
+        order = rng_of(config.seed, "order", site.id, epoch).permutation(len(cohort))
+        for start in range(0, len(order), config.batch_size):
+            batch = order[start : start + config.batch_size]
+            dan.loss(read.take(batch), labels[batch]).backward()
+            grads = {n: p.grad for n, p in dan.trainable().items()}
+            norms.append(float(sum(g.to_dense().double().square().sum() for g in grads.values())))
+            norms[-1] **= 0.5
+            adam.step({n: g * min(1.0, clip / norms[-1]) for n, g in grads.items()})
+    return {name: value.detach() for name, value in dan.trainable().items()}, norms
+
+
+def test_gradients_are_clipped() -> None:
+    """The plain loop with gradients scaled by hand; some are below the limit, some above."""
+    (site,) = sites_of(1)
+    config = config_of(cycles=3, clip=0.25, classifier_cycles=1)
+    state, _ = trained((site,), config)
+    wanted, norms = stage_1(site, config, state.facts["outputs"], 0.25)
+    assert min(norms) < 0.25 < max(norms)
+    free, _ = stage_1(site, config, state.facts["outputs"], np.inf)
+    for name, value in wanted.items():
+        ours = state.tensors[f"network.{name}"]
+        assert torch.allclose(ours, value, rtol=1e-3, atol=1e-4), name
+        assert not torch.allclose(ours, free[name], rtol=1e-3, atol=1e-4), name
+
+
+def test_a_batch_in_parts_is_the_whole_batch() -> None:
+    """Patients count alike: parts of 4 and one of 2 give the weights of batches at once."""
+    (site,), ends, losses = sites_of(1), [], []
+    coded = [p for p in site.train.patients if p in site.codes][:70]  # the last batch has 6
+    site = replace(
+        site, codes={p: site.codes[p] for p in (*coded, *site.valid.patients) if p in site.codes}
+    )
+    for accumulate in (1, 4):
+        told = list[RoundResult]()
+        config = config_of(cycles=3, accumulate=accumulate, classifier_cycles=1)
+        state, _ = trained((site,), config, observer=told.append)
+        ends.append(state.tensors)
+        losses.append([r.metrics["loss"] for r in told[:3]])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    for name, value in ends[0].items():
+        if name.startswith("network."):
+            assert torch.allclose(ends[1][name], value, rtol=1e-3, atol=1e-4), name
+
+
+# ---- who may take part
+
+
+def numbers(site: SitePatients) -> tuple[int, int]:
+    """Training patients with codes, and with labels."""
+    coded = sum(p in site.codes for p in site.train.patients)
+    return coded, int((site.train.labels >= 0).any(axis=1).sum())
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_exactly_the_least_number_of_patients_is_enough(stage: int) -> None:
+    """Coded ones where vectors are learnt, labelled ones for classifiers of concepts."""
+    (site,) = sites_of(1)
+    site = relabelled(site, -1, slice(20))
+    assert numbers(site)[0] != numbers(site)[1]
+    least, make = numbers(site)[stage], (config_of, without_stage_1)[stage]
+    config = phenotype.for_sites(make(min_patients=least), (site,))
+    assert Site(site, config).num_examples >= least
+    more = replace(config, min_patients=least + 1)
+    with pytest.raises(ConfigError, match=f"its {least} .* min_patients = {least + 1}"):
+        Site(site, more)
+    nobody = replace(relabelled(site, -1), codes={})
+    assert Site(nobody, more).num_examples == 0  # it tells nothing
+    for own in phenotype.alone(more, (site,)):
+        assert Site(site, own).num_examples >= least
+    together, settings = phenotype.pooled(more, (site,), None)
+    assert Site(together[0], settings).num_examples >= least
+
+
+def test_vectors_tell_no_concepts() -> None:
+    """Classifiers of an encoder's vectors need no least number."""
+    cohort = patients("v", 20, 1)
+    values = Vectors(np.random.default_rng(0).normal(size=(20, 5)))
+    cohort = replace(cohort, bags=values)
+    none = cohort.take([])
+    site = SitePatients("v", FeatureSpace(5, dense=True), cohort, none, none, {})
+    config = phenotype.for_sites(without_stage_1(min_patients=1000), (site,))
+    assert Site(site, config).num_examples == numbers(site)[1]
+
+
+def test_a_model_of_another_dictionary_is_refused(tmp_path: Path) -> None:
+    """Of as many concepts; the same model is taken where the fingerprint is the same."""
+    sites = sites_of(2)
+    trained(sites, config_of(classifier_cycles=1), tmp_path)
+    later = config_of(model=PhenotypeConfig(representation=str(tmp_path / "model")))
+    other = replace(SPACE, recipe={"fingerprint": "another sixty"})
+    with pytest.raises(ConfigError, match="with another dictionary or encoder than this job"):
+        trained(tuple(replace(site, space=other) for site in sites), later)
+    trained(sites, later)
+
+
+# ---- patients and sites with nothing
+
+
+def without_concepts(site: SitePatients, share: int) -> SitePatients:
+    """Every `share`-th training patient has none."""
+    bags = [
+        [] if row % share == 0 else site.train.bags.take([row]).concepts.tolist()
+        for row in range(len(site.train))
+    ]
+    made = type(site.train.bags).of(bags, VOCABULARY)
+    return replace(site, train=replace(site.train, bags=made))
+
+
+@pytest.mark.parametrize("updates", ["rows", "dense"])
+@pytest.mark.parametrize("share", [1, 3])
+def test_patients_without_concepts_are_trained_on(share: int, updates: Any) -> None:
+    """One a batch: vectors that no patient has stay as they were, the outputs' biases move."""
+    sites = tuple(without_concepts(site, share) for site in sites_of(2))
+    network = replace(NETWORK, updates=updates)
+    told = list[RoundResult]()
+    config = config_of(cycles=1, batch_size=1, model=PhenotypeConfig(network=network))
+    state, members = trained(sites, config, observer=told.append)
+    found, outputs = network_of(state), len(state.facts["outputs"])
+    first = Dan(network, VOCABULARY, outputs, config.seed).trainable()
+    seen = {
+        concept
+        for site in sites
+        for row, patient in enumerate(site.train.patients)
+        if patient in site.codes
+        for concept in site.train.bags.take([row]).concepts.tolist()
+    }
+    assert bool(seen) == (share > 1)
+    for concept in range(VOCABULARY):
+        same = np.array_equal(found["embedding"][concept], first["embedding"][concept].tolist())
+        assert same == (concept not in seen)
+    assert (found["output_bias"] != 0).all()
+    assert all(np.isfinite(r.metrics["loss"]) for r in told)
+    assert all(np.isfinite(m.scores["codes"]["loss"]) for m in members)
+
+
+def test_patients_of_all_sites_without_concepts() -> None:
+    """A site of them among others adds its patients to the frequencies, and nothing else."""
+    first, second = sites_of(2)
+    sites = first, without_concepts(second, 1)
+    state, members = trained(sites, without_stage_1())
+    whole = labelled(pooled_patients(sites).train)
+    wanted = TfidfTransformer().fit(counted(whole.bags)).idf_
+    for member in members:
+        idf = classifiers_of(member).model.idf
+        assert np.array_equal(idf, wanted)
+    assert torch.isfinite(state.tensors["svm.weight"]).all()
+    assert all("phenotypes" in member.scores for member in members)

@@ -1,0 +1,147 @@
+"""Two phenotyping models on the same test patients; classifiers are set by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
+from sklearn.metrics import f1_score, roc_auc_score
+
+from fednotes.core.errors import DataError
+from fednotes.jobs.compare import ALL_SITES, Side, compare_patients
+from fednotes.metrics.compare import Bootstrap, paired_patients
+from fednotes.apps.phenotyping.classifiers import LinearSVMs
+from fednotes.apps.phenotyping.cohort import Bags, Cohort
+from fednotes.apps.phenotyping.phenotyper import Phenotyper
+
+
+def compared(a: Side, b: Side, samples: int, metric: str = "strict") -> dict[str, Bootstrap]:
+    """Each site's test, after a look at both sides' measures: their F1 is what is tested."""
+    found = compare_patients(a, b, samples, metric)
+    for each in found.values():
+        if each.scores is not None:
+            first, second = each.scores
+            assert first["f1"] == pytest.approx(each.test.f1_a)
+            assert second["f1"] == pytest.approx(each.test.f1_b)
+    return {site: each.test for site, each in found.items()}
+
+
+def machine(folder: Path, columns: dict[int, int]) -> None:
+    """A model that finds disease d where one of ten concepts from `columns[d]` on is there."""
+    machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
+    for disease, block in columns.items():
+        machines.weight[block : block + 10, disease] = 10
+    machines.intercept[:] = -0.5
+    idf = np.ones(VOCABULARY)
+    Phenotyper(SPACE, idf=idf, phenotypes=DISEASES, machines=machines).save(folder)
+
+
+GOOD, POOR = {0: 0, 1: 10, 2: 20}, {0: 0, 1: 10}
+
+
+def shares(cohort: Cohort, columns: dict[int, int]) -> np.ndarray:
+    """(patients, diseases) how much of a patient such a model counts, by a loop over patients."""
+    out = np.zeros((len(cohort), 3))
+    assert isinstance(cohort.bags, Bags)
+    for row in range(len(cohort)):
+        own = cohort.bags.take([row]).concepts
+        length = np.linalg.norm(np.bincount(own, minlength=VOCABULARY)) or 1.0
+        for disease, block in columns.items():
+            out[row, disease] = (own // 10 * 10 == block).sum() / length
+    return out
+
+
+def said(cohort: Cohort, columns: dict[int, int]) -> np.ndarray:
+    """What it says of them."""
+    return (10 * shares(cohort, columns) > 0.5).astype(np.int8)
+
+
+def macro(labels: np.ndarray, predicted: np.ndarray) -> float:
+    each = []
+    for column in range(labels.shape[1]):
+        known = labels[:, column] >= 0
+        each.append(f1_score(labels[known, column], predicted[known, column], average="macro"))
+    return float(np.mean(each))
+
+
+def test_each_site_is_compared_on_its_own_patients(tmp_path: Path) -> None:
+    """Oracle: scikit-learn's macro F1 of what a loop over patients finds."""
+    sites = sites_of(2)
+    machine(tmp_path / "run/federated/model", GOOD)
+    for site in sites:
+        machine(tmp_path / f"run/alone/{site.id}/model", POOR)
+    run = tmp_path / "run"
+    found = compared((run, sites, "federated"), (run, sites, "alone"), 100)
+    assert list(found) == [site.id for site in sites]
+    for site in sites:
+        test, labels = found[site.id], site.test.labels
+        assert test.f1_a == pytest.approx(macro(labels, said(site.test, GOOD)))
+        assert test.f1_b == pytest.approx(macro(labels, said(site.test, POOR)))
+        assert test.difference == pytest.approx(test.f1_a - test.f1_b)
+
+
+def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
+    """One model a side: one row. A model a site: also the mean of the sites' macro F1s."""
+    first, second = sites_of(2)
+    sites, run = (first, replace(second, test=first.test)), tmp_path / "run"
+    machine(run / "federated/model", GOOD)
+    machine(run / "pooled/sites/pooled/model", POOR)
+    machine(run / "alone/s0/sites/s0/model", POOR)
+    machine(run / "alone/s1/model", {0: 0})
+    once = compared((run, sites, "federated"), (run, sites, "pooled"), 100)
+    test = sites[0].test
+    assert list(once) == [ALL_SITES]
+    known = (test.labels >= 0).any(axis=1)
+    assert once[ALL_SITES] == paired_patients(
+        test.labels[known], said(test, GOOD)[known], said(test, POOR)[known], samples=100
+    )
+    each = compared((run, sites, "federated"), (run, sites, "alone"), 100)
+    assert list(each) == ["s0", "s1", ALL_SITES]
+    assert each[ALL_SITES].f1_b == pytest.approx((each["s0"].f1_b + each["s1"].f1_b) / 2)
+    assert each[ALL_SITES].f1_a == pytest.approx(each["s0"].f1_a)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    sites, run = sites_of(2), tmp_path / "run"
+    with pytest.raises(DataError, match="has no federated model of site 's0'"):
+        compared((run, sites, "federated"), (run, sites, "federated"), 10)
+    machine(run / "federated/model", GOOD)
+    side = (run, sites, "federated")
+    with pytest.raises(DataError, match="same test patients, labels and phenotypes at site 's0'"):
+        compared(side, (run, sites[1:], "federated"), 10)
+    other = replace(sites[0], test=replace(sites[0].test, labels=np.abs(sites[0].test.labels)))
+    with pytest.raises(DataError, match="at site 's0'"):
+        compared(side, (run, (other, sites[1]), "federated"), 10)
+    Phenotyper(SPACE, idf=np.ones(VOCABULARY)).save(run / "pooled/model")
+    with pytest.raises(DataError, match="ends with stage 1"):
+        compared(side, (run, sites, "pooled"), 10)
+    bare = tuple(replace(site, test=site.test.take([])) for site in sites)
+    with pytest.raises(DataError, match="no test patient is labelled"):
+        compared((run, bare, "federated"), (run, bare, "federated"), 10)
+
+
+def test_rankings_are_compared_by_their_areas(tmp_path: Path) -> None:
+    """Oracle: scikit-learn's area under the curve of the share of a disease's concepts."""
+    (site,) = sites_of(1)
+    machine(tmp_path / "good" / "federated" / "model", GOOD)
+    machine(tmp_path / "poor" / "federated" / "model", POOR)
+    found = compared(
+        (tmp_path / "good", (site,), "federated"),
+        (tmp_path / "poor", (site,), "federated"),
+        50,
+        "auroc",
+    )[site.id]
+
+    def area(columns: dict[int, int]) -> float:
+        labels, scores, each = site.test.labels, shares(site.test, columns), []
+        for d in range(len(DISEASES)):
+            known = labels[:, d] >= 0
+            each.append(roc_auc_score(labels[known, d], scores[known, d]))
+        return float(np.mean(each))
+
+    # The last bit of a sum breaks ties here that it does not break there: half a pair each.
+    assert (found.f1_a, found.f1_b) == pytest.approx((area(GOOD), area(POOR)), abs=2e-3)
+    assert found.difference > 0.05

@@ -1,0 +1,319 @@
+"""`predict` and `evaluate` on phenotyping models, and a whole run, as a person gives commands.
+
+Classifiers are set by hand: a disease is present where the notes name it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from patient_files import save_model
+from sklearn.metrics import f1_score, roc_auc_score
+
+from fednotes.cli import app
+from fednotes.core.errors import DataError
+from fednotes.jobs.predict import predict
+from fednotes.apps.phenotyping.classifiers import LinearSVMs
+from fednotes.apps.phenotyping.cohort import FeatureSpace, Vectors
+from fednotes.apps.phenotyping.concepts import Made
+from fednotes.apps.phenotyping.features import ConceptsConfig, features_for
+from fednotes.apps.phenotyping.phenotyper import Phenotyper
+from fednotes.api import evaluate
+
+NAME = "Zebulonovic"  # stands for what must never be shown
+TERMS = ("asthma", "gout", "hypertension")
+Run = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def run(give: Callable[..., tuple[int, str, str]]) -> Run:
+    """Give a command; returns stdout and stderr."""
+
+    def given(*arguments: object, code: int = 0) -> tuple[str, str]:
+        ended, out, err = give(*arguments)
+        assert ended == code
+        assert NAME not in err
+        return out, err
+
+    return given
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / "model", "synthetic", Path(), *TERMS)
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def labels_of(text: str) -> dict[str, list[str]]:
+    """Patient → diseases that are present."""
+    return {
+        each["patient"]: [name for name, label in each["labels"].items() if label == "present"]
+        for each in lines(text)
+    }
+
+
+TABLE = [
+    {"patient": "p1", "text": f"{NAME} has asthma."},
+    {"patient": "p2", "text": "No evidence of gout. Known hypertension."},
+    {"patient": "p1", "text": "Known gout."},
+    {"patient": "p3", "text": "Seen today."},
+]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "notes.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in TABLE), encoding="utf-8")
+    return path
+
+
+def test_notes_of_a_patient_are_one(run: Run, model: Path, table: Path) -> None:
+    """A negated mention is none; a patient without concepts has a result and is counted."""
+    out, err = run("predict", model, table)
+    assert labels_of(out) == {"p1": ["asthma", "gout"], "p2": ["hypertension"], "p3": []}
+    assert "1 of 3 patient(s) have no concept of the dictionary" in err
+    assert {each["patient"]: each["concepts"] for each in lines(out)} == {"p1": 2, "p2": 1, "p3": 0}
+    for each in lines(out):
+        for name, p in each["probabilities"].items():
+            assert (p > 0.5) == (each["labels"][name] == "present")
+
+
+def test_text_stdin_files_and_folders(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "History of asthma, gout."
+    assert labels_of(run("predict", model, "--text", text)[0]) == {"text": ["asthma", "gout"]}
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert labels_of(run("predict", model, "-")[0]) == {"stdin": ["asthma", "gout"]}
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "a.txt").write_text(text)
+    (folder / "b.txt").write_text("Known hypertension.")
+    found = labels_of(run("predict", model, folder)[0])
+    assert found == {"a": ["asthma", "gout"], "b": ["hypertension"]}
+    assert labels_of(run("predict", model, folder / "a.txt")[0]) == {"a": ["asthma", "gout"]}
+
+
+def test_csv_has_a_row_for_each_patient_and_phenotype(
+    run: Run, model: Path, table: Path, tmp_path: Path
+) -> None:
+    run("predict", model, table, "--format", "csv", "--out", tmp_path / "out.csv")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text("utf-8"))))
+    expected = [
+        (each["patient"], name, each["labels"][name], each["probabilities"][name], each["concepts"])
+        for each in lines(run("predict", model, table)[0])
+        for name in TERMS
+    ]
+    assert [
+        (r["patient"], r["phenotype"], r["label"], float(r["probability"]), int(r["concepts"]))
+        for r in rows
+    ] == expected
+    assert {r["concepts"] for r in rows if r["patient"] == "p3"} == {"0"}
+
+
+def test_vectors_of_text_have_no_concepts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Features are a stub's, two numbers a patient."""
+    space = FeatureSpace(2, dense=True, recipe={"kind": "text"})
+    machines = LinearSVMs([(0, 1)], 2)
+    Phenotyper(space, phenotypes=("gout",), machines=machines).save(tmp_path / "m")
+
+    class Stub:
+        def make(self, notes: dict[str, Any], *_: object) -> Made:
+            vectors = Vectors(np.ones((len(notes), 2), np.float32))
+            return Made(tuple(notes), vectors, {"left_out": 0, "without": 0})
+
+    monkeypatch.setattr("fednotes.apps.phenotyping.predict.opened", lambda recipe, place: Stub())
+    predict(tmp_path / "m", "-", "jsonl", None, "cpu", text="Known gout.")
+    (found,) = lines(capsys.readouterr().out)
+    assert found.keys() == {"patient", "probabilities", "labels"}
+    predict(tmp_path / "m", "-", "csv", None, "cpu", text="Known gout.")
+    assert capsys.readouterr().out.startswith("patient,phenotype,probability,label\n")
+
+
+def test_what_was_never_learnt_is_null(tmp_path: Path, model: Path, capsys: Any) -> None:
+    """A disease without classes; and stage 1 alone, which gives codes."""
+    space = features_for(ConceptsConfig(dictionary="synthetic"), Path()).space
+    idf = np.ones(space.width)
+    machines = LinearSVMs([(), (0,)], space.width)
+    never = Phenotyper(space, idf=idf, phenotypes=("a", "b"), machines=machines)
+    never.save(tmp_path / "never")
+    predict(tmp_path / "never", "-", "jsonl", None, "cpu", text="Known asthma today.")
+    (found,) = lines(capsys.readouterr().out)
+    assert found["labels"] == {"a": None, "b": "absent"}
+    assert found["probabilities"] == {"a": None, "b": 0.0}
+
+
+def test_wrong_options_are_one_line(run: Run, model: Path, tmp_path: Path) -> None:
+    told = "phenotypes are written as jsonl or csv"
+    assert told in run("predict", model, "--text", "Known asthma.", "--format", "brat", code=2)[1]
+    assert "nowhere.txt: no such file" in run("predict", model, "nowhere.txt", code=2)[1]
+    other = tmp_path / "other.csv"
+    other.write_text("id,term\n1,asthma\n", encoding="utf-8")
+    err = run("predict", model, "--text", "Known asthma.", "--dictionary", other, code=2)[1]
+    assert f"{model}: the dictionary" in err
+    assert "is not the one that the model was trained with" in err
+    assert "--dictionary" in err
+    err = run("predict", tmp_path, "--text", "Known asthma.", "--dictionary", other, code=2)[1]
+    assert "is no phenotyping model" in err
+
+
+# evaluate
+
+
+def gold(path: Path, number: int = 30) -> tuple[np.ndarray, np.ndarray]:
+    """Invented patients whose notes name other diseases than their labels; both as matrices."""
+    rng = np.random.default_rng(2)
+    labels, named = rng.integers(2, size=(2, number, 3))
+    rows = []
+    for patient in range(number):
+        said = [term for term, yes in zip(TERMS, named[patient], strict=True) if yes]
+        words = ("absent", "present")
+        given = {t: words[x] for t, x in zip(TERMS, labels[patient], strict=True)}
+        given["Zoster"] = "present"
+        text = " ".join(f"Known {term}." for term in said) or "Nothing."
+        rows.append({"patient": patient, "text": text, "labels": given})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return labels, named
+
+
+def test_evaluate_against_scikit_learn(run: Run, model: Path, tmp_path: Path) -> None:
+    labels, named = gold(tmp_path / "gold.jsonl")
+    out, err = run("evaluate", model, tmp_path / "gold.jsonl", "--json")
+    scores = json.loads(out)
+    assert "the model has no Zoster" in err
+    each = []
+    for column, term in enumerate(TERMS):
+        found = scores["by_output"][term]
+        each.append(f1_score(labels[:, column], named[:, column], average="macro"))
+        assert found["macro"]["f1"] == pytest.approx(each[-1])
+        assert 0 <= found["auroc"]["low"] <= found["auroc"]["value"] <= found["auroc"]["high"]
+        ranks = named / np.sqrt(np.maximum(1, named.sum(1, keepdims=True)))  # TF-IDF's length 1
+        area = roc_auc_score(labels[:, column], ranks[:, column])
+        assert found["auroc"]["value"] == pytest.approx(area)
+    assert scores["macro"]["f1"] == pytest.approx(np.mean(each))
+    shown = run("evaluate", model, tmp_path / "gold.jsonl")[0]
+    assert f"{100 * np.mean(each):.1f}" in shown
+
+
+def test_labels_are_renamed(model: Path, tmp_path: Path) -> None:
+    row = {"patient": "p", "text": "Known gout.", "labels": {"GOUT": "present"}}
+    path = tmp_path / "gold.jsonl"
+    path.write_text(json.dumps(row), encoding="utf-8")
+    with pytest.raises(DataError, match=r"labels GOUT, the model knows asthma.*--map"):
+        evaluate(model, path)
+    found = evaluate(model, path, label_map={"GOUT": "gout"})
+    assert (found.scores["macro"]["f1"], found.unknown) == (1.0, ())
+
+
+def test_names_that_become_one_hold_where_they_agree(run: Run, model: Path, tmp_path: Path) -> None:
+    """Of three patients one is labelled differently under the two names: it is no label."""
+    path = tmp_path / "gold.jsonl"
+    given = [("present", "present"), ("absent", "present"), ("absent", "absent")]
+    rows = [
+        {"patient": f"{NAME}{n}", "text": "Known gout." if n == 0 else "Well.",
+         "labels": {"Foo": foo, "gout": gout}}
+        for n, (foo, gout) in enumerate(given)
+    ]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    out, err = run("evaluate", model, path, "--map", "Foo=gout", "--json")
+    assert "1 pair(s) of patient and phenotype have two different labels after --map" in err
+    scores = json.loads(out)["by_output"]["gout"]
+    assert [scores[name]["support"] for name in ("present", "absent")] == [1, 1]
+    for order in (given, [pair[::-1] for pair in given]):  # whichever name comes first
+        for row, (foo, gout) in zip(rows, order, strict=True):
+            row["labels"] = {"gout": gout, "Foo": foo}
+        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        assert evaluate(model, path, label_map={"Foo": "gout"}).scores["macro"]["f1"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        ("{", "gold.jsonl:2: no JSON"),
+        ('{"patient": "p", "text": "x"}', None),
+        ('{"patient": "p", "labels": {}}', 'gold.jsonl:2: expected the keys "patient"'),
+        ('{"text": "x", "labels": {}}', 'gold.jsonl:2: the key "patient" is missing'),
+        ('{"patient": "p", "text": "x", "labels": {"gout": "yes"}}', "gold.jsonl:2: a label is"),
+        (
+            '{"patient": "p", "text": "x", "labels": {"gout": "absent"}}',
+            "gold.jsonl:2: two different labels of one 'gout'",
+        ),
+    ],
+)
+def test_bad_gold_is_named_by_line(
+    model: Path, tmp_path: Path, second: str, told: str | None
+) -> None:
+    first = {"patient": "p", "text": "Known gout.", "labels": {"gout": "present"}}
+    path = tmp_path / "gold.jsonl"
+    path.write_text(json.dumps(first) + "\n" + second + "\n", encoding="utf-8")
+    if told is None:  # a further note of a patient needs no labels
+        assert evaluate(model, path).scores["macro"]["f1"] == 1.0
+        return
+    with pytest.raises(DataError) as error:
+        evaluate(model, path)
+    assert told in str(error.value)
+
+
+# a whole run
+
+JOB = """\
+title = "Tiny"
+method = "phenotype"
+conditions = ["alone", "federated"]
+[synthetic]
+sites = 2
+patients = 60
+[training]
+cycles = 1
+classifier_cycles = 2
+minimum = 5
+min_patients = 0
+[model]
+network = { embedding = 4, hidden = 4 }
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "job.toml").write_text(JOB, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        arguments = ["simulate", str(folder / "job.toml"), "--out", str(folder / "run")]
+        patch.setattr(sys, "argv", ["fednotes", *arguments])
+        app.main()
+    torch.use_deterministic_algorithms(False)
+    return folder / "run"
+
+
+def test_from_a_job_to_predictions(run: Run, tiny: Path, capsys: Any) -> None:
+    summary = json.loads((tiny / "summary.json").read_text(encoding="utf-8"))
+    names = list(summary["mean"]["federated"]["by_output"])
+    assert "Phenotypes" in (tiny / "report.html").read_text(encoding="utf-8")
+    assert set(summary["micro"]) == {"alone", "federated"}
+    out, _ = run("check", tiny.parent / "job.toml")
+    assert all(word in out for word in ("without", "labelled", "test patients", *names))
+    out, _ = run("predict", tiny / "federated" / "model", "--text", "Known asthma and gout.")
+    (found,) = lines(out)
+    assert list(found["probabilities"]) == names
+    out, _ = run("compare", tiny, tiny, "--samples", 20)
+    for site in summary["sites"]:
+        rows = [line for line in out.splitlines() if line.split()[:1] == [site]]
+        assert rows
+        assert not any("%" in row for row in rows)
+    err = run("compare", tiny, tiny, "--metric", "relaxed", code=2)[1]
+    assert "runs on patients are compared by macro F1" in err

@@ -1,0 +1,421 @@
+"""The preset "paper" of phenotyping: its values against docs/papers.md, and what they do.
+
+Oracle of the training: the program of Dligach and Miller (2018), written out in NumPy with padded
+batches, as its description in docs/papers.md says.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from phenotype_patients import (
+    SPACE,
+    VOCABULARY,
+    classifiers_of,
+    code_labels,
+    config_of,
+    cut,
+    sites_of,
+    trained,
+)
+
+from fednotes.core.errors import ConfigError, DataError, ModelError, RefusedError, TrainingError
+from fednotes.core.seeds import rng_of
+from fednotes.core.update import Update
+from fednotes.jobs.job_file import load_job, parse_job
+from fednotes.apps.phenotyping import two_stage as phenotype
+from fednotes.apps.phenotyping.two_stage import PRESETS, Config, Site
+from fednotes.training.sites import RMSprop
+from fednotes.apps.phenotyping.cohort import Bags, ConceptVectors, SitePatients, pooled_patients
+from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures
+from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
+
+PAPERS = Path(__file__).parents[3] / "docs" / "papers.md"
+ROW = re.compile(r"^\| `([\w.]+)` \| `(.+?)` \| (.+?) \|$", re.MULTILINE)
+
+
+# ---- values
+
+
+def flat(table: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """{"training.cycles": 75, …}."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        nested = isinstance(value, Mapping)
+        found |= flat(value, f"{above}{key}.") if nested else {above + key: value}
+    return found
+
+
+def told() -> dict[str, Any]:
+    """What docs/papers.md says of the preset."""
+    text = PAPERS.read_text("utf-8")
+    chapter = text.split("\n## Two-stage federated phenotyping\n")[1].split("\n## ")[0]
+    part = chapter.split('\n### Preset "paper"\n')[1].split("\n### ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("| `")]
+    rows = ROW.findall(part)
+    assert len(rows) == len(lines), "a line of the table is misspelt"
+    assert len({name for name, _, _ in rows}) == len(rows)
+    assert all(source.strip() for _, _, source in rows)
+    return {name: ast.literal_eval(value) for name, value, _ in rows}
+
+
+def test_every_value_is_in_the_table_and_no_other() -> None:
+    assert flat(PRESETS["paper"]) == told()
+
+
+def test_the_job_files_take_every_value() -> None:
+    """What a job is made of has the preset's values, through presets, tables and defaults."""
+    for name in ("phenotype/mimic", "phenotype/obesity"):
+        job = load_job(name)
+        assert job.patients is not None
+        made = {
+            "training": job.config,
+            "model": job.config.model,
+            "concepts": job.patients.concepts,
+        }
+        for setting, value in told().items():
+            found: Any = made[setting.split(".")[0]]
+            for key in setting.split(".")[1:]:
+                found = getattr(found, key)
+            assert (list(found) if isinstance(found, tuple) else found) == value, setting
+
+
+def test_a_job_changes_one_value_of_a_presets_table(tmp_path: Path) -> None:
+    table = {
+        **{"method": "phenotype", "preset": "paper", "synthetic": {}},
+        "model": {"network": {"hidden": 7}},
+    }
+    job = parse_job(table, "job", tmp_path, "job.toml")
+    assert job.config.model.network == DanConfig(
+        300, 7, mean="concepts", length=1387, layer="linear", updates="dense"
+    )
+    assert job.patients is not None
+    assert job.patients.concepts is not None
+    assert job.patients.concepts.context == "off"
+    dropped = parse_job(table | {"concepts": {"context": "drop"}}, "job", tmp_path, "job.toml")
+    assert dropped.patients is not None
+    assert dropped.patients.concepts is not None
+    assert dropped.patients.concepts.context == "drop"
+
+
+# ---- parts
+
+
+def test_rmsprop_is_the_written_rule() -> None:
+    """a ← 0.9 a + 0.1 g², w ← w − rate g / (√a + 1e-7), by its own rate of 0.02 until a step names
+    another; a gradient of zero moves nothing."""
+    rng = np.random.default_rng(0)
+    w = {"one": rng.normal(size=(3, 4)), "two": rng.normal(size=4)}
+    ours = {n: torch.tensor(v, dtype=torch.float32) for n, v in w.items()}
+    a = {n: np.zeros_like(v) for n, v in w.items()}
+    optimizer = RMSprop(ours, 0.02)
+    for step in range(5):
+        g = {n: rng.normal(size=v.shape) * 10.0 ** -(2 * step) for n, v in w.items()}
+        g["one"][1] = 0.0
+        g["two"] *= 1e-6  # where 1e-7 counts
+        if step == 3:  # a restart in between
+            kept = {n: v.clone() for n, v in optimizer.state().items()}
+            optimizer = RMSprop(ours, 0.02)
+            optimizer.restore(kept)
+        rate = 0.02 if step < 2 else 0.01
+        told = {n: torch.tensor(v, dtype=torch.float32) for n, v in g.items()}
+        optimizer.step(told, **({} if step < 2 else {"rate": rate}))
+        for n in w:
+            a[n] = 0.9 * a[n] + 0.1 * g[n] ** 2
+            w[n] -= rate * g[n] / (np.sqrt(a[n]) + 1e-7)
+    for n in w:
+        np.testing.assert_allclose(ours[n], w[n], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mean", ["occurrences", "concepts"])
+@pytest.mark.parametrize("length", [0, 6])
+def test_the_mean_fills_up_with_unknown_concepts(mean: Any, length: int) -> None:
+    """A loop over padded lists; patients with no, few, unknown alone and too many concepts."""
+    known = np.array([1, 4, 5, 8])
+    lists = [[], [1, 1, 4], [0, 3], [2, 1, 2, 5], [0, 1, 2, 3, 4, 5, 6, 7], [8, 8, 8, 8, 8, 8, 8]]
+    config = DanConfig(embedding=3, hidden=2, mean=mean, length=length)
+    dan = Dan(config, 9, 2, known=known)
+    table = dan.trainable()["embedding"].detach().numpy()
+    assert table.shape == (5, 3)
+    rows = {1: 1, 4: 2, 5: 3, 8: 4}
+    for patient, concepts in enumerate(lists):
+        own = list(dict.fromkeys(concepts)) if mean == "concepts" else concepts
+        ids = [rows.get(c, 0) for c in own]
+        ids = [0] * (length - len(ids)) + ids
+        wanted = table[ids].mean(axis=0) if ids else np.zeros(3)
+        found = dan.mean(Bags.of(lists, 9)).detach().numpy()[patient]
+        np.testing.assert_allclose(found, wanted, atol=1e-7)
+
+
+def test_the_layer_before_the_relu_represents_a_patient() -> None:
+    bags = Bags.of([[0, 1], [2], []], 4)
+    nets = {layer: Dan(DanConfig(5, 6, layer=layer), 4, 2) for layer in ("linear", "rectified")}
+    mean = nets["linear"].mean(bags).detach().numpy()
+    w = {n: v.detach().numpy() for n, v in nets["linear"].trainable().items()}
+    wanted = mean @ w["hidden_weight"].T + w["hidden_bias"]
+    assert (wanted < 0).any()
+    np.testing.assert_allclose(nets["linear"].representation(bags), wanted, atol=1e-7)
+    rectified = nets["rectified"].representation(bags)
+    np.testing.assert_allclose(rectified, np.maximum(wanted, 0), atol=1e-7)
+    np.testing.assert_array_equal(*(net.probabilities(bags) for net in nets.values()))
+
+
+def test_vectors_that_a_file_has_not_are_the_mean_of_those_it_has() -> None:
+    values = np.array([[1.0, 2.0], [3.0, 6.0], [100.0, 100.0]], np.float32)
+    vectors = ConceptVectors.of(np.array([2, 7, 9]), values)
+    table = vectors.start(np.array([0, 2, 7]))
+    assert table.tolist() == [[2, 4], [2, 4], [1, 2], [3, 6]]
+    assert not vectors.start(np.array([1, 3])).any()
+    assert table.dtype == np.float32
+    large = ConceptVectors.of(np.arange(3), np.array([[2**24], [1], [1]], np.float32))
+    assert large.start(np.arange(3))[0].item() == (2**24 + 2) / 3  # float32 would lose both ones
+
+
+# ---- the whole
+
+
+NETWORK = DanConfig(4, 5, mean="concepts", length=20, layer="linear", updates="dense")
+
+
+def paper_config(**settings: Any) -> Config:
+    """The preset's program in small."""
+    model = PhenotypeConfig(scale="none", network=NETWORK)
+    values: dict[str, Any] = {
+        **{"cycles": 2, "minimum": 18, "least_occurrences": 21, "optimizer": "rmsprop"},
+        **{"require_output": True, "learning_rate": 0.01, "classifier_cycles": 2, "clip": 0.0},
+        **{"warmup": 0.0, "decay": "constant", "weight_decay": 0.0, "model": model},
+    }
+    return config_of(**values | settings)
+
+
+def with_vectors(sites: tuple[SitePatients, ...]) -> tuple[SitePatients, ...]:
+    values = np.random.default_rng(8).normal(size=(30, 4)).astype(np.float32)
+    vectors = ConceptVectors.of(np.arange(0, 60, 2), values)
+    return tuple(replace(site, vectors=vectors) for site in sites)
+
+
+def keras_program(
+    site: SitePatients, config: Config, outputs: list[str], known: list[int]
+) -> tuple[dict[str, np.ndarray], int]:
+    """Padded batches, an average over all places, RMSprop; float64. And how many patients."""
+    start = phenotype.initial(config, len(outputs), torch.tensor(known))
+    w = {n: v.double().numpy().copy() for n, v in start.items()}
+    assert site.vectors is not None
+    have = dict(zip(site.vectors.concepts.tolist(), site.vectors.values, strict=True))
+    mean = np.mean([have[c] for c in known if c in have], axis=0)
+    w["embedding"] = np.array([mean, *[have.get(c, mean) for c in known]], np.float64)
+    rows = {c: at for at, c in enumerate(known, 1)}
+    ids, targets = [], []
+    for row, patient in enumerate(site.train.patients):
+        if patient not in site.codes:
+            continue
+        labels = code_labels(site.train.take([row]), site.codes, outputs)[0]
+        if not labels.any():
+            continue  # rare codes only
+        own = [rows.get(c, 0) for c in set(site.train.bags.take([row]).concepts.tolist())]
+        ids.append([0] * (config.model.network.length - len(own)) + own)
+        targets.append(labels)
+    x, y = np.array(ids), np.array(targets, np.float64)
+    a = {n: np.zeros_like(v) for n, v in w.items()}
+    for epoch in range(config.cycles):
+        order = rng_of(config.seed, "order", site.id, epoch).permutation(len(x))
+        for at in range(0, len(x), config.batch_size):
+            rows_ = order[at : at + config.batch_size]
+            pooled = w["embedding"][x[rows_]].mean(axis=1)
+            before = pooled @ w["hidden_weight"].T + w["hidden_bias"]
+            hidden = np.maximum(before, 0)
+            p = 1 / (1 + np.exp(-(hidden @ w["output_weight"].T + w["output_bias"])))
+            d_out = (p - y[rows_]) / p.size
+            d_hidden = (d_out @ w["output_weight"]) * (before > 0)
+            d_pooled = d_hidden @ w["hidden_weight"] / x.shape[1]
+            table = np.zeros_like(w["embedding"])
+            np.add.at(table, x[rows_], np.repeat(d_pooled[:, None], x.shape[1], axis=1))
+            g = {
+                "embedding": table,
+                "hidden_weight": d_hidden.T @ pooled,
+                "hidden_bias": d_hidden.sum(0),
+                "output_weight": d_out.T @ hidden,
+                "output_bias": d_out.sum(0),
+            }
+            for n in w:
+                a[n] = 0.9 * a[n] + 0.1 * g[n] ** 2
+                w[n] -= config.learning_rate * g[n] / (np.sqrt(a[n]) + 1e-7)
+    return w, len(x)
+
+
+def test_stage_1_is_the_program_of_2018() -> None:
+    """One site, two epochs: vocabulary, patients, start, batches and steps of the NumPy program."""
+    (site,) = with_vectors(sites_of(1))
+    config = phenotype.for_sites(paper_config(), (site,))
+    state, (member,) = trained((site,), config)
+    outputs = state.facts["outputs"]
+    occurrences = np.zeros(VOCABULARY, int)
+    np.add.at(occurrences, site.train.bags.concepts, 1)
+    known = np.flatnonzero(occurrences >= 21).tolist()
+    assert 0 < len(known) < VOCABULARY
+    assert state.tensors["network.known"].tolist() == known
+    wanted, patients = keras_program(site, config, outputs, known)
+    coded = sum(p in site.codes for p in site.train.patients)
+    assert member._codes is not None
+    assert member._codes.weight == patients < coded
+    for name, value in wanted.items():
+        ours = state.tensors[f"network.{name}"].numpy()
+        np.testing.assert_allclose(ours, value, rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+def test_concepts_are_counted_over_all_sites() -> None:
+    """Sites end with the network of the sum's concepts, which is the pooled one's."""
+    sites = with_vectors(sites_of(3))
+    config = phenotype.for_sites(paper_config(least_occurrences=60, cycles=1), sites)
+    state, members = trained(sites, config)
+    occurrences = sum(np.bincount(s.train.bags.concepts, minlength=VOCABULARY) for s in sites)
+    known = np.flatnonzero(occurrences >= 60)
+    alone = np.bincount(sites[0].train.bags.concepts, minlength=VOCABULARY) >= 60
+    assert set(known) > set(np.flatnonzero(alone))
+    assert state.tensors["network.known"].tolist() == known.tolist()
+    together, settings = phenotype.pooled(config, sites, None)
+    one, _ = trained(together, settings)
+    assert one.tensors["network.known"].tolist() == known.tolist()
+    assert all("phenotypes" in member.scores for member in members)
+
+
+def test_a_saved_model_knows_its_concepts_and_a_later_run_takes_them(tmp_path: Path) -> None:
+    sites = with_vectors(sites_of(2))
+    state, members = trained(sites, paper_config(), tmp_path)
+    model = load_phenotyper(tmp_path / "model")
+    bags = sites[0].test.bags
+    own = classifiers_of(members[0]).model
+    for kind in ("probabilities", "code_probabilities", "classes"):
+        assert np.array_equal(getattr(model, kind)(bags), getattr(own, kind)(bags))
+    assert np.allclose(model.probabilities(bags).sum(2), 1)
+    known = model.network.known  # type: ignore[union-attr]
+    assert known.tolist() == state.tensors["network.known"].tolist()  # type: ignore[union-attr]
+    given = PhenotypeConfig(representation=str(tmp_path / "model"), scale="none", network=NETWORK)
+    later, _ = trained(sites, paper_config(model=given))
+    for name, value in state.tensors.items():
+        if name.startswith("network."):
+            assert torch.equal(later.tensors[name], value), name
+    for setting, value in (("mean", "occurrences"), ("length", 21), ("layer", "rectified")):
+        other = replace(given, network=replace(NETWORK, **{setting: value}))
+        with pytest.raises(ConfigError, match=f"trained with {setting} = .* this job has"):
+            trained(sites, paper_config(model=other))
+
+
+@pytest.mark.parametrize("last", [0, 2])
+def test_a_killed_run_goes_on_with_the_same_bits(tmp_path: Path, last: int) -> None:
+    """In stage 1 and in stage 2."""
+    sites, config = with_vectors(sites_of(2)), paper_config(classifier_cycles=3)
+    whole, _ = trained(sites, config)
+    cut(sites, config, last, directory=tmp_path / "kept")
+    again, _ = trained(sites, config, directory=tmp_path / "kept", resume=True)
+    assert again.facts["outputs"] == whole.facts["outputs"]
+    assert again.tensors.keys() == whole.tensors.keys()
+    for name, value in whole.tensors.items():
+        assert torch.equal(again.tensors[name], value), name
+
+
+def test_the_secure_sum_agrees_on_the_same_concepts_and_start() -> None:
+    """Counts are whole numbers there; the rest differs by its fixed point."""
+    sites, config = with_vectors(sites_of(3)), paper_config(cycles=1)
+    plain, _ = trained(sites, config)
+    secure, _ = trained(sites, config, secure=True)
+    assert torch.equal(secure.tensors["network.known"], plain.tensors["network.known"])
+    for name in ("embedding", "hidden_weight"):
+        one, other = (state.tensors[f"network.{name}"] for state in (secure, plain))
+        assert torch.allclose(one, other, atol=1e-3), name
+
+
+# ---- what cannot be
+
+
+def test_patients_without_an_output_count_against_the_least_number() -> None:
+    """The number that is asked is of those who are trained on."""
+    (site,) = sites_of(1)
+    config = phenotype.for_sites(paper_config(min_patients=0), (site,))
+    _, (member,) = trained((site,), config)
+    assert member._codes is not None
+    left = member._codes.patients
+    coded = sum(p in site.codes for p in site.train.patients)
+    assert 0 < left < coded
+    trained((site,), replace(config, min_patients=left))
+    with pytest.raises(ConfigError, match=f"its {left} .* min_patients = {left + 1}"):
+        trained((site,), replace(config, min_patients=left + 1))
+    assert Site(site, config).covered("count_codes")["patients"] == coded
+
+
+def test_a_concept_must_be_frequent_somewhere() -> None:
+    with pytest.raises(TrainingError, match=r"no concept occurs 9,999 times .*the most frequent"):
+        trained(sites_of(1), paper_config(least_occurrences=9999))
+
+
+def test_sites_with_other_vectors_are_refused() -> None:
+    one, two = with_vectors(sites_of(2))
+    assert two.vectors is not None
+    values = two.vectors.values.copy()
+    values[3, 1] += 1
+    other = replace(two, vectors=ConceptVectors.of(two.vectors.concepts, values))
+    for sites in ((one, other), (one, replace(two, vectors=None))):
+        with pytest.raises(DataError, match=r"have different \[concepts\] vectors"):
+            phenotype.for_sites(paper_config(), sites)
+    assert pooled_patients((one, two)).vectors is one.vectors
+
+
+def test_a_rule_takes_the_vectors_that_stage_1_begins_with_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One of three sites says that they are others; the median does not hear of it."""
+    begun: list[torch.Tensor] = []
+    honest = Site.first_vectors
+
+    def begin(_: Any, server: Any) -> None:
+        begun.append(server.shared["embedding"])
+        raise TrainingError("enough is known")
+
+    def said(site: Site, tensors: Any) -> Update:
+        update, factor = honest(site, tensors), 1e6 if site.id == data[1].id else 1.0
+        return replace(update, tensors={n: factor * v for n, v in update.tensors.items()})
+
+    data = with_vectors(sites_of(3))
+    monkeypatch.setattr(phenotype, "run_cycles", begin)
+    for rule in ("mean", "median"):
+        with pytest.raises(TrainingError, match="enough is known"):
+            trained(data, phenotype.for_sites(paper_config(aggregation=rule), data))
+        monkeypatch.setattr(Site, "first_vectors", said)
+    torch.testing.assert_close(begun[0], begun[1])
+
+
+def test_vectors_of_another_width_are_refused() -> None:
+    sites = with_vectors(sites_of(1))
+    config = paper_config(model=PhenotypeConfig(network=replace(NETWORK, embedding=6)))
+    with pytest.raises(ConfigError, match=r"vectors of 4 numbers for .*embedding = 6"):
+        trained(sites, config)
+
+
+@pytest.mark.parametrize("known", [[-1, 2], [2, 2], [3, 1], [60], [], [0.5]])
+def test_a_site_refuses_concepts_that_cannot_be(known: list[Any]) -> None:
+    (site,) = with_vectors(sites_of(1))
+    member = Site(site, phenotype.for_sites(paper_config(), (site,)))
+    with pytest.raises(RefusedError, match="concepts to know are not places"):
+        member.begin_codes({"chosen": torch.tensor([0]), "known": torch.tensor(known)})
+
+
+def test_a_damaged_list_of_known_concepts_is_no_model(tmp_path: Path) -> None:
+    from fednotes.apps.phenotyping.phenotyper import network_settings
+
+    network = Dan(NETWORK, VOCABULARY, 2, known=np.array([1, 4]))
+    good = {n: v.detach() for n, v in network.state().items()}
+    assert network_settings(good, NETWORK, SPACE)[2].tolist() == [1, 4]  # type: ignore[union-attr]
+    for known in ([4, 1], [1], [1.0, 4.0], [-1, 4]):
+        with pytest.raises(ModelError, match="do not agree"):
+            network_settings(good | {"known": torch.tensor(known)}, NETWORK, SPACE)
+    with pytest.raises(ModelError, match="use the dictionary"):
+        network_settings(good | {"known": torch.tensor([1, 60])}, NETWORK, SPACE)
+    assert Mixtures.of(Bags.of([[1]], 2)).over(np.array([1]), np.array([1]), 0).vocabulary == 2

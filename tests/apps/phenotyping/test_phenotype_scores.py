@@ -1,0 +1,246 @@
+"""How phenotyping is judged: on which patients, over which pairs, by which numbers.
+
+Expected values are NumPy's (the network and the classifiers worked out from the tensors that a
+run ended with) and scikit-learn's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from phenotype_patients import (
+    DISEASES,
+    classifiers_of,
+    code_chances,
+    code_labels,
+    config_of,
+    disease_scores,
+    network_of,
+    relabelled,
+    sites_of,
+    trained,
+    without_stage_1,
+)
+from sklearn.metrics import brier_score_loss, f1_score, log_loss, roc_auc_score
+
+from fednotes.core.federation import State
+from fednotes.engines.rounds import RoundResult
+from fednotes.apps.phenotyping import two_stage as phenotype
+from fednotes.apps.phenotyping.two_stage import Config
+from fednotes.apps.phenotyping.classifiers import SvmConfig
+from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, QUESTIONABLE, Cohort, SitePatients
+from fednotes.apps.phenotyping.dan import DanConfig
+from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
+
+
+def pairs(state: State, site: SitePatients, cohort: Cohort) -> tuple[np.ndarray, np.ndarray]:
+    """Codes' labels and chances of the cohort's coded patients."""
+    labels = code_labels(cohort, site.codes, state.facts["outputs"])
+    known = labels[:, 0] >= 0
+    return labels[known], code_chances(network_of(state), cohort)[known]
+
+
+def areas(labels: np.ndarray, scores: np.ndarray) -> list[float]:
+    """scikit-learn's AUROC of each column, over its pairs with a label."""
+    known = [(labels[:, c] == 0) | (labels[:, c] == 1) for c in range(labels.shape[1])]
+    return [roc_auc_score(labels[k, c], scores[k, c]) for c, k in enumerate(known)]
+
+
+def f1s(labels: np.ndarray, predicted: np.ndarray) -> list[float]:
+    """scikit-learn's F1 of absent and present, their mean, of each disease."""
+    known = labels >= 0
+    return [
+        f1_score(
+            *(labels[k, c], predicted[k, c]), average="macro", labels=[0, 1], zero_division=0.0
+        )
+        for c, k in enumerate(known.T)
+    ]
+
+
+# ---- which patients
+
+
+def test_codes_are_judged_on_the_test_patients() -> None:
+    """NumPy's network; scikit-learn's log loss over all pairs and the mean of its AUROCs."""
+    sites = sites_of(2)
+    state, members = trained(sites, config_of(cycles=3, classifier_cycles=1))
+    for site, member in zip(sites, members, strict=True):
+        labels, chances = pairs(state, site, site.test)
+        found = member.scores["codes"]
+        assert found["loss"] == pytest.approx(log_loss(labels.ravel(), chances.ravel()), rel=1e-5)
+        several = [c for c in range(labels.shape[1]) if 0 < labels[:, c].sum() < len(labels)]
+        assert found["outputs"] == len(several) > 2
+        wanted = np.mean(areas(labels[:, several], chances[:, several]))
+        assert found["auroc"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_phenotypes_are_judged_on_the_test_patients() -> None:
+    """NumPy's network and machines; scikit-learn's F1 and AUROC, disease by disease."""
+    sites = sites_of(2)
+    state, members = trained(sites, config_of(cycles=4, classifier_cycles=4))
+    for site, member in zip(sites, members, strict=True):
+        labels, scores = site.test.labels, disease_scores(state, site.test)
+        found, wanted = member.scores, f1s(labels, (scores > 0).astype(int))
+        assert found["phenotypes"]["f1"] == pytest.approx(np.mean(wanted), rel=1e-9)
+        assert found["phenotypes"]["support"] == (labels >= 0).sum()
+        for at, (disease, area) in enumerate(zip(DISEASES, areas(labels, scores), strict=True)):
+            assert found["by_output"][disease]["macro"]["f1"] == pytest.approx(wanted[at])
+            assert found["by_output"][disease]["auroc"]["value"] == pytest.approx(area)
+
+
+def test_held_out_numbers_are_of_the_valid_patients() -> None:
+    """The last evaluation of each stage: of all sites' pairs, and of all sites' counts."""
+    sites, told = sites_of(2), list[RoundResult]()
+    state, _ = trained(sites, config_of(cycles=2, classifier_cycles=2), observer=told.append)
+    both = [pairs(state, site, site.valid) for site in sites]
+    labels, chances = (np.concatenate(each).ravel() for each in zip(*both, strict=True))
+    assert told[1].metrics["valid_loss"] == pytest.approx(log_loss(labels, chances), rel=1e-5)
+    labels = np.concatenate([site.valid.labels for site in sites])
+    scores = np.concatenate([disease_scores(state, site.valid) for site in sites])
+    wanted = np.mean(f1s(labels, (scores > 0).astype(int)))
+    assert told[-1].metrics["valid_f1"] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_nothing_is_dropped_while_judging() -> None:
+    """Half of the dense layer is dropped in training; NumPy's network drops nothing."""
+    (site,), told = sites_of(1), list[RoundResult]()
+    network = DanConfig(embedding=8, hidden=12, dropout=0.5)
+    config = config_of(model=PhenotypeConfig(network=network), classifier_cycles=1)
+    state, (member,) = trained((site,), config, observer=told.append)
+    labels, chances = pairs(state, site, site.valid)
+    wanted = log_loss(labels.ravel(), chances.ravel())
+    assert told[1].metrics["valid_loss"] == pytest.approx(wanted, rel=1e-5)
+    learner = member._codes
+    assert learner is not None
+    sent = {n: v.clone() for n, v in learner.told.items()}
+    before = learner.evaluate(sent, cycle=1).metrics
+    learner.train(sent, cycle=2)  # leaves the network as training does
+    assert learner.evaluate(sent, cycle=1).metrics == before
+    found = disease_scores(state, site.train)
+    classifiers = classifiers_of(member)
+    features = classifiers.model.features(site.train.bags)
+    assert np.allclose(classifiers.machines.scores(features), found, rtol=1e-4, atol=1e-5)
+
+
+# ---- probabilities and rankings
+
+
+def test_the_brier_score_is_of_calibrated_probabilities() -> None:
+    """scikit-learn's, of sigmoid(a · score + b) by NumPy."""
+    sites = sites_of(2)
+    state, members = trained(sites, config_of(cycles=3, calibrate=True))
+    for site, member in zip(sites, members, strict=True):
+        platt = classifiers_of(member).model.platt
+        assert platt is not None
+        a, b = platt.T
+        scores, known = disease_scores(state, site.test), site.test.labels >= 0
+        present = site.test.labels[known]
+        fitted, plain = (1 / (1 + np.exp(-z)) for z in (a * scores + b, scores))
+        wanted = brier_score_loss(present, fitted[known])
+        assert member.scores["calibration"]["brier"] == pytest.approx(wanted, rel=1e-4)
+        assert abs(wanted - brier_score_loss(present, plain[known])) > 0.01
+
+
+def test_scores_that_are_no_chances_have_no_brier_score() -> None:
+    """The hinge loss without calibration has none, the loss "log" that of sigmoid(score)."""
+    sites = sites_of(2)
+    _, members = trained(sites, config_of(classifier_cycles=1))
+    assert all("calibration" not in member.scores for member in members)
+    small = config_of().model
+    head = replace(small, classifier=SvmConfig("log", "constant", 0.3))
+    state, members = trained(sites, config_of(model=head))
+    for site, member in zip(sites, members, strict=True):
+        known = site.test.labels >= 0
+        chances = 1 / (1 + np.exp(-disease_scores(state, site.test)))
+        wanted = brier_score_loss(site.test.labels[known], chances[known])
+        assert member.scores["calibration"]["brier"] == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("slope", [1e-20, -1.0])
+def test_patients_are_ranked_by_the_scores_themselves(slope: float) -> None:
+    """scikit-learn's AUROC of the scores, where all probabilities are equal, or fall with them."""
+    (site,) = sites_of(1)
+    state, (member,) = trained((site,), config_of(cycles=3, calibrate=True))
+    classifiers_of(member).model.platt = np.tile((slope, 0.0), (len(DISEASES), 1))
+    scores = disease_scores(state, site.test)
+    wanted = np.mean(areas(site.test.labels, scores))
+    assert abs(wanted - 0.5) > 0.05
+    assert member.scores_on(site)["ranking"]["auroc"] == pytest.approx(wanted, rel=1e-9)
+
+
+# ---- which pairs
+
+
+def alone(config: Config, sites: tuple[SitePatients, ...]) -> dict[str, Any]:
+    """The scores of the first site, trained by itself in a job of all of them."""
+    own = phenotype.alone(phenotype.for_sites(config, sites), sites)[0]
+    _, (member,) = trained(sites[:1], own)
+    return member.scores
+
+
+def test_who_never_saw_a_disease_is_judged_on_it() -> None:
+    """F1 of calling everybody absent, by scikit-learn: half of a mean of two classes at most."""
+    first, second = sites_of(2)
+    labels = first.train.labels.copy()
+    labels[:, 0] = np.minimum(labels[:, 0], ABSENT)
+    found = alone(without_stage_1(), (relabelled(first, labels), second))
+    test = first.test.labels[:, [0]]
+    (wanted,) = f1s(test, np.zeros_like(test))
+    assert 0 < wanted < 0.5
+    assert found["by_output"]["asthma"]["macro"]["f1"] == pytest.approx(wanted)
+    assert found["by_output"]["asthma"]["present"]["support"] == (test == PRESENT).sum()
+
+
+def test_questionable_patients_count_where_the_sites_together_have_the_class() -> None:
+    """By hand: a site without any in training, whose model never says so, is judged on them."""
+    first, second = sites_of(2)
+    first = relabelled(first, QUESTIONABLE, slice(9), 2, "test")
+    sites, test = (first, relabelled(second, QUESTIONABLE, slice(25), 2)), first.test.labels
+    for least, counted in ((25, 9), (26, 0)):
+        counts = alone(without_stage_1(least_questionable=least), sites)["class_counts"]
+        row = [counts[f"classes/gout/questionable/{p}"] for p in ("absent", "present")]
+        assert sum(row) == counted
+        assert counts["classes/gout/questionable/questionable"] == 0
+        rest = sum(v for k, v in counts.items() if k.startswith("classes/gout/")) - counted
+        assert rest == np.isin(test[:, 2], (ABSENT, PRESENT)).sum()
+
+
+def test_questionable_is_a_class_at_a_site_that_has_enough_alone() -> None:
+    """Its own test patients count too, whatever the job's list says."""
+    (site,) = sites_of(1)
+    changed = relabelled(site, QUESTIONABLE, slice(25), 2)
+    changed = relabelled(changed, QUESTIONABLE, slice(9), 2, "test")
+    config = phenotype.for_sites(without_stage_1(), (changed,))
+    assert config.questionable == ("gout",)
+    _, (member,) = trained((changed,), replace(config, questionable=()))
+    counts = member.scores["class_counts"]
+    assert sum(v for k, v in counts.items() if k.startswith("classes/gout/questionable/")) == 9
+
+
+def test_a_disease_of_one_class_is_in_no_mean() -> None:
+    """The mean of scikit-learn's F1 of the other two; none at all where no disease has two."""
+    (site,) = sites_of(1)
+    changed = relabelled(site, PRESENT, column=1, part="test")
+    labels = changed.test.labels
+    state, (member,) = trained((changed,), config_of())
+    predicted = (disease_scores(state, site.test) > 0).astype(int)
+    wanted = f1s(labels[:, [0, 2]], predicted[:, [0, 2]])
+    assert member.scores["phenotypes"]["f1"] == pytest.approx(np.mean(wanted), rel=1e-9)
+    assert member.scores["by_output"].keys() == {"asthma", "gout"}
+    assert {k.split("/")[1] for k in member.scores["class_counts"]} == {"asthma", "gout"}
+    scores = member.scores_on(relabelled(site, PRESENT, part="test"))
+    assert "phenotypes" not in scores
+    assert "present" not in scores
+    assert scores["ranking"]["auroc"] is None
+
+
+def test_a_site_without_labelled_test_patients_has_no_score() -> None:
+    """Nor has it one of codes where no test patient was coded."""
+    (site,) = sites_of(1)
+    _, (member,) = trained((site,), config_of(classifier_cycles=1))
+    silent = relabelled(site, -1, part="test")
+    assert member.scores_on(silent).keys() == {"codes"}
+    assert member.scores_on(replace(silent, codes={})) == {}

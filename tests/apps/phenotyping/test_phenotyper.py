@@ -1,0 +1,373 @@
+"""A phenotyping model as a folder; its recipe gives the numbers of training again, and says where
+its dictionary is another one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.data.text import Passage
+from fednotes.apps.phenotyping.classifiers import LinearSVMs
+from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
+from fednotes.apps.phenotyping.concepts import Notes
+from fednotes.apps.phenotyping.dan import Dan, DanConfig
+from fednotes.apps.phenotyping.features import ConceptsConfig, TextConfig, features_for, opened
+from fednotes.apps.phenotyping.phenotyper import (
+    PhenotypeConfig,
+    Phenotyper,
+    is_phenotyper,
+    load_phenotyper,
+    network_settings,
+)
+
+SPACE = FeatureSpace(9, recipe={"fingerprint": "nine", "dictionary": "nine.tsv"})
+BAGS = Bags.of([[0, 0, 4], [], [8, 1, 2, 3]], 9)
+
+
+def machines(width: int) -> LinearSVMs:
+    found = LinearSVMs([(0, 1), (0, 1, 2), (1,), ()], width)
+    rng = np.random.default_rng(3)
+    found.weight[:] = rng.normal(size=found.weight.shape)
+    found.intercept[:] = rng.normal(size=found.intercept.shape)
+    return found
+
+
+def model(scale: str = "none") -> Phenotyper:
+    network = Dan(DanConfig(embedding=4, hidden=6), 9, 5, seed=1)
+    return Phenotyper(
+        SPACE,
+        network,
+        scale=scale,  # type: ignore[arg-type]
+        code_names=("icd9:1", "icd9:2", "icd9:3", "icd9:4", "icd9:5"),
+        phenotypes=("asthma", "diabetes", "gout", "OSA"),
+        machines=machines(6),
+        platt=np.full((4, 2), 0.5),
+    )
+
+
+@pytest.mark.parametrize("scale", ["none", "l2"])
+def test_features_are_the_dense_layer(scale: str) -> None:
+    """NumPy: mean of vectors, dense layer, ReLU; of length 1 where that is asked for."""
+    given = model(scale)
+    network = given.network
+    assert network is not None
+    assert network.embedding is not None
+    table, weight, bias = (
+        value.detach().double().numpy()
+        for value in (network.embedding, network.hidden_weight, network.hidden_bias)
+    )
+    mean = np.stack([table[[0, 0, 4]].mean(0), np.zeros(4), table[[8, 1, 2, 3]].mean(0)])
+    wanted = np.maximum(mean @ weight.T + bias, 0)
+    if scale == "l2":
+        length = np.linalg.norm(wanted, axis=1, keepdims=True)
+        wanted = wanted / np.where(length > 0, length, 1)
+    found = given.features(BAGS)
+    dense = np.zeros((3, 6))
+    dense[np.repeat(np.arange(3), np.diff(found.offsets)), found.columns] = found.values
+    assert np.allclose(dense, wanted, atol=1e-6)
+
+
+def test_the_folder_gives_the_same_model(tmp_path: Path) -> None:
+    for given in (
+        model("l2"),
+        Phenotyper(SPACE, idf=np.arange(9.0), phenotypes=("a", "b", "c", "d"),
+                   machines=machines(9)),
+    ):  # fmt: skip
+        given.save(tmp_path / "m")  # the second one replaces the first
+        again = load_phenotyper(tmp_path / "m")
+        assert np.array_equal(again.probabilities(BAGS), given.probabilities(BAGS))
+        assert np.array_equal(again.classes(BAGS), given.classes(BAGS))
+        assert np.array_equal(again.code_probabilities(BAGS), given.code_probabilities(BAGS))
+        assert again.space == given.space
+        assert again.phenotypes == given.phenotypes
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [
+        "phenotyper.json",
+        "phenotyper.safetensors",
+    ]
+
+
+def test_vectors_of_text(tmp_path: Path) -> None:
+    """A network over vectors, and vectors as they are."""
+    space = FeatureSpace(3, dense=True, recipe={"fingerprint": "three"})
+    values = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
+    network = Dan(DanConfig(hidden=6), 3, 2, features=True)
+    learnt = Phenotyper(space, network, phenotypes=("a", "b", "c", "d"),
+                        machines=machines(6), code_names=("x", "y"))  # fmt: skip
+    learnt.save(tmp_path / "m")
+    again = load_phenotyper(tmp_path / "m")
+    wanted = learnt.probabilities(Vectors(values))
+    assert np.array_equal(again.probabilities(Vectors(values)), wanted)
+    plain = Phenotyper(space).features(Vectors(values))
+    assert np.allclose(plain.values.reshape(4, 3), values)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="vectors of text"):
+        Phenotyper(SPACE, idf=np.ones(9)).features(Vectors(np.zeros((1, 9), np.float32)))
+    with pytest.raises(ConfigError, match="representation"):
+        PhenotypeConfig(representation="")
+    stage_1 = Phenotyper(SPACE, model().network, code_names=("a",) * 5)
+    with pytest.raises(ModelError, match="no classifiers"):
+        stage_1.classes(BAGS)
+    parameters = {n: v.detach() for n, v in Dan(DanConfig(), 7, 2).trainable().items()}
+    with pytest.raises(ModelError, match="reads 7 concepts and there are 9"):
+        network_settings(parameters, DanConfig(), SPACE)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("mine")
+    with pytest.raises(ModelError, match="name another one"):
+        model().save(tmp_path / "other")
+    broken = model()
+    assert broken.machines is not None
+    broken.machines.weight[0, 0] = np.nan
+    with pytest.raises(ModelError, match="not finite"):
+        broken.save(tmp_path / "broken")
+    assert not (tmp_path / "broken").exists()
+
+
+def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
+    model().save(tmp_path / "m")
+    assert is_phenotyper(tmp_path / "m")
+    assert not is_phenotyper(tmp_path)
+    with pytest.raises(ModelError, match="no phenotyping model"):
+        load_phenotyper(tmp_path)
+    tensors, facts = tmp_path / "m/phenotyper.safetensors", tmp_path / "m/phenotyper.json"
+    whole = tensors.read_bytes()
+    older = json.dumps(json.loads(facts.read_text()) | {"format": 1}).encode()
+    for path, changed, message in (
+        (tensors, whole[:-1] + bytes([whole[-1] ^ 1]), "damaged"),
+        (facts, older, r"m: format 1, .* reads 2"),
+        (facts, b"{", "not a readable"),
+    ):
+        before = path.read_bytes()
+        path.write_bytes(changed)
+        with pytest.raises(ModelError, match=message):
+            load_phenotyper(tmp_path / "m")
+        path.write_bytes(before)
+    assert torch.equal(
+        load_phenotyper(tmp_path / "m").network.hidden_bias,  # type: ignore[union-attr]
+        model().network.hidden_bias,  # type: ignore[union-attr]
+    )
+
+
+def without(facts: dict[str, Any], key: str) -> dict[str, Any]:
+    return {k: v for k, v in facts.items() if k != key}
+
+
+def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
+    """Any of them, even to one that could be; the file may be laid out anew."""
+    folder = tmp_path / "m"
+    model().save(folder)
+    path = folder / "phenotyper.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(sorted(facts.items())), ensure_ascii=True))
+    assert load_phenotyper(folder).phenotypes == tuple(facts["phenotypes"])
+    names = ["asthma", "gout", "diabetes", "OSA"]
+    config = {**facts["network"], "mean": "concepts"}
+    for key, value in {"phenotypes": names, "scale": "l2", "network": config, "new": 1}.items():
+        path.write_text(json.dumps(facts | {key: value}))
+        with pytest.raises(ModelError, match=r"m: damaged \(the checksum of phenotyper.json"):
+            load_phenotyper(folder)
+    for key in facts.keys() - {"format"}:
+        path.write_text(json.dumps(without(facts, key)))
+        with pytest.raises(ModelError, match=f"^{folder}: damaged"):
+            load_phenotyper(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"phenotypes": ["asthma", "gout"]}, "2 phenotypes, classes are of 4"),
+        ({"phenotypes": "asthma"}, "phenotypes = 'asthma': expected a list"),
+        ({"code_names": ["icd9:1"]}, "1 codes, the network has outputs 5"),
+        ({"scale": "foo"}, "scale = 'foo': expected one of 'none', 'l2'"),
+        ({"network": {"mean": "foo"}}, "network.mean = 'foo': expected one of"),
+        ({"network": {"embedding": "4"}}, "network.embedding = '4': expected a whole number"),
+        ({"network": None}, "9 features, the classifiers read 6"),
+        ({"classifier": {"loss": "foo"}}, "classifier.loss = 'foo'"),
+        ({"classifier": {"alpha": 0}}, "alpha = 0"),
+        ({"classes": [[0, 1]] * 3 + [[]]}, "svm.intercept"),
+        ({"classes": [[0, 7]] * 4}, "classes of a disease"),
+        ({"classes": [0, 1, 1, 1]}, "classes = 0: expected a list"),
+        ({"classes": None}, "4 phenotypes, classes are of 0"),
+        ({"space": {"width": "9"}}, "space.width = '9'"),
+        ({"space": {"width": 7}}, "reads 9 concepts and there are 7"),
+        ({"space": {"width": 9, "recipe": [1]}}, "space.recipe = .*expected a table"),
+        ({"kind": "other"}, "kind = 'other'"),
+        ({"more": 1}, "unknown key 'more'"),
+    ],
+)
+def test_facts_that_cannot_be_are_named(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    """Under a checksum that fits, computed here: what is wrong is said, and in which folder."""
+    folder = tmp_path / "m"
+    model().save(folder)
+    path = folder / "phenotyper.json"
+    facts = without(json.loads(path.read_text()) | changes, "checksum")
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(facts | {"checksum": digest}))
+    with pytest.raises(ModelError, match=told) as error:
+        load_phenotyper(folder)
+    assert str(error.value).startswith(f"{folder}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("svm.weight", lambda value: value.mul_(float("nan")), "'svm.weight' has a number that"),
+        ("platt", lambda value: value.add_(float("inf")), "'platt' has a number that is not"),
+        ("idf", lambda value: value[:, None], r"'idf' of shape \(9, 1\)"),
+    ],
+)
+def test_numbers_that_cannot_be_are_named(
+    tmp_path: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor], told: str
+) -> None:
+    """Under checksums that fit."""
+    folder = tmp_path / "m"
+    model().save(folder)
+    tensors = load_file(folder / "phenotyper.safetensors")
+    tensors[name] = change(tensors.get(name, torch.ones(9))).contiguous()
+    data = save(tensors)
+    (folder / "phenotyper.safetensors").write_bytes(data)
+    path = folder / "phenotyper.json"
+    facts = without(json.loads(path.read_text()), "checksum")
+    facts["sha256"] = hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(facts | {"checksum": digest}))
+    with pytest.raises(ModelError, match=told):
+        load_phenotyper(folder)
+
+
+# ---- recipes ---------------------------------------------------------------------------------
+
+
+NOTES = {"p": ["Has gout and a cough.", "No gout."], "q": ["Well."], "r": ["cough " * 9]}
+
+
+def features_of(
+    recipe: Mapping[str, Any], notes: Notes, dictionary: str | None = None
+) -> tuple[tuple[str, ...], Bags | Vectors]:
+    return opened(recipe, dictionary).make(notes)[:2]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "terms.tsv"
+    path.write_text("C1\tgout\nC2\tcough\n")
+    return path
+
+
+@pytest.mark.parametrize("context", ["drop", "off", "mark"])
+def test_a_recipe_gives_the_same_bags(table: Path, context: str) -> None:
+    """Through JSON, as a saved model has it; the bags are read off the texts."""
+    config = ConceptsConfig("terms.tsv", context=context, most=5)  # type: ignore[arg-type]
+    features = features_for(config, table.parent)
+    recipe = json.loads(json.dumps(dict(features.space.recipe)))
+    assert recipe == {**features.space.recipe, "dictionary": str(table), "names": 2}
+    patients, bags = features_of(recipe, NOTES)
+    assert patients == ("p", "q")  # r has more than five
+    assert isinstance(bags, Bags)
+    assert bags.concepts.tolist() == {"drop": [0, 1], "off": [0, 1, 0], "mark": [0, 1, 2]}[context]
+    assert bags.vocabulary == features.space.width == (4 if context == "mark" else 2)
+
+
+def test_another_or_a_missing_dictionary(table: Path, tmp_path: Path) -> None:
+    recipe = features_for(ConceptsConfig(str(table)), tmp_path).space.recipe
+    moved = table.rename(tmp_path / "moved.tsv")
+    with pytest.raises(ModelError, match=r"terms\.tsv cannot be read .*--dictionary"):
+        features_of(recipe, NOTES)
+    assert features_of(recipe, NOTES, dictionary=str(moved))[0] == ("p", "q", "r")
+    moved.write_text("C1\tgout\nC3\tcough\n")
+    with pytest.raises(ModelError, match=r"moved\.tsv is not the one .*terms\.tsv.*--dictionary"):
+        features_of(recipe, NOTES, dictionary=str(moved))
+    with pytest.raises(ModelError, match="unknown kind 'x'"):
+        features_of({"kind": "x"}, NOTES)
+
+
+def test_a_variable_stays_one(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERMS_HERE", str(table.parent))
+    recipe = features_for(ConceptsConfig("$TERMS_HERE/terms.tsv"), Path()).space.recipe
+    assert recipe["dictionary"] == "$TERMS_HERE/terms.tsv"
+    assert len(features_of(recipe, NOTES)[0]) == 3
+    monkeypatch.delenv("TERMS_HERE")
+    with pytest.raises(ModelError, match=r"TERMS_HERE is not set.*--dictionary"):
+        features_of(recipe, NOTES)
+    with pytest.raises(ConfigError, match="TERMS_HERE is not set"):
+        features_for(ConceptsConfig("$TERMS_HERE/terms.tsv"), Path())
+
+
+def test_the_generated_dictionary_by_its_name(tmp_path: Path) -> None:
+    features = features_for(ConceptsConfig("synthetic"), tmp_path)
+    patients, bags = features_of(features.space.recipe, {"x": ["History of gout.", "Denies gout."]})
+    assert isinstance(bags, Bags)
+    assert (patients, len(bags.concepts)) == (("x",), 1)
+
+
+class Encoder:
+    """Each word is (its number of letters, 1) in both of two layers; counts its calls."""
+
+    fingerprint, layers, dim = "letters", 2, 2
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def encode(self, sentences: list[Passage]) -> np.ndarray:
+        self.calls += 1
+        words = [word for sentence in sentences for word in sentence.forms]
+        return np.array([[[len(w), 1]] * 2 for w in words], dtype=np.float16)
+
+
+def test_vectors_are_kept_and_named_by_their_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean over notes of the mean over words, by hand: ((3+4+3+1+5+1)/6 + (2+4+1)/3) / 2."""
+    encoder = Encoder()
+    monkeypatch.setattr("fednotes.apps.phenotyping.features.load_encoder", lambda spec: encoder)
+    features = features_for(TextConfig("x"), tmp_path)
+    told: list[tuple[int, int]] = []
+    made = features.make({**NOTES, "e": [" "]}, lambda *n: told.append(n), tmp_path / "cache")
+    assert isinstance(made.values, Vectors)
+    mean = ((3 + 4 + 3 + 1 + 5 + 1) / 6 + (2 + 4 + 1) / 3) / 2
+    assert made.values.values[0].tolist() == pytest.approx([mean, 1, mean, 1], rel=1e-3)
+    assert made.values.values[3].tolist() == [0] * 4
+    assert (made.counts["without"], made.counts["notes"], told[-1]) == (1, 5, (4, 4))
+    calls = encoder.calls
+    again = features.make({**NOTES, "e": [" "]}, None, tmp_path / "cache").values
+    assert isinstance(again, Vectors)
+    assert (encoder.calls, again.values.tobytes()) == (calls, made.values.values.tobytes())
+    (folder,) = (tmp_path / "cache").iterdir()
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (folder, *folder.iterdir())} == {0o700, 0o600}
+    encoder.fingerprint = "others"
+    with pytest.raises(ModelError, match=r"the encoder x is not the one .*--backbone"):
+        features_of(features.space.recipe, NOTES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"most": "5"}, "recipe most = '5': expected a whole number"),
+        ({"most": 0}, "recipe: most = 0: at least 1"),
+        ({"context": "no"}, "recipe context = 'no': expected one of"),
+        ({"format": 3}, "recipe format = 3"),
+        ({"dictionary": 7}, "recipe dictionary = 7: expected text"),
+        ({"dictionary": ""}, "name the file of a dictionary"),
+        ({"scopes": "EXACT"}, "recipe scopes = 'EXACT': expected a list"),
+        ({"scopes": [["EXACT"]]}, "recipe scopes = .*expected text"),
+        ({"fingerprint": 3}, "recipe fingerprint = 3: expected text"),
+        ({"mode": "x"}, "unknown key 'mode'"),
+        ({"kind": "text"}, "the key 'encoder' is missing"),
+        ({"kind": ["text"]}, "unknown kind"),
+    ],
+)
+def test_values_that_no_recipe_has(table: Path, changes: dict[str, object], told: str) -> None:
+    recipe = features_for(ConceptsConfig(str(table)), Path()).space.recipe
+    with pytest.raises(ModelError, match=told):
+        features_of({**recipe, **changes}, NOTES)

@@ -1,0 +1,71 @@
+"""Generated patients: seeded, of every kind that the demonstration needs, with findable terms."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from fednotes.apps.phenotyping.codes import category, code_of, public_categories
+from fednotes.apps.phenotyping.concepts import Matcher
+from fednotes.apps.phenotyping.synthetic import PHENOTYPES, dictionary, generate
+
+
+def test_equal_arguments_equal_patients() -> None:
+    one, again = generate("site1", 60, 3), generate("site1", 60, 3)
+    assert (one.notes, one.codes) == (again.notes, again.codes)
+    assert one.labels.values == again.labels.values
+    assert generate("site1", 60, 4).notes != one.notes
+    assert not set(one.notes) & set(generate("site2", 60, 3).notes)
+
+
+def test_sizes_and_kinds() -> None:
+    """Counted here: sites differ in size and in what is common; each label and 40 categories."""
+    sites = [generate(f"site{at}", 600, 1) for at in (1, 2, 3)]
+    sizes = [len(s.notes) for s in sites]
+    assert len(set(sizes)) == 3
+    assert all(360 <= size <= 840 for size in sizes)
+    own = [s.labels.matrix(tuple(s.notes)) for s in sites]
+    labels = np.concatenate(own)
+    assert set(np.unique(labels)) == {-1, 0, 1, 2}
+    present = dict(zip(PHENOTYPES, (labels == 1).mean(0), strict=True))
+    assert 0.005 < present["gout"] < 0.06
+    assert present["hypertension"] > 0.2
+    assert [p for p, n in zip(PHENOTYPES, (labels == 2).sum(0), strict=True) if n] == ["depression"]
+    rates = np.array([(of == 1).mean(0) for of in own])
+    assert np.ptp(rates, axis=0).max() > 0.05
+    counts = Counter(code for s in sites for given in s.codes.values() for code in given)
+    assert len(counts) == 40
+    assert len({code[: len("icd9:000")] for code in counts}) == 40
+    listed = set(public_categories(("icd9",)))
+    assert all(code_of("icd9", c[5:]) == c and category(c) in listed for c in counts)
+    uncoded = sum(len(s.notes) - len(s.codes) for s in sites)
+    assert 0 < uncoded < 0.05 * sum(sizes)
+    assert {len(texts) for s in sites for texts in s.notes.values()} == {1, 2, 3}
+
+
+def test_every_term_is_found() -> None:
+    """A sentence with one term gives its concept, and no other term stands for two."""
+    given = dictionary()
+    assert len(given) > 250
+    assert dictionary().fingerprint == given.fingerprint
+    matcher = Matcher(given)
+    assert not matcher.dropped
+    for at, term in enumerate(given.terms):
+        assert matcher.bag(f"History of {term}.").tolist() == list(given.of(at))
+        assert matcher.bag(f"Denies {term}.").tolist() == []
+
+
+def test_notes_say_what_patients_have() -> None:
+    """Who has a phenotype is told so more often: shares counted from the bags."""
+    one = generate("site1", 600, 2)
+    matcher = Matcher(dictionary())
+    bags = [set(matcher.bag(texts).tolist()) for texts in one.notes.values()]
+    assert 3 < np.mean([len(bag) for bag in bags]) < 40
+    labels, known = one.labels.matrix(tuple(one.notes)), dictionary()
+    for column, name in enumerate(PHENOTYPES):
+        (concept,) = known.of(known.terms.index(name))
+        said = np.array([concept in bag for bag in bags])
+        label = labels[:, column]
+        assert said[label == 1].mean() > 2 * said[label == 0].mean()
+        assert said[label == 0].any()

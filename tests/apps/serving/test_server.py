@@ -1,0 +1,512 @@
+"""The server, asked in this process: what it answers, what it refuses, and what it never says."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("prometheus_client")
+
+from fastapi.testclient import TestClient
+from patient_files import save_model
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.types import Document, Span
+from fednotes.jobs.models import load
+from fednotes.apps.serving.server import BATCH, Limits, application, read_token, serve
+
+LOCAL = "http://127.0.0.1:8000"
+SECRET = "Xylocain-Zebra"  # a word of notes, which nobody may find anywhere else
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+class Words:
+    """Finds each word that begins with a capital; its confidence is 1 / its length."""
+
+    types = ("NAME",)
+    confidence = "one by the number of letters"
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(self, given: Sequence[str]) -> list[Document]:
+        self.asked.append(len(given))
+        return [Document("", text, tuple(self._found(text))) for text in given]
+
+    def _found(self, text: str) -> Iterator[Span]:
+        place = 0
+        for word in text.split(" "):
+            if word[:1].isupper():
+                yield Span(place, place + len(word), "NAME", confidence=1 / len(word))
+            place += len(word) + 1
+
+
+@pytest.fixture
+def words() -> Words:
+    return Words()
+
+
+@pytest.fixture
+def client(words: Words) -> Iterator[TestClient]:
+    with TestClient(application(words), base_url=LOCAL) as asking:
+        yield asking
+
+
+def test_mentions_have_offsets_in_the_text_as_it_was_sent(client: TestClient) -> None:
+    text = "\r\n\t 😀 Anna saw e\u0301 Bo"
+    sent = {"texts": [text, "", "none here"]}
+    first, second, third = client.post("/predict", json=sent).json()["results"]
+    assert [text[s["start"] : s["end"]] for s in first["spans"]] == ["Anna", "Bo"]
+    assert [s["confidence"] for s in first["spans"]] == [0.25, 0.5]
+    assert second == third == {"spans": []}
+
+
+def test_offsets_can_be_those_of_javascript(client: TestClient) -> None:
+    """What Java's and JavaScript's substring(start, end) give, here by way of the bytes."""
+    text = "😀 Anna 😀😀 Bo😀x Cy"
+    sent = {"text": text, "offsets": "utf16"}
+    (found,) = client.post("/predict", json=sent).json()["results"]
+    units = text.encode("utf-16-le")
+    words = [units[2 * s["start"] : 2 * s["end"]].decode("utf-16-le") for s in found["spans"]]
+    assert words == ["Anna", "Bo😀x", "Cy"]
+
+
+def test_what_is_less_sure_is_left_out(client: TestClient) -> None:
+    sent = {"text": "Anna saw Bo", "threshold": 0.3}
+    (found,) = client.post("/predict", json=sent).json()["results"]
+    assert [s["confidence"] for s in found["spans"]] == [0.5]
+
+
+def test_it_says_what_it_is(client: TestClient) -> None:
+    assert client.get("/health").json() == {"status": "ok"}
+    about = client.get("/model").json()
+    assert about["types"] == ["NAME"]
+    assert about["confidence"] == Words.confidence
+
+
+def test_the_schema_names_what_is_asked_and_answered(client: TestClient) -> None:
+    """And no page that would load scripts from elsewhere."""
+    schema = client.get("/openapi.json").json()
+    predict = schema["paths"]["/predict"]["post"]
+    body = predict["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert set(schema["components"]["schemas"][body.split("/")[-1]]["properties"]) == {
+        *("text", "texts", "threshold", "offsets")
+    }
+    assert {"200", "401", "413", "422", "429"} <= set(predict["responses"])
+    assert "HTTPValidationError" not in schema["components"]["schemas"]  # it echoes the input
+    assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"", 422, "body"),
+        (b"{\n[", 422, "line 2"),
+        (b"[1, 2]", 422, "body"),
+        (b'{"text": "%s", "more": 1}' % SECRET.encode(), 422, "body.…: Extra"),
+        (b'{"text": "a", "%s": 1}' % SECRET.encode(), 422, "body.…: Extra"),
+        (b'{"text": ["%s"]}' % SECRET.encode(), 422, "body.text"),
+        (b'{"text": {"%s": 1}}' % SECRET.encode(), 422, "body.text"),
+        (b'{"texts": "%s"}' % SECRET.encode(), 422, "body.texts"),
+        (b'{"texts": [1]}', 422, "body.texts.0"),
+        (b'{"text": "a", "texts": ["b"]}', 422, "`text` or `texts`"),
+        (b"{}", 422, "`text` or `texts`"),
+        (b'{"text": "a", "threshold": 2}', 422, "body.threshold"),
+        (b'{"text": "a", "threshold": NaN}', 422, "NaN"),
+        (b'{"text": "a", "threshold": "%s"}' % SECRET.encode(), 422, "body.threshold"),
+        (b'{"text": "a", "offsets": "%s"}' % SECRET.encode(), 422, "body.offsets"),
+        (b'{"text": "%s \\ud800"}' % SECRET.encode(), 422, "half a character"),
+        (b'{"text": "\xff"}', 422, "UTF-8"),
+        (b'{"text": "%s", "text": "b"}' % SECRET.encode(), 422, "twice"),
+        (b"[" * 10_000, 422, "too deep"),
+        (b"[" * 100_000, 422, "values"),
+        (b'{"texts": [%s]}' % b",".join([b'"a"'] * 65), 413, "at most 64"),
+        (b'{"text": "%s"}' % (b"a" * 100_001), 413, "text 1 has 100,001"),
+        (b'{"text": "%s"}' % (b"," * 2_100_000), 413, "text 1 has 2,100,000"),
+        (b'{"text": "%s"}' % (b"a" * 4_000_000), 413, "at most 4,000,000 bytes"),
+    ],
+)
+def test_what_is_wrong_is_said_without_the_text(
+    client: TestClient, words: Words, body: bytes, status: int, said: str
+) -> None:
+    answer = client.post("/predict", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == status
+    assert said in answer.json()["detail"]
+    assert SECRET not in answer.text
+    assert words.asked == []
+
+
+def test_a_body_must_be_said_to_be_json(client: TestClient) -> None:
+    """A web page may post plain text anywhere; for JSON the browser asks first."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        sent = client.post("/predict", content=b'{"text": "Anna"}', headers={"content-type": kind})
+        assert sent.status_code == 415
+    asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    allowed = client.options("/predict", headers=asked)
+    assert "access-control-allow-origin" not in allowed.headers
+    answer = client.post("/predict", json={"text": "Anna"}, headers={"origin": "http://e.example"})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("127.0.0.1:8000", 200),
+        ("LOCALHOST:1", 200),
+        ("[::1]:8000", 200),
+        ("::1", 403),
+        ("evil.example", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example:8000", 403),
+        ("evil.example:127", 403),
+        ("", 403),
+        ("[::1", 403),
+        ("10.0.0.1", 403),
+    ],
+)
+def test_a_name_that_a_page_made_lead_here_is_refused(
+    client: TestClient, host: str, status: int
+) -> None:
+    for path in ("/health", "/metrics"):
+        assert client.get(path, headers={"host": host}).status_code == status
+
+
+def test_a_token_is_asked_for_by_all_but_the_health(words: Words) -> None:
+    with TestClient(application(words, token=TOKEN), base_url="http://notes.example") as client:
+        assert client.get("/health").status_code == 200
+        for given in (None, "", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN[:-1]}", "Bearer é"):
+            headers = {} if given is None else {"authorization": given.encode()}
+            for path in ("/metrics", "/model", "/openapi.json", "/nothing"):
+                assert client.get(path, headers=headers).status_code == 401
+            answer = client.post("/predict", json={"text": "Anna"}, headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+        headers = {"authorization": f"bearer  {TOKEN}"}
+        answer = client.post("/predict", json={"text": "Anna"}, headers=headers)
+        assert answer.status_code == 200
+    assert words.asked == [1]
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "said"),
+    [
+        (TOKEN, 0o600, ""),
+        (f"\n{TOKEN}\n", 0o400, ""),
+        (TOKEN, 0o640, "chmod 600"),
+        (TOKEN, 0o604, "chmod 600"),
+        ("short", 0o600, "20 letters"),
+        ("", 0o600, "20 letters"),
+        ("two words of more than twenty", 0o600, "one word"),
+        ("ä" * 30, 0o600, "one word"),
+    ],
+)
+def test_a_token_is_its_owners_alone(tmp_path: Path, content: str, mode: int, said: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(content, "utf-8")
+    path.chmod(mode)
+    if not said:
+        assert read_token(path) == TOKEN
+        return
+    with pytest.raises(ConfigError, match=said) as raised:
+        read_token(path)
+    assert not content or content not in str(raised.value)
+
+
+def test_others_are_answered_with_a_token_alone(words: Words) -> None:
+    for host in ("0.0.0.0", "::", "10.0.0.1", "notes.example"):
+        with pytest.raises(ConfigError, match="--token-file"):
+            serve(words, host)
+    with pytest.raises(ConfigError, match="go together"):
+        serve(words, key=Path("key.pem"))
+    assert words.asked == []
+
+
+def test_phenotypes_of_patients(tmp_path: Path) -> None:
+    """Of a model whose classifiers are set by hand: present where the notes name it."""
+    folder = save_model(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
+    model = load(folder)
+    with TestClient(application(model), base_url=LOCAL) as client:
+        assert client.get("/model").json()["types"] == ["asthma", "gout"]
+        sent = {"p1": ["Seen today.", "Known gout."], "😀": ["Has asthma."], "": [], "x": [""]}
+        found = client.post("/predict", json={"patients": sent}).json()["results"]
+        ill = {e["patient"]: [n for n, v in e["labels"].items() if v == "present"] for e in found}
+        assert ill == {"p1": ["gout"], "😀": ["asthma"], "": [], "x": []}
+        assert client.post("/predict", json={"text": "Known gout."}).status_code == 422
+        odd = client.post("/predict", json={"patients": {SECRET: [1]}})
+        assert odd.json()["detail"].startswith("body.patients.….0: ")
+        half = b'{"patients": {"\\ud800": ["a"]}}'
+        told = client.post("/predict", content=half, headers={"content-type": "application/json"})
+        assert told.status_code == 422
+        many = {"patients": {"p1": ["a"] * 40, "p2": ["a"] * 40}}
+        assert client.post("/predict", json=many).status_code == 413
+
+
+# ---- FHIR ------------------------------------------------------------------------------------
+
+
+def _document(text: str, **more: Any) -> dict[str, Any]:
+    data = base64.b64encode(text.encode()).decode()
+    held = {"contentType": "text/plain; charset=utf-8", "data": data, "title": "Note"}
+    resource = {"resourceType": "DocumentReference", "id": "d1", "status": "current"}
+    return {**resource, "content": [{"attachment": held}], **more}
+
+
+def test_fhir_comes_back_with_mentions_and_is_else_as_it_was(client: TestClient) -> None:
+    """The answer is valid by fhir.resources, and without the extensions what was sent."""
+    valid = pytest.importorskip("fhir.resources.R4B.bundle").Bundle
+    other = {"url": "urn:other", "valueString": "stays"}
+    old = {"url": "urn:fednotes:mention", "extension": [{"url": "label", "valueString": "OLD"}]}
+    text = "😀 Anna saw Bo \r\n and Cy"
+    first = _document(text, extension=[other, old], subject={"reference": "Patient/7"})
+    second = {
+        **{"resourceType": "DiagnosticReport", "id": "r1", "status": "final"},
+        "code": {"text": "Discharge summary"},
+        "presentedForm": [first["content"][0]["attachment"]],
+    }
+    patient = {"resourceType": "Patient", "id": "7"}
+    held = [{"resource": each} for each in (patient, first, second)]
+    sent = {"resourceType": "Bundle", "type": "collection", "entry": held}
+    headers = {"content-type": "application/fhir+json; charset=utf-8"}
+    answer = client.post("/fhir?threshold=0.4", content=json.dumps(sent), headers=headers)
+    assert answer.headers["content-type"] == "application/fhir+json"
+    valid.model_validate(answer.json())
+    got = [entry["resource"] for entry in answer.json()["entry"]]
+    assert [each["id"] for each in got] == ["d1", "r1"]
+    for each, was in zip(got, (first, second), strict=True):
+        found = each.pop("extension")
+        assert {k: v for k, v in was.items() if k != "extension"} == each
+        mentions = [e["extension"] for e in found if e["url"] == "urn:fednotes:mention"]
+        places = [[p["valueInteger"] for p in m if "valueInteger" in p] for m in mentions]
+        assert [text[start:end] for start, end in places] == ["Bo", "Cy"]
+        assert [e for e in found if e["url"] == "urn:other"] == [other] * (was is first)
+
+
+@pytest.mark.parametrize(
+    ("resource", "code", "said"),
+    [
+        ({"resourceType": "Bundle", "entry": 5}, "invalid", "entry"),
+        (
+            _document("a", content=[{"attachment": {"contentType": "text/html"}}]),
+            "invalid",
+            "plain",
+        ),
+        (_document("a" * 100_001), "too-long", "100,001"),
+        ([1], "invalid", "dictionary"),
+        ({"resourceType": "Patient", "id": "7"}, "invalid", "send a DocumentReference or a"),
+    ],
+)
+def test_fhir_that_is_wrong_is_an_outcome(
+    client: TestClient, words: Words, resource: Any, code: str, said: str
+) -> None:
+    valid = pytest.importorskip("fhir.resources.R4B.operationoutcome").OperationOutcome
+    answer = client.post("/fhir", json=resource)
+    assert answer.status_code in (413, 422)
+    (issue,) = valid.model_validate(answer.json()).issue
+    assert issue.code == code
+    assert said in issue.diagnostics
+    assert words.asked == []
+
+
+# ---- many at once ----------------------------------------------------------------------------
+
+
+class Slow(Words):
+    """Waits until it is let go; fails by a text "fail"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go, self.began = threading.Event(), threading.Event()
+
+    def __call__(self, given: Sequence[str]) -> list[Document]:
+        self.began.set()
+        assert self.go.wait(20)
+        if "fail" in given:
+            raise ValueError(f"{SECRET} in {given}")
+        return super().__call__(given)
+
+
+def test_requests_that_wait_are_put_to_the_model_together() -> None:
+    slow, answers = Slow(), dict[int, Any]()
+    with TestClient(application(slow), base_url=LOCAL) as client:
+
+        def ask(number: int) -> None:
+            texts = [f"Aa{'a' * number} b", "none"]
+            answers[number] = client.post("/predict", json={"texts": texts}).json()["results"]
+
+        threads = [threading.Thread(target=ask, args=(n,)) for n in range(40)]
+        threads[0].start()
+        assert slow.began.wait(20)
+        for thread in threads[1:]:
+            thread.start()
+        _until(lambda: b"fednotes_under_way 40.0" in client.get("/metrics").content)
+        slow.go.set()
+        for thread in threads:
+            thread.join(20)
+    assert slow.asked[0] <= 2
+    assert max(slow.asked) == BATCH
+    assert sum(slow.asked) == 80
+    for number in range(40):  # to each its own
+        (first,), second = answers[number][0]["spans"], answers[number][1]["spans"]
+        assert (first["start"], first["end"], second) == (0, 2 + number, [])
+
+
+def test_one_too_many_is_told_when_to_come_again() -> None:
+    slow, limits = Slow(), Limits(under_way=2)
+    codes: list[int] = []
+    with TestClient(application(slow, limits), base_url=LOCAL) as client:
+
+        def ask() -> None:
+            codes.append(client.post("/predict", json={"text": "Anna"}).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        _until(lambda: b"fednotes_under_way 2.0" in client.get("/metrics").content)
+        refused = client.post("/predict", json={"text": "Anna"})
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert client.get("/health").status_code == 200
+        slow.go.set()
+        for thread in threads:
+            thread.join(20)
+        assert codes == [200, 200]
+        assert client.post("/predict", json={"text": "Anna"}).status_code == 200
+        assert b"fednotes_under_way 0.0" in client.get("/metrics").content
+
+
+def test_a_text_that_fails_fails_alone_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    slow, answers = Slow(), dict[str, Any]()
+    slow.go.set()
+    with TestClient(application(slow), base_url=LOCAL) as client:
+
+        def ask(text: str) -> None:
+            answers[text] = client.post("/predict", json={"texts": [text, f"{SECRET} B"]})
+
+        threads = [threading.Thread(target=ask, args=(text,)) for text in ("fail", "A", "B", "C")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        metrics = client.get("/metrics").text
+    assert {text: answer.status_code for text, answer in answers.items()} == {
+        **{"A": 200, "B": 200, "C": 200},
+        "fail": 500,
+    }
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("fednotes")]
+    assert len(said) == 1
+    assert "ValueError at test_server.py" in said[0]
+    for told in (answers["fail"].text, metrics, caplog.text):
+        assert SECRET not in told
+
+
+def test_metrics_count(client: TestClient) -> None:
+    client.post("/predict", json={"texts": ["Anna", "Bo"]})
+    client.post("/predict", json={"texts": [1]})
+    client.get(f"/{SECRET}")
+    told = client.get("/metrics").text
+    assert 'fednotes_requests_total{path="/predict",status="200"} 1.0' in told
+    assert 'fednotes_requests_total{path="/predict",status="422"} 1.0' in told
+    assert 'fednotes_requests_total{path="other",status="404"} 1.0' in told
+    assert "fednotes_texts_total 2.0" in told
+    assert "fednotes_characters_total 6.0" in told
+    assert SECRET not in told
+
+
+# ---- bodies that do not end, and askers that leave ------------------------------------------
+
+
+async def _asked(app: Any, messages: list[Any], **headers: str) -> tuple[int, dict[str, Any]]:
+    """Status and answer of a request whose messages come one by one; None: nothing comes."""
+    said: list[Any] = []
+    given = {"host": "localhost", "content-type": "application/json", **headers}
+    scope = {
+        **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST"},
+        **{"path": "/predict", "raw_path": b"/predict", "query_string": b"", "root_path": ""},
+        **{"scheme": "http", "server": ("127.0.0.1", 1), "client": ("127.0.0.1", 2)},
+        "headers": [(k.encode(), v.encode()) for k, v in given.items()],
+    }
+
+    async def receive() -> Any:
+        message = messages.pop(0) if messages else None
+        if message is None:
+            await asyncio.sleep(60)
+        return message
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    async with app.router.lifespan_context(app):
+        await app(scope, receive, send)
+    if not said:
+        return 0, {}
+    return said[0]["status"], json.loads(b"".join(m.get("body", b"") for m in said[1:]))
+
+
+def _part(content: bytes) -> dict[str, Any]:
+    return {"type": "http.request", "body": content, "more_body": True}
+
+
+def test_a_body_is_refused_before_it_is_read_whole(words: Words) -> None:
+    """By what it says of itself, nothing is read; in parts without an end, no more than may be."""
+    app, parts = application(words, Limits(body=1000)), [_part(b"x" * 100) for _ in range(50)]
+    status, said = asyncio.run(_asked(app, parts, **{"content-length": "5000"}))
+    assert (status, len(parts)) == (413, 50)
+    status, said = asyncio.run(_asked(app, parts))
+    assert (status, len(parts)) == (413, 39)
+    assert "1,000 bytes" in said["detail"]
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(words: Words) -> None:
+    app = application(words, Limits(patience=0.05))
+    status, _ = asyncio.run(_asked(app, [_part(b"{"), None]))
+    assert status == 408
+
+
+def test_nothing_is_computed_for_who_left() -> None:
+    slow = Slow()
+    app = application(slow)
+    body = json.dumps({"texts": ["A"] * 64}).encode()
+    gone = [
+        {"type": "http.request", "body": body, "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+
+    threading.Timer(0.2, slow.go.set).start()
+    assert asyncio.run(_asked(app, gone)) == (0, {})
+    assert sum(slow.asked) <= BATCH
+
+
+def _until(true: Any, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_log_of_a_server_is_quiet(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "fednotes"):
+        client.post("/predict", json={"text": SECRET})
+        client.post("/predict", json={"text": [SECRET]})
+    assert SECRET not in caplog.text
+
+
+def test_a_body_of_many_values_is_refused_before_it_is_read(client: TestClient) -> None:
+    """Commas within a text are text: only values count."""
+    content_type = {"content-type": "application/json"}
+    body = '{"texts":[' + "1," * 1_900_000 + "1]}"
+    refused = client.post("/predict", content=body, headers=content_type)
+    assert refused.status_code == 422
+    assert "more than 20,000 values" in refused.text
+    commas = client.post("/predict", json={"text": "a, " * 30_000})
+    assert commas.status_code == 200

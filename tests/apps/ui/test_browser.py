@@ -1,0 +1,114 @@
+"""The local page in a real browser: keys, no finding of axe-core, nothing refused or fetched.
+
+Marked `network`: two processes. Needs Chromium and its driver; `npm install --no-save axe-core`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import TOOLS, Browser, chromium
+from tiny_jobs import TABLE
+
+from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.simulate import simulate
+
+pytestmark = pytest.mark.network
+AXE = Path(__file__).parents[3] / "node_modules" / "axe-core" / "axe.min.js"
+PAGES = ("/runs", "/runs/0", "/compare", "/errors", "/errors/0?kind=all", "/try", "/nowhere")
+RUN_AXE = """
+return axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations.map(
+    one => one.impact + " " + one.id + ": " + one.nodes.map(node => node.html).join(" | ")))
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A trained model's page as a process, on generated notes; and where decisions are kept."""
+    pytest.importorskip("uvicorn")
+    folder = tmp_path_factory.mktemp("ui")
+    simulate(parse_job(dict(TABLE), "tiny", folder, "test"), folder / "run")
+    kept = folder / "kept.json"
+    shutil.copytree(folder / "run", folder / "again")
+    model = next((folder / "run" / "federated").rglob("model"))
+    command = [sys.executable, "-m", "fednotes", "ui", "run", "again", str(model)]
+    command += ["--corrections", str(kept)]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found is not None
+        yield found[0], kept
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def browser(page: tuple[str, Path]) -> Iterator[Browser]:
+    """A browser that has followed the address, once the notes are read."""
+    if not all(map(shutil.which, TOOLS)):
+        pytest.skip("there is no Chromium here with its driver")
+    with chromium() as made:
+        made.go(page[0])
+        made.go(page[0].split("/?")[0] + "/errors")
+        made.until("return document.body.innerText.includes('Errors in')")
+        yield made
+
+
+def test_keys_go_on_and_decide(browser: Browser, page: tuple[str, Path]) -> None:
+    place, kept = page
+    root = place.split("/?")[0]
+    browser.go(f"{root}/errors?kind=all")
+    links = browser.run("return [...document.querySelectorAll('.rows a')].map(a => a.href)")
+    assert len(links) > 2
+    browser.go(links[0])
+    for key, at in (("j", 1), ("j", 2), ("k", 1), ("x", 2)):
+        browser.press(key)
+        browser.until(f"return location.href == {links[at]!r} && document.readyState == 'complete'")
+    assert '"action": "delete"' in kept.read_text("utf-8")
+    browser.press("k")
+    decided = "document.readyState == 'complete' && document.body.innerText.includes('Decided: no')"
+    browser.until(f"return {decided}")
+    browser.press("u")
+    browser.until(f"return document.readyState == 'complete' && !({decided})")
+    browser.press("e")
+    assert browser.run("return document.activeElement.id") == "label"
+    browser.press("jk")  # into the field, and nowhere else
+    assert browser.run("return document.activeElement.value").endswith("jk")
+    assert browser.run("return location.href").split("#")[0] == links[1].split("#")[0]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Browser, page: tuple[str, Path], dark: bool) -> None:
+    if not AXE.is_file():
+        pytest.skip("npm install --no-save axe-core brings what looks for barriers")
+    root = page[0].split("/?")[0]
+    browser.dark(dark)
+    for path in PAGES:
+        browser.go(root + path)
+        browser.run(AXE.read_text("utf-8"))
+        found = browser.run(RUN_AXE)
+        assert [line for line in found if line.startswith(("serious", "critical"))] == [], path
+
+
+def test_the_browser_refuses_nothing_and_asks_nobody_else(
+    browser: Browser, page: tuple[str, Path]
+) -> None:
+    root = page[0].split("/?")[0]
+    browser.messages()
+    for path in PAGES:
+        browser.go(root + path)
+        asked = browser.run("return performance.getEntriesByType('resource').map(e => e.name)")
+        assert asked
+        assert {address.split("/static/")[0] for address in asked} == {root}
+    assert [line for line in browser.messages() if "404" not in line] == []

@@ -1,0 +1,487 @@
+"""Differential privacy of FedNER and of fine-tuning: what leaves, how long it is, what is in it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from private_sites import MODEL, SECRET, config_of, made, patients, theta
+from scipy import stats
+from tiny_jobs import TABLE
+
+from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.update import Total
+from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.card import card
+from fednotes.apps.deployment.site_file import parsed
+from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.results import PROMISED
+from fednotes.jobs.simulate import simulate
+from fednotes.methods import names
+from fednotes.privacy import training as private
+from fednotes.methods.fedner import METHOD as FEDNER
+from fednotes.methods.finetune import METHOD as FINETUNE
+from fednotes.privacy.training import NOISY, privately
+from fednotes.privacy import noise as noise_room
+from fednotes.privacy.noise import SCALE, Stream
+from fednotes.privacy.promise import COUNTS, Privacy, epsilon_of
+
+
+def values(tensors: dict[str, torch.Tensor], grids: dict[str, float]) -> np.ndarray:
+    """Whole numbers as what they stand for, one vector."""
+    found = [tensors[name].double().numpy().ravel() * grids[name] for name in sorted(tensors)]
+    return np.concatenate(found)
+
+
+@pytest.fixture
+def without_noise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], None]:
+    """Rounds of the given units, to whose sum nothing is added."""
+
+    def give(units: Sequence[int]) -> None:
+        monkeypatch.setattr(
+            private, "chosen", lambda stream, count, rate: np.isin(np.arange(count), units)
+        )
+        zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
+        monkeypatch.setattr(private, "discrete_gaussian", zeros)
+
+    return give
+
+
+@pytest.mark.parametrize("clip", [0.01, 0.25, 1e6])
+def test_a_unit_moves_all_layers_together_by_the_clip_at_most(
+    clip: float, without_noise: Any
+) -> None:
+    """By brute force: of what a site answers and of what moves its private layers, with each unit
+    and without it, in every company; private layers included, the length is min(C, |g_u|)."""
+    moved: dict[str, torch.Tensor] = {}
+
+    def sums(units: Sequence[int]) -> np.ndarray:
+        without_noise(units)
+        site = made(privacy={"clip": clip})
+        taken = site._adam.step
+        site._adam.step = lambda gradients: (moved.update(gradients), taken(gradients))[1]  # type: ignore[method-assign]
+        answer = site.noisy_gradients(theta(site), round=0)
+        shared = values(dict(answer.tensors), site._grids)
+        own = [moved[n].double().numpy().ravel() for n in sorted(moved)]
+        return np.concatenate([shared, 4 * np.concatenate(own)])  # N = 4
+
+    nothing = sums([])
+    assert not nothing.any()
+    alone = [sums([unit]) - nothing for unit in range(3)]
+    for unit, vector in enumerate(alone):
+        others = [u for u in range(3) if u != unit]
+        with_it, without_it = sums([0, 1, 2]), sums(others)
+        assert np.allclose(with_it - without_it, vector, rtol=0, atol=1e-6 * min(clip, 1))
+        length = float(np.linalg.norm(vector))
+        assert length <= clip
+        assert clip > 1 or length == pytest.approx(clip, rel=1e-3)
+
+
+def test_a_unit_adds_the_same_bits_in_every_company(without_noise: Any) -> None:
+    """Whole numbers, dropout included: who else is drawn moves no bit of it, also where parameters
+    are so large that rounding decides."""
+    for factor in (1.0, 5.0):
+
+        def sums(units: Sequence[int], factor: float = factor) -> dict[str, torch.Tensor]:
+            without_noise(units)
+            site = made()
+            return dict(site.noisy_gradients(theta(site, factor), round=0).tensors)
+
+        whole, single = sums([0, 1, 2]), [sums([unit]) for unit in range(3)]
+        for name, value in whole.items():
+            assert torch.equal(value, sum((own[name] for own in single), torch.zeros_like(value)))
+        assert any(value.any() for value in whole.values())
+
+
+def test_dropout_of_a_unit_is_drawn_as_torch_seeds_it(without_noise: Any) -> None:
+    """A secret word a unit, of all generators of torch alike."""
+    without_noise([1])
+    site = made()
+    answer = site.noisy_gradients(theta(site), round=0).tensors
+    other = made()
+    other.site.model.train(True)
+    torch.manual_seed(int(Stream(other._key(0)).words(3)[1] >> np.uint64(1)))
+    alone = other.clipped(other.units[1])
+    assert all(torch.equal(answer[name], alone[name]) for name in answer if name in alone)
+
+
+def test_a_clipped_gradient_is_that_of_the_units_own_loss() -> None:
+    """Against torch's gradients of the mean loss, scaled and cut by hand."""
+    site = made(privacy={"clip": 0.05})
+    site.site.model.train(True)
+    indices = site.units[1]
+    torch.manual_seed(3)
+    found = site.clipped(indices)
+    parameters = {**site.site.shared, **site.site.private}
+    torch.manual_seed(3)
+    loss = site.site.model.loss(site.site.train_set, indices)
+    own = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    flat = [np.zeros(0) if g is None else g.double().numpy().ravel() for g in own]
+    norm = np.linalg.norm(np.concatenate(flat))
+    assert norm > 0.05
+    for (name, _), gradient in zip(parameters.items(), own, strict=True):
+        if gradient is not None:
+            wanted = gradient.double().numpy() * (0.05 / norm) / site._grids[name]
+            error = np.abs(found[name].numpy()) - np.abs(wanted)
+            rounded = 2e-9 * np.abs(wanted)  # the clip has a margin of 1e-9
+            assert (error <= rounded).all()  # towards zero
+            assert (error >= -1 - rounded).all()
+
+
+@pytest.mark.parametrize("size", [64, 65, 150])
+def test_a_large_units_gradient_is_that_of_its_mean_loss(size: int) -> None:
+    """A unit of more sentences than fit into one pass, against one pass of torch over them all.
+
+    The loss is a mean over the unit, so it matters how each pass is weighted: the last one has
+    1 of 65 sentences, or 22 of 150. Nothing is clipped and there is no dropout.
+    """
+    model = FEDNER.model_config({**MODEL, "dropout": 0.0})
+    site = made(patients(size=size, owners="a" * size), privacy={"clip": 1e3}, model=model)
+    (unit,) = site.units
+    assert len(unit) == size
+    found = site.clipped(unit)
+    parameters = {**site.site.shared, **site.site.private}
+    loss = site.site.model.train(True).loss(site.site.train_set, np.arange(size))
+    own = torch.autograd.grad(loss, list(parameters.values()))
+    assert found.keys() == parameters.keys()
+    for (name, _), gradient in zip(parameters.items(), own, strict=True):
+        wanted = gradient.double().numpy()
+        unit_of_grid = site._grids[name]
+        close = unit_of_grid + 1e-5 * np.abs(wanted).max()  # cut to the grid; float32 sums
+        np.testing.assert_allclose(found[name].numpy() * unit_of_grid, wanted, rtol=0, atol=close)
+        assert np.abs(wanted).max() > 50 * close
+
+
+def test_all_that_is_of_a_patient_is_one_unit() -> None:
+    """Six notes, a sentence each, of three patients; two documents of one note are one note."""
+    site = patients()
+    notes = tuple(replace(d, meta={"document": f"n{i // 3}"}) for i, d in enumerate(site.train))
+    by = {
+        "patient": [[0, 1], [2, 3], [4, 5]],
+        "document": [[n] for n in range(6)],
+        "sentence": [[n] for n in range(6)],
+    }
+    for unit, wanted in by.items():
+        assert [list(u) for u in made(site, privacy={"unit": unit}).units] == wanted
+    cut = replace(site, train=tuple(replace(d, patient=None) for d in notes))
+    units = made(cut, privacy={"unit": "document"}).units
+    assert [list(u) for u in units] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_unmarked_patients_are_asked_for() -> None:
+    site = patients(owners="aabbcc")
+    unknown = replace(site, train=(*site.train[:-1], replace(site.train[-1], patient=None)))
+    with pytest.raises(ConfigError, match=r'1 of 6 training documents.*unit = "document"'):
+        made(unknown)
+    made(unknown, privacy={"unit": "document"})
+
+
+def test_a_delta_that_gives_a_unit_away_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a delta of 1 / units and more"):
+        made(privacy={"delta": 0.09, "unit": "sentence"}, site=patients(size=12, owners="ab" * 6))
+
+
+def test_the_same_question_has_the_same_answer_and_no_other_has_its_noise() -> None:
+    """Noise that was added to two answers would go with their difference: of no two questions is
+    the difference as short as without noise (σ √2 per number)."""
+    site, again = made(), made()
+    first = site.noisy_gradients(theta(site), round=0).tensors
+    same = again.noisy_gradients(theta(again), round=0).tensors
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert all(torch.equal(a, b) for a, b in zip(
+        site.site.private.values(), again.site.private.values(), strict=True))  # fmt: skip
+
+    other = made()
+    data = patients()
+    longer = replace(data.train[0], text=data.train[0].text + " ")
+    changed = replace(data, train=(longer, *data.train[1:]))
+    answers = {
+        "other parameters": other.noisy_gradients(theta(other, 1 + 1e-6), round=0),
+        "another step": site.noisy_gradients(theta(site), round=0),
+        "another secret": (s := made(secret=bytes(32))).noisy_gradients(theta(s), round=0),
+        "another text": (s := made(changed)).noisy_gradients(theta(s), round=0),
+        "another setting": (s := made(learning_rate=0.5)).noisy_gradients(theta(site), round=0),
+        "another promise": (s := made(privacy={"clip": 0.26})).noisy_gradients(theta(s), round=0),
+    }
+    for what, answer in answers.items():
+        apart = np.concatenate(
+            [(first[n] - v).double().numpy().ravel() / SCALE for n, v in answer.tensors.items()]
+        )
+        assert apart.std() > 1.2, what
+
+
+def test_an_answer_has_the_noise_that_is_promised(without_noise: Any, monkeypatch: Any) -> None:
+    """A site's share, σ C / √2 of three sites, in what leaves; all of σ C in what moves its
+    private layers. χ² of the sum of squares of numbers with nobody in the round, p > 1e-4."""
+    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.zeros(count, bool))
+    site, moved = made(privacy={"noise": 1.5, "clip": 0.25}), {}
+    site._adam.step = moved.update  # type: ignore[method-assign,assignment]
+    answer = site.noisy_gradients(theta(site), round=0)
+    shared = values(dict(answer.tensors), site._grids)
+    own = 4 * np.concatenate([moved[n].double().numpy().ravel() for n in sorted(moved)])
+    for found, deviation in ((shared, 1.5 * 0.25 / math.sqrt(2)), (own, 1.5 * 0.25)):
+        square = float((found / deviation) ** 2 @ np.ones(len(found)))
+        low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
+        assert low < square < high
+
+
+def test_an_answer_is_the_sum_of_units_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise that is 7 everywhere, and gradients that are 1000 a unit in each number: 3007."""
+    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.ones(count, bool))
+    sevens = lambda stream, count: np.full(count, 7)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", sevens)
+    site = made()
+    site.clipped = lambda indices: {  # type: ignore[method-assign]
+        n: torch.full(p.shape, 1000) for n, p in site._parameters.items()
+    }
+    answer = site.noisy_gradients(theta(site), round=0).tensors
+    assert len(site.units) == 3
+    assert all((value == 3007).all() for value in answer.values())
+
+
+def test_the_server_descends_the_sum_of_all_by_the_constant_n() -> None:
+    """By hand: σ = 1.5, C = 1/4, three sites of which one counts as none, and N = 4: a step of the
+    grid is 1.5 / 4 / √2 / 2^26 / 4."""
+    site = made()
+    config: Any = config_of(patients())
+    server = private.Server(config, site.promise, theta(site), None)
+    taken: dict[str, torch.Tensor] = {}
+    server._adam.step = taken.update  # type: ignore[method-assign,assignment]
+    given = {n: torch.full(v.shape, 2**40) for n, v in theta(site).items()}
+    server.step(Total(given, 3.0, {}))
+    wanted = 2**40 * 1.5 / 4 / math.sqrt(2) / 2**26 / 4
+    assert taken.keys() == given.keys()
+    for value in taken.values():
+        assert value.dtype == torch.float32
+        assert torch.allclose(value, torch.full_like(value, wanted), rtol=1e-6)
+    rests = given.popitem()[0]
+    server.step(Total(given, 3.0, {}))
+    assert taken.keys() == {*given, rests}
+    assert taken[rests] is None  # what no site sends has no gradient
+
+
+def test_nothing_else_leaves() -> None:
+    site = made()
+    assert site.tasks == {NOISY, COUNTS, "begin", "finish"}
+    answer = site.noisy_gradients(theta(site), round=0)
+    assert (answer.weight, dict(answer.metrics)) == (1.0, {})
+    assert answer.tensors.keys() == site.site.shared.keys()
+    assert all(v.dtype == torch.int64 for v in answer.tensors.values())
+    end = site.finish(theta(site))
+    assert (end.weight, dict(end.metrics), dict(end.tensors)) == (1.0, {}, {})
+    assert "strict" in site.scores  # which stay
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+def test_parameters_that_break_every_gradient_are_answered_with_noise(value: float) -> None:
+    """A refusal would tell of the units; one that is not finite adds nothing."""
+    site = made()
+    sent = {name: torch.full_like(t, value) for name, t in theta(site).items()}
+    answer = site.noisy_gradients(sent, round=0)
+    spread = np.concatenate([t.double().numpy().ravel() for t in answer.tensors.values()]) / SCALE
+    assert 0.5 < spread.std() < 2
+
+
+def test_no_more_rounds_are_answered_than_are_promised() -> None:
+    site = made(rounds=2)
+    for _ in range(2):
+        site.noisy_gradients(theta(site), round=0)
+    with pytest.raises(RefusedError, match="promise is of 2 rounds"):
+        site.noisy_gradients(theta(site), round=7)
+
+
+def run(folder: Path | None = None, until: int = 99, **options: Any) -> dict[str, torch.Tensor]:
+    """Three sites' training to a round; shared parameters, and private ones by site."""
+    data = [replace(patients(n), id=f"s{n}") for n in range(3)]
+    sites = [made(d, secret=bytes([n]) * 32) for n, d in enumerate(data)]
+
+    def observe(result: Any) -> None:
+        if result.round + 1 == until:
+            raise KeyboardInterrupt
+
+    engine = InProcess(sites, directory=folder, observer=observe, **options)
+    final = privately(FEDNER).train(engine, config_of(data[0]))
+    kept = {f"{s.id} {n}": p.detach() for s in sites for n, p in s.site.private.items()}
+    return {**final.tensors, **kept}
+
+
+def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(tmp_path: Path) -> None:
+    """Whole numbers add exactly in any sum; what is done again has the noise that it had."""
+    whole, secure = run(), run(secure=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, until=5)
+    resumed = run(tmp_path, resume=True)
+    for name, value in whole.items():
+        assert torch.equal(value, secure[name]), name
+        assert torch.equal(value, resumed[name]), name
+
+
+def job(**tables: Any) -> Any:
+    table = {**TABLE, "conditions": ["federated"], **tables}
+    return parse_job(table, "job", Path(), "job.toml")
+
+
+def test_a_run_says_what_it_promises_and_nothing_of_losses(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    asked = {"epsilon": 8.0, "rate": 0.5, "unit": "document"}
+    result = simulate(job(privacy=asked), tmp_path)
+    told = result.privacy["federated"]
+    assert told["rounds"] == 4  # two epochs of two
+    assert 7.9 < told["epsilon"] <= 8.0
+    assert told["epsilon"] == epsilon_of(told["noise"], 1e-5, 0.5, 4)
+    assert json.loads((tmp_path / "summary.json").read_text())["privacy"]["federated"] == told
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 3]
+    assert lines[0]["epsilon"] < lines[1]["epsilon"] == told["epsilon"]
+    assert not any("loss" in line or line["sites"] for line in lines)
+    assert any("ε = 8.00 at δ = 1e-05 after 4 rounds" in note for note in result.notes)
+    assert result.mean["federated"]["strict"]["f1"] >= 0
+    model = next((tmp_path / "federated" / "sites").iterdir()) / "model"
+    alone = shutil.copytree(model, tmp_path_factory.mktemp("kit") / "run" / "model")
+    assert "differential privacy" not in card(alone)
+    (alone.parent / PROMISED).write_text(json.dumps(told))
+    for text in (card(model), card(alone)):
+        for line in (f"epsilon: {told['epsilon']}", "delta: 1e-05", "unit: document"):
+            assert f"- {line}\n" in text
+        assert "No promise" not in text
+        assert "examples of all sites" not in text  # a number of units is none to publish
+
+
+ABLE = ("distill", "fedner", "finetune", "personal", "phenotype", "pretrain")
+
+
+@pytest.mark.parametrize("method", sorted({*names()} - {*ABLE}))
+def test_methods_that_keep_no_promise_say_so(method: str) -> None:
+    table = {"method": method, "synthetic": {}, "privacy": {"epsilon": 1.0}}
+    told = rf"'{method}' keeps no promise.*{', '.join(ABLE)} can"
+    with pytest.raises(ConfigError, match=told):
+        parse_job(table, "job", Path(), "job.toml")
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "value"),
+    [
+        *[("fedner", "exchange", "weights"), ("fedner", "select", "best")],
+        *[("fedner", "personal_epochs", 1), ("finetune", "server", "nesterov")],
+        *[("finetune", "compression", "packed"), ("finetune", "keep_cycle", -1)],
+        *[("finetune", "proximal", 0.1), ("finetune", "weight_decay", 0.01)],
+    ],
+)
+def test_settings_that_keep_no_promise_are_refused_by_name(
+    method: str, key: str, value: Any
+) -> None:
+    tables = {"method": method, "training": {key: value}, "synthetic": {}}
+    with pytest.raises(ConfigError, match=rf"\[training\]: {key} = .*under \[privacy\] it must be"):
+        parse_job({**tables, "privacy": {"epsilon": 1.0}}, "job", Path(), "job.toml")
+    parse_job(tables, "job", Path(), "job.toml")
+    of = {"fedner": FEDNER, "finetune": FINETUNE}[method].private
+    assert key in of.settings
+
+
+def test_between_real_sites_parts_of_noise_need_a_secure_sum() -> None:
+    sites = {name: {} for name in ("a", "b", "c")}
+    table = {"method": "fedner", "sites": sites, "model": MODEL, "privacy": {"epsilon": 1.0}}
+    with pytest.raises(ConfigError, match=r'where = "sum".*secure_sum = true'):
+        parsed({"name": "job", "job": table}, Path(), "job.toml")
+    secure = {**table, "federation": {"secure_sum": True}}
+    assert parsed({"name": "job", "job": secure}, Path(), "job.toml").privacy is not None
+    alone = {**table, "privacy": {"epsilon": 1.0, "where": "site"}}
+    assert parsed({"name": "job", "job": alone}, Path(), "job.toml").privacy is not None
+
+
+def test_unknown_keys_of_the_table_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"\[privacy\].*'epsilom'; did you mean 'epsilon'"):
+        job(privacy={"epsilom": 1.0})
+    with pytest.raises(ConfigError, match="'privacy' does not belong here"):
+        job(training={"privacy": {}})
+
+
+# ---- an audit: is what is promised kept? ----------------------------------------------------
+
+
+class Canaries:
+    """A model of one number a unit, whose gradient is long and that unit's alone; the audit of
+    Steinke, Nasr, Jagielski 2023 ("Privacy auditing with one (1) training run"), Algorithm 1."""
+
+    def __init__(self, count: int) -> None:
+        self.shared = {"w": torch.nn.Parameter(torch.zeros(count))}
+        self.private: dict[str, torch.nn.Parameter] = {}
+        self.id, self.model, self.num_examples = "site", torch.nn.Module(), count
+
+
+def least_epsilon(canaries: int, right: int, guesses: int, delta: float) -> float:
+    """The largest ε that so many right guesses refute at 95 %: the paper's Theorem 5.2, as in its
+    Appendix D."""
+
+    def chance(epsilon: float) -> float:
+        own = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
+        whole = np.cumsum(own.pmf(np.arange(right - 1, -1, -1)))
+        alpha = float((whole / np.arange(1, right + 1)).max(initial=0.0))
+        return float(own.sf(right - 1)) + 2 * alpha * delta * canaries
+
+    return max((e for e in np.linspace(0, 12, 241) if chance(float(e)) < 0.05), default=0.0)
+
+
+def audited(
+    monkeypatch: pytest.MonkeyPatch, runs: int, *, clip: float = 1.0, noise: float = 1.0
+) -> tuple[float, float]:
+    """What is promised, and what the guesses refute. clip, noise: what becomes of them."""
+    count, guesses = 400, min(1500, 25 * runs)
+    privacy = Privacy(noise=1.5, rate=1.0, clip=1.0, unit="sentence", where="site")
+    site: Any = object.__new__(privately(FEDNER).Site)
+    site.promise = private.Promise(privacy, 1.5, 10**6, 1)
+    site.of = replace(FEDNER.private, loss=lambda own, at: 10 * own.shared["w"][at].sum())
+    site.site, site._own, site.steps = Canaries(count), {}, 0
+    site._shared, site._secret, site._data = site.site.shared, SECRET, b""
+    site._question, site._kept, site._agreed = bytes, {}, {}
+    site._config, site.units = config_of(patients()), [np.array([n]) for n in range(count)]
+    site._grids = {"w": site.promise.grids[0]}
+    rng, scores, was_in = np.random.default_rng(1), [], []
+    drawn = private.discrete_gaussian
+    monkeypatch.setattr(noise_room, "MARGIN", clip)
+    less = lambda stream, n: (drawn(stream, n) * noise).astype(np.int64)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", less)
+    for _ in range(runs):
+        inside = rng.random(count) < 0.5
+        monkeypatch.setattr(private, "chosen", lambda stream, n, rate, inside=inside: inside)
+        scores.append(site.noisy_gradients(theta(site), round=0).tensors["w"].double().numpy())
+        was_in.append(inside)
+    score, truth = np.concatenate(scores), np.concatenate(was_in)
+    order = np.argsort(score)
+    right = (~truth[order[: guesses // 2]]).sum() + truth[order[-guesses // 2 :]].sum()
+    refuted = least_epsilon(len(truth), int(right), guesses, 1e-6)
+    return epsilon_of(1.5, 1e-6, 1.0, 1), refuted
+
+
+@pytest.mark.slow
+def test_an_audit_by_canaries_does_not_refute_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    promised, refuted = audited(monkeypatch, 6)
+    assert 0 < refuted < promised
+
+
+@pytest.mark.parametrize(
+    "broken", [{"clip": 6.0}, pytest.param({"noise": 1 / 6}, marks=pytest.mark.slow)]
+)
+def test_a_broken_clip_and_missing_noise_are_caught(
+    broken: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promised, refuted = audited(monkeypatch, 6, **broken)
+    assert refuted > promised
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [{"clip": 2.0}, {"noise": 0.5}])
+def test_half_the_noise_is_caught_by_more_canaries(
+    broken: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promised, refuted = audited(monkeypatch, 400, **broken)
+    assert refuted > promised

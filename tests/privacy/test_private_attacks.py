@@ -1,0 +1,175 @@
+"""Who lies to a site that promises differential privacy, or is clumsy, learns no more than that."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fault_net import Net, seal_of
+from fault_toy import JOB, SITES
+from private_sites import made, patients, theta
+from tiny_models import save_bert
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.update import Total
+from fednotes.engines.requests import Patience
+from fednotes.engines.secure import SecureSum
+from fednotes.jobs.job_file import parse_job
+from fednotes.privacy import training as private
+from fednotes.methods.finetune import METHOD as FINETUNE
+from fednotes.privacy.training import NOISY, PrivateSite, privately
+from fednotes.privacy.noise import SCALE
+
+SPREAD = 1.2  # of a difference of two noises, in units of s: √2 but for chance
+
+
+def apart(one: Any, other: Any) -> float:
+    """The spread of the difference of two answers, in units of a site's noise."""
+    found = [(one[n] - other[n]).double().numpy().ravel() / SCALE for n in one]
+    return float(np.concatenate(found).std())
+
+
+def test_sums_that_differ_by_one_have_other_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graphics card, a new version of a library or another file of word vectors computes another
+    gradient of the same parameters: with the same noise the difference would be free of it."""
+    first, again = made(), made()
+    exact = PrivateSite.clipped
+
+    def inexact(site: PrivateSite, indices: np.ndarray) -> dict[str, torch.Tensor]:
+        found = exact(site, indices)
+        name = next(iter(found))
+        return {**found, name: found[name] + (found[name] != 0).long()}
+
+    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.ones(count, bool))
+    told = first.noisy_gradients(theta(first), round=0).tensors
+    monkeypatch.setattr(PrivateSite, "clipped", inexact)
+    assert apart(told, again.noisy_gradients(theta(again), round=0).tensors) > SPREAD
+
+
+def test_dropout_is_of_no_seed_that_others_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a public seed and a unit's place, a unit that is left out would change the dropout of all
+    behind it, and the sum could move by any number of clips: it has to be by chance."""
+    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.ones(count, bool))
+    zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    dropping = replace(made().site.config.model, dropout=0.5)
+
+    def answer(secret: bytes) -> dict[str, torch.Tensor]:
+        site = made(secret=secret, model=dropping)
+        return dict(site.noisy_gradients(theta(site), round=0).tensors)
+
+    one, same, other = (answer(bytes([n]) * 32) for n in (1, 1, 2))
+    assert all(torch.equal(one[n], same[n]) for n in one)
+    assert not all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(tmp_path: Path) -> None:
+    """Two of three sites may be summed. The server has a sum of all, sends all back, and asks the
+    same of two in another round: with the same answers the difference would be the third's, hidden
+    by its share of the noise alone."""
+    answers: dict[str, list[Any]] = {site: [] for site in SITES}
+
+    def make(name: str) -> PrivateSite:
+        data = replace(patients(SITES.index(name)), id=name)
+        config: Any = {"min_sites": 2, "privacy": {"colluding": 0}}
+        site = made(data, question=lambda: net.hosts[name].question, **config)
+        told = site.noisy_gradients
+
+        def noted(tensors: Any, *, round: int) -> Any:
+            answers[name].append(told(tensors, round=round))
+            return answers[name][-1]
+
+        site.noisy_gradients = noted  # type: ignore[method-assign]
+        return site
+
+    net = Net({name: lambda name=name: make(name) for name in SITES}, tmp_path)
+    net.seal = lambda site: seal_of(tmp_path, site, 2)
+    patience = Patience(min_sites=2, timeout=10, knock=1, grace=0, pause=1, knock_every=0)
+    summing = SecureSum(SITES, job=JOB, threshold=2)
+    server = net.engine(SITES, patience, summing=summing)
+    sent = theta(made(patients()))
+    turns = server.rounds(0, 2)
+    next(turns)
+    before = dict(server._members.counted)
+    whole = server.sum(NOISY, sent, round=0)
+    server._members.counted.update(before)
+    net.down = {"a"}
+    next(turns)
+    less = server.sum(NOISY, sent, round=1)
+    assert (whole.included, less.included) == (SITES, ("b", "c"))
+    for site in ("b", "c"):
+        first, again = (update.tensors for update in answers[site])
+        assert apart(first, again) > SPREAD, site
+    assert _are_sums(whole, [answers[site][0] for site in SITES])
+
+
+def _are_sums(total: Total, updates: list[Any]) -> bool:
+    exact = {n: sum(update.tensors[n] for update in updates) for n in updates[0].tensors}
+    return all(torch.equal(total.tensors[n].long(), exact[n]) for n in exact)
+
+
+@pytest.mark.parametrize(("place", "units"), [("start", 1), ("transitions", 2)])
+def test_no_refusal_tells_which_tags_a_site_has(
+    place: str, units: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A CRF in which a tag may not stand has no loss for a sentence that has it. To say so would
+    ask the site whether a unit of this round has it, and cost nothing: such a unit adds nothing.
+    One of three patients has a note that begins with a drug, two have notes with one behind it."""
+    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.ones(count, bool))
+    zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    site = made(private=())
+    sent = theta(site)
+    (name,) = [n for n in sent if n.startswith("crf") and n.endswith(place)]
+    beginning = site.site.model.tagset.tags.index("B-Drug")
+    sent[name] = sent[name].clone()
+    sent[name][..., beginning] = -math.inf
+    answer = site.noisy_gradients(sent, round=0)
+    assert f"gradients that cannot be computed: {{'ModelError': {units}}}" in caplog.text
+    assert answer.tensors.keys() == sent.keys()
+
+
+def test_patients_are_one_where_their_names_differ_in_case_or_blanks_alone() -> None:
+    site = patients()
+    names = ("p 1", "P 1", " p  1 ", "p2", "P2\t", "p3")
+    owned = tuple(replace(d, patient=p) for d, p in zip(site.train, names, strict=True))
+    units = made(replace(site, train=owned)).units
+    assert [list(unit) for unit in units] == [[0, 1, 2], [3, 4], [5]]
+    blank = (*owned[:-1], replace(owned[-1], patient="  "))
+    with pytest.raises(ConfigError, match="1 of 6 training documents"):
+        made(replace(site, train=blank))
+
+
+def test_scores_do_not_say_which_forms_training_had(tmp_path: Path) -> None:
+    """Scores of test mentions may be shared; which of their forms are new is a count of training
+    data without noise."""
+    site = made(directory=tmp_path)
+    site.finish(theta(site))
+    kept = json.loads((tmp_path / "scores.json").read_text())
+    for scores in (site.scores, site.scores_on(site.site.data), kept):
+        assert "strict" in scores
+        assert "unseen" not in scores
+        assert scores["counts"]["unseen_gold"] == scores["counts"]["gold"] > 0
+
+
+def test_a_sentence_is_no_unit_of_a_model_that_reads_documents(tmp_path: Path) -> None:
+    """What it reads at once is a document: one sentence less would be another gradient of the rest,
+    2 C away, and not C."""
+    pytest.importorskip("transformers")
+    encoder = str(save_bert(tmp_path / "bert"))
+    model: dict[str, Any] = {"encoder": encoder, "context": "document"}
+    table: Any = {"method": "finetune", "model": model, "synthetic": {}}
+    table["privacy"] = {"noise": 1.0, "unit": "sentence"}
+    config: Any = FINETUNE.for_sites(
+        parse_job(table, "job", Path(), "job.toml").config, [patients()]
+    )
+    with pytest.raises(ConfigError, match='reads whole documents: set unit = "document"'):
+        privately(FINETUNE).Site(patients(), config)
+    read = replace(config.model, context="sentence")
+    assert len(privately(FINETUNE).Site(patients(), replace(config, model=read)).units) == 6

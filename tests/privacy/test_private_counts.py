@@ -1,0 +1,185 @@
+"""Counts of an evaluation with differential privacy: what a unit moves, their noise, how often."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from private_sites import config_of, made, patients, theta
+from scipy import stats
+from tiny_jobs import TABLE
+
+from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.types import Document, SiteData, Span
+from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.simulate import simulate
+from fednotes.privacy import training as private
+from fednotes.privacy.training import PrivateSite
+from fednotes.privacy.noise import SCALE
+from fednotes.privacy.promise import COUNTS, epsilon_of
+
+ASKED = {"counts": 2.0, "unit": "patient"}
+COUNTED = 20.0
+
+
+def note(name: str, patient: str, mentions: int) -> Document:
+    """As many mentions as words."""
+    spans = tuple(Span(4 * n, 4 * n + 3, "Drug") for n in range(mentions))
+    return Document(name, "abc " * max(1, mentions), spans, patient=patient)
+
+
+NOTES = (note("1", "p", 2), note("2", "q", 40), note("3", "p", 1), note("4", "r", 0))
+
+
+def site_of(valid: tuple[Document, ...] = NOTES) -> SiteData:
+    return replace(patients(), valid=valid)
+
+
+def ended(
+    monkeypatch: pytest.MonkeyPatch, valid: tuple[Document, ...] = NOTES, **settings: Any
+) -> PrivateSite:
+    """A site after the one round of its job, whose model finds every other mention, and one in
+    each note that is none."""
+    site = made(site_of(valid), rounds=1, **{"privacy": ASKED, **settings})
+    site.noisy_gradients(theta(site), round=0)
+
+    def found(documents: list[Document]) -> tuple[Document, ...]:
+        wrong = Span(1, 2, "Drug")
+        return tuple(replace(d, spans=(*d.spans[::2], wrong)) for d in documents)
+
+    monkeypatch.setattr(site.site.model, "predict", found)
+    return site
+
+
+def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+
+
+def told(site: PrivateSite) -> np.ndarray:
+    """(3,) in mentions."""
+    answer = site.noisy_counts(theta(site), round=0)
+    assert (answer.weight, dict(answer.metrics), [*answer.tensors]) == (1.0, {}, [COUNTS])
+    assert answer.tensors[COUNTS].dtype == torch.int64
+    return answer.tensors[COUNTS].double().numpy() * site.promise.counted
+
+
+def test_a_unit_moves_counts_by_the_most_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: right, found and annotated mentions of each patient; 20, 21 and 40 are scaled to a
+    length of 20 together."""
+    without_noise(monkeypatch)
+    whole = told(ended(monkeypatch))
+    wanted = {"p": [2.0, 4.0, 3.0], "q": [20.0, 21.0, 40.0], "r": [0.0, 1.0, 0.0]}
+    length = float(np.linalg.norm(wanted["q"]))
+    wanted["q"] = [n * COUNTED / length for n in wanted["q"]]
+    for patient, own in wanted.items():
+        without = told(ended(monkeypatch, tuple(d for d in NOTES if d.patient != patient)))
+        assert np.linalg.norm(whole - without) <= COUNTED
+        np.testing.assert_allclose(whole - without, own, rtol=0, atol=1e-6)
+
+
+def test_each_answer_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site's share, σ · 20 / √2 of three sites, of 150 secrets: χ², p > 1e-4. Nobody is in it."""
+    nobody, drawn = ended(monkeypatch, ()), []
+    for number in range(150):
+        nobody._secret = bytes([number]) * 32
+        drawn.append(told(nobody) / (2.0 * COUNTED / math.sqrt(2)))
+    flat = np.concatenate(drawn)
+    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(flat))
+    assert low < float(flat @ flat) < high
+    first, again = ended(monkeypatch), ended(monkeypatch)
+    assert (told(first) == told(again)).all()  # what is made again is the same
+    other = told(ended(monkeypatch, NOTES[1:])) - told(first)
+    assert np.abs(other[1:]).max() > 1e3 / SCALE  # not the counts' difference alone
+    assert not np.allclose(other, np.round(other), atol=1e-3)
+
+
+def test_an_answer_is_the_sum_of_counts_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise that is 7 everywhere, of nobody."""
+    sevens = lambda stream, count: np.full(count, 7)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", sevens)
+    nobody = ended(monkeypatch, ())
+    assert nobody.noisy_counts(theta(nobody), round=0).tensors[COUNTS].tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
+    clipped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best test of the one, who has 400 mentions: the answer's part along that patient's
+    counts, with the others' taken off. Of a Gaussian it is right in Φ(1 / 2σ) of the cases. ε of
+    so many right guesses, by Clopper and Pearson at 1 - 1e-4, is below what is promised, and above
+    it where counts are not clipped."""
+    if not clipped:
+        exact = private.cut
+        monkeypatch.setattr(private, "cut", lambda own, clip, grids: exact(own, 1e9, grids))
+    asked = {**ASKED, "counts": 3.0, "where": "site"}
+    others = (NOTES[0], *NOTES[2:])
+    both = ((*others, note("2", "q", 400)), others)
+    sites = [ended(monkeypatch, notes, privacy=asked) for notes in both]
+    secret, own = bytes(32), np.array([200.0, 201.0, 400.0])
+    known, right = np.array([2.0, 5.0, 3.0]), 0
+    length = COUNTED if clipped else float(np.linalg.norm(own))
+    for number in range(trials := 200):
+        inside = number % 2
+        site = sites[1 - inside]
+        site._secret = secret[:30] + number.to_bytes(2, "big")
+        score = float((told(site) - known) @ own / np.linalg.norm(own))
+        right += (score > length / 2) == inside
+    least = float(stats.beta.ppf(1e-4, right, trials - right + 1))
+    refuted = math.log(least / (1 - least))
+    promised = epsilon_of(3.0, 1e-5, 1.0, 1)
+    assert (refuted < promised) == clipped
+    sure = float(stats.norm.cdf(1 / 6))
+    assert not clipped or stats.binomtest(right, trials, sure).pvalue > 1e-4
+
+
+def test_counts_are_told_in_the_end_and_where_the_job_has_them() -> None:
+    early = made(site_of(), rounds=2, privacy=ASKED)
+    with pytest.raises(RefusedError, match="none but at its end"):
+        early.noisy_counts(theta(early), round=0)
+    site = made(site_of(), rounds=1)
+    site.noisy_gradients(theta(site), round=0)
+    with pytest.raises(RefusedError, match="the job has no counts"):
+        site.noisy_counts(theta(site), round=0)
+
+
+def test_a_model_that_fails_on_a_note_tells_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters that are no numbers: a refusal would tell, here or of one word alone."""
+    without_noise(monkeypatch)
+    site = made(site_of(), rounds=1, privacy=ASKED)
+    site.noisy_gradients(theta(site), round=0)
+    broken = {name: torch.full_like(value, math.nan) for name, value in theta(site).items()}
+    assert not site.noisy_counts(broken, round=0).tensors[COUNTS].any()
+
+
+def test_counts_of_units_that_are_not_told_apart_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r'counts = 2.0: they are of whole notes.*"document"'):
+        config_of(patients(), privacy={"counts": 2.0, "unit": "sentence"})
+    with pytest.raises(ConfigError, match=r"counts = 0\.01: at least 0.1"):
+        config_of(patients(), privacy={"counts": 0.01})
+    unknown = tuple(replace(d, patient=None) for d in NOTES)
+    with pytest.raises(ConfigError, match=r"4 of 4 .* documents .* have no patient"):
+        made(site_of(unknown), privacy=ASKED)
+    table = {"method": "pretrain", "synthetic": {}, "privacy": {"epsilon": 1.0, "counts": 2.0}}
+    with pytest.raises(ConfigError, match="nothing to count"):
+        parse_job(table, "job", Path(), "job.toml")
+
+
+def test_a_run_tells_a_score_and_what_it_cost(tmp_path: Path) -> None:
+    """The last line of its metrics has it; ε is that of the rounds and of the counts together."""
+    asked = {"noise": 1.0, "rate": 0.5, "unit": "document", "counts": 3.0}
+    table = {**TABLE, "conditions": ["federated"], "privacy": asked}
+    result = simulate(parse_job(table, "job", Path(), "job.toml"), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert ["valid_f1" in line for line in lines] == [False, True]
+    assert 0 <= lines[-1]["valid_f1"] <= 1
+    promised = result.privacy["federated"]
+    assert promised["epsilon"] == epsilon_of(1.0, 1e-5, 0.5, 4, 3.0) > epsilon_of(1.0, 1e-5, 0.5, 4)
+    assert promised["counts"] == 3.0

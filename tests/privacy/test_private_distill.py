@@ -1,0 +1,262 @@
+"""Differential privacy of distillation: whose text completes a unit, what it moves, resuming."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tiny_models import save_bert
+from tiny_taggers import NO_DROPOUT, assert_same, resumed
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.tensors import load_into, snapshot
+from fednotes.core.types import SiteData, TagSet
+from fednotes.data.synthetic import generate
+from fednotes.data.tags import relabel
+from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.job_file import parse_job
+from fednotes.methods import distill
+from fednotes.privacy import training as private
+from fednotes.methods.distill import pseudo_complete
+from fednotes.privacy.training import privately
+from fednotes.privacy.noise import SCALE
+from fednotes.privacy.promise import Privacy
+from fednotes.taggers.saving import build_model
+from fednotes.taggers.token_classifier import TokenClassifierConfig
+
+PRIVATE: Any = privately(distill.METHOD)
+TYPES = ("Disease", "Drug", "ADE")
+SECRET = bytes(range(32))
+
+
+@lru_cache
+def three() -> list[SiteData]:
+    """Up to eight notes, two of a patient; each site annotates one of three types."""
+    made = []
+    for of, own in zip(generate(num_sites=3, sentences_per_site=40, seed=5), TYPES, strict=True):
+        notes = relabel(of.complete.train[:8], {}, {own})
+        owned = tuple(replace(d, patient=f"p{n // 2}") for n, d in enumerate(notes))
+        made.append(SiteData(of.data.id, TagSet((own,)), owned, owned, owned))
+    return made
+
+
+def config_of(**given: Any) -> Any:
+    asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | given.pop("privacy", {})
+    settings = {**distill.METHOD.private.settings, "rounds": 3, "batch_size": 4, "seed": 3}
+    settings |= {"learning_rate": 0.02, "unannotated": "soft", "model": NO_DROPOUT, **given}
+    return distill.for_sites(distill.Config(privacy=Privacy(**asked), **settings), three())
+
+
+def site_of(number: int = 0, **given: Any) -> Any:
+    return PRIVATE.Site(three()[number], config_of(**given), secret=SECRET)
+
+
+def other_than(site: Any, seed: int = 9) -> dict[str, torch.Tensor]:
+    """Parameters that a server may send, of which a model finds something of every type."""
+    model = build_model(site._config.model, site._config.tags, seed)
+    return {n: 3 * value for n, value in snapshot(model.trainable()).items()}
+
+
+@pytest.fixture
+def without_noise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], None]:
+    """Rounds of the given units, to whose sum nothing is added."""
+
+    def give(units: Sequence[int]) -> None:
+        picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
+        zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
+        monkeypatch.setattr(private, "chosen", picked)
+        monkeypatch.setattr(private, "discrete_gaussian", zeros)
+
+    return give
+
+
+def second(site: Any, teacher: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The answer to the initial parameters where θ_t is another model."""
+    sent = snapshot(site.site.shared)
+    site.noisy_gradients(teacher, round=0)
+    return dict(site.noisy_gradients(sent, round=1).tensors)
+
+
+@pytest.mark.parametrize(
+    ("unannotated", "clip"), [("soft", 0.05), ("soft", 1e6), ("pseudo", 0.05), ("marginal", 1e6)]
+)
+def test_a_unit_moves_the_sum_by_its_own_bits_and_by_the_clip_at_most(
+    unannotated: str, clip: float, without_noise: Any
+) -> None:
+    """By brute force, of the second answer of a round: its θ_t is another model than is sent, and
+    completes each unit from that unit alone. Whole numbers, so not a bit is of its company."""
+
+    def sums(units: Sequence[int]) -> dict[str, torch.Tensor]:
+        without_noise(units)
+        site = site_of(unannotated=unannotated, privacy={"clip": clip})
+        return second(site, other_than(site))
+
+    units = (0, 1, 3)
+    whole, single = sums(units), [sums([unit]) for unit in units]
+    for name, value in whole.items():
+        assert torch.equal(value, sum((own[name] for own in single), torch.zeros_like(value)))
+    grid = site_of(privacy={"clip": clip}).promise.grids[0]
+    for own in single:
+        length = grid * float(torch.cat([v.double().flatten() for v in own.values()]).norm())
+        assert 0 < length <= clip
+        assert clip > 1 or length == pytest.approx(clip, rel=1e-3)
+
+
+@pytest.mark.parametrize("unannotated", ["soft", "pseudo"])
+def test_a_unit_is_completed_alike_where_others_are_not_there(
+    unannotated: str, without_noise: Any
+) -> None:
+    """Not a bit of what a unit adds is of the notes that lie beside it at the site."""
+
+    def sums(unit: int, owners: Sequence[str]) -> dict[str, torch.Tensor]:
+        without_noise([unit])
+        own = three()[0]
+        left = tuple(d for d in own.train if d.patient in owners)
+        site = PRIVATE.Site(
+            replace(own, train=left), config_of(unannotated=unannotated), secret=SECRET
+        )
+        return second(site, other_than(site))
+
+    every = ("p0", "p1", "p2", "p3")
+    for unit, owner in enumerate(every):
+        assert_same(sums(unit, every), sums(0, [owner]))
+
+
+def plain(site: Any, teacher: dict[str, Any], how: str, unit: Sequence[int]) -> list[torch.Tensor]:
+    """The gradients of a unit's mean loss as the method without noise has them, at a site that
+    holds this unit's notes and no other."""
+    data = replace(three()[0], train=tuple(three()[0].train[n] for n in unit))
+    settings = replace(config_of(unannotated=how), privacy=None)
+    own = distill.Site(data, settings)
+    own.begin(teacher, round=0)
+    (_, corpus), start = own._begun, snapshot(site.site.shared)
+    load_into(own.parameters, start)
+    losses = own.model.losses(corpus, range(own.num_examples))
+    return list(torch.autograd.grad((losses.source + losses.target * (how != "marginal")).mean(),
+                                    list(own.parameters.values()), allow_unused=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("unannotated", ["soft", "pseudo", "marginal", "outside"])
+def test_a_unit_is_completed_as_without_a_promise(unannotated: str, without_noise: Any) -> None:
+    """Against the method itself (Eq. 4 and 5, or the posterior) at a site of that unit alone."""
+    without_noise([2])
+    site = site_of(unannotated=unannotated, privacy={"clip": 1e6})
+    start, teacher = snapshot(site.site.shared), other_than(site)
+    found = second(site, teacher)
+    load_into(site.site.shared, start)
+    wanted = plain(site, teacher, unannotated, [4, 5])
+    for (name, value), gradient in zip(found.items(), wanted, strict=True):
+        expected = torch.zeros_like(site.site.shared[name]) if gradient is None else gradient
+        got = value.double() * site.promise.grids[0]
+        torch.testing.assert_close(got.float(), expected, rtol=1e-4, atol=3e-2)
+
+
+def test_what_was_found_is_annotated_where_the_site_is_silent() -> None:
+    """Eq. 5 word by word against whole documents: what the teacher finds of other types, but over
+    the site's own mentions."""
+    site = site_of(unannotated="pseudo")
+    site.of.before(site.site, 0, {})
+    site.site.teacher = other_than(site)
+    corpus, how = site.site.taught(np.arange(site.num_examples))
+    assert how == "pseudo"
+    model = build_model(site._config.model, site._config.tags, 0)
+    load_into(model.trainable(), site.site.teacher)
+    gold = three()[0].train
+    predicted = model.predict([replace(d, spans=()) for d in gold])
+    known = frozenset(("Disease",))
+    wanted = [pseudo_complete(g, p, known) for g, p in zip(gold, predicted, strict=True)]
+    other = model.annotate(site.site.train_set, wanted, known)
+    assert (corpus.encoded.tags == other.encoded.tags).all()
+    assert any(len(w.spans) > len(g.spans) for w, g in zip(wanted, gold, strict=True))
+    assert all(torch.equal(v, site.site.shared[n]) for n, v in snapshot(site.site.shared).items())
+
+
+def test_the_teacher_is_of_the_rounds_first_answer_and_follows_the_warm_up() -> None:
+    """Two answers to an epoch, E_loc = 2: θ_t of the first of four; warm-up of one round."""
+    site = site_of(local_epochs=2, warmup=1)
+    assert site.promise.rounds == 12
+    sent = [{n: v * (1 + step) for n, v in other_than(site).items()} for step in range(6)]
+    for step, parameters in enumerate(sent):
+        site.noisy_gradients(parameters, round=step)
+        assert_same(dict(site.site.teacher), sent[step - step % 4])
+        assert site.site._unannotated(site.site.rounds) == ("marginal" if step < 4 else "soft")
+
+
+def test_an_answer_is_of_its_teacher_too() -> None:
+    """The same parameters at the same step after another teacher have other units and other noise;
+    after the same one, made again from the kept state too, the same bits."""
+    site, again, other = site_of(), site_of(), site_of()
+    teacher, sent = other_than(site), snapshot(site.site.shared)
+    first = second(site, teacher)
+    again.noisy_gradients(teacher, round=0)
+    back = site_of()
+    back.restore(again.state())
+    assert_same(first, dict(back.noisy_gradients(sent, round=1).tensors))
+    third = second(other, other_than(other, 8))
+    assert site._key(1) == back._key(1) != other._key(1)
+    spread = [(first[n] - third[n]).double().numpy().ravel() / SCALE for n in first]
+    assert np.concatenate(spread).std() > 1.2
+
+
+def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(tmp_path: Path) -> None:
+    """Killed between two answers of a round, so that its teacher is what was kept."""
+
+    def run(**options: Any) -> dict[str, torch.Tensor]:
+        config = config_of(rounds=1, local_epochs=2)
+        sites = [PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(three())]
+        return dict(PRIVATE.train(InProcess(sites, **options), config).tensors)
+
+    whole = run()
+    assert_same(whole, run(secure=True))
+    assert_same(whole, resumed(run, tmp_path, kill=2))
+
+
+def test_nobody_in_a_round_is_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """χ², p > 1e-4."""
+    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.zeros(count, bool))
+    site = site_of()
+    answer = site.noisy_gradients(snapshot(site.site.shared), round=0)
+    found = np.concatenate([v.double().numpy().ravel() for v in answer.tensors.values()]) / SCALE
+    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
+    assert low < float(found @ found) < high
+    assert (answer.weight, dict(answer.metrics)) == (1.0, {})
+
+
+@pytest.mark.parametrize("unannotated", ["soft", "pseudo"])
+def test_token_classifiers_are_taught_too(
+    unannotated: str, tmp_path: Path, without_noise: Any
+) -> None:
+    """A unit alone and in company: the same bits of its windows and of its annotation."""
+    pytest.importorskip("transformers")
+    encoder = str(save_bert(tmp_path / "bert"))
+    model = TokenClassifierConfig(encoder=encoder, train="lora", rank=2, dropout=0.0)
+
+    def sums(units: Sequence[int]) -> dict[str, torch.Tensor]:
+        without_noise(units)
+        site = site_of(unannotated=unannotated, model=model)
+        return second(site, other_than(site))
+
+    whole, single = sums([1, 4]), [sums([1]), sums([4])]
+    assert_same(whole, {n: single[0][n] + single[1][n] for n in whole})
+    assert any(value.any() for value in whole.values())
+
+
+def test_what_couples_units_is_refused_by_name() -> None:
+    table: dict[str, Any] = {"method": "distill", "synthetic": {}, "privacy": {"epsilon": 2.0}}
+    assert not parse_job(table, "job", Path(), "job.toml").config.weighting
+    for training, told in (
+        ({"unannotated": "pseudo", "weighting": True}, r"weighting = True: under \[privacy\]"),
+        ({"aggregation": "uniform"}, r"aggregation = 'uniform': under \[privacy\]"),
+        ({"trace": True}, r"trace = True: under \[privacy\]"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            parse_job({**table, "training": training}, "job", Path(), "job.toml")
+    with pytest.raises(ConfigError, match="not \\[model\\] kind = 'prompt-bart': set"):
+        parse_job({**table, "preset": "paper"}, "job", Path(), "job.toml")

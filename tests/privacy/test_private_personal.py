@@ -1,0 +1,115 @@
+"""Differential privacy of personal models: what a unit moves, and what is as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tiny_notes import tiny_site
+
+from fednotes.core.tensors import snapshot
+from fednotes.core.types import SiteData, TagSet
+from fednotes.engines.inprocess import InProcess
+from fednotes.methods import personal
+from fednotes.privacy import training as private
+from fednotes.privacy.training import privately
+from fednotes.privacy.noise import SCALE
+from fednotes.privacy.promise import Privacy
+from fednotes.taggers.saving import load_model
+from fednotes.taggers.token_classifier import TokenClassifierConfig
+
+PRIVATE: Any = privately(personal.METHOD)
+
+
+def three() -> list[SiteData]:
+    """Eight notes each. "Drug" is at all sites, "ADE" at the last two."""
+    types = (("Drug",), ("Drug", "ADE"), ("ADE", "Drug"))
+    return [replace(tiny_site(n, 8), tags=TagSet(own)) for n, own in enumerate(types)]
+
+
+def config_of(bert: Path, sites: Sequence[Any], **given: Any) -> Any:
+    model = TokenClassifierConfig(encoder=str(bert), train="lora", rank=2)
+    asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25, "unit": "document"} | given
+    settings = personal.METHOD.private.settings | {"cycles": 2, "batch_size": 4, "seed": 3}
+    made = personal.Config(model=model, privacy=Privacy(**asked), learning_rate=0.02, **settings)
+    return personal.for_sites(made, sites)
+
+
+@pytest.mark.parametrize("clip", [0.01, 1e6])
+def test_a_unit_moves_both_changes_together_by_the_clip_at_most(
+    bert: Path,
+    clip: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By brute force, with a unit and without it: of what leaves and of what moves the site's own
+    change and rows. A row that only others have has nothing of it."""
+    data = three()[0]
+    config = config_of(bert, three(), clip=clip)
+    zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+
+    def sums(units: Sequence[int]) -> np.ndarray:
+        picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
+        monkeypatch.setattr(private, "chosen", picked)
+        site = PRIVATE.Site(data, config, secret=bytes(32))
+        moved: dict[str, torch.Tensor] = {}
+        site._adam.step = moved.update
+        answer = site.noisy_gradients(snapshot(site.site.shared), round=0).tensors
+        assert not answer["classifier.weight.B-ADE"].any()
+        assert {name.split(".")[0] for name in moved} == {"private", "classifier"}
+        left = [v.double().numpy().ravel() * site._grids[n] for n, v in sorted(answer.items())]
+        own = [4 * v.double().numpy().ravel() for _, v in sorted(moved.items())]  # N = 4
+        return np.concatenate(left + own)
+
+    every = range(8)
+    whole, lengths = sums(every), []
+    for unit in (0, 3, 7):
+        alone = sums([unit])
+        without = sums([u for u in every if u != unit])
+        assert np.allclose(whole - without, alone, rtol=0, atol=2e-6 * min(clip, 1))
+        lengths.append(float(np.linalg.norm(alone)))
+    assert 0 < max(lengths) <= clip
+    assert clip > 1 or min(lengths) == pytest.approx(clip, rel=2e-3)
+
+
+def test_a_run_ends_with_what_was_trained_with_noise(bert: Path, tmp_path: Path) -> None:
+    """A row that a site lacks has noise alone, of the size that is promised; what is saved and
+    scored is the federated model, and nothing of one that has seen the notes without noise."""
+    sites = three()
+    config = config_of(bert, sites)
+    made = [PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(sites)]
+    first = made[0].noisy_gradients(snapshot(made[0].site.shared), round=0).tensors
+    lacked = first["classifier.weight.B-ADE"].double().numpy() / SCALE
+    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], lacked.size)
+    assert low < float((lacked**2).sum()) < high
+    made[0] = PRIVATE.Site(sites[0], config, secret=bytes(32), directory=tmp_path / "a")
+    untrained = snapshot(made[0].site.own.parameters)
+    final = PRIVATE.train(InProcess(made), config)
+    assert final.round == 4
+    assert {"parts", "unseen"}.isdisjoint(made[0].scores)
+    assert "strict" in made[0].scores
+    own = made[0].site.own.parameters
+    assert all(torch.equal(own[name], value) for name, value in untrained.items())
+    saved = load_model(tmp_path / "a" / "model")
+    corpus = saved.prepare(sites[0].test, gold=False)
+    mine = made[0].site.model.prepare(sites[0].test, gold=False)
+    wanted = made[0].site.model.emissions(mine)
+    np.testing.assert_allclose(saved.emissions(corpus), wanted, rtol=0, atol=1e-4)
+
+
+def test_alone_and_pooled_are_private_fine_tuning(bert: Path) -> None:
+    sites = [tiny_site(0, 6), tiny_site(1, 6)]
+    config = config_of(bert, sites)
+    for own in PRIVATE.alone(config, sites):
+        assert (own.sites, own.batch_size) == (1, 4)
+        assert own.privacy == config.privacy
+        assert PRIVATE.promise(own).shares == 1
+    (together,), of_all = PRIVATE.pooled(config, sites, None)
+    final = PRIVATE.train(InProcess([PRIVATE.Site(together, of_all)]), of_all)
+    assert final.round == 4

@@ -1,0 +1,286 @@
+"""Counts of patients with differential privacy, which phenotyping begins with: codes, concepts,
+classes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from phenotype_patients import counted as table_of
+from phenotype_patients import sites_of
+from scipy import stats
+from sklearn.feature_extraction.text import TfidfTransformer
+from sklearn.utils.class_weight import compute_class_weight
+from tiny_taggers import assert_same, resumed
+
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.engines.inprocess import InProcess
+from fednotes.privacy import training as private
+from fednotes.apps.phenotyping.two_stage import METHOD as PHENOTYPE
+from fednotes.apps.phenotyping.two_stage import Config
+from fednotes.privacy.training import privately
+from fednotes.apps.phenotyping.classifiers import SvmConfig
+from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT
+from fednotes.apps.phenotyping.dan import KNOWN, DanConfig
+from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
+from fednotes.privacy.promise import COUNTS, Privacy, epsilon_of
+
+PRIVATE: Any = privately(PHENOTYPE)
+SITES = sites_of(3)
+OFTEN, FREQUENT = 40, 60  # patients with a code, and with a concept, of 300
+
+
+def config_of(representation: str = "learn", **given: Any) -> Any:
+    asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25, "counts": 2.0} | given.pop("privacy", {})
+    svm = SvmConfig(loss="log", class_weights="balanced")
+    network = DanConfig(embedding=8, hidden=12)
+    model = PhenotypeConfig(representation=representation, network=network, classifier=svm)
+    settings = {**PHENOTYPE.private.settings, "cycles": 1, "classifier_cycles": 1, "seed": 5}
+    settings |= {"batch_size": 16, "learning_rate": 0.05, "systems": ("icd9",), "minimum": OFTEN}
+    settings |= {"least_occurrences": FREQUENT} if representation == "learn" else {}
+    settings |= {"model": model, "privacy": Privacy(**asked), **given}
+    return PHENOTYPE.for_sites(Config(**settings), SITES)
+
+
+def of_use(site: Any, representation: str) -> np.ndarray:
+    """(patients,) whether training reads a patient."""
+    labelled = (site.train.labels >= 0).any(1)
+    coded = np.isin(site.train.patients, [*site.codes])
+    return np.asarray(labelled | coded if representation == "learn" else labelled)
+
+
+def by_hand(site: Any, config: Any) -> list[np.ndarray]:
+    """What each patient counts, by dictionaries: of ICD-9 the first three figures of a code."""
+    rows = table_of(site.train.bags) > 0
+    found = []
+    for row in np.flatnonzero(of_use(site, config.model.representation)).tolist():
+        own = {code[:8] for code in site.codes.get(site.train.patients[row], ())}
+        codes = [float(c in own) for c in config.candidates] if config.learns else []
+        labels = site.train.labels[row]
+        classes = [*(labels == ABSENT), *(labels == PRESENT)]
+        found.append(np.array([*codes, *rows[row], 1.0, *classes], float))
+    return found
+
+
+def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+
+
+def told(site: Any) -> np.ndarray:
+    answer = site.noisy_counts({}, round=0)
+    assert (answer.weight, dict(answer.metrics), [*answer.tensors]) == (1.0, {}, [COUNTS])
+    return np.asarray(answer.tensors[COUNTS].double().numpy() * site.promise.counted)
+
+
+@pytest.mark.parametrize("representation", ["learn", "none"])
+@pytest.mark.parametrize("most", [2.0, 30.0])
+def test_a_patient_moves_counts_by_the_most_at_most(
+    representation: str, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum of vectors by hand, each scaled to the most where it is longer; and one less."""
+    without_noise(monkeypatch)
+    config = config_of(representation, privacy={"counted": most})
+    data = SITES[0]
+    whole, each = told(PRIVATE.Site(data, config)), by_hand(data, config)
+    scaled = [v * min(1.0, most / float(np.linalg.norm(v))) for v in each]
+    np.testing.assert_allclose(whole, np.sum(scaled, axis=0), rtol=0, atol=1e-5)
+    kept = of_use(data, representation)
+    first = int(np.flatnonzero(kept)[0])
+    less = data.train.take(np.arange(len(data.train)) != first)
+    moved = whole - told(PRIVATE.Site(replace(data, train=less), config))
+    np.testing.assert_allclose(moved, scaled[0], rtol=0, atol=1e-6)
+    assert np.linalg.norm(moved) <= most
+
+
+def test_each_answer_has_noise_of_its_own() -> None:
+    """A site's share, σ · 20 / √2 of three sites: χ² of an answer of nobody, p > 1e-4."""
+    config = config_of()
+    nobody = replace(SITES[0], train=SITES[0].train.take([]))
+    found = told(PRIVATE.Site(nobody, config, secret=bytes(32))) / (2.0 * 20.0 / np.sqrt(2))
+    low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
+    assert low < float(found @ found) < high
+    again = told(PRIVATE.Site(nobody, config, secret=bytes(32))) / (2.0 * 20.0 / np.sqrt(2))
+    assert (found == again).all()
+    other = told(PRIVATE.Site(nobody, config, secret=bytes(31) + b"1"))
+    assert (other != found * (2.0 * 20.0 / np.sqrt(2))).all()
+
+
+@pytest.mark.parametrize("representation", ["learn", "none"])
+def test_what_is_agreed_is_of_all_sites_counts(
+    representation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without noise: codes and concepts that are frequent by hand; what scikit-learn makes of all
+    patients together, for concepts and for classes."""
+    without_noise(monkeypatch)
+    config = config_of(representation)
+    sent: dict[str, Any] = {}
+    sites = [PRIVATE.Site(data, config) for data in SITES]
+    for site in sites:
+        monkeypatch.setattr(site, "begin", lambda t, keep=site.begin: sent.update(t) or keep(t))
+    PRIVATE.train(InProcess(sites), config)
+    kept = [of_use(data, representation) for data in SITES]
+    train = [data.train.take(np.flatnonzero(k)) for data, k in zip(SITES, kept, strict=True)]
+    bags = np.concatenate([table_of(cohort.bags) for cohort in train])
+    labels = np.concatenate([cohort.labels for cohort in train])
+    if representation == "learn":
+        names = Counter(
+            name
+            for data, cohort in zip(SITES, train, strict=True)
+            for patient in cohort.patients
+            for name in {code[:8] for code in data.codes.get(patient, ())}
+        )
+        wanted = sorted(name for name, count in names.items() if count >= OFTEN)
+        assert 0 < len(wanted) < len(names)
+        assert [config.candidates[at] for at in sent["chosen"].tolist()] == wanted
+        frequent = np.flatnonzero((bags > 0).sum(0) >= FREQUENT)
+        assert 0 < len(frequent) < bags.shape[1]
+        assert sent[KNOWN].tolist() == frequent.tolist()
+    else:
+        assert sent.keys() == {"idf", "weights"}
+        exact = TfidfTransformer().fit(bags).idf_
+        np.testing.assert_allclose(sent["idf"].numpy(), exact, rtol=1e-6)
+    least = float(sites[0].promise.counted * private.SCALE * np.sqrt(3))
+    for disease, weights in enumerate(sent["weights"].numpy()):
+        own = labels[:, disease][labels[:, disease] >= 0]
+        assert np.bincount(own).min() > least / 2
+        exact = compute_class_weight("balanced", classes=np.array([0, 1]), y=own)
+        if np.bincount(own).min() >= least:
+            np.testing.assert_allclose(weights, exact, rtol=1e-6)
+
+
+def test_a_class_that_is_rarer_than_the_noise_weighs_as_if_it_were_as_frequent() -> None:
+    """(400 + 80) / (2 · 400) and (400 + 80) / (2 · 80), of 400 and 3 with a deviation of 80."""
+    config = config_of("none")
+    sizes = [config.space.width, 1, 3, 3]
+    counts = np.concatenate([np.full(n, v) for n, v in zip(sizes, (50, 400, 400, 3), strict=True)])
+    weights = PHENOTYPE.private.counts.agree(config, counts.astype(float), 80.0)["weights"]
+    assert weights.tolist() == [[0.6, 3.0]] * 3
+
+
+def test_nothing_frequent_is_an_error() -> None:
+    config = config_of()
+    counts = np.zeros(PHENOTYPE.private.counts.size(config))
+    counts[: len(config.candidates)] = OFTEN
+    with pytest.raises(TrainingError, match="no concept occurs 60 times"):
+        PHENOTYPE.private.counts.agree(config, counts, 1.0)
+
+
+def test_a_gradient_is_weighed_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand, of a patient with labels of all diseases: Σ w y σ(-y s) / 3 for intercepts."""
+    without_noise(monkeypatch)
+    site = PRIVATE.Site(SITES[0], config_of("none", privacy={"clip": 50.0}), secret=bytes(32))
+    width, weights = SITES[0].space.width, [[0.5, 3.0], [1.5, 0.25], [1.0, 2.0]]
+    site.begin({"idf": torch.ones(width).double(), "weights": torch.tensor(weights).double()})
+    unit = next(u for u, (r,) in enumerate(site.units) if (SITES[0].train.labels[r] >= 0).all())
+    picked = lambda stream, count, rate: np.arange(count) == unit  # noqa: E731
+    monkeypatch.setattr(private, "chosen", picked)
+    sent = {n: torch.full_like(v.detach(), 0.1) for n, v in site.site.shared.items()}
+    found = site.noisy_gradients(sent, round=0).tensors["svm.intercept"].double().numpy()
+    (row,) = site.units[unit]
+    x = table_of(SITES[0].train.bags)[row].astype(float)
+    sign = np.where(SITES[0].train.labels[row] == PRESENT, 1.0, -1.0)
+    score = 0.1 * (x / np.linalg.norm(x)).sum() + 0.1
+    weight = np.array(weights)[np.arange(3), (sign > 0).astype(int)]
+    wanted = -sign * weight / (1 + np.exp(sign * score)) / 3
+    np.testing.assert_allclose(found * site.promise.grids[0], wanted, rtol=0, atol=1e-5)
+
+
+def run(config: Any, kept: Path | None = None, **options: Any) -> dict[str, Any]:
+    sites = [PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(SITES)]
+    sites[0].site.directory = kept
+    final = PRIVATE.train(InProcess(sites, **options), config)
+    assert final.round == PRIVATE.promise(config).rounds
+    return dict(final.tensors)
+
+
+@pytest.mark.parametrize("representation", ["learn", "none"])
+def test_a_run_is_the_same_however_it_is_run(representation: str, tmp_path: Path) -> None:
+    """Under the secure sum, and killed and gone on with, the counts are those of the first start;
+    the model that is saved knows what was agreed. ε covers counts and rounds."""
+    config = config_of(representation, privacy={"counts": 0.5, "counted": 4.0})
+    whole = run(config, tmp_path / "kept")
+    saved = load_phenotyper(tmp_path / "kept" / "model")
+    if representation == "learn":
+        names = [config.candidates[at] for at in whole["agreed.chosen"].tolist()]
+        assert [*saved.code_names] == names
+        assert whole["shared.network.output_bias"].shape == (len(names),)
+        assert len(whole["shared.network.embedding"]) == len(whole["agreed.known"]) + 1
+    else:
+        assert saved.idf is not None
+        assert np.array_equal(saved.idf, whole["agreed.idf"].numpy())
+    assert_same(whole, run(config, secure=True))
+    assert_same(whole, resumed(lambda **more: run(config, **more), tmp_path / "run", kill=1))
+    promise = PRIVATE.promise(config)
+    assert promise.epsilon() == epsilon_of(1.5, 1e-5, 0.5, promise.rounds, 0.5)
+
+
+ODD = {
+    "another name": {"network.embedding": torch.full((60, 8), math.nan)},
+    "not all": {},
+    "no number": {"idf": [math.nan]},
+    "infinite": {"idf": [math.inf]},
+    "nothing": {"idf": [0.0]},
+    "negative": {"idf": [-1.0]},
+    "huge": {"idf": [1e308]},
+    "tiny": {"idf": [1e-320]},
+    "no weight": {"weights": [math.nan]},
+    "short": {"idf": torch.ones(59).double()},
+    "single": {"idf": torch.ones(60)},
+}
+
+
+@pytest.mark.parametrize("odd", [pytest.param(odd, id=name) for name, odd in ODD.items()])
+def test_what_a_server_says_was_agreed_tells_of_no_patient(odd: dict[str, Any]) -> None:
+    """It is refused, with the same words, whether or not a patient has the only concept whose
+    number is odd."""
+    config, at = config_of("none"), 7
+    have = table_of(SITES[0].train.bags)[:, at] > 0
+    without = replace(SITES[0], train=SITES[0].train.take(np.flatnonzero(~have)))
+    given: dict[str, Any] = {"idf": torch.ones(60).double(), "weights": torch.ones(3, 2).double()}
+    for name, value in odd.items():
+        if isinstance(value, list):
+            given[name].view(-1)[at % given[name].numel()] = value[0]
+        else:
+            given[name] = value
+    if not odd:
+        del given["weights"]
+    for data in (SITES[0], without):
+        site = PRIVATE.Site(data, config, secret=bytes(32))
+        with pytest.raises(RefusedError, match="not what noisy counts of this job say"):
+            site.begin(given)
+
+
+def test_a_server_asks_once_and_for_what_the_job_has() -> None:
+    site = PRIVATE.Site(SITES[0], config_of(), secret=bytes(32))
+    weights = {"weights": torch.ones(3, 2).double()}
+    with pytest.raises(RefusedError, match="not places in the job's list"):
+        site.begin({"chosen": torch.tensor([1, 10**6]), KNOWN: torch.tensor([5, 7]), **weights})
+    with pytest.raises(RefusedError, match="not places in the dictionary's list"):
+        site.begin({"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 5]), **weights})
+    agreed = {"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 7])}
+    agreed["weights"] = torch.ones(3, 2).double()
+    site.begin(agreed)
+    site.begin(agreed)  # after a fault
+    with pytest.raises(RefusedError, match="nothing to agree on, or no more"):
+        site.begin({**agreed, "chosen": torch.tensor([1, 3])})
+    site.noisy_gradients({n: v.detach() for n, v in site.site.shared.items()}, round=0)
+    with pytest.raises(RefusedError, match="none but before it begins"):
+        site.noisy_counts({}, round=0)
+    with pytest.raises(RefusedError, match="nothing to agree on, or no more"):
+        site.begin(agreed)
+    broken = {n: torch.full_like(v.detach(), math.nan) for n, v in site.site.shared.items()}
+    with pytest.raises(RefusedError, match="not of finite numbers"):
+        site.finish(broken)
+    with pytest.raises(ConfigError, match=r"\[privacy\] counts: this job counts nothing"):
+        config_of(
+            outputs=("icd9:401",),
+            least_occurrences=0,
+            model=PhenotypeConfig(classifier=SvmConfig(loss="log", class_weights="none")),
+        )

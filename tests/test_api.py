@@ -1,0 +1,429 @@
+"""Jobs, runs and corpora as functions: what the commands do, with the same results."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import torch
+from every_kind import DOCUMENTS, LABELS, WORDS, make
+from tiny_jobs import TABLE, corpus
+from typer.testing import CliRunner
+
+import fednotes as fn
+from fednotes.cli.app import app
+from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra
+from fednotes.core.types import Span
+from fednotes.data.formats import jsonl
+from fednotes.taggers.saving import save_model
+
+ROUNDS: list[tuple[str, int]] = []
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fn.RunResult]:
+    folder = tmp_path_factory.mktemp("api")
+    table = TABLE | {"conditions": ["alone", "federated"], "synthetic": {"sites": 2}}
+    job = fn.job(table, seed=5, synthetic={"sentences": 30}, training={"epochs": 1})
+    told = lambda part, result: ROUNDS.append((part, result.round))  # noqa: E731
+    result = fn.simulate(job, folder / "run", progress=told)
+    return folder, result
+
+
+@pytest.fixture(scope="module")
+def sure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model that learnt six notes by heart, and 60 others of which a third of the mentions is not
+    annotated: it is too sure of itself."""
+    folder = tmp_path_factory.mktemp("sure")
+    model = make("tagger", folder, stirred=False, dropout=0.0)
+    notes = model.prepare(DOCUMENTS)
+    adam = torch.optim.Adam(model.trainable().values(), lr=0.02)
+    for _ in range(150):
+        adam.zero_grad()
+        model.losses(notes, range(len(DOCUMENTS))).source.mean().backward()
+        adam.step()
+    save_model(model.eval(), folder / "model")
+    rng, made = np.random.default_rng(2), []
+    for number in range(60):
+        words = rng.choice(WORDS[:5], 8).tolist()
+        ends = np.cumsum([len(word) + 1 for word in words])
+        spans = [
+            Span(int(e) - 1 - len(w), int(e) - 1, LABELS[w])
+            for w, e in zip(words, ends, strict=True)
+            if w in LABELS and rng.random() < 0.67
+        ]
+        made.append(fn.Document(str(number), " ".join(words), tuple(spans)))
+    jsonl.write(made, folder / "notes.jsonl")
+    return folder / "model", folder / "notes.jsonl"
+
+
+def test_a_job_of_a_table_a_file_and_keywords(tmp_path: Path) -> None:
+    """All three are one; what is wrong is told by its key."""
+    lines = [
+        'method = "fedner"',
+        "seed = 4",
+        "[synthetic]",
+        "sites = 2",
+        "[training]",
+        "epochs = 3",
+    ]
+    (tmp_path / "own.toml").write_text("\n".join(lines))
+    job = fn.job(tmp_path / "own.toml")
+    tables: Any = {"synthetic": {"sites": 2}, "training": {"epochs": 3}}
+    of_keywords = fn.job(method="fedner", seed=4, **tables)
+    assert isinstance(job, fn.Job)
+    assert job.table == of_keywords.table == fn.job({"method": "fedner", "seed": 4}, **tables).table
+    assert job.config == of_keywords.config
+    assert fn.job("demo", seed=9).seed == 9
+    assert fn.job(tmp_path / "own.toml", training={"batch_size": 7}).table["training"] == {
+        "epochs": 3,
+        "batch_size": 7,
+    }
+    sites = {"a": {"path": tmp_path / "a.conll"}}
+    assert fn.job(method="fedner", sites=sites).table["sites"]["a"]["path"].endswith("a.conll")
+    for wrong, message in (
+        ({"trainig": {}}, "did you mean 'training'"),
+        ({"training": {"epoch": 3}}, "'epochs'"),
+        ({"title": {3}}, "set has no place in a job"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fn.job(method="fedner", **wrong, synthetic={})
+    with pytest.raises(ConfigError, match="no such job file"):
+        fn.job("demoo")
+
+
+def test_a_run_is_told_and_shown(run: tuple[Path, fn.RunResult]) -> None:
+    """The table has what the summary has; in a notebook whatever a name says is text."""
+    folder, result = run
+    assert {part for part, _ in ROUNDS} == {"alone/discharge", "alone/reports", "federated"}
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    rows = {(row["site"], row["condition"]): row for row in result.table()}
+    assert len(rows) == 2 * 3
+    for (site, condition), row in rows.items():
+        place = summary["mean"] if site == "mean" else summary["sites"][site]
+        assert row["strict_f1"] == place[condition]["strict"]["f1"]
+        assert row["relaxed_recall"] == place[condition]["relaxed"]["recall"]
+    page = result._repr_html_()
+    assert f"<td>{rows['mean', 'federated']['strict_f1']:.3f}</td>" in page
+    odd = fn.RunResult(title="<script>&", sites={"<b>\x1b[1m": {"alone": {}}})
+    assert "<script>" not in odd._repr_html_()
+    assert "<b>" not in odd._repr_html_()
+    assert "\x1b" not in odd._repr_html_()
+    assert fn.RunResult().table() == []
+    assert "<table>" in fn.RunResult()._repr_html_()
+
+
+def test_a_frame(run: tuple[Path, fn.RunResult], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    frame = run[1].to_pandas()
+    assert frame.shape[0] == 6
+    assert (
+        frame.set_index(["site", "condition"]).loc[("mean", "alone"), "strict_f1"]
+        == (run[1].mean["alone"]["strict"]["f1"])
+    )
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtra, match=r"fednotes\[pandas\]"):
+        run[1].to_pandas()
+
+
+def test_scores_are_the_commands(sure: tuple[Path, Path]) -> None:
+    """Of the same model on the same notes."""
+    place, notes = sure
+    model = fn.load(place)
+    assert isinstance(model, fn.MentionModel)
+    found = fn.evaluate(model, notes)
+    said = CliRunner().invoke(app, ["evaluate", str(place), str(notes), "--json"])
+    assert json.loads(said.stdout) == json.loads(json.dumps(found.to_dict()))
+    assert 0.6 < found.scores["strict"]["precision"] < 0.75
+    assert fn.evaluate(model, fn.read(notes)) == found
+    assert fn.evaluate(sure[0], notes) == found
+    with pytest.raises(ConfigError, match="expected a model's folder, not NoneType"):
+        fn.evaluate(None, notes)
+    assert repr(model) == f"<MentionModel tagger: {[*model.types]}>"
+    with pytest.raises(ConfigError, match="finds mentions"):
+        fn.evaluate(model, notes, labels="labels.csv")
+    with pytest.raises(DataError, match=r"^nowhere: no such file or folder$"):
+        fn.evaluate(model, "nowhere")
+    with pytest.raises(DataError, match="no label is common"):
+        fn.evaluate(model, [replace(d, spans=()) for d in fn.read(notes)])
+
+
+def test_an_opened_model_is_as_good_as_its_folder(
+    sure: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a model is named; what is neither is refused, no number too."""
+    import fednotes.apps.ui.pages as pages
+
+    place, notes = sure
+    model = fn.load(place)
+    assert isinstance(model, fn.MentionModel)
+    card = fn.export(model, "card", tmp_path / "opened.md").read_text()
+    assert card == fn.export(place, "card", tmp_path / "named.md").read_text()
+    seen: list[Any] = []
+    monkeypatch.setattr(pages, "opened", lambda paths, *_, **__: seen.append(paths) or pages.Desk())
+    monkeypatch.setattr(pages, "run", lambda *_, **__: None)
+    fn.ui(model, notes)
+    assert seen == [[place, notes]]
+    with pytest.raises(DataError, match="5 are needed"):
+        fn.calibrate(model, fn.read(notes)[:2])
+    calls = [(fn.calibrate, notes), (fn.export, "card", tmp_path / "x"), (fn.ui,), (fn.serve,)]
+    for call, *more in calls:
+        for wrong in (None, fn.MentionModel(model.model)):
+            if call is not fn.serve or wrong is None:
+                with pytest.raises(ConfigError, match=f"expected .*, not {type(wrong).__name__}$"):
+                    call(wrong, *more)
+    for threshold in ("a", None, [0.5]):
+        with pytest.raises(ConfigError, match="a confidence is from 0 to 1"):
+            model("No pain.", threshold=threshold)  # type: ignore[arg-type]
+    assert model("No pain.", threshold=np.float32(1)).spans == ()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at least 1 document"):
+        model.stream(["No pain."], batch="x")  # type: ignore[arg-type]
+
+
+def test_what_is_no_path_is_refused_in_one_line(sure: tuple[Path, Path]) -> None:
+    calls: list[tuple[Any, ...]] = [(fn.read, None), (fn.job, 5), (fn.simulate, "demo", None)]
+    calls += [(fn.compare, None), (fn.report, None)]
+    calls += [(fn.convert, None, "out", "jsonl"), (fn.convert, "in", None, "jsonl")]
+    for call, *given in [*calls, (fn.evaluate, sure[0], 5)]:
+        with pytest.raises(FednotesError, match=r"^expected (a|annotated) .*, not (int|NoneType)"):
+            call(*given)
+
+
+def test_what_is_none_of_the_known_is_refused_in_one_line(sure: tuple[Path, Path]) -> None:
+    place, notes = sure
+    odd: Any = 5
+    with pytest.raises(ConfigError, match="expected a corpus to compare with, not int"):
+        fn.check(notes, against=odd)
+    with pytest.raises(ConfigError, match="unknown format 5: known: aci-bench, ade, "):
+        fn.read(notes, format=odd)
+    with pytest.raises(ConfigError, match="5 is no form of a model; known: card, "):
+        fn.export(place, odd, "out")
+    with pytest.raises(ConfigError, match="expected a table of labels and new names, not int"):
+        fn.evaluate(place, notes, label_map=odd)
+    for call in (fn.read, fn.check, lambda *a, **o: fn.evaluate(place, *a, **o)):
+        with pytest.raises(ConfigError, match=r"on_error = 'skipp'; did you mean 'skip'\?"):
+            call(notes, on_error="skipp")
+
+
+def test_runs_are_compared(run: tuple[Path, fn.RunResult]) -> None:
+    """A run's conditions, as the command's default is."""
+    folder, _ = run
+    compared = fn.compare(folder / "run", samples=20)
+    assert set(compared.tests) == {"discharge", "reports"}
+    assert (compared.condition, compared.against) == ("federated", "alone")
+
+
+def test_a_runs_page_and_cards(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
+    """A simulation leaves a card beside each model; the page is written where one says. A room that
+    is called stays a room."""
+    import fednotes.report.html
+    import fednotes.apps.ui.pages
+
+    place = run[0] / "run"
+    assert len([*place.rglob("model/README.md")]) == 4
+    page = fn.report(str(place), tmp_path / "page.html")
+    assert page.read_text() == fn.report(place).read_text()
+    assert fn.report(place) == place / "report.html"
+    said = CliRunner().invoke(app, ["report", str(place)])
+    assert said.stdout == f"report: {place / 'report.html'}\n"
+    assert fednotes.report.html.write_report(place) == place / "report.html"
+    with pytest.raises(ConfigError, match="is no model, no run and no kit"):
+        fn.ui(tmp_path)
+
+
+def test_the_page_is_for_who_has_its_address(
+    run: tuple[Path, fn.RunResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would listen where nobody else's computer reaches it; its token is told to the caller."""
+    testclient, told, heard = pytest.importorskip("starlette.testclient"), [], []
+
+    def listen(page: Any, host: str, port: int, ready: Any, extra: str) -> None:
+        heard.append((page, host, port, extra))
+        ready("http://127.0.0.1:8080")
+
+    monkeypatch.setattr("fednotes.apps.ui.pages.run", listen)
+    fn.ui(run[0] / "run", port=8080, tell=told.append)
+    (page, *where), words = heard[0], told[0].split()
+    assert where == ["127.0.0.1", 8080, "ui"]
+    client = testclient.TestClient(page, base_url="http://127.0.0.1:8080")
+    assert client.get(words[1].partition("?")[0]).status_code == 403
+    assert "discharge" in client.get(words[1]).text
+
+
+def test_the_page_is_shown_from_a_notebook(run: tuple[Path, fn.RunResult]) -> None:
+    """A loop runs there already; interrupting the cell ends the page and not the kernel."""
+    pytest.importorskip("uvicorn")
+    status, main = list[int](), threading.main_thread().ident
+    assert main is not None
+
+    def look(told: str) -> None:
+        def asked() -> None:
+            try:
+                urlopen(told.split()[1], timeout=20)
+            except HTTPError as error:  # it sends no cookie when it is led on
+                status.append(error.code)
+            finally:
+                signal.pthread_kill(main, signal.SIGINT)
+
+        threading.Thread(target=asked).start()
+
+    async def cell() -> str:
+        fn.ui(run[0] / "run", tell=look)
+        return "next cell"
+
+    loop = asyncio.new_event_loop()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells ignore it
+    try:
+        assert loop.run_until_complete(cell()) == "next cell"
+    finally:
+        signal.signal(signal.SIGINT, before)
+        loop.close()
+    assert status == [403]
+    with pytest.raises(ConfigError, match="name a run"):
+        fn.ui()
+
+
+def test_a_model_in_other_forms(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
+    """By the command and by the function; what a form does not have is said."""
+    model = run[0] / "run" / "federated" / "sites" / "reports" / "model"
+    assert fn.export(model, "card", tmp_path / "card.md") == tmp_path / "card.md"
+    said = CliRunner().invoke(app, ["export", "card", str(model)])
+    assert said.stdout == (tmp_path / "card.md").read_text()
+    for form, options, message in (
+        ("hf", {}, "fednotes export onnx"),
+        ("sklearn", {}, "is for models of patients"),
+        ("onxx", {}, "did you mean 'onnx'"),
+        ("spacy", {}, "without an export"),
+        ("card", {"int8": True}, "--int8 is of another form than card"),
+        ("onnx", {"dictionary": "d"}, "--dictionary is of another form than onnx"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fn.export(model, form, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_device_that_is_not_here_is_named(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
+    model = run[0] / "run" / "federated" / "sites" / "reports" / "model"
+    calls: list[Any] = [
+        lambda: fn.load(model, "gpu"),
+        lambda: fn.simulate("demo", tmp_path / "out", device="gpu"),
+        lambda: fn.ui(model, device="gpu"),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="device 'gpu' is not available here"):
+            call()
+    assert not (tmp_path / "out").exists()
+
+
+def test_calibrated_by_notes_of_ones_own(sure: tuple[Path, Path], tmp_path: Path) -> None:
+    """Kept, used by `load` and by `predict`, and said; the order of spans stays."""
+    place, notes = sure
+    raw = fn.load(place)
+    assert isinstance(raw, fn.MentionModel)
+    runner = CliRunner()
+    call = ["calibrate", str(place), str(notes), "--plot"]
+    refused = runner.invoke(app, [*call, "a.gif"])
+    assert str(refused.exception) == "a.gif: a picture is one of .png, .svg, .pdf"
+    assert not (place / "calibration.json").exists()
+    said = runner.invoke(app, [*call, str(tmp_path / "a.svg")])
+    assert said.exit_code == 0, said.output
+    assert (tmp_path / "a.svg").read_text().count("ECE") == 2
+    assert "after, by cross-validation" in said.stdout
+    assert "calibration.json" in said.stdout.replace("\n", "")
+    model = fn.load(place)
+    assert isinstance(model, fn.MentionModel)
+    assert model.calibration is not None
+    assert "calibrated on" in model.confidence
+    before, after = fn.reliability(raw, notes), fn.reliability(model, notes)
+    assert after.ece < 0.1 < 0.2 < before.ece
+    assert after.log_loss < before.log_loss
+    texts = [d.text for d in fn.read(notes)[:30]]
+    old = np.array([s.confidence for d in raw(texts) for s in d.spans])
+    new = np.array([s.confidence for d in model(texts) for s in d.spans])
+    order = np.argsort(old, kind="stable")
+    assert (np.diff(new[order]) >= 0).all()
+    assert (new[old > 0.9] < 0.9).all()
+    told = runner.invoke(app, ["predict", str(place), "--text", texts[0]])
+    assert [s["confidence"] for s in json.loads(told.stdout)["spans"]] == pytest.approx(
+        [s.confidence for s in model(texts[0]).spans], abs=1e-6
+    )
+    shown = runner.invoke(app, ["calibrate", str(place), str(notes), "--check", "--json"])
+    assert json.loads(shown.stdout)["ece"] == pytest.approx(after.ece)
+    again = fn.calibrate(place, notes)
+    assert again.before == before
+    assert again.calibration == model.calibration
+    assert fn.calibrate(place, fn.read(notes)) == again
+    assert fn.reliability(place, notes) == after
+    with pytest.raises(fn.FednotesError, match="70000: nothing can listen there"):
+        fn.serve(place, port=70000)
+    with pytest.raises(DataError, match="expected annotated Documents, not str"):
+        fn.reliability(place, texts)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="has no label 'Sign'"):
+        fn.calibrate(place, notes, label_map={"Sign": "ADR"})
+    with pytest.raises(DataError, match="5 are needed"):
+        fn.calibrate(place, fn.read(notes)[:3])
+
+
+def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus(tmp_path / "a.conll", "ADR", "pain")
+    (tmp_path / "note.txt").write_text("No pain.")
+    documents = fn.read(tmp_path / "a.conll")
+    made = fn.convert(tmp_path / "a.conll", tmp_path / "a.xml", "bioc")
+    assert (made.documents, made.lost, made.problems.number) == (len(documents), {}, 0)
+    assert fn.read(tmp_path / "a.xml", "bioc") == documents
+    with pytest.raises(fn.FednotesError, match="there is something already"):
+        fn.convert(tmp_path / "a.conll", tmp_path / "a.xml", "bioc")
+    assert fn.read(tmp_path / "a.conll", "conll") == documents
+    assert [d.text for d in fn.read(tmp_path / "note.txt")] == ["No pain."]
+    assert fn.check(tmp_path / "a.conll").wrong == ()
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    assert str(fn.check(tmp_path / "bad.jsonl").wrong[0]).startswith(f"{tmp_path}/bad.jsonl:2")
+    with pytest.raises(DataError, match=r"bad.jsonl:2"):
+        fn.read(tmp_path / "bad.jsonl")
+    assert len(fn.read(tmp_path / "bad.jsonl", on_error="skip")) == 1
+    assert fn.check("demo", settings=["synthetic.sentences=20"]).job is not None
+    monkeypatch.chdir(tmp_path)
+    for targets, message in (
+        ((), "name a corpus"),
+        (("demo", "a.conll"), "one job at a time"),
+        (("nowhere",), "no such file"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=message):
+            fn.check(*targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("compare", (None,), "a run's folder, not NoneType"),
+        ("compare", (5, "run"), "a run's folder, not int"),
+        ("evaluate", (None, "notes"), "a model's folder, not NoneType"),
+        ("calibrate", (None, "notes"), "a model's folder, not NoneType"),
+        ("reliability", (None, "notes"), "a model's folder, not NoneType"),
+        ("load", (None,), "a model's folder, not NoneType"),
+        ("read", (None,), "a file or folder of notes, not NoneType"),
+        ("convert", (None, "out", "brat"), "a corpus, not NoneType"),
+        ("convert", ("notes", 5, "brat"), "a path to write, not int"),
+        ("export", (None, "hf", "out"), "a model's folder, not NoneType"),
+        ("report", (None,), "a run's folder, not NoneType"),
+        ("job", (5,), "a job's file, name or table, not int"),
+        ("ui", (None,), "a run, a model or notes, not NoneType"),
+        ("check", (None,), "a corpus or a job, not NoneType"),
+        ("serve", (None,), "a model's folder, not NoneType"),
+    ],
+)
+def test_wrong_arguments_say_what_was_expected(
+    name: str, given: tuple[Any, ...], expected: str
+) -> None:
+    with pytest.raises(fn.FednotesError, match=f"expected {expected}"):
+        getattr(fn, name)(*given)
