@@ -18,7 +18,13 @@ import time
 import numpy as np
 
 from fednotes.apps.phenotyping.concepts import Matcher
-from fednotes.apps.phenotyping.dictionary import Dictionary, dictionary_of, singular, unfit, words_of
+from fednotes.apps.phenotyping.dictionary import (
+    Dictionary,
+    dictionary_of,
+    singular,
+    unfit,
+    words_of,
+)
 
 LONGEST = 6
 

@@ -45,6 +45,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from fednotes.apps.deployment.nvflare import kit as kit_files
+from fednotes.apps.deployment.nvflare import processes
+from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
+from fednotes.apps.deployment.nvflare.processes import UNWATCHED
 from fednotes.core.federation import Federation, State
 from fednotes.core.messages import Frame
 from fednotes.core.update import Tensors, Update
@@ -53,10 +57,6 @@ from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import SiteHost
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.launch import Setup
-from fednotes.apps.deployment.nvflare import kit as kit_files
-from fednotes.apps.deployment.nvflare import processes
-from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
-from fednotes.apps.deployment.nvflare.processes import UNWATCHED
 from fednotes.engines.requests import Patience
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))

@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 
+from fednotes.apps.serving.exports import export
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import guess_format, read
 from fednotes.data.synthetic import generate
 from fednotes.data.text import split_sentences
 from fednotes.metrics.spans import SpanCounts
-from fednotes.apps.serving.exports import export
 from fednotes.taggers.saving import build_model, load_model, save_model
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifier

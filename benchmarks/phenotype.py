@@ -30,11 +30,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednotes.engines.inprocess import InProcess
 from fednotes.apps.phenotyping import two_stage as phenotype
 from fednotes.apps.phenotyping.cohort import Bags, Cohort, FeatureSpace, SitePatients
 from fednotes.apps.phenotyping.dan import Dan, DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
+from fednotes.engines.inprocess import InProcess
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))

@@ -226,8 +226,8 @@ def test_runs_are_compared(run: tuple[Path, fn.RunResult]) -> None:
 def test_a_runs_page_and_cards(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
     """A simulation leaves a card beside each model; the page is written where one says. A room that
     is called stays a room."""
-    import fednotes.report.html
     import fednotes.apps.ui.pages
+    import fednotes.report.html
 
     place = run[0] / "run"
     assert len([*place.rglob("model/README.md")]) == 4

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fednotes.core.seeds import rng_of
 from fednotes.apps.phenotyping.cohort import Bags, Cohort, offsets_of
+from fednotes.core.seeds import rng_of
 
 LIMIT = 10_000  # concepts of a patient
 CONDITIONS = 24

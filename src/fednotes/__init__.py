@@ -16,17 +16,6 @@ __version__ = "0.1.0"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
-    from fednotes.core.errors import FednotesError
-    from fednotes.core.federation import State
-    from fednotes.core.types import Document, Span
-    from fednotes.core.update import Update
-    from fednotes.data.formats import convert
-    from fednotes.engines.inprocess import InProcess
-    from fednotes.jobs.compare import compare
-    from fednotes.jobs.job import Job
-    from fednotes.jobs.results import RunResult
-    from fednotes.jobs.show import ShownJob, show_job
-    from fednotes.report.html import write_report as report
     from fednotes.api import (
         calibrate,
         check,
@@ -37,9 +26,20 @@ if TYPE_CHECKING:
         simulate,
     )
     from fednotes.apps.serving.exports import export
-    from fednotes.jobs.models import MentionModel, PatientModel, load
     from fednotes.apps.serving.server import serve
     from fednotes.apps.ui.pages import ui
+    from fednotes.core.errors import FednotesError
+    from fednotes.core.federation import State
+    from fednotes.core.types import Document, Span
+    from fednotes.core.update import Update
+    from fednotes.data.formats import convert
+    from fednotes.engines.inprocess import InProcess
+    from fednotes.jobs.compare import compare
+    from fednotes.jobs.job import Job
+    from fednotes.jobs.models import MentionModel, PatientModel, load
+    from fednotes.jobs.results import RunResult
+    from fednotes.jobs.show import ShownJob, show_job
+    from fednotes.report.html import write_report as report
 
 __all__ = [
     "Document",
@@ -80,12 +80,13 @@ _PLACES = {
     "jobs.job": ("Job",),
     "jobs.results": ("RunResult",),
     "jobs.show": ("ShownJob", "show_job"),
-    "serving.api": (*("calibrate", "check", "evaluate", "job", "read", "reliability", "simulate"),),
-    "serving.exports": ("export",),
-    "serving.models": ("MentionModel", "PatientModel", "load"),
-    "serving.server": ("serve",),
+    "api": ("calibrate", "check", "evaluate", "job", "read", "reliability", "simulate"),
+    "apps.serving.exports": ("export",),
+    "jobs.models": ("MentionModel", "PatientModel", "load"),
+    "apps.serving.server": ("serve",),
+    "apps.ui.pages": ("ui",),
 }
-_CALLED = ("report", "ui")  # rooms of the package, which can be called
+_CALLED = ("report",)  # rooms of the package, which can be called
 
 
 def called(room: str, module: str, name: str) -> None:

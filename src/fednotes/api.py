@@ -25,6 +25,7 @@ from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.inputs import inputs_of
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import built_in_jobs, load_table, over, parse_job
+from fednotes.jobs.models import MentionModel, PatientModel, folder_of, load
 from fednotes.jobs.predict import evaluate_documents, gold_of
 from fednotes.jobs.results import RunResult
 from fednotes.jobs.seeds import SeedsResult, simulate_seeds
@@ -36,7 +37,6 @@ from fednotes.metrics.calibration import (
     weights_digest,
 )
 from fednotes.metrics.calibration import calibrate as fit_calibration
-from fednotes.jobs.models import MentionModel, PatientModel, folder_of, load
 
 PathLike = str | Path
 

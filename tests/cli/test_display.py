@@ -20,6 +20,8 @@ from rich.table import Table
 from rich.text import Text
 from tiny_jobs import TABLE
 
+from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
+from fednotes.apps.phenotyping.data_kind import KIND
 from fednotes.cli import display
 from fednotes.cli.display import RichDisplay, count_tables
 from fednotes.core.types import Document, SiteData, Span, TagSet
@@ -27,7 +29,6 @@ from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.compare import Comparison
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.kinds.documents import never_right
-from fednotes.apps.phenotyping.data_kind import KIND
 from fednotes.jobs.results import PairedDifference, RunResult
 from fednotes.jobs.simulate import (
     LARGE,
@@ -41,7 +42,6 @@ from fednotes.jobs.simulate import (
 from fednotes.methods.fedner import METHOD as FEDNER
 from fednotes.metrics.compare import Bootstrap, mean_scores
 from fednotes.metrics.spans import SpanCounts
-from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 
 JOBS: dict[str, dict[str, Any]] = {
     "fedner": {"training": {"epochs": 3, "batch_size": 24, "evaluate_every": 2, "patience": 9}},

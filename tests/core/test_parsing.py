@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fednotes.apps.deployment.rules.approval import Approvals
+from fednotes.apps.deployment.rules.ledger import show
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.parsing import MOST_DEPTH, JsonError, parse_json, read_json
 from fednotes.core.settings import read_toml
 from fednotes.core.tensors import load_state
 from fednotes.data.formats.files import open_file
-from fednotes.apps.deployment.rules.approval import Approvals
-from fednotes.apps.deployment.rules.ledger import show
 
 LEAVES = (
     st.none()

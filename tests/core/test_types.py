@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.batches import encode_corpus
 from fednotes.data.notes import Note
 from fednotes.jobs.simulate import Part
-from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 
 
 def test_what_holds_notes_shows_no_text_and_no_patient() -> None:

@@ -13,11 +13,11 @@ import torch
 from fault_toy import JOB
 from secure_net import ByHand, network, random_updates
 
+from fednotes.apps.deployment.agreement import threshold
 from fednotes.core.errors import FednotesError, RefusedError
 from fednotes.core.messages import Attached
 from fednotes.core.update import Update
 from fednotes.engines.secure import MOST_LIMITS, SecureSeal, SecureSum
-from fednotes.apps.deployment.agreement import threshold
 from fednotes.privacy.secure_sum import messages as wire
 from fednotes.privacy.secure_sum.messages import Terms
 

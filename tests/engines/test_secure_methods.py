@@ -18,14 +18,14 @@ from made_sites import made_notes, mentions, notes_of
 from phenotype_patients import config_of, sites_of
 from tiny_models import save_bert
 
+from fednotes.apps.phenotyping import two_stage as phenotype
+from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Total, Update
 from fednotes.data.synthetic import generate
 from fednotes.encoders.language_model import LanguageModelConfig
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import adversarial, distill, fedner, finetune, personal, pretrain
-from fednotes.apps.phenotyping import two_stage as phenotype
-from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 

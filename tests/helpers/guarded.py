@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 from fault_net import STRICT, Net
 from secure_net import Giver
 
+from fednotes.apps.deployment.rules.guard import SiteGuard, settle
+from fednotes.apps.deployment.rules.ledger import ledger_of, show
+from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.core.messages import Reply, Request, decode_reply, encode
 from fednotes.core.update import Total, Update
 from fednotes.engines.host import SiteHost
 from fednotes.engines.secure import SecureSeal, SecureSum
-from fednotes.apps.deployment.rules.guard import SiteGuard, settle
-from fednotes.apps.deployment.rules.ledger import ledger_of, show
-from fednotes.apps.deployment.rules.policy import Policy
 
 SITES, JOB = ("a", "b", "c", "d"), "job-1"
 TABLE = {"name": "job", "sites": list(SITES), "min_sites": 3}

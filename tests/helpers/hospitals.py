@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from fednotes.apps.deployment.rules.guard import settle
+from fednotes.apps.deployment.server import server_main
+from fednotes.apps.deployment.site import site_main
+from fednotes.apps.deployment.site_file import SITE_FILE, install, whole_table
+from fednotes.apps.phenotyping.synthetic import generate as generate_patients
 from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.messages import Frame
 from fednotes.data.synthetic import generate, write_sites
 from fednotes.engines.host import SiteHost, explained, placeless
 from fednotes.engines.launch import Setup
-from fednotes.apps.deployment.server import server_main
-from fednotes.apps.deployment.site import site_main
-from fednotes.apps.deployment.site_file import SITE_FILE, install, whole_table
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
-from fednotes.apps.phenotyping.synthetic import generate as generate_patients
-from fednotes.apps.deployment.rules.guard import settle
 
 OPEN = (
     "min_sites = 2\nsecure_sum = 'off'\nfreeze_embeddings = false\nshare_scores = true\n"

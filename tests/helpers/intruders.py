@@ -23,7 +23,6 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from fednotes.engines import launch
 from fednotes.apps.deployment.nvflare import kit as kit_files
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.authority import (
@@ -35,6 +34,7 @@ from fednotes.apps.deployment.nvflare.authority import (
 )
 from fednotes.apps.deployment.nvflare.certificates import certificate_of, key_of, new_key_pem
 from fednotes.apps.deployment.nvflare.processes import UNWATCHED
+from fednotes.engines import launch
 
 HELPERS = Path(__file__).parent
 ADMIN = "admin@fednotes.org"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from fednotes.apps.deployment.nvflare.kit import KIT_FILE
 from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
-from fednotes.apps.deployment.nvflare.kit import KIT_FILE
 
 
 def site_kit(kit: Path) -> Path:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.jobs.job import Job, Sites, load_sites
-from fednotes.jobs.job_file import parse_job
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.apps.phenotyping.features import ConceptFeatures, ConceptsConfig, features_for
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
+from fednotes.jobs.job import Job, Sites, load_sites
+from fednotes.jobs.job_file import parse_job
 
 SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fednotes.core.federation import State
-from fednotes.engines.inprocess import InProcess
-from fednotes.engines.rounds import RoundResult
 from fednotes.apps.phenotyping import two_stage as phenotype
-from fednotes.apps.phenotyping.two_stage import Config, Site, train
-from fednotes.apps.phenotyping.stages import Classifiers
 from fednotes.apps.phenotyping.cohort import Bags, Cohort, FeatureSpace, SitePatients
 from fednotes.apps.phenotyping.dan import DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
+from fednotes.apps.phenotyping.stages import Classifiers
+from fednotes.apps.phenotyping.two_stage import Config, Site, train
+from fednotes.core.federation import State
+from fednotes.engines.inprocess import InProcess
+from fednotes.engines.rounds import RoundResult
 
 VOCABULARY = 60
 DISEASES = ("asthma", "diabetes", "gout")

@@ -10,8 +10,8 @@ from tiny_notes import tiny_site
 
 from fednotes.core.types import SiteData
 from fednotes.methods.fedner import METHOD as FEDNER
-from fednotes.privacy.training import PrivateSite, privately
 from fednotes.privacy.promise import Privacy
+from fednotes.privacy.training import PrivateSite, privately
 
 MODEL = {
     "hashed_words": 8, "word_dim": 3, "char_dim": 3, "char_filters": 3, "cnn_filters": 4,

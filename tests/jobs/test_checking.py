@@ -15,13 +15,13 @@ from nervaluate import Evaluator
 from sklearn.metrics import cohen_kappa_score
 from tiny_jobs import JOB, SITES, corpus
 
+from fednotes.api import evaluate
 from fednotes.cli.app import fail
 from fednotes.core.errors import DataError, Problem
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.checks import Finding
 from fednotes.data.formats import examine, read, write
 from fednotes.jobs.checking import Checked, check_against, check_files, check_job
-from fednotes.api import evaluate
 from fednotes.jobs.models import MentionModel
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fednotes import __version__, methods
+from fednotes.apps.phenotyping.features import ConceptsConfig
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
 from fednotes.core.types import SiteData, TagSet
@@ -35,7 +36,6 @@ from fednotes.jobs.job_file import (
 )
 from fednotes.jobs.reference import markdown, reference, tables
 from fednotes.methods import fedner
-from fednotes.apps.phenotyping.features import ConceptsConfig
 
 BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
 

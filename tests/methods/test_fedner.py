@@ -15,6 +15,7 @@ import pytest
 import torch
 from tiny_taggers import MODEL, NO_DROPOUT, assert_same, generated, resumed, values
 
+from fednotes.apps.deployment.site import outward
 from fednotes.core.errors import ConfigError, ModelError, RefusedError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.seeds import rng_of, seed_of
@@ -24,12 +25,11 @@ from fednotes.core.update import Total
 from fednotes.data.batches import buckets
 from fednotes.data.split import sentence_documents
 from fednotes.engines.inprocess import InProcess
-from fednotes.apps.deployment.site import outward
 from fednotes.methods import distill, fedner
-from fednotes.training import word_rows
-from fednotes.training.sites import all_tags
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.tagger import build_tagger
+from fednotes.training import word_rows
+from fednotes.training.sites import all_tags
 
 
 @pytest.fixture(scope="module")

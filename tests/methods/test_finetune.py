@@ -22,9 +22,9 @@ from fednotes.data.split import pool
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, finetune, personal
 from fednotes.methods.finetune import Config, Site, _Sentences, num_notes
-from fednotes.privacy.training import privately
 from fednotes.metrics.spans import SpanCounts
 from fednotes.privacy.promise import Privacy
+from fednotes.privacy.training import privately
 from fednotes.taggers.encoder_tagger import EncoderTaggerConfig
 from fednotes.taggers.saving import build_model, load_model, save_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig

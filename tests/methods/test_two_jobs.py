@@ -14,11 +14,11 @@ from phenotype_patients import config_of, sites_of, without_stage_1
 from tiny_models import save_bert
 from two_jobs import LEAST, MOST, Case, remaining
 
+from fednotes.apps.phenotyping import two_stage as phenotype
+from fednotes.apps.phenotyping.cohort import Cohort, FeatureSpace, SitePatients, Vectors
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.encoders.language_model import LanguageModelConfig
 from fednotes.methods import adversarial, distill, fedner, finetune, names, personal, pretrain
-from fednotes.apps.phenotyping import two_stage as phenotype
-from fednotes.apps.phenotyping.cohort import Cohort, FeatureSpace, SitePatients, Vectors
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fednotes.api import _platt
 from fednotes.core.errors import ConfigError, DataError, MissingExtra, ModelError
 from fednotes.core.types import Document, Span
 from fednotes.encoders.pretrained import folder_fingerprint
@@ -25,7 +26,6 @@ from fednotes.metrics.calibration import (
     log_odds,
     weights_digest,
 )
-from fednotes.api import _platt
 
 DOCUMENTS, EACH = 80, 25
 

@@ -17,22 +17,22 @@ from private_sites import MODEL, SECRET, config_of, made, patients, theta
 from scipy import stats
 from tiny_jobs import TABLE
 
+from fednotes.apps.deployment.site_file import parsed
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.update import Total
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.card import card
-from fednotes.apps.deployment.site_file import parsed
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import PROMISED
 from fednotes.jobs.simulate import simulate
 from fednotes.methods import names
-from fednotes.privacy import training as private
 from fednotes.methods.fedner import METHOD as FEDNER
 from fednotes.methods.finetune import METHOD as FINETUNE
-from fednotes.privacy.training import NOISY, privately
 from fednotes.privacy import noise as noise_room
+from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE, Stream
 from fednotes.privacy.promise import COUNTS, Privacy, epsilon_of
+from fednotes.privacy.training import NOISY, privately
 
 
 def values(tensors: dict[str, torch.Tensor], grids: dict[str, float]) -> np.ndarray:

@@ -21,10 +21,10 @@ from fednotes.core.update import Total
 from fednotes.engines.requests import Patience
 from fednotes.engines.secure import SecureSum
 from fednotes.jobs.job_file import parse_job
-from fednotes.privacy import training as private
 from fednotes.methods.finetune import METHOD as FINETUNE
-from fednotes.privacy.training import NOISY, PrivateSite, privately
+from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
+from fednotes.privacy.training import NOISY, PrivateSite, privately
 
 SPREAD = 1.2  # of a difference of two noises, in units of s: √2 but for chance
 

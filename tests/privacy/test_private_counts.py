@@ -20,9 +20,9 @@ from fednotes.core.types import Document, SiteData, Span
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.privacy import training as private
-from fednotes.privacy.training import PrivateSite
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import COUNTS, epsilon_of
+from fednotes.privacy.training import PrivateSite
 
 ASKED = {"counts": 2.0, "unit": "patient"}
 COUNTED = 20.0

@@ -23,11 +23,11 @@ from fednotes.data.tags import relabel
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job_file import parse_job
 from fednotes.methods import distill
-from fednotes.privacy import training as private
 from fednotes.methods.distill import pseudo_complete
-from fednotes.privacy.training import privately
+from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
+from fednotes.privacy.training import privately
 from fednotes.taggers.saving import build_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 

@@ -18,9 +18,9 @@ from fednotes.core.types import SiteData, TagSet
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import personal
 from fednotes.privacy import training as private
-from fednotes.privacy.training import privately
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
+from fednotes.privacy.training import privately
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 

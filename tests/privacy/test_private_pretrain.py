@@ -20,11 +20,11 @@ from fednotes.data.notes.sites import SiteNotes
 from fednotes.encoders.packing import gather, mask, plan_full
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
-from fednotes.privacy import training as private
 from fednotes.methods.pretrain import METHOD as PRETRAIN
-from fednotes.privacy.training import privately
+from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
+from fednotes.privacy.training import privately
 
 WORDS = "patient has pain in the chest left knee was given aspirin daily no fever cough".split()
 OWNERS = "abac"  # the notes of a patient need not stand together

@@ -19,17 +19,17 @@ from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.utils.class_weight import compute_class_weight
 from tiny_taggers import assert_same, resumed
 
-from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.engines.inprocess import InProcess
-from fednotes.privacy import training as private
-from fednotes.apps.phenotyping.two_stage import METHOD as PHENOTYPE
-from fednotes.apps.phenotyping.two_stage import Config
-from fednotes.privacy.training import privately
 from fednotes.apps.phenotyping.classifiers import SvmConfig
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT
 from fednotes.apps.phenotyping.dan import KNOWN, DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
+from fednotes.apps.phenotyping.two_stage import METHOD as PHENOTYPE
+from fednotes.apps.phenotyping.two_stage import Config
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.engines.inprocess import InProcess
+from fednotes.privacy import training as private
 from fednotes.privacy.promise import COUNTS, Privacy, epsilon_of
+from fednotes.privacy.training import privately
 
 PRIVATE: Any = privately(PHENOTYPE)
 SITES = sites_of(3)

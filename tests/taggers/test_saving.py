@@ -13,10 +13,10 @@ import torch
 from every_kind import DOCUMENTS, KINDS, TAGS, make, write_backbone
 from safetensors.torch import load_file, save_file
 
+from fednotes.api import evaluate
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document
 from fednotes.jobs.predict import predict
-from fednotes.api import evaluate
 from fednotes.taggers.saving import (
     build_model,
     kinds,

@@ -18,11 +18,11 @@ from fault_toy import SITES, Toy
 from hospitals import FEDNER, OPEN, Hospitals, corpus, simulated
 from scipy.stats import trim_mean
 
+from fednotes.apps.deployment.site_file import load_deployed
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.federation import Federation, State
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
-from fednotes.apps.deployment.site_file import load_deployed
 from fednotes.jobs.job_file import parse_job
 from fednotes.methods.averaging import Averaging
 from fednotes.training.server_steps import Aggregation, Rule, for_names, gathered

@@ -129,11 +129,11 @@ def simulate(
 
     With --seeds, run the job in OUT/seed-1 and so on, and show mean and standard deviation.
     """
+    from fednotes.api import simulate as run
     from fednotes.cli.display import RichDisplay, nothing_judged, result_tables, seeds_tables
     from fednotes.jobs.job_file import load_job
     from fednotes.jobs.seeds import parse_seeds
     from fednotes.report.html import write_report
-    from fednotes.api import simulate as run
 
     if seeds and any(setting.partition("=")[0].strip() == "seed" for setting in settings or ()):
         raise ConfigError("--seeds and --set seed=… both name seeds: give one of them")
@@ -332,9 +332,9 @@ def serve(
     dictionary: Dictionary = None,
 ) -> None:
     """Serve a saved model's predictions over HTTP until Ctrl-C."""
-    from fednotes.jobs.models import load
     from fednotes.apps.serving.server import Limits
     from fednotes.apps.serving.server import serve as run
+    from fednotes.jobs.models import load
 
     limits = Limits(
         body=max_bytes,
@@ -369,9 +369,9 @@ def evaluate(
     dictionary: Dictionary = None,
 ) -> None:
     """Score a saved model on annotated text, or on labelled patients."""
+    from fednotes.api import evaluate as run
     from fednotes.cli.display import patient_score_table, score_table
     from fednotes.core.model_folders import is_phenotyper
-    from fednotes.api import evaluate as run
     from fednotes.jobs.models import load
 
     renamed = _renamed(label_map)
@@ -420,10 +420,10 @@ def calibrate(
     The calibration is saved in the model's folder (calibration.json) if it improves the model by
     more than chance. `predict` and the Python API then use it.
     """
-    from fednotes.cli.display import reliability_table
-    from fednotes.metrics.calibration import picture
     from fednotes import api
+    from fednotes.cli.display import reliability_table
     from fednotes.jobs.models import load
+    from fednotes.metrics.calibration import picture
 
     if plot is not None:
         picture({}, plot)  # what is in its way is told before anything is done
@@ -557,10 +557,10 @@ def reproduce(
     """Repeat a paper's table or figure; resume if interrupted."""
     from rich.markdown import Markdown
 
-    from fednotes.cli.display import experiment_list, runs_bar
     from fednotes.apps.experiments.reproduce import experiments
     from fednotes.apps.experiments.reproduce import reproduce as run
     from fednotes.apps.experiments.tables import markdown, plot
+    from fednotes.cli.display import experiment_list, runs_bar
 
     if not name:
         console.print(experiment_list(experiments()))

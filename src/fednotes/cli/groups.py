@@ -316,8 +316,8 @@ def export_card(
     out: Annotated[Path | None, typer.Argument(help="File to write; stdout by default.")] = None,
 ) -> None:
     """Write a model's card: what it is, how it was trained, its scores."""
-    from fednotes.jobs.card import card
     from fednotes.apps.serving.exports import export
+    from fednotes.jobs.card import card
 
     if out is None:
         sys.stdout.write(card(model))
@@ -371,8 +371,8 @@ def job_schema() -> None:
 @cache.command("clear")
 def cache_clear() -> None:
     """Delete the features, tokens and concepts that were made from notes."""
-    from fednotes.encoders.features import default_cache
     from fednotes.apps.deployment.status import clear_caches
+    from fednotes.encoders.features import default_cache
 
     folder = default_cache()
     say(f"{clear_caches(folder) / 1e6:.1f} MB freed in {folder}")
@@ -395,8 +395,8 @@ def attention(
     """Compare the attention heads of several encoders."""
     from rich.markdown import Markdown
 
-    from fednotes.cli.display import runs_bar
     from fednotes.apps.experiments.attention import markdown, run_attention
+    from fednotes.cli.display import runs_bar
 
     chosen = tuple(category or ())
     with runs_bar(console, "attention") as tell:

@@ -9,7 +9,7 @@ A package registers an object under a name in one of these groups of its `pyproj
     fednotes.methods     a `Method` of core/federation.py
     fednotes.taggers     a `Kind` of taggers/model.py
     fednotes.formats     a module with `accepts` and `read`, as in data/formats/
-    fednotes.attacks     a sequence of `Attack` of audit/
+    fednotes.attacks     a sequence of `Attack` of apps/audit/
     fednotes.commands    a function, or a `typer.Typer` with several commands
 
 Only what is installed beside fednotes is found here; nothing is imported before it is used.

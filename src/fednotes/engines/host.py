@@ -15,6 +15,7 @@ from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 
+from fednotes.apps.deployment.rules.guard import SiteGuard
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.federation import SiteTasks
@@ -37,7 +38,6 @@ from fednotes.engines.history import Asked, Journal
 from fednotes.engines.launch import place_of
 from fednotes.engines.secure import AnswerTimes, SecureSeal
 from fednotes.engines.summing import check_update
-from fednotes.apps.deployment.rules.guard import SiteGuard
 
 KEEP_BYTES = 2**29  # of requests that would have to be done again without a newer state
 ROUND_LINE_SECONDS = 60.0  # between two lines of a site's log that say how far it is

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fednotes.apps.phenotyping.cohort import SitePatients
+from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.settings import path_of
 from fednotes.core.types import Document, SiteData
@@ -25,8 +27,6 @@ from fednotes.metrics.compare import (
 )
 from fednotes.metrics.gap import Gap
 from fednotes.metrics.spans import Scores, SpanCounts
-from fednotes.apps.phenotyping.cohort import SitePatients
-from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
 from fednotes.taggers.saving import load_model
 
 ALL_SITES = "all sites"  # the row of runs whose sites share their test patients

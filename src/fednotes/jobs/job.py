@@ -32,17 +32,17 @@ from typing import Annotated, Any, Literal, NamedTuple
 from annotated_types import Ge, Gt, Interval
 
 from fednotes import methods
+from fednotes.apps.phenotyping.codes import parse, system_of
+from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
+from fednotes.apps.phenotyping.labels import Judgment, Unmentioned
 from fednotes.core.errors import ConfigError, within
 from fednotes.core.federation import Method, MethodConfig
 from fednotes.core.settings import build, checked, expand
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.data.encodings import AUTO, encoding_of
-from fednotes.privacy.training import privately
-from fednotes.apps.phenotyping.codes import parse, system_of
-from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
-from fednotes.apps.phenotyping.labels import Judgment, Unmentioned
 from fednotes.privacy.promise import Privacy
+from fednotes.privacy.training import privately
 
 POOLED = "pooled"  # the site that has every site's sentences
 Fraction = Annotated[float, Interval(ge=0, le=1)]

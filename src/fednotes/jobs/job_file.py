@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes import methods
+from fednotes.apps.phenotyping import data_kind as patients
 from fednotes.core.errors import ConfigError, nearest, within
 from fednotes.core.federation import Method
 from fednotes.core.settings import assign, build, checked, expand, path_of, read_toml
@@ -32,7 +33,6 @@ from fednotes.jobs.job import (
     SiteKind,
 )
 from fednotes.jobs.kinds import documents, notes
-from fednotes.apps.phenotyping import data_kind as patients
 from fednotes.jobs.results import CONDITIONS, OWN_MIX
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND
@@ -93,7 +93,7 @@ class TopConfig:
 @lru_cache(maxsize=1)
 def built_in_jobs() -> Mapping[str, Path]:
     """The jobs that come with the package, by name: `demo`, `fedner/table2`, …"""
-    root = Path(str(resources.files("fednotes") / "experiments"))
+    root = Path(str(resources.files("fednotes") / "apps" / "experiments"))
     found = {str(path.relative_to(root).with_suffix("")): path for path in root.rglob("*.toml")}
     return {name: path for name, path in sorted(found.items()) if "base" not in read_toml(path)}
 

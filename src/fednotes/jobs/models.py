@@ -42,8 +42,8 @@ def load(
     """
     folder = folder_of(path)
     if is_phenotyper(folder):
-        from fednotes.apps.phenotyping.predict import PatientReader
         from fednotes.apps.phenotyping.phenotyper import load_phenotyper
+        from fednotes.apps.phenotyping.predict import PatientReader
 
         model = load_phenotyper(folder, device)
         return PatientModel(PatientReader.of(folder, model, backbone), folder)

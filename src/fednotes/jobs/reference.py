@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from annotated_types import BaseMetadata, Ge, Gt, Interval, Le, Lt
 
 from fednotes import methods
+from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.federation import Method
 from fednotes.core.settings import adapter
@@ -31,7 +32,6 @@ from fednotes.jobs.job_file import (
     model_preset,
     training_preset,
 )
-from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers import saving
 from fednotes.taggers.tagger import PRESETS as TAGGERS

@@ -235,7 +235,7 @@ class Outcome(BaseModel):
 
 
 class Leak(BaseModel):
-    """How one attack went on what a job would send (`audit/`): fractions.
+    """How one attack went on what a job would send (`apps/audit/`): fractions.
 
     sees: what its adversary must see. closes: what closes it. applies: to this job; why: if not, or
     if it could not be tried. success: on the job as it is, low to high in 95 % of such trials;

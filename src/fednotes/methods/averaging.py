@@ -29,12 +29,14 @@ import torch
 from annotated_types import Len
 from torch import Tensor
 
+from fednotes.apps.phenotyping.dan import RowAdam
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import checked
 from fednotes.core.tensors import below, load_into, nbytes, prefixed, require_like, snapshot
 from fednotes.core.update import Tensors, Total, Update
+from fednotes.privacy.training import Privately
 from fednotes.training import server_steps
 from fednotes.training.compression import (
     Compression,
@@ -46,7 +48,6 @@ from fednotes.training.compression import (
     sizes,
     told,
 )
-from fednotes.privacy.training import Privately
 from fednotes.training.server_steps import Aggregation, by_each, gathered
 from fednotes.training.sites import (
     Adam,
@@ -64,7 +65,6 @@ from fednotes.training.sites import (
     least_part,
     part_of,
 )
-from fednotes.apps.phenotyping.dan import RowAdam
 
 BEST = -1  # of `keep_cycle`
 CHANGES = ("lora", "private")  # low-rank changes, by the first word of a parameter's name

@@ -43,7 +43,13 @@ from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.data.tags import decode, encode
 from fednotes.methods import presets
+from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import Privately
+from fednotes.taggers.corpora import PreparedCorpus
+from fednotes.taggers.model import Losses, ModelConfig
+from fednotes.taggers.saving import build_model, model_config
+from fednotes.taggers.tagger import TaggerConfig
+from fednotes.taggers.token_classifier import TokenClassifierConfig
 from fednotes.training.sites import (
     Adam,
     Best,
@@ -59,12 +65,6 @@ from fednotes.training.sites import (
     judged_mentions,
     save_global,
 )
-from fednotes.privacy.promise import Privacy
-from fednotes.taggers.corpora import PreparedCorpus
-from fednotes.taggers.model import Losses, ModelConfig
-from fednotes.taggers.saving import build_model, model_config
-from fednotes.taggers.tagger import TaggerConfig
-from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 FEWEST_CONTRIBUTORS = 3
 FASTEST = 1e-3  # learning rate of a token classifier

@@ -42,8 +42,12 @@ from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.data.text import split_sentences
 from fednotes.methods import presets
-from fednotes.training import word_rows
+from fednotes.metrics.spans import SpanCounts
+from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import Privately
+from fednotes.taggers.corpora import PreparedCorpus
+from fednotes.taggers.tagger import LAYERS, Tagger, TaggerConfig, build_tagger, tagger_config
+from fednotes.training import word_rows
 from fednotes.training.server_steps import Aggregation, by_each, for_names, gathered
 from fednotes.training.sites import (
     Adam,
@@ -62,10 +66,6 @@ from fednotes.training.sites import (
     part_of,
     parted,
 )
-from fednotes.metrics.spans import SpanCounts
-from fednotes.privacy.promise import Privacy
-from fednotes.taggers.corpora import PreparedCorpus
-from fednotes.taggers.tagger import LAYERS, Tagger, TaggerConfig, build_tagger, tagger_config
 
 GRADIENTS = "gradients"  # the task of a round of mini-batches
 

@@ -42,6 +42,12 @@ from fednotes.methods.averaging import (
     size_warnings,
     traffic_of,
 )
+from fednotes.privacy.promise import Privacy
+from fednotes.taggers.corpora import EncoderCorpus
+from fednotes.taggers.model import Model, ModelConfig
+from fednotes.taggers.saving import build_model, kinds, model_class
+from fednotes.taggers.saving import model_config as any_model
+from fednotes.taggers.token_classifier import TokenClassifierConfig
 from fednotes.training.server_steps import by_each, for_names
 from fednotes.training.sites import (
     Count,
@@ -53,12 +59,6 @@ from fednotes.training.sites import (
     parted,
     save_global,
 )
-from fednotes.privacy.promise import Privacy
-from fednotes.taggers.corpora import EncoderCorpus
-from fednotes.taggers.model import Model, ModelConfig
-from fednotes.taggers.saving import build_model, kinds, model_class
-from fednotes.taggers.saving import model_config as any_model
-from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 
 @checked(frozen=True)

@@ -56,8 +56,6 @@ from fednotes.methods.averaging import (
     private_by,
     run_cycles,
 )
-from fednotes.training.server_steps import by_each
-from fednotes.training.sites import Count, Number, Rate, all_tags, begun_from, judged_mentions
 from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
@@ -66,6 +64,8 @@ from fednotes.taggers.partial import Soft
 from fednotes.taggers.saving import build_model
 from fednotes.taggers.saving import model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifier, TokenClassifierConfig
+from fednotes.training.server_steps import by_each
+from fednotes.training.sites import Count, Number, Rate, all_tags, begun_from, judged_mentions
 
 OUTPUTS, COUNTED = "classifier", "counted"
 RATE = 0.1  # of distilling, in rates of training: validation data of pays/unlike preferred it to 1

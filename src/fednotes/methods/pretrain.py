@@ -63,10 +63,10 @@ from fednotes.methods.averaging import (
     size_warnings,
     traffic_of,
 )
+from fednotes.privacy.promise import Privacy, Unit
 from fednotes.privacy.training import owner_of, require_patients
 from fednotes.training.server_steps import by_each, for_names
 from fednotes.training.sites import Number, Rate, Share, ended
-from fednotes.privacy.promise import Privacy, Unit
 
 EVALUATED = 64  # sequences judged at once
 

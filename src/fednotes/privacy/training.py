@@ -38,11 +38,11 @@ from fednotes.core.tensors import below, fingerprint, load_into, nbytes, prefixe
 from fednotes.core.types import Document, SiteData
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.text import normalise
-from fednotes.training.sites import Adam, Best, RoundServer
 from fednotes.metrics.spans import SpanCounts
 from fednotes.privacy.noise import SCALE, Stream, chosen, cut, discrete_gaussian
 from fednotes.privacy.promise import COUNTS, Promise, Unit
 from fednotes.privacy.secure_sum.crypto import digest, receipt
+from fednotes.training.sites import Adam, Best, RoundServer
 
 NOISY = "noisy_gradients"  # the task of a round
 AGREED = "agreed."  # before names of what was agreed before training, in states

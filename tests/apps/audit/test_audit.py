@@ -18,9 +18,9 @@ from tiny_jobs import TABLE, TAGGER
 from tiny_models import save_bert
 
 from fednotes.apps.audit import Scene, Trial, attacks, counts, spans, words
+from fednotes.apps.deployment.site_file import job_at_home
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.apps.deployment.site_file import job_at_home
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import Audit, Leak, read_audit

@@ -15,13 +15,19 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fednotes.apps.audit import attacks
-from fednotes.cli import groups
 from fednotes.apps.deployment.commands import site as kit_cli
-from fednotes.apps.deployment.site_file import SITE_FILE, policy_of
-from fednotes.jobs.results import AUDIT, Audit, Leak
 from fednotes.apps.deployment.rules.approval import fingerprint
-from fednotes.apps.deployment.rules.guard import RULES, NotApproved, approvals_of, pending, require_approved
+from fednotes.apps.deployment.rules.guard import (
+    RULES,
+    NotApproved,
+    approvals_of,
+    pending,
+    require_approved,
+)
 from fednotes.apps.deployment.rules.policy import Policy
+from fednotes.apps.deployment.site_file import SITE_FILE, policy_of
+from fednotes.cli import groups
+from fednotes.jobs.results import AUDIT, Audit, Leak
 
 SITES = ["h1", "h2", "h3"]
 JOB: dict[str, Any] = {"name": "ner", "method": "fedner", "sites": SITES, "training": {"epochs": 3}}

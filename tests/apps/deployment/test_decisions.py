@@ -15,13 +15,18 @@ import pytest
 from hospitals import QUICK, SHORT, Hospitals, weights
 from kits import given, site_kit
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError, RefusedError
-from fednotes.engines.history import Journal
+from fednotes.apps.deployment.rules.approval import fingerprint
+from fednotes.apps.deployment.rules.guard import (
+    NotApproved,
+    approvals_of,
+    pending,
+    require_approved,
+)
+from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.server import PROBLEM, server_main
 from fednotes.apps.deployment.site import discreet, outward
-from fednotes.apps.deployment.rules.approval import fingerprint
-from fednotes.apps.deployment.rules.guard import NotApproved, approvals_of, pending, require_approved
-from fednotes.apps.deployment.rules.policy import Policy
+from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError, RefusedError
+from fednotes.engines.history import Journal
 
 pytestmark = pytest.mark.usefixtures("one_process")
 

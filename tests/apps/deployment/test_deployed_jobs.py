@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fednotes.core.errors import ConfigError
 from fednotes.apps.deployment.site_file import job_of_site, load_deployed, read_site_file
+from fednotes.core.errors import ConfigError
 
 NER = 'method = "fedner"\n[model]\ntagger = "cnn-clstm-crf"\n'
 

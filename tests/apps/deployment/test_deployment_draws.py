@@ -10,12 +10,12 @@ import pytest
 from hospitals import DISTILL, FEDNER, OPEN, SHORT, Hospitals, simulated
 from two_jobs import LEAST, MOST, missed
 
+from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
+from fednotes.apps.deployment.site import DRAWS, draws_of, takes
 from fednotes.core.messages import decode_reply, decode_request
 from fednotes.core.update import Total
 from fednotes.data.synthetic import generate, write_sites
-from fednotes.apps.deployment.site import DRAWS, draws_of, takes
 from fednotes.methods import find, names
-from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 
 HIDDEN = OPEN.replace("draws = 'job'\n", "")
 pytestmark = pytest.mark.usefixtures("one_process")

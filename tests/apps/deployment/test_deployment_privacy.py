@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hospitals import FEDNER, PRIVATE, SECURE, SHORT, Hospitals, corpus, patients, simulated
 
-from fednotes.apps.deployment.site import SECRET
 from fednotes.apps.deployment.rules.guard import RULES
 from fednotes.apps.deployment.rules.ledger import ledger_of, show, verify
+from fednotes.apps.deployment.site import SECRET
 
 NOISE = "secure_sum = 'required'\nfreeze_embeddings = false\nmax_epsilon = 8.0\n"
 NOISE += "steady_replies = false\n"

@@ -31,8 +31,6 @@ from hospitals import (
 )
 from tiny_models import save_bert
 
-from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.core.messages import decode_reply
 from fednotes.apps.deployment.agreement import (
     Description,
     agreement_of,
@@ -40,8 +38,10 @@ from fednotes.apps.deployment.agreement import (
     describe,
     mismatch,
 )
-from fednotes.apps.deployment.site_file import load_deployed
 from fednotes.apps.deployment.rules.guard import pending
+from fednotes.apps.deployment.site_file import load_deployed
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.messages import decode_reply
 
 pytestmark = pytest.mark.usefixtures("one_process")
 CLOSED = OPEN.replace("share_scores = true\n", "")  # the default

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from fednotes.apps.deployment.agreement import Description, agreed_config
+from fednotes.apps.deployment.nvflare.processes import RateLimit
+from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
+from fednotes.apps.deployment.status import last_problem
 from fednotes.cli import app, groups
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.messages import Reply, WireError, decode_reply, encode
 from fednotes.engines.host import explained
-from fednotes.apps.deployment.nvflare.processes import RateLimit
-from fednotes.apps.deployment.agreement import Description, agreed_config
-from fednotes.apps.deployment.status import last_problem
 from fednotes.report.html import write_report
-from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
 
 EVIL = "1\x1b[2J\n2026-01-01 00:00:00,000 ERROR fednotes.x: all is lost \u202e\u200b"
 HIDDEN = ("\x1b", "\u202e", "\u200b")

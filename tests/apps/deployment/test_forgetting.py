@@ -11,11 +11,11 @@ from hospitals import FEDNER, Hospitals
 from kits import given, site_kit
 from places import files_of
 
-from fednotes.engines.launch import only_one
 from fednotes.apps.deployment.nvflare import processes
-from fednotes.apps.deployment.site_file import SITE_FILE
 from fednotes.apps.deployment.rules.guard import approvals_of
 from fednotes.apps.deployment.rules.ledger import ledger_of, verify
+from fednotes.apps.deployment.site_file import SITE_FILE
+from fednotes.engines.launch import only_one
 
 pytestmark = pytest.mark.usefixtures("one_process")
 JOB_ID = "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c"

@@ -22,8 +22,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from intruders import PROJECT
 from secure_net import SITES, network, random_updates
 
-from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.engines import launch
 from fednotes.apps.deployment.nvflare import kit as kit_files
 from fednotes.apps.deployment.nvflare import site as nvflare_site
 from fednotes.apps.deployment.nvflare.authority import provision
@@ -33,6 +31,8 @@ from fednotes.apps.deployment.nvflare.certificates import (
     check_kit,
     key_of,
 )
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.engines import launch
 from fednotes.privacy.secure_sum.crypto import joined
 
 TEXT = b"\x00keys\xff" * 9

@@ -21,13 +21,13 @@ from kits import said
 from nvflare.fuel.utils.config_service import ConfigService
 from places import opened
 
-from fednotes.core.errors import FednotesError
-from fednotes.core.store import write_json
+from fednotes.apps.deployment import status as kit_status
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.kit import COMM_FILE, INSIDE
 from fednotes.apps.deployment.nvflare.processes import CONTACT_FILE
-from fednotes.apps.deployment import status as kit_status
 from fednotes.apps.deployment.site_file import SITE_FILE, read_site_file
+from fednotes.core.errors import FednotesError
+from fednotes.core.store import write_json
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from ledgers import MESSAGE, written
 from typer.testing import CliRunner
 
 from fednotes.apps.deployment.commands.ledger import ledger
-from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.apps.deployment.rules.ledger import Ledger, head_path, ledger_of
+from fednotes.core.errors import ConfigError, FednotesError
 
 
 @pytest.fixture

@@ -20,6 +20,9 @@ import torch
 from fault_net import STRICT, Net, seal_of
 from fault_toy import JOB, SITES, Toy
 
+from fednotes.apps.deployment.rules.guard import SiteGuard, settle
+from fednotes.apps.deployment.rules.ledger import ledger_of, show
+from fednotes.apps.deployment.rules.policy import Policy as Rules
 from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.messages import (
@@ -38,9 +41,6 @@ from fednotes.engines.requests import Participants, Patience
 from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.privacy.secure_sum.messages import MaskedMessage, UnmaskRequest, packed_requests
 from fednotes.privacy.secure_sum.server import SecureServer
-from fednotes.apps.deployment.rules.guard import SiteGuard, settle
-from fednotes.apps.deployment.rules.ledger import ledger_of, show
-from fednotes.apps.deployment.rules.policy import Policy as Rules
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 

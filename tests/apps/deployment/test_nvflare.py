@@ -31,8 +31,6 @@ from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.fuel.utils import fobs
 from nvflare.security.security import FLAuthorizer
 
-from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
-from fednotes.engines import launch
 from fednotes.apps.deployment.nvflare import gate, presence
 from fednotes.apps.deployment.nvflare import kit as kit_files
 from fednotes.apps.deployment.nvflare import server as flare
@@ -41,6 +39,8 @@ from fednotes.apps.deployment.nvflare.authority import ProjectConfig, provision
 from fednotes.apps.deployment.nvflare.certificates import check_kit
 from fednotes.apps.deployment.rules.ledger import ledger_of, show
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
+from fednotes.engines import launch
 
 ROLES = ("project_admin", "lead", "org_admin", "member")
 

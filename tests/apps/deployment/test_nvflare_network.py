@@ -16,9 +16,9 @@ import refusal_mains
 from intruders import SUBMIT, UNTIL_FINISHED, Network, ward_job
 from places import alive
 
-from fednotes.core.errors import ConfigError
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.processes import UNWATCHED
+from fednotes.core.errors import ConfigError
 
 pytestmark = pytest.mark.network
 SITES = ("h1", "h2", "h3")

@@ -29,10 +29,10 @@ from intruders import Network, answered, log_of, until, ward_job
 from nvflare.lighter.utils import verify_folder_signature
 from places import files_of
 
-from fednotes.core.messages import Frame, Reply, Request, decode_reply, decode_request, encode
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.presence import SECOND_FILE
 from fednotes.apps.deployment.nvflare.processes import LastContact, contact_of
+from fednotes.core.messages import Frame, Reply, Request, decode_reply, decode_request, encode
 from fednotes.engines.requests import Event, Participants, Patience, RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]  # some two minutes: real processes

@@ -13,12 +13,12 @@ from hospitals import DISTILL, FEDNER, Hospitals, ServerKilled
 from places import opened
 from tiny_jobs import TABLE
 
-from fednotes.core import store
+from fednotes.apps.deployment.rules.guard import RULES
 from fednotes.apps.deployment.server import server_main
+from fednotes.core import store
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import Display, simulate
 from fednotes.report.html import write_report
-from fednotes.apps.deployment.rules.guard import RULES
 
 
 @pytest.fixture(autouse=True)

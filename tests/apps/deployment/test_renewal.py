@@ -19,7 +19,6 @@ from cryptography.x509.oid import AttributeOID
 from intruders import PROJECT, replaced, revoked
 from secure_net import SITES, network, random_updates
 
-from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.apps.deployment.nvflare import certificates
 from fednotes.apps.deployment.nvflare import kit as kit_files
 from fednotes.apps.deployment.nvflare.authority import authority_of
@@ -35,6 +34,7 @@ from fednotes.apps.deployment.nvflare.certificates import (
     valid_until,
 )
 from fednotes.apps.deployment.nvflare.gate import require_admins_signature
+from fednotes.core.errors import ConfigError, RefusedError
 
 
 def signed(kits: dict[str, Path], asked: bytes) -> bytes:

@@ -17,13 +17,6 @@ import pytest
 from clock import Clock
 
 from fednotes.apps.deployment.commands import deploy
-from fednotes.core.errors import (
-    ConfigError,
-    DataError,
-    FednotesError,
-    RefusedError,
-    TrainingError,
-)
 from fednotes.apps.deployment.runs import (
     Follower,
     Run,
@@ -36,6 +29,13 @@ from fednotes.apps.deployment.runs import (
     release,
 )
 from fednotes.apps.deployment.site_file import load_deployed
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    RefusedError,
+    TrainingError,
+)
 from fednotes.jobs.results import RunResult
 
 RUN = Run("job-1", Path("/kits/admin"), "a job", ("h1", "h2"), "f" * 64)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fednotes.apps.deployment.examples import training_examples
+from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients, Vectors
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import SiteNotes
-from fednotes.apps.deployment.examples import training_examples
-from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients, Vectors
 
 NOTE = Document("n1", "No fever.\nMild cough.\n", (Span(3, 8, "Sign"), Span(15, 20, "Sign")))
 TAGS = TagSet(("Sign",))

@@ -27,7 +27,6 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, Retur
 from nvflare.fuel.f3.connection import ConnState
 from nvflare.fuel.f3.message import Message
 
-from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.apps.deployment.nvflare import certificates, gate
 from fednotes.apps.deployment.nvflare import kit as kit_files
 from fednotes.apps.deployment.nvflare.authority import authority_of, provision
@@ -42,6 +41,7 @@ from fednotes.apps.deployment.nvflare.certificates import (
     take,
 )
 from fednotes.apps.deployment.nvflare.gate import require_admins_signature
+from fednotes.core.errors import ConfigError, RefusedError
 
 Kits = dict[str, Path]
 TEXT = b"keys"

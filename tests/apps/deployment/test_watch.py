@@ -17,7 +17,6 @@ pytest.importorskip("nvflare")
 
 from clock import Clock
 
-from fednotes.core.store import write_json, write_text
 from fednotes.apps.deployment.nvflare.presence import (
     ATTEMPTS,
     PATIENCE_SECONDS,
@@ -31,6 +30,7 @@ from fednotes.apps.deployment.nvflare.presence import (
     place_of,
 )
 from fednotes.apps.deployment.nvflare.processes import LastContact, connected, contact_of
+from fednotes.core.store import write_json, write_text
 
 ALL = frozenset({"h1", "h2"})
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fednotes.core.store import write_json
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments.grids import GridRun
 from fednotes.apps.experiments.planning import Rehearsal
+from fednotes.core.store import write_json
 from fednotes.jobs.job import Job
 
 

@@ -21,7 +21,6 @@ from scipy.stats import entropy as scipy_entropy
 from scipy.stats import spearmanr
 from tiny_models import WORDS, save_bert
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError
 from fednotes.apps.experiments import attention
 from fednotes.apps.experiments.attention import (
     AttentionModel,
@@ -39,6 +38,7 @@ from fednotes.apps.experiments.attention import (
     stretches,
     token_ids,
 )
+from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError
 
 transformers = pytest.importorskip("transformers")
 

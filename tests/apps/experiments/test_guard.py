@@ -17,12 +17,12 @@ from typing import IO, Any
 import pytest
 from paper_corpora import PAPERS, write_all
 
-from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.encoders import pretrained
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments.grids import Grid, Request, own_jobs, rows_of
 from fednotes.apps.experiments.planning import refuse_settings
 from fednotes.apps.experiments.reproduce import grids, load_grid, reproduce
+from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.encoders import pretrained
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.results import read_result
 from fednotes.jobs.simulate import simulate

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from fednotes.core.errors import ConfigError
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments.grids import GridRun, Jobs, Request, plan, rows_of, seeds_of
 from fednotes.apps.experiments.reproduce import column, grids, load_grid, reproduce
 from fednotes.apps.experiments.tables import plot
+from fednotes.core.errors import ConfigError
 from fednotes.jobs.job_file import load_job
 
 NAMES = ("fedner-fig3", "fedner-fig4", "fedner-fig5", "fedner-fig6", "fedner-table2")

@@ -12,12 +12,12 @@ from paper_corpora import PAPERS
 from scipy import stats
 from typer.testing import CliRunner
 
-from fednotes.cli.app import app
-from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.apps.experiments import reproduce as module
 from fednotes.apps.experiments.grids import GridRun, Row, sets_itself
 from fednotes.apps.experiments.planning import Rehearsal
 from fednotes.apps.experiments.reproduce import experiments, grids, load_grid, reproduce
+from fednotes.cli.app import app
+from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.metrics.compare import paired_t
 
 GRID = """\

@@ -21,8 +21,6 @@ from scipy import optimize, sparse, special
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 
-from fednotes.core.errors import ConfigError, DataError, MissingExtra
-from fednotes.core.settings import build
 from fednotes.apps.phenotyping import two_stage as phenotype
 from fednotes.apps.phenotyping.classifiers import (
     CHOICES,
@@ -39,6 +37,8 @@ from fednotes.apps.phenotyping.classifiers import (
     tfidf,
 )
 from fednotes.apps.phenotyping.cohort import Bags
+from fednotes.core.errors import ConfigError, DataError, MissingExtra
+from fednotes.core.settings import build
 
 CLASSES = ((0, 1), (0, 1, 2), (0, 1), (0, 2))
 PATIENTS, WIDTH = 60, 13

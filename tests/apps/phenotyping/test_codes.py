@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fednotes.core.errors import ConfigError, DataError
 from fednotes.apps.phenotyping.codes import (
     SYSTEMS,
     categories_of_job,
@@ -24,6 +23,7 @@ from fednotes.apps.phenotyping.codes import (
     public_categories,
 )
 from fednotes.apps.phenotyping.tables import read_codiesp, read_mimic
+from fednotes.core.errors import ConfigError, DataError
 
 
 def _patients(count: int, seed: int, name: str = "p") -> dict[str, frozenset[str]]:

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fednotes.core.errors import ConfigError, DataError
 from fednotes.apps.phenotyping.cohort import (
     Bags,
     Cohort,
@@ -24,6 +23,7 @@ from fednotes.apps.phenotyping.cohort import (
     require_alike,
     split,
 )
+from fednotes.core.errors import ConfigError, DataError
 
 
 def _lists(patients: int, vocabulary: int, seed: int) -> list[list[int]]:

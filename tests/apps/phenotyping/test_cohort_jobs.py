@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from patient_files import SECRET, everyone, job, load, parts, write, write_terms
 
+from fednotes.apps.deployment.agreement import Description, agreed_config, describe
+from fednotes.apps.phenotyping.cohort import Bags, Vectors, fingerprint, pooled_patients
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.settings import read_toml
 from fednotes.data.text import Passage
-from fednotes.apps.deployment.agreement import Description, agreed_config, describe
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
 from fednotes.jobs.simulate import claim, recorded
-from fednotes.apps.phenotyping.cohort import Bags, Vectors, fingerprint, pooled_patients
 
 TERMS = ("asthma", "gout", "cough", "fever")  # concepts C0000000 …, in this order
 CONCEPTS = {"dictionary": "terms.tsv"}

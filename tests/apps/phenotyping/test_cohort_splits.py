@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from patient_files import job, load, parts, write, write_terms
 
+from fednotes.apps.phenotyping.cohort import Cohort, SitePatients, deal
 from fednotes.core.errors import FednotesError
 from fednotes.jobs.simulate import simulate
-from fednotes.apps.phenotyping.cohort import Cohort, SitePatients, deal
 
 TERMS = ("asthma", "gout", "cough", "fever", "nausea", "rash")
 CODES = ("4019", "25000", "4280")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from patient_files import SECRET, job, labels_of, load, save_model, write, write_terms
 
+from fednotes.api import evaluate
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import holding
 from fednotes.jobs.job import load_sites
-from fednotes.api import evaluate
 
 TERMS = ("asthma", "cough", "gout")
 Run = Callable[..., tuple[str, str]]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.core.errors import ConfigError, DataError
 from fednotes.apps.phenotyping.dictionary import (
     TYPES,
     Dictionary,
@@ -17,6 +16,7 @@ from fednotes.apps.phenotyping.dictionary import (
     dictionary_of,
     read_dictionary,
 )
+from fednotes.core.errors import ConfigError, DataError
 
 File = Callable[..., Path]
 

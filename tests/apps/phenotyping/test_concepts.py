@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fednotes.core.errors import DataError, MissingExtra
-from fednotes.data.notes import Note
 from fednotes.apps.phenotyping.concepts import (
     KINDS,
     Matcher,
@@ -38,6 +36,8 @@ from fednotes.apps.phenotyping.dictionary import (
     unfit,
     words_of,
 )
+from fednotes.core.errors import DataError, MissingExtra
+from fednotes.data.notes import Note
 
 File = Callable[..., Path]
 TERMS = [

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fednotes.core.errors import ConfigError, DataError
-from fednotes.core.tensors import load_into, snapshot
 from fednotes.apps.phenotyping.cohort import Bags
 from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures, RowAdam, pool
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.tensors import load_into, snapshot
 
 VOCABULARY, OUTPUTS = 40, 5
 CONFIG = DanConfig(embedding=7, hidden=6)

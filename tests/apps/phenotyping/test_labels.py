@@ -13,8 +13,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from fednotes.core.errors import DataError
-from fednotes.data.notes import Note
 from fednotes.apps.phenotyping.labels import (
     DISEASES,
     PatientLabels,
@@ -22,6 +20,8 @@ from fednotes.apps.phenotyping.labels import (
     read_obesity,
     read_texts,
 )
+from fednotes.core.errors import DataError
+from fednotes.data.notes import Note
 
 File = Callable[..., Path]
 SECRET = "Wilhelmina"

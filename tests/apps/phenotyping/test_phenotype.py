@@ -38,12 +38,7 @@ from phenotype_patients import (
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import SGDClassifier
 
-from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.core.seeds import rng_of
-from fednotes.core.update import Total, Update
-from fednotes.engines.rounds import RoundResult
 from fednotes.apps.phenotyping import two_stage as phenotype
-from fednotes.apps.phenotyping.two_stage import Config, Site, averaged
 from fednotes.apps.phenotyping.classifiers import (
     LinearSVMs,
     SvmConfig,
@@ -54,9 +49,20 @@ from fednotes.apps.phenotyping.classifiers import (
     tfidf,
 )
 from fednotes.apps.phenotyping.codes import category
-from fednotes.apps.phenotyping.cohort import PRESENT, FeatureSpace, SitePatients, Vectors, pooled_patients
+from fednotes.apps.phenotyping.cohort import (
+    PRESENT,
+    FeatureSpace,
+    SitePatients,
+    Vectors,
+    pooled_patients,
+)
 from fednotes.apps.phenotyping.dan import Dan, DanConfig, RowAdam
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
+from fednotes.apps.phenotyping.two_stage import Config, Site, averaged
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.seeds import rng_of
+from fednotes.core.update import Total, Update
+from fednotes.engines.rounds import RoundResult
 
 # ---- stage 1
 

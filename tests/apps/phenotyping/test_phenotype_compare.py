@@ -10,12 +10,12 @@ import pytest
 from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
 from sklearn.metrics import f1_score, roc_auc_score
 
-from fednotes.core.errors import DataError
-from fednotes.jobs.compare import ALL_SITES, Side, compare_patients
-from fednotes.metrics.compare import Bootstrap, paired_patients
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import Bags, Cohort
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
+from fednotes.core.errors import DataError
+from fednotes.jobs.compare import ALL_SITES, Side, compare_patients
+from fednotes.metrics.compare import Bootstrap, paired_patients
 
 
 def compared(a: Side, b: Side, samples: int, metric: str = "strict") -> dict[str, Bootstrap]:

@@ -18,15 +18,15 @@ import pytest
 from patient_files import save_model
 from sklearn.metrics import f1_score, roc_auc_score
 
-from fednotes.cli import app
-from fednotes.core.errors import DataError
-from fednotes.jobs.predict import predict
+from fednotes.api import evaluate
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import FeatureSpace, Vectors
 from fednotes.apps.phenotyping.concepts import Made
 from fednotes.apps.phenotyping.features import ConceptsConfig, features_for
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
-from fednotes.api import evaluate
+from fednotes.cli import app
+from fednotes.core.errors import DataError
+from fednotes.jobs.predict import predict
 
 NAME = "Zebulonovic"  # stands for what must never be shown
 TERMS = ("asthma", "gout", "hypertension")

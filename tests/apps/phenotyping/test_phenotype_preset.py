@@ -27,16 +27,16 @@ from phenotype_patients import (
     trained,
 )
 
+from fednotes.apps.phenotyping import two_stage as phenotype
+from fednotes.apps.phenotyping.cohort import Bags, ConceptVectors, SitePatients, pooled_patients
+from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures
+from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
+from fednotes.apps.phenotyping.two_stage import PRESETS, Config, Site
 from fednotes.core.errors import ConfigError, DataError, ModelError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of
 from fednotes.core.update import Update
 from fednotes.jobs.job_file import load_job, parse_job
-from fednotes.apps.phenotyping import two_stage as phenotype
-from fednotes.apps.phenotyping.two_stage import PRESETS, Config, Site
 from fednotes.training.sites import RMSprop
-from fednotes.apps.phenotyping.cohort import Bags, ConceptVectors, SitePatients, pooled_patients
-from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures
-from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
 
 PAPERS = Path(__file__).parents[3] / "docs" / "papers.md"
 ROW = re.compile(r"^\| `([\w.]+)` \| `(.+?)` \| (.+?) \|$", re.MULTILINE)

@@ -26,14 +26,14 @@ from phenotype_patients import (
 )
 from sklearn.metrics import brier_score_loss, f1_score, log_loss, roc_auc_score
 
-from fednotes.core.federation import State
-from fednotes.engines.rounds import RoundResult
 from fednotes.apps.phenotyping import two_stage as phenotype
-from fednotes.apps.phenotyping.two_stage import Config
 from fednotes.apps.phenotyping.classifiers import SvmConfig
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, QUESTIONABLE, Cohort, SitePatients
 from fednotes.apps.phenotyping.dan import DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
+from fednotes.apps.phenotyping.two_stage import Config
+from fednotes.core.federation import State
+from fednotes.engines.rounds import RoundResult
 
 
 def pairs(state: State, site: SitePatients, cohort: Cohort) -> tuple[np.ndarray, np.ndarray]:

@@ -15,8 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from fednotes.core.errors import ConfigError, DataError, ModelError
-from fednotes.data.text import Passage
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
 from fednotes.apps.phenotyping.concepts import Notes
@@ -29,6 +27,8 @@ from fednotes.apps.phenotyping.phenotyper import (
     load_phenotyper,
     network_settings,
 )
+from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.data.text import Passage
 
 SPACE = FeatureSpace(9, recipe={"fingerprint": "nine", "dictionary": "nine.tsv"})
 BAGS = Bags.of([[0, 0, 4], [], [8, 1, 2, 3]], 9)

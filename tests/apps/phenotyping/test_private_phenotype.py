@@ -14,19 +14,19 @@ from phenotype_patients import counted, sites_of
 from scipy import stats
 from tiny_taggers import assert_same, resumed
 
-from fednotes.core.errors import ConfigError
-from fednotes.engines.inprocess import InProcess
-from fednotes.jobs.job_file import parse_job
-from fednotes.privacy import training as private
-from fednotes.apps.phenotyping.two_stage import METHOD as PHENOTYPE
-from fednotes.apps.phenotyping.two_stage import Config
-from fednotes.privacy.training import privately
 from fednotes.apps.phenotyping.classifiers import SvmConfig
 from fednotes.apps.phenotyping.cohort import UNLABELLED
 from fednotes.apps.phenotyping.dan import DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
+from fednotes.apps.phenotyping.two_stage import METHOD as PHENOTYPE
+from fednotes.apps.phenotyping.two_stage import Config
+from fednotes.core.errors import ConfigError
+from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.job_file import parse_job
+from fednotes.privacy import training as private
 from fednotes.privacy.noise import SCALE
 from fednotes.privacy.promise import Privacy
+from fednotes.privacy.training import privately
 
 PRIVATE: Any = privately(PHENOTYPE)
 SITES = sites_of(3)

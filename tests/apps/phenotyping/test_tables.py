@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from fednotes.apps.phenotyping.tables import (
+    EXAMPLES,
+    read_codes,
+    read_codiesp,
+    read_mimic,
+    read_omop,
+)
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.apps.phenotyping.tables import EXAMPLES, read_codes, read_codiesp, read_mimic, read_omop
 
 File = Callable[..., Path]
 SECRET = "Wilhelmina"

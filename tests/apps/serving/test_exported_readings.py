@@ -11,9 +11,9 @@ import pytest
 from small_classifiers import build, loud
 from tiny_tokenizers import FAMILIES, TEXTS, save_family
 
+from fednotes.apps.serving.exports import export
 from fednotes.core.types import Document, TagSet
 from fednotes.data.text import split_sentences
-from fednotes.apps.serving.exports import export
 from fednotes.taggers.saving import load_model, save_model
 
 transformers = pytest.importorskip("transformers")

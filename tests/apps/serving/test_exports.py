@@ -11,10 +11,10 @@ from small_classifiers import build, loud, notes
 from tiny_models import save_encoder
 from tiny_taggers import MODEL
 
+from fednotes.apps.serving.exports import export
 from fednotes.core.errors import FednotesError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.text import split_sentences
-from fednotes.apps.serving.exports import export
 from fednotes.taggers.saving import build_model, load_model, save_model
 
 transformers = pytest.importorskip("transformers")

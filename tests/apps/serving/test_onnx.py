@@ -18,10 +18,10 @@ from small_classifiers import build, loud, notes
 from tiny_models import save_encoder
 from tiny_taggers import NO_DROPOUT, HashEncoder
 
+from fednotes.apps.serving.exports import export
 from fednotes.core.errors import FednotesError, MissingExtra, ModelError
 from fednotes.core.types import Document, TagSet
 from fednotes.data.text import split_sentences, tokenize
-from fednotes.apps.serving.exports import export
 from fednotes.taggers.saving import build_model, load_model, save_model
 from fednotes.taggers.tagger import Tagger
 

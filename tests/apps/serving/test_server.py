@@ -20,10 +20,10 @@ pytest.importorskip("prometheus_client")
 from fastapi.testclient import TestClient
 from patient_files import save_model
 
+from fednotes.apps.serving.server import BATCH, Limits, application, read_token, serve
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, Span
 from fednotes.jobs.models import load
-from fednotes.apps.serving.server import BATCH, Limits, application, read_token, serve
 
 LOCAL = "http://127.0.0.1:8000"
 SECRET = "Xylocain-Zebra"  # a word of notes, which nobody may find anywhere else

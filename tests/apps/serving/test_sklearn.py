@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fednotes.core.errors import FednotesError
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace
 from fednotes.apps.phenotyping.dan import Dan, DanConfig
 from fednotes.apps.phenotyping.features import ConceptsConfig, features_for
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.apps.serving.exports import export
+from fednotes.core.errors import FednotesError
 
 sio = pytest.importorskip("skops.io")
 sparse = pytest.importorskip("scipy.sparse")

@@ -16,12 +16,12 @@ import pytest
 from pages import Tree
 from tiny_taggers import MODEL
 
+from fednotes.apps.ui.pages import Desk, application, opened, shown
+from fednotes.apps.ui.review import Filter, Later, Review, compared, filter_of
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.formats import read
 from fednotes.taggers.saving import build_model, save_model
-from fednotes.apps.ui.pages import Desk, application, opened, shown
-from fednotes.apps.ui.review import Filter, Later, Review, compared, filter_of
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")

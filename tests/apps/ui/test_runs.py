@@ -13,13 +13,13 @@ from ledgers import lines_of, written
 from pages import Tree
 from tiny_jobs import TABLE
 
-from fednotes.core.errors import ConfigError
 from fednotes.apps.deployment.nvflare.kit import KIT_FILE
+from fednotes.apps.deployment.rules.ledger import ledger_of
+from fednotes.apps.ui.pages import Desk, application, opened
+from fednotes.core.errors import ConfigError
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import SUMMARY, read_result
 from fednotes.jobs.simulate import simulate
-from fednotes.apps.deployment.rules.ledger import ledger_of
-from fednotes.apps.ui.pages import Desk, application, opened
 
 pytest.importorskip("starlette")
 from starlette.testclient import TestClient

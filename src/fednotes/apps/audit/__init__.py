@@ -29,6 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fednotes.apps.deployment.rules.approval import fingerprint
+from fednotes.apps.deployment.site_file import job_at_home, load_deployed
 from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.core.federation import EVALUATE, Option, SiteTasks
@@ -37,16 +39,14 @@ from fednotes.core.tensors import snapshot
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import CommittedRound
-from fednotes.apps.deployment.site_file import job_at_home, load_deployed
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.jobs.results import Audit, Leak
 from fednotes.jobs.simulate import Part, is_run, members_of, recorded
+from fednotes.metrics.calibration import wilson
 from fednotes.training.compression import decode
 from fednotes.training.compression import opened as opened_code
 from fednotes.training.word_rows import IDS
-from fednotes.metrics.calibration import wilson
-from fednotes.apps.deployment.rules.approval import fingerprint
 
 FALSE = 0.01  # of what is not there, named all the same
 MOST = 200  # rounds after which no evaluation is waited for

@@ -31,6 +31,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from fednotes.apps.audit import Attack, Nothing, Scene, Trial, below, require_gradients
+from fednotes.apps.phenotyping.classifiers import CHOICES
+from fednotes.apps.phenotyping.codes import output_matrix
+from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, SitePatients
 from fednotes.core.errors import DataError
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, SiteData, Span
@@ -42,9 +45,6 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job
 from fednotes.jobs.simulate import Part, members_of
 from fednotes.privacy.training import owned
-from fednotes.apps.phenotyping.classifiers import CHOICES
-from fednotes.apps.phenotyping.codes import output_matrix
-from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, SitePatients
 
 MODELS = 8  # trained for the job, and as many for the control; twice as many of patients
 UNITS, CONTROL, AGAIN = 200, 24, 5  # units judged; of the control, and how often each is there

@@ -21,9 +21,9 @@ import torch
 
 from fednotes.apps.audit import Attack, Nothing, Scene, Trial, below
 from fednotes.apps.audit.counts import COUNTS, exact
-from fednotes.privacy.training import NOISY
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT
 from fednotes.privacy.promise import COUNTS as NOISY_COUNTS
+from fednotes.privacy.training import NOISY
 
 ALONE = 16  # patients of the control whose gradients are seen each for itself
 _Table = np.ndarray

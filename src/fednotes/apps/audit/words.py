@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fednotes.apps.audit import Attack, Nothing, Scene, Seen, Trial, known
-from fednotes.training.word_rows import IDS
 from fednotes.apps.deployment.rules.policy import word_tables
+from fednotes.training.word_rows import IDS
 
 
 def _tables(seen: Seen, bias: bool) -> dict[str, str]:

@@ -19,6 +19,14 @@ import numpy as np
 import torch
 
 import fednotes
+from fednotes.apps.deployment.rules.approval import fingerprint
+from fednotes.apps.phenotyping.cohort import (
+    Cohort,
+    ConceptVectors,
+    FeatureSpace,
+    SitePatients,
+    Vectors,
+)
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import parse_json
@@ -28,8 +36,6 @@ from fednotes.core.update import Tensors
 from fednotes.encoders.pretrained import encoder_directory, folder_fingerprint
 from fednotes.engines.launch import Setup
 from fednotes.jobs.job import Job
-from fednotes.apps.phenotyping.cohort import Cohort, ConceptVectors, FeatureSpace, SitePatients, Vectors
-from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.taggers.saving import PLACES
 
 AGREE, DESCRIBE, SCORES = "agree", "@describe", "@scores"

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.core.types import Document
 from fednotes.data.notes.sites import SiteNotes
 from fednotes.data.split import sentence_documents
-from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.privacy.secure_sum.crypto import joined
 
 

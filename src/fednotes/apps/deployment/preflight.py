@@ -17,12 +17,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from fednotes.apps.deployment.nvflare.certificates import check_kit, shown_problem, valid_until
+from fednotes.apps.deployment.nvflare.kit import (
+    RENEWED,
+    SERVER,
+    SITE,
+    WATCH,
+    Kit,
+    kit_files,
+    read_kit,
+)
+from fednotes.apps.deployment.rules.guard import approvals_of
+from fednotes.apps.deployment.site_file import SITE_FILE, of_kit, read_site_file
 from fednotes.core.errors import FednotesError
 from fednotes.core.settings import expand
-from fednotes.apps.deployment.nvflare.certificates import check_kit, shown_problem, valid_until
-from fednotes.apps.deployment.nvflare.kit import RENEWED, SERVER, SITE, WATCH, Kit, kit_files, read_kit
-from fednotes.apps.deployment.site_file import SITE_FILE, of_kit, read_site_file
-from fednotes.apps.deployment.rules.guard import approvals_of
 
 SECONDS = 10.0  # to reach the server
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")

@@ -23,17 +23,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fednotes.apps.deployment.nvflare.kit import ADMIN, job_folder, read_kit
+from fednotes.apps.deployment.rules.approval import fingerprint
+from fednotes.apps.deployment.server import PROBLEM
+from fednotes.apps.deployment.site_file import LEAST, whole_table
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError, on_disk
 from fednotes.core.parsing import kept_table, read_json
 from fednotes.core.store import make_private, owned, private_folder, write_json
-from fednotes.apps.deployment.nvflare.kit import ADMIN, job_folder, read_kit
 from fednotes.engines.rounds import RoundResult
-from fednotes.apps.deployment.server import PROBLEM
-from fednotes.apps.deployment.site_file import LEAST, whole_table
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import SUMMARY, RunResult, read_result
 from fednotes.jobs.simulate import Display, Part
-from fednotes.apps.deployment.rules.approval import fingerprint
 
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.server import Admin

@@ -25,6 +25,25 @@ from typing import Any, Protocol
 
 import torch
 
+from fednotes.apps.deployment.agreement import (
+    AGREE,
+    DESCRIBE,
+    SCORES,
+    agreed_config,
+    agreement_of,
+    as_text,
+    encoder_of,
+    from_tensors,
+    from_text,
+    planned_rounds,
+    require_as_declared,
+    threshold,
+    unpacked,
+)
+from fednotes.apps.deployment.rules.approval import fingerprint
+from fednotes.apps.deployment.rules.guard import REJECTED, UNAPPROVED
+from fednotes.apps.deployment.site_file import own_files, parsed, read_site_file, whole_table
+from fednotes.apps.deployment.waiting import APPROVALS_FILE, PendingApprovals
 from fednotes.core.errors import (
     ConfigError,
     FednotesError,
@@ -44,28 +63,9 @@ from fednotes.engines.launch import Setup
 from fednotes.engines.requests import Event, Patience, Transport
 from fednotes.engines.rounds import RoundResult
 from fednotes.engines.secure import SecureSum
-from fednotes.apps.deployment.agreement import (
-    AGREE,
-    DESCRIBE,
-    SCORES,
-    agreed_config,
-    agreement_of,
-    as_text,
-    encoder_of,
-    from_tensors,
-    from_text,
-    planned_rounds,
-    require_as_declared,
-    threshold,
-    unpacked,
-)
-from fednotes.apps.deployment.site_file import own_files, parsed, read_site_file, whole_table
-from fednotes.apps.deployment.waiting import APPROVALS_FILE, PendingApprovals
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import METRICS, VERSION, RunResult, add_line, line_of, rewound
 from fednotes.jobs.simulate import versions
-from fednotes.apps.deployment.rules.approval import fingerprint
-from fednotes.apps.deployment.rules.guard import REJECTED, UNAPPROVED
 
 SERVER_FILE = "server.toml"  # in the server's kit: [files] of this machine, if it needs any
 PROBLEM = "problem.json"  # in the folder that is fetched, of a run that failed

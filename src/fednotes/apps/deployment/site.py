@@ -20,6 +20,25 @@ from typing import Any
 
 import torch
 
+from fednotes.apps.deployment.agreement import (
+    AGREE,
+    DESCRIBE,
+    SCORES,
+    Description,
+    agreed_config,
+    agreement_of,
+    describe,
+    from_text,
+    mismatch,
+    packed,
+    planned_rounds,
+    threshold,
+)
+from fednotes.apps.deployment.examples import training_examples
+from fednotes.apps.deployment.rules.approval import fingerprint
+from fednotes.apps.deployment.rules.guard import SiteGuard, require_approved
+from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
+from fednotes.apps.deployment.site_file import SITE_FILE, job_of_site, load_own, of_kit, whole_table
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -40,29 +59,10 @@ from fednotes.engines.host import SiteHost, explained
 from fednotes.engines.launch import Setup
 from fednotes.engines.secure import AnswerTimes, SecureSeal
 from fednotes.jobs.card import SCORES_FILE, OwnRun, write_cards
-from fednotes.apps.deployment.agreement import (
-    AGREE,
-    DESCRIBE,
-    SCORES,
-    Description,
-    agreed_config,
-    agreement_of,
-    describe,
-    from_text,
-    mismatch,
-    packed,
-    planned_rounds,
-    threshold,
-)
-from fednotes.apps.deployment.examples import training_examples
-from fednotes.apps.deployment.site_file import SITE_FILE, job_of_site, load_own, of_kit, whole_table
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import PROMISED, RunResult
 from fednotes.jobs.simulate import versions
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES
-from fednotes.apps.deployment.rules.approval import fingerprint
-from fednotes.apps.deployment.rules.guard import SiteGuard, require_approved
-from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 
 RESULTS = "results"
 SECRET = "noise.key"  # in a run's state

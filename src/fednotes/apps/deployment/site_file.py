@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from fednotes import methods
+from fednotes.apps.deployment.rules.approval import fingerprint
+from fednotes.apps.deployment.rules.policy import Policy, policy_from
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import build, checked, expand, read_toml
 from fednotes.core.store import write_text
 from fednotes.jobs.job import Job, Number, Progress, Sites, load_sites
 from fednotes.jobs.job_file import KINDS, load_table, parse_job
-from fednotes.apps.deployment.rules.approval import fingerprint
-from fednotes.apps.deployment.rules.policy import Policy, policy_from
 
 SITE_FILE = "site.toml"  # in a kit
 LEAST = 3  # sites of a secure sum

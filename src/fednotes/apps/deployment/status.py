@@ -17,12 +17,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import ConfigError, FednotesError, TrainingError
-from fednotes.core.parsing import kept_table, read_json
-from fednotes.core.store import LOCK
-from fednotes.encoders.features import clear_cache, default_cache
-from fednotes.encoders.token_cache import clear_tokens
-from fednotes.engines.launch import only_one, read_outcome
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.kit import WATCH, read_kit
 from fednotes.apps.deployment.nvflare.processes import (
@@ -32,10 +26,16 @@ from fednotes.apps.deployment.nvflare.processes import (
     connected,
     contact_of,
 )
+from fednotes.apps.deployment.rules.ledger import ledger_of, parsed
 from fednotes.apps.deployment.site import RESULTS
 from fednotes.apps.deployment.site_file import SITE_FILE, of_kit
 from fednotes.apps.deployment.waiting import waiting_text
-from fednotes.apps.deployment.rules.ledger import ledger_of, parsed
+from fednotes.core.errors import ConfigError, FednotesError, TrainingError
+from fednotes.core.parsing import kept_table, read_json
+from fednotes.core.store import LOCK
+from fednotes.encoders.features import clear_cache, default_cache
+from fednotes.encoders.token_cache import clear_tokens
+from fednotes.engines.launch import only_one, read_outcome
 
 TAIL = 200_000  # bytes of a log or a ledger that are looked at
 RECENT = timedelta(minutes=2)

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from fednotes.apps.experiments.tables import grid_table, page
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -51,7 +52,6 @@ from fednotes.encoders.pretrained import (
     positions_of,
     require_complete,
 )
-from fednotes.apps.experiments.tables import grid_table, page
 
 # Told apart with every common colour vision, and by marker.
 _COLOURS = ("#0072b2", "#c85200", "#00835f", "#a3487f", "#7d6608", "#5f6b78")

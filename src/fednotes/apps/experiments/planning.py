@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.apps.experiments.grids import (
     Before,
     Grid,
@@ -28,6 +27,7 @@ from fednotes.apps.experiments.grids import (
     seeds_of,
     sets_itself,
 )
+from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.jobs.checking import rehearse
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import load_job

@@ -26,19 +26,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fednotes.core.errors import (
-    ConfigError,
-    DataError,
-    FednotesError,
-    MissingExtra,
-    nearest,
-)
-from fednotes.core.parsing import parse_json
-from fednotes.core.settings import build, expand, read_toml
-from fednotes.core.stopping import call
-from fednotes.core.store import write_json, write_text
-from fednotes.core.tensors import device_of
-from fednotes.data.notes import present
 from fednotes.apps.experiments.grids import (
     Attention,
     Grid,
@@ -53,6 +40,19 @@ from fednotes.apps.experiments.grids import (
 )
 from fednotes.apps.experiments.planning import Rehearsal, by_reason, plan_grid, skipped_settings
 from fednotes.apps.experiments.tables import KINDS, MISSING, RATES, is_plain, markdown
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    MissingExtra,
+    nearest,
+)
+from fednotes.core.parsing import parse_json
+from fednotes.core.settings import build, expand, read_toml
+from fednotes.core.stopping import call
+from fednotes.core.store import write_json, write_text
+from fednotes.core.tensors import device_of
+from fednotes.data.notes import present
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.results import duration, read_result
 from fednotes.jobs.simulate import LONG
@@ -66,7 +66,7 @@ Cell = tuple[list[GridRun], list[dict[str, Any]]]  # of a row and condition; wha
 @lru_cache(maxsize=1)
 def grids() -> Mapping[str, Path]:
     """Grid files by name, such as `fedner-table2`."""
-    root = Path(str(resources.files("fednotes") / "experiments"))
+    root = Path(str(resources.files("fednotes") / "apps" / "experiments"))
     found = {f"{path.parent.name}-{path.stem}": path for path in sorted(root.glob("*/*.toml"))}
     return {name: path for name, path in found.items() if "base" in read_toml(path)}
 

@@ -24,11 +24,18 @@ from annotated_types import Ge, Gt
 from pydantic import FiniteFloat
 from torch import Tensor
 
+from fednotes.apps.phenotyping.cohort import (
+    ABSENT,
+    PRESENT,
+    QUESTIONABLE,
+    UNLABELLED,
+    Bags,
+    offsets_of,
+)
 from fednotes.core.errors import ConfigError, DataError, needs
 from fednotes.core.kernels import kernel
 from fednotes.core.settings import checked
 from fednotes.core.tensors import require_like
-from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED, Bags, offsets_of
 
 CLASSES = (ABSENT, PRESENT, QUESTIONABLE)  # columns of scores, in the order of their labels
 SPARSE_INTERCEPT = 0.01  # scikit-learn's smaller step of the intercept with sparse features

@@ -42,8 +42,8 @@ from typing import Final
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, UNLABELLED
+from fednotes.core.errors import ConfigError, DataError, nearest
 
 Codes = Mapping[str, Collection[str]]  # patient → codes
 

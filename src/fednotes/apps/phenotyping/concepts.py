@@ -52,10 +52,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from fednotes.core.errors import DataError, ModelError, needs
-from fednotes.core.tensors import load_state, save_state
-from fednotes.data.formats.files import listing
-from fednotes.data.notes import Note
 from fednotes.apps.phenotyping.cohort import Bags, Vectors, offsets_of, stretches
 from fednotes.apps.phenotyping.dictionary import (
     AMBIGUOUS,
@@ -68,6 +64,10 @@ from fednotes.apps.phenotyping.dictionary import (
     words_of,
 )
 from fednotes.apps.phenotyping.tables import Damaged, TableReport, elements, lines
+from fednotes.core.errors import DataError, ModelError, needs
+from fednotes.core.tensors import load_state, save_state
+from fednotes.data.formats.files import listing
+from fednotes.data.notes import Note
 
 MOST: Final = 10_000  # concepts of a patient; Liu, Dligach and Miller 2019 leave out more
 RECIPE: Final = "concepts-1"  # raise it when the same text gives other concepts: caches name it

@@ -27,11 +27,19 @@ import torch.nn.functional as F
 from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
+from fednotes.apps.phenotyping.cohort import (
+    ABSENT,
+    PRESENT,
+    Bags,
+    Rows,
+    Vectors,
+    offsets_of,
+    stretches,
+)
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.kernels import dropout, kernel
 from fednotes.core.settings import checked
 from fednotes.core.tensors import require_like, seeded
-from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, Bags, Rows, Vectors, offsets_of, stretches
 
 FIRST_VECTORS = 0.05  # of the uniform initial vectors: Keras' default, which the 2018 program used
 KNOWN = "known"  # the name of `Dan.known` among tensors

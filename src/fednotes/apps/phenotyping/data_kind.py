@@ -19,22 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, within
-from fednotes.core.seeds import rng_of, seed_of
-from fednotes.data.notes import Note, left_out, read_notes
-from fednotes.encoders.features import default_cache
-from fednotes.encoders.vectors import load_vectors
-from fednotes.jobs.job import (
-    PATIENT_TABLES,
-    CountTable,
-    Job,
-    PatientsConfig,
-    PatientTables,
-    SiteKind,
-    Sites,
-    SyntheticPatientsConfig,
-    patient_tables,
-)
 from fednotes.apps.phenotyping import synthetic, tables
 from fednotes.apps.phenotyping.codes import hold_out, phenotype_labels
 from fednotes.apps.phenotyping.cohort import (
@@ -59,6 +43,22 @@ from fednotes.apps.phenotyping.concepts import (
 )
 from fednotes.apps.phenotyping.features import ConceptFeatures, Features, features_for
 from fednotes.apps.phenotyping.labels import PatientLabels, read_labels, read_obesity
+from fednotes.core.errors import ConfigError, DataError, FednotesError, within
+from fednotes.core.seeds import rng_of, seed_of
+from fednotes.data.notes import Note, left_out, read_notes
+from fednotes.encoders.features import default_cache
+from fednotes.encoders.vectors import load_vectors
+from fednotes.jobs.job import (
+    PATIENT_TABLES,
+    CountTable,
+    Job,
+    PatientsConfig,
+    PatientTables,
+    SiteKind,
+    Sites,
+    SyntheticPatientsConfig,
+    patient_tables,
+)
 
 
 def load_patient_sites(

@@ -32,11 +32,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.apps.phenotyping.cohort import offsets_of
 from fednotes.apps.phenotyping.tables import Damaged, TableReport, cells_of, lines, rows
+from fednotes.core.errors import ConfigError, DataError, nearest
 
-_LISTS = tomllib.loads(files("fednotes.apps.phenotyping").joinpath("dictionary.toml").read_text("utf-8"))
+_LISTS = tomllib.loads(
+    files("fednotes.apps.phenotyping").joinpath("dictionary.toml").read_text("utf-8")
+)
 AMBIGUOUS: Final[frozenset[str]] = frozenset(_LISTS["ambiguous"])
 LEFT_OUT_KINDS: Final[frozenset[str]] = frozenset(_LISTS["left_out_kinds"])
 TYPES: Final[frozenset[str]] = frozenset(one for group in _LISTS["types"].values() for one in group)

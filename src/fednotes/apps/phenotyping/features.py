@@ -19,11 +19,6 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from annotated_types import Ge
 
-from fednotes.core.errors import ConfigError, DataError, ModelError, within
-from fednotes.core.settings import build, checked, expand
-from fednotes.core.types import Document
-from fednotes.data.text import Passage, split_sentences, tokenize
-from fednotes.encoders.features import FrozenEncoder, load_encoder
 from fednotes.apps.phenotyping import synthetic
 from fednotes.apps.phenotyping.cohort import FeatureSpace, Vectors
 from fednotes.apps.phenotyping.concepts import (
@@ -38,6 +33,11 @@ from fednotes.apps.phenotyping.concepts import (
     told,
 )
 from fednotes.apps.phenotyping.dictionary import read_dictionary
+from fednotes.core.errors import ConfigError, DataError, ModelError, within
+from fednotes.core.settings import build, checked, expand
+from fednotes.core.types import Document
+from fednotes.data.text import Passage, split_sentences, tokenize
+from fednotes.encoders.features import FrozenEncoder, load_encoder
 
 SYNTHETIC: Final = "synthetic"  # the generated patients' dictionary
 TEXT_RECIPE: Final = "mean-of-notes-1"  # raise it when the same text gives another vector

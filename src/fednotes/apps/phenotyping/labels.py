@@ -43,11 +43,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from fednotes.core.errors import DataError, nearest
-from fednotes.core.parsing import JsonError, parse_json
-from fednotes.data.encodings import named_encoding
-from fednotes.data.formats.files import bounded_lines, open_text, visible
-from fednotes.data.notes import Note
 from fednotes.apps.phenotyping.cohort import ABSENT, LABELS, PRESENT, QUESTIONABLE, UNLABELLED
 from fednotes.apps.phenotyping.concepts import by_patient
 from fednotes.apps.phenotyping.tables import (
@@ -58,6 +53,11 @@ from fednotes.apps.phenotyping.tables import (
     TableReport,
     elements,
 )
+from fednotes.core.errors import DataError, nearest
+from fednotes.core.parsing import JsonError, parse_json
+from fednotes.data.encodings import named_encoding
+from fednotes.data.formats.files import bounded_lines, open_text, visible
+from fednotes.data.notes import Note
 
 DISEASES: Final = (
     *("Asthma", "CAD", "CHF", "Depression", "Diabetes", "GERD", "Gallstones", "Gout"),

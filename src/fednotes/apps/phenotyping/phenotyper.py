@@ -25,6 +25,9 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from fednotes import __version__
+from fednotes.apps.phenotyping.classifiers import Features, LinearSVMs, SvmConfig, tfidf
+from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
+from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig
 from fednotes.core.allocation import bounded_allocation
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.model_folders import PHENOTYPER, is_phenotyper
@@ -32,9 +35,6 @@ from fednotes.core.parsing import read_json
 from fednotes.core.settings import build, checked
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import below, device_of, load_into, prefixed
-from fednotes.apps.phenotyping.classifiers import Features, LinearSVMs, SvmConfig, tfidf
-from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
-from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig
 
 FORMAT = 2  # 1 had no checksum of the facts
 Inputs = Bags | Vectors

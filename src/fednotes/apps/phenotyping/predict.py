@@ -13,6 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from fednotes.apps.phenotyping.cohort import LABELS, PRESENT, UNLABELLED, Bags, Vectors
+from fednotes.apps.phenotyping.concepts import by_patient
+from fednotes.apps.phenotyping.features import Features, opened
+from fednotes.apps.phenotyping.labels import read_beside, read_gold, read_texts, renamed
+from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
 from fednotes.core.errors import ConfigError, DataError, ModelError, within
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
@@ -22,11 +27,6 @@ from fednotes.data.notes import read_notes
 from fednotes.jobs.evaluation import Evaluation, require_mapping
 from fednotes.jobs.inputs import require_notes, source_of
 from fednotes.metrics.classification import ClassCounts, rankings
-from fednotes.apps.phenotyping.cohort import LABELS, PRESENT, UNLABELLED, Bags, Vectors
-from fednotes.apps.phenotyping.concepts import by_patient
-from fednotes.apps.phenotyping.features import Features, opened
-from fednotes.apps.phenotyping.labels import read_beside, read_gold, read_texts, renamed
-from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
 
 
 def notes_of(

@@ -14,14 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
-from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.seeds import Draws
-from fednotes.core.settings import checked
-from fednotes.core.tensors import taken
-from fednotes.core.update import Tensors, Update
-from fednotes.methods.averaging import Averaging, AveragingSite, Optimizer, Step
-from fednotes.training.sites import Count, Number, Part, Rate, RMSprop, Size
-from fednotes.metrics.classification import ClassCounts, rankings
 from fednotes.apps.phenotyping.classifiers import (
     LinearSVMs,
     fit,
@@ -46,10 +38,18 @@ from fednotes.apps.phenotyping.cohort import (
 )
 from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig, Mixtures, RowAdam
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, Phenotyper
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.seeds import Draws
+from fednotes.core.settings import checked
+from fednotes.core.tensors import taken
+from fednotes.core.update import Tensors, Update
+from fednotes.methods.averaging import Averaging, AveragingSite, Optimizer, Step
+from fednotes.metrics.classification import ClassCounts, rankings
 from fednotes.privacy.promise import Privacy
+from fednotes.training.sites import Count, Number, Part, Rate, RMSprop, Size
 
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
-    files("fednotes.methods").joinpath("phenotype.toml").read_text("utf-8")
+    files("fednotes.apps.phenotyping").joinpath("phenotype.toml").read_text("utf-8")
 )
 Read = Mixtures | np.ndarray
 MOST_WEIGHT = 1e6  # of a class, or a concept, that is agreed on; the least is 1 / MOST_WEIGHT

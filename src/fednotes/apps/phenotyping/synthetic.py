@@ -21,8 +21,6 @@ from typing import Final
 
 import numpy as np
 
-from fednotes.core.seeds import rng_of
-from fednotes.data.synthetic import make_lexicon
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED
 from fednotes.apps.phenotyping.dictionary import (
     Dictionary,
@@ -32,6 +30,8 @@ from fednotes.apps.phenotyping.dictionary import (
     words_of,
 )
 from fednotes.apps.phenotyping.labels import PatientLabels
+from fednotes.core.seeds import rng_of
+from fednotes.data.synthetic import make_lexicon
 
 _LISTS: Final = tomllib.loads(
     files("fednotes.apps.phenotyping").joinpath("synthetic.toml").read_text("utf-8")

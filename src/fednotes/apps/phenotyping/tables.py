@@ -34,9 +34,9 @@ from xml.sax import ContentHandler, SAXParseException
 from defusedxml import DefusedXmlException, DTDForbidden
 from defusedxml.sax import make_parser
 
+from fednotes.apps.phenotyping.codes import SYSTEMS, code_of, system_of
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.data.formats.files import BROKEN, LARGEST, broken, open_bytes, visible
-from fednotes.apps.phenotyping.codes import SYSTEMS, code_of, system_of
 
 EXAMPLES: Final = 10  # damaged rows that a report names
 _WRONG: Final = 100  # rows of which all are damaged: the rest of the file is not read

@@ -31,31 +31,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.federation import Federation, Method, MethodSite, State
-from fednotes.core.seeds import Draws
-from fednotes.core.settings import build
-from fednotes.core.tensors import below, load_into, prefixed, restoring, taken
-from fednotes.core.update import Tensors, Total, Update
-from fednotes.methods.averaging import AveragingSite, Server, private_by, run_cycles
-from fednotes.methods.averaging import private_rounds as averaging_rounds
-from fednotes.apps.phenotyping.stages import (
-    PRESETS,
-    Classifiers,
-    CodeLearner,
-    Config,
-    agreed,
-    counted,
-    frequent,
-    frequent_codes,
-    own_counts,
-    places_of,
-    require_agreed,
-    shared_network,
-)
-from fednotes.privacy.training import Counting, owner_of
-from fednotes.training.server_steps import by_each, for_names, gathered
-from fednotes.metrics.classification import ClassCounts
 from fednotes.apps.phenotyping.classifiers import (
     CLASSES,
     LinearSVMs,
@@ -82,8 +57,33 @@ from fednotes.apps.phenotyping.phenotyper import (
     load_phenotyper,
     network_settings,
 )
+from fednotes.apps.phenotyping.stages import (
+    PRESETS,
+    Classifiers,
+    CodeLearner,
+    Config,
+    agreed,
+    counted,
+    frequent,
+    frequent_codes,
+    own_counts,
+    places_of,
+    require_agreed,
+    shared_network,
+)
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.federation import Federation, Method, MethodSite, State
+from fednotes.core.seeds import Draws
+from fednotes.core.settings import build
+from fednotes.core.tensors import below, load_into, prefixed, restoring, taken
+from fednotes.core.update import Tensors, Total, Update
+from fednotes.methods.averaging import AveragingSite, Server, private_by, run_cycles
+from fednotes.methods.averaging import private_rounds as averaging_rounds
+from fednotes.metrics.classification import ClassCounts
 from fednotes.privacy.promise import Unit
 from fednotes.privacy.secure_sum.crypto import digest
+from fednotes.privacy.training import Counting, owner_of
+from fednotes.training.server_steps import by_each, for_names, gathered
 
 __all__ = ["METHOD", "Config", "Site", "train"]
 

@@ -1,5 +1,1 @@
-"""The local page. Called, as `fednotes.apps.ui(…)`, `pages.ui`."""
-
-from fednotes import called
-
-called(__name__, "pages", "ui")
+"""The local page: a model's errors in one's own notes, and what a person decides."""

@@ -23,23 +23,10 @@ from urllib.parse import parse_qsl, urlencode
 
 from markupsafe import Markup, escape
 
-from fednotes.core.cleaning import clean
-from fednotes.core.errors import ConfigError, FednotesError, needs
-from fednotes.core.parsing import shipped
-from fednotes.core.types import Document, Span
-from fednotes.data.formats import LossyError
-from fednotes.data.formats.files import OnError, named
-from fednotes.apps.deployment.nvflare.kit import KIT_FILE
-from fednotes.jobs.compare import Comparison, compare
-from fednotes.jobs.results import SUMMARY, read_lines, size
-from fednotes.jobs.simulate import is_run, so_far
-from fednotes.metrics.spans import KINDS
-from fednotes.report.html import environment, parts_of_page, two_runs
-from fednotes.apps.deployment.rules.ledger import ledger_of, show, verify
 from fednotes.api import read
-from fednotes.jobs.models import MentionModel, PatientModel, folder_of, load
+from fednotes.apps.deployment.nvflare.kit import KIT_FILE
+from fednotes.apps.deployment.rules.ledger import ledger_of, show, verify
 from fednotes.apps.serving.server import Refused, read_body, run
-from fednotes.taggers.saving import is_model
 from fednotes.apps.ui.review import (
     Filter,
     Item,
@@ -50,6 +37,19 @@ from fednotes.apps.ui.review import (
     of_run,
     require_writable,
 )
+from fednotes.core.cleaning import clean
+from fednotes.core.errors import ConfigError, FednotesError, needs
+from fednotes.core.parsing import shipped
+from fednotes.core.types import Document, Span
+from fednotes.data.formats import LossyError
+from fednotes.data.formats.files import OnError, named
+from fednotes.jobs.compare import Comparison, compare
+from fednotes.jobs.models import MentionModel, PatientModel, folder_of, load
+from fednotes.jobs.results import SUMMARY, read_lines, size
+from fednotes.jobs.simulate import is_run, so_far
+from fednotes.metrics.spans import KINDS
+from fednotes.report.html import environment, parts_of_page, two_runs
+from fednotes.taggers.saving import is_model
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -30,9 +30,9 @@ from fednotes.data.formats import write
 from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.jobs.compare import job_of, model_folder, require_same
 from fednotes.jobs.job import load_sites
+from fednotes.jobs.models import MentionModel
 from fednotes.metrics.calibration import Calibration
 from fednotes.metrics.spans import KINDS, judged_mentions
-from fednotes.jobs.models import MentionModel
 from fednotes.taggers.saving import load_model
 
 _ALTERNATIVES = 4  # types that are shown of one mention

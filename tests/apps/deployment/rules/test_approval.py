@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.apps.deployment.rules.approval import Approvals, difference, fingerprint
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 JOB: dict[str, Any] = {

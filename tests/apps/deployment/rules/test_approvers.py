@@ -17,9 +17,16 @@ pytest.importorskip("cryptography")
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fednotes.core.errors import ConfigError
-from fednotes.apps.deployment.rules.approval import Approvals, Quorum, Signer, make_key, public_of, read_key
+from fednotes.apps.deployment.rules.approval import (
+    Approvals,
+    Quorum,
+    Signer,
+    make_key,
+    public_of,
+    read_key,
+)
 from fednotes.apps.deployment.rules.policy import Policy, policy_from
+from fednotes.core.errors import ConfigError
 
 JOB = {"name": "ner", "method": "fedner"}
 OTHER = {**JOB, "seed": 2}

@@ -11,12 +11,12 @@ import pytest
 import torch
 from guarded import TABLE, Guarded
 
+from fednotes.apps.deployment.rules.guard import Budget, SiteGuard, Withheld, read_spent
+from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 from fednotes.core.errors import ConfigError
 from fednotes.core.messages import encode
 from fednotes.core.update import Update
 from fednotes.privacy.promise import COUNTS, Privacy, Promise
-from fednotes.apps.deployment.rules.guard import Budget, SiteGuard, Withheld, read_spent
-from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 
 ANY = Policy(min_sites=1, share_scores=True, secure_sum="off")
 PROMISE = Promise.of(Privacy(noise=1.0, rate=0.1, where="site"), 3, 4)

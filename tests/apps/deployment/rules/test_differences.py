@@ -13,10 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.core.errors import ConfigError
 from fednotes.apps.deployment.rules import differences
-from fednotes.apps.deployment.rules.differences import RECORD, SECRET, ExampleRecord, JoinedRun, digests
+from fednotes.apps.deployment.rules.differences import (
+    RECORD,
+    SECRET,
+    ExampleRecord,
+    JoinedRun,
+    digests,
+)
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
+from fednotes.core.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 THREE = Policy(min_difference=3, source="[policy] of site.toml")

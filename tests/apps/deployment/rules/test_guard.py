@@ -14,13 +14,13 @@ import pytest
 import torch
 from guarded import SITES, TABLE, Guarded, Network
 
-from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.messages import BEGIN, CHECKPOINT, END, Attached, Request, encode
-from fednotes.core.update import Update
 from fednotes.apps.deployment.rules import guard as module
 from fednotes.apps.deployment.rules.guard import Withheld, approvals_of
 from fednotes.apps.deployment.rules.ledger import FIRST, head_path, ledger_of, verify
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.messages import BEGIN, CHECKPOINT, END, Attached, Request, encode
+from fednotes.core.update import Update
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 OPEN = Policy(secure_sum="off", share_scores=True, source="[policy] of /srv/ward7/site.toml")

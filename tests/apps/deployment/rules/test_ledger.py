@@ -25,7 +25,6 @@ import pytest
 import torch
 from ledgers import DIGEST, MESSAGE, lines_of, rehashed, written
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, RefusedError
 from fednotes.apps.deployment.rules import ledger as module
 from fednotes.apps.deployment.rules.ledger import (
     FIRST,
@@ -43,6 +42,7 @@ from fednotes.apps.deployment.rules.ledger import (
     show,
     verify,
 )
+from fednotes.core.errors import ConfigError, DataError, FednotesError, RefusedError
 
 
 class Killed(BaseException):

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from fednotes.core.errors import ConfigError
-from fednotes.core.messages import Request
 from fednotes.apps.deployment.rules.policy import (
     Policy,
     PolicyRefusal,
@@ -22,6 +20,8 @@ from fednotes.apps.deployment.rules.policy import (
     policy_from,
     word_tables,
 )
+from fednotes.core.errors import ConfigError
+from fednotes.core.messages import Request
 
 Wish = Callable[..., None]  # of a policy; a key that is given again is another wish
 NIGHT = datetime(2026, 3, 1, 23, 30, tzinfo=UTC)

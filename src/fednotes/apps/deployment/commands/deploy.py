@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from fednotes.cli.groups import Settings, console, say
 from fednotes.apps.deployment.commands.ledger import ledger
 from fednotes.apps.deployment.commands.server import Kit, certificates, server
 from fednotes.apps.deployment.commands.site import site
+from fednotes.cli.groups import Settings, console, say
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 
 if TYPE_CHECKING:
-    from fednotes.core.stopping import Interrupt
     from fednotes.apps.deployment.nvflare.authority import ProjectConfig, Secret
     from fednotes.apps.deployment.runs import Run
+    from fednotes.core.stopping import Interrupt
     from fednotes.jobs.results import RunResult
 
 
@@ -75,10 +75,10 @@ def provision(
 
     Also what its authority does later: revoke kits, renew them, replace the root.
     """
-    from fednotes.core.settings import build, read_toml
     from fednotes.apps.deployment.nvflare.authority import ProjectConfig, folders
     from fednotes.apps.deployment.nvflare.authority import provision as make
     from fednotes.apps.deployment.nvflare.certificates import TRUST
+    from fednotes.core.settings import build, read_toml
 
     network = build(ProjectConfig, read_toml(project), str(project))
     secret = _passphrase(passphrase)
@@ -109,9 +109,9 @@ def _at_authority(
     protect: bool,
 ) -> None:
     """What changes the authority itself, and answers requests. overlap: 0 keeps its root."""
-    from fednotes.core.store import write_out
     from fednotes.apps.deployment.nvflare.authority import authority_of
     from fednotes.apps.deployment.nvflare.certificates import TRUST, bytes_of
+    from fednotes.core.store import write_out
 
     authority, answer = authority_of(network, out, secret), b""
     if overlap:
@@ -161,11 +161,11 @@ def _passphrase(path: Path | None) -> Secret:
 
 def preflight(kit: Kit) -> None:
     """Check whether a kit can run, with a remedy for each problem."""
-    from fednotes.cli.display import sheet
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.nvflare.processes import status
     from fednotes.apps.deployment.preflight import preflight as check
     from fednotes.apps.deployment.status import connection
+    from fednotes.cli.display import sheet
 
     checks = check(kit)
     table = sheet("check", "", "finding", left=3)
@@ -270,9 +270,9 @@ def _handed_in(
 
 
 def _watch(known: Run, out: Path, fresh: bool = False) -> None:
-    from fednotes.cli.display import RichDisplay
     from fednotes.apps.deployment.nvflare.server import connect
     from fednotes.apps.deployment.runs import Follower, admin_kit, watched
+    from fednotes.cli.display import RichDisplay
 
     kit, person = admin_kit(known.kit)
     with RichDisplay(console) as display:

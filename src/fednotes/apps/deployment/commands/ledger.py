@@ -11,8 +11,8 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from fednotes.cli.groups import console, say
 from fednotes.apps.deployment.commands.server import Kit
+from fednotes.cli.groups import console, say
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import FednotesError
 

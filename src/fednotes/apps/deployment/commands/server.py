@@ -213,7 +213,6 @@ def renew(
     ] = None,
 ) -> None:
     """Request a new certificate; install the answer with --take."""
-    from fednotes.core.store import write_out
     from fednotes.apps.deployment.nvflare.certificates import (
         PENDING,
         bytes_of,
@@ -223,6 +222,7 @@ def renew(
         valid_until,
     )
     from fednotes.apps.deployment.nvflare.kit import read_kit
+    from fednotes.core.store import write_out
 
     facts = read_kit(kit)
     if take is None:

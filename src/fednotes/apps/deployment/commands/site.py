@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.cells import chop_cells
 
-from fednotes.cli.groups import console, say
 from fednotes.apps.deployment.commands.server import (
     START_SECONDS,
     Kill,
@@ -25,6 +24,7 @@ from fednotes.apps.deployment.commands.server import (
     require_ready,
     require_sound,
 )
+from fednotes.cli.groups import console, say
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError
 
@@ -108,10 +108,10 @@ def site_rules(
     ] = None,
 ) -> None:
     """Show a site's rules, or replace them, even while it runs."""
-    from fednotes.core.settings import read_toml
     from fednotes.apps.deployment.nvflare import processes
-    from fednotes.apps.deployment.site_file import SITE_FILE, install, of_kit
     from fednotes.apps.deployment.rules.approval import difference
+    from fednotes.apps.deployment.site_file import SITE_FILE, install, of_kit
+    from fednotes.core.settings import read_toml
 
     of_role(kit, "site")
     if file is None:
@@ -138,12 +138,12 @@ def site_stop(kit: Kit, kill: Kill = False) -> None:
 @site.command("status")
 def site_status(kit: Kit) -> None:
     """Show the site's state, runs, waiting approvals and scores."""
-    from fednotes.core.parsing import kept_table
-    from fednotes.apps.deployment.site import RESULTS
-    from fednotes.apps.deployment.status import connection, headline, last_problem, serving
-    from fednotes.jobs.results import PROMISED
     from fednotes.apps.deployment.rules.guard import approvals_of, named, pending
     from fednotes.apps.deployment.rules.ledger import ledger_of
+    from fednotes.apps.deployment.site import RESULTS
+    from fednotes.apps.deployment.status import connection, headline, last_problem, serving
+    from fednotes.core.parsing import kept_table
+    from fednotes.jobs.results import PROMISED
 
     found = process_of(kit, "site")
     up, told = connection(kit, found)
@@ -190,8 +190,8 @@ def site_forget(
 
     Journals, states, the model, its scores and the cache of its notes are deleted. The ledger and
     the decisions stay."""
-    from fednotes.apps.deployment.status import forget
     from fednotes.apps.deployment.rules.ledger import ledger_of
+    from fednotes.apps.deployment.status import forget
 
     of_role(kit, "site")
     freed = forget(kit, run)
@@ -365,14 +365,14 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
     Raises ConfigError for one of another job, site or federation, PolicyRefusal.
     """
     from fednotes.apps.audit import attacks
-    from fednotes.core.parsing import mapping
-    from fednotes.core.store import private_folder, write_json
     from fednotes.apps.deployment.nvflare.kit import read_kit
-    from fednotes.apps.deployment.site_file import policy_of
-    from fednotes.jobs.results import AUDIT, read_audit
     from fednotes.apps.deployment.rules.approval import fingerprint
     from fednotes.apps.deployment.rules.guard import RULES
     from fednotes.apps.deployment.rules.policy import check_audit
+    from fednotes.apps.deployment.site_file import policy_of
+    from fednotes.core.parsing import mapping
+    from fednotes.core.store import private_folder, write_json
+    from fednotes.jobs.results import AUDIT, read_audit
 
     kept = kit / RULES / "audits" / key
     found, name, worst = read_audit(given or kept), read_kit(kit).name, None
@@ -418,9 +418,9 @@ def _nothing_waits(kit: Path) -> str:
 
 def _show_job(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> None:
     """The hash that is approved, then what it is of. Only our own words begin a row."""
-    from fednotes.apps.deployment.site_file import parsed
     from fednotes.apps.deployment.rules.approval import difference
     from fednotes.apps.deployment.rules.guard import approvals_of, named
+    from fednotes.apps.deployment.site_file import parsed
 
     approvals = approvals_of(kit, quorum)
     last = approvals.last_approved(str(table.get("name"))) or approvals.last_approved()
@@ -445,9 +445,9 @@ def _show_job(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> Non
 
 def _show_earlier(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> None:
     """Show how a job differs from each that was approved before, in whose notes are summed."""
-    from fednotes.apps.deployment.site_file import policy_of
     from fednotes.apps.deployment.rules.approval import compare
     from fednotes.apps.deployment.rules.guard import approvals_of, named
+    from fednotes.apps.deployment.site_file import policy_of
 
     least = policy_of(kit).min_sites
     for past in approvals_of(kit, quorum).approved():

@@ -26,10 +26,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fednotes.core.errors import ConfigError, RefusedError, nearest, needs
-from fednotes.core.parsing import read_json
-from fednotes.core.settings import checked
-from fednotes.core.store import make_private, private_folder, write_folder, write_json, write_text
 from fednotes.apps.deployment.nvflare.certificates import (
     MOST_BYTES,
     RENEWAL,
@@ -55,6 +51,10 @@ from fednotes.apps.deployment.nvflare.kit import (
     Kit,
     kit_files,
 )
+from fednotes.core.errors import ConfigError, RefusedError, nearest, needs
+from fednotes.core.parsing import read_json
+from fednotes.core.settings import checked
+from fednotes.core.store import make_private, private_folder, write_folder, write_json, write_text
 
 with needs("cryptography", "deploy"):
     from cryptography import x509

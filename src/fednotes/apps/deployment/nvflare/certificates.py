@@ -21,9 +21,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fednotes.apps.deployment.nvflare.kit import SERVER, WATCH, read_kit
 from fednotes.core.errors import ConfigError, RefusedError, needs, readable
 from fednotes.core.store import replace_file, write_text
-from fednotes.apps.deployment.nvflare.kit import SERVER, WATCH, read_kit
 from fednotes.privacy.secure_sum.crypto import joined
 
 with needs("cryptography", "deploy"):

@@ -30,10 +30,10 @@ from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 from typing import Any
 
-from fednotes.core.errors import FednotesError, RefusedError, needs
 from fednotes.apps.deployment.nvflare.certificates import Trust, names_of, settle, take
 from fednotes.apps.deployment.nvflare.kit import INSIDE
 from fednotes.apps.deployment.nvflare.processes import JOB_ID, KIT_VARIABLE
+from fednotes.core.errors import FednotesError, RefusedError, needs
 
 with needs("nvflare", "deploy"):
     from cryptography.x509 import load_pem_x509_certificate

@@ -49,11 +49,16 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
 
+from fednotes.apps.deployment.nvflare.gate import Connections, TrustCourier, check_certificates
+from fednotes.apps.deployment.nvflare.processes import (
+    CONTACT_FILE,
+    LOST_SECONDS,
+    UNWATCHED,
+    LastContact,
+)
+from fednotes.apps.deployment.nvflare.server import PAUSE, PROGRESS, TELL_SECONDS
 from fednotes.core.store import write_json, write_text
 from fednotes.engines.launch import OUTCOME_FILE, read_outcome
-from fednotes.apps.deployment.nvflare.gate import Connections, TrustCourier, check_certificates
-from fednotes.apps.deployment.nvflare.processes import CONTACT_FILE, LOST_SECONDS, UNWATCHED, LastContact
-from fednotes.apps.deployment.nvflare.server import PAUSE, PROGRESS, TELL_SECONDS
 
 LOOK_SECONDS = 5.0
 SALT_FILE = Path("state") / "place"  # or a server could find out where the kit lies by trying

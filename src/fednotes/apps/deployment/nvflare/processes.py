@@ -33,11 +33,6 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fednotes.core.cleaning import one_line
-from fednotes.core.errors import ConfigError, FednotesError, needs, on_disk
-from fednotes.core.parsing import kept_table
-from fednotes.core.settings import build, checked
-from fednotes.core.store import lock, make_private, owned, write_json
 from fednotes.apps.deployment.nvflare.certificates import check_kit, settle
 from fednotes.apps.deployment.nvflare.kit import (
     ADMIN,
@@ -49,6 +44,11 @@ from fednotes.apps.deployment.nvflare.kit import (
     kit_files,
     read_kit,
 )
+from fednotes.core.cleaning import one_line
+from fednotes.core.errors import ConfigError, FednotesError, needs, on_disk
+from fednotes.core.parsing import kept_table
+from fednotes.core.settings import build, checked
+from fednotes.core.store import lock, make_private, owned, write_json
 
 KIT_VARIABLE = "FEDNOTES_KIT"  # the folder of the kit whose process this is, or whose job's
 UNWATCHED = "FEDNOTES_UNWATCHED"  # set: runs that stop stay so, as tests and benchmarks need
@@ -63,7 +63,10 @@ JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's f
 KEPT_JOBS = 3  # such folders, the newest; a run's own state is elsewhere
 OUTPUT_FILE = "console.log"  # what the processes print, of the last start only
 MODULE = "fednotes.apps.deployment.nvflare.processes"
-OURS, OF_JOBS = "fednotes.engines.", "nvflare.private.fed.app."  # modules of a kit's processes
+OURS, OF_JOBS = (
+    "fednotes.apps.deployment.",
+    "nvflare.private.fed.app.",
+)  # modules of a kit's processes
 INTERRUPTED = 130  # as shells count a program that SIGINT ended
 FAILED = 1  # NVFlare came to its end and nobody had told it to
 PATIENCE = 5.0  # seconds for the other processes; a container's end may be violent after ten

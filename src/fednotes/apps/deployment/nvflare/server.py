@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fednotes.apps.deployment.nvflare.gate import check_certificates
 from fednotes.core.errors import FednotesError, RefusedError, TrainingError, needs
 from fednotes.engines import launch
 from fednotes.engines.launch import Setup
-from fednotes.apps.deployment.nvflare.gate import check_certificates
 
 with needs("nvflare", "deploy"):
     from nvflare.apis.client import Client

@@ -19,10 +19,6 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
 
-from fednotes.core.errors import FednotesError
-from fednotes.engines import launch
-from fednotes.engines.host import explained, placeless, whole_line
-from fednotes.engines.launch import Host
 from fednotes.apps.deployment.nvflare.certificates import ROOTS, CertificateIdentity
 from fednotes.apps.deployment.nvflare.gate import (
     obey_the_server_only,
@@ -31,6 +27,10 @@ from fednotes.apps.deployment.nvflare.gate import (
 )
 from fednotes.apps.deployment.nvflare.server import FRAME, REASON, TASK
 from fednotes.apps.deployment.rules.ledger import Entry, ledger_of, plain
+from fednotes.core.errors import FednotesError
+from fednotes.engines import launch
+from fednotes.engines.host import explained, placeless, whole_line
+from fednotes.engines.launch import Host
 
 RETRY_SECONDS = 10.0  # a site that refused a job is asked again: it may have been approved since
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.site")

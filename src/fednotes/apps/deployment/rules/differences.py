@@ -29,11 +29,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from fednotes.apps.deployment.rules.policy import Policy, check_difference
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import MOST_BYTES, read_json
 from fednotes.core.store import alone, private_folder, write_folder, write_json
-from fednotes.apps.deployment.rules.policy import Policy, check_difference
 
 FOLDER = "examples"  # in the rules of a kit
 RECORD = "record.json"

@@ -21,14 +21,6 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
-from fednotes.core.cleaning import NAME, clean
-from fednotes.core.errors import ConfigError, FednotesError, RefusedError
-from fednotes.core.federation import TRAIN
-from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
-from fednotes.core.parsing import read_json
-from fednotes.core.store import alone, write_json
-from fednotes.core.update import Update
-from fednotes.privacy.promise import COUNTS, Promise, Unit
 from fednotes.apps.deployment.rules.approval import Approvals, Decision, Quorum, Signer, fingerprint
 from fednotes.apps.deployment.rules.differences import ExampleRecord, JoinedRun, Views
 from fednotes.apps.deployment.rules.ledger import (
@@ -44,7 +36,21 @@ from fednotes.apps.deployment.rules.ledger import (
     stamp,
     tensors_of,
 )
-from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job, check_request, check_update
+from fednotes.apps.deployment.rules.policy import (
+    Policy,
+    PolicyRefusal,
+    check_job,
+    check_request,
+    check_update,
+)
+from fednotes.core.cleaning import NAME, clean
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.core.federation import TRAIN
+from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
+from fednotes.core.parsing import read_json
+from fednotes.core.store import alone, write_json
+from fednotes.core.update import Update
+from fednotes.privacy.promise import COUNTS, Promise, Unit
 
 RULES = "rules"  # in a kit
 REJECTED = "has rejected this job"  # in what the server is told

@@ -20,11 +20,11 @@ from zoneinfo import ZoneInfo
 
 from annotated_types import Ge, Interval, MinLen
 
+from fednotes.apps.deployment.rules.approval import Quorum
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.messages import Request
 from fednotes.core.settings import build, checked
-from fednotes.apps.deployment.rules.approval import Quorum
 
 # Names of tensors with one row (or one number) per word: what they say is which words a site
 # has. The last three parts are output layers; a pre-training run leaves them out by default.

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, needs
-from fednotes.core.store import write_json
 from fednotes.apps.phenotyping.cohort import LABELS
 from fednotes.apps.phenotyping.features import ConceptFeatures, opened
 from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
+from fednotes.core.errors import ConfigError, needs
+from fednotes.core.store import write_json
 
 _MOST = 1e30  # no value of a ReLU is larger
 

