@@ -34,7 +34,9 @@ def vocabulary(size: int, rng: np.random.Generator) -> list[str]:
     parts = [a + b for a in "bcdfghklmnprstvz" for b in "aeiou"]
     made: dict[str, None] = {}
     while len(made) < size:
-        made["".join(parts[i] for i in rng.integers(0, len(parts), rng.integers(2, 6)))] = None
+        made[
+            "".join(parts[i] for i in rng.integers(0, len(parts), rng.integers(2, 6)))
+        ] = None
     return list(made)
 
 
@@ -116,7 +118,10 @@ def main() -> None:
     characters = sum(map(len, notes))
     begin = time.perf_counter()
     matcher = Matcher(given, "off")
-    print(f"{len(given.terms):,} terms built in {time.perf_counter() - begin:.1f} s", flush=True)
+    print(
+        f"{len(given.terms):,} terms built in {time.perf_counter() - begin:.1f} s",
+        flush=True,
+    )
     print(f"peak memory with dictionary and texts {peak():.2f} GB")
     rates = {}
     for context in ("off", "drop"):
@@ -129,7 +134,8 @@ def main() -> None:
         rates[context] = characters / min(seconds)
         share = 1e3 * len(bag) / characters
         print(
-            f"context {context}: {rates[context] / 1e6:.2f} million characters a second, ", end=""
+            f"context {context}: {rates[context] / 1e6:.2f} million characters a second, ",
+            end="",
         )
         print(f"{len(bag):,} concepts ({share:.1f} in 1,000 characters)", flush=True)
     plain = Plain(given)

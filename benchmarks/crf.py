@@ -52,7 +52,10 @@ def compare(tokens: int, repeats: int) -> dict[str, tuple[float, float]]:
     ours, theirs = pair(seed=0)
     x = torch.randn(BATCH, tokens, TAGS, requires_grad=True)
     gold = torch.randint(0, TAGS, (BATCH, tokens))
-    lengths, mask = torch.full((BATCH,), tokens), torch.ones(BATCH, tokens, dtype=torch.bool)
+    lengths, mask = (
+        torch.full((BATCH,), tokens),
+        torch.ones(BATCH, tokens, dtype=torch.bool),
+    )
 
     def our_loss() -> Tensor:
         loss = ours.loss(x, gold, lengths).mean()
@@ -82,7 +85,11 @@ def compare(tokens: int, repeats: int) -> dict[str, tuple[float, float]]:
     return {
         "loss": tuple(in_turns(our_loss, their_loss, repeats)),
         "decode": tuple(
-            in_turns(lambda: ours.decode(x, lengths), lambda: theirs.decode(x, mask=mask), repeats)
+            in_turns(
+                lambda: ours.decode(x, lengths),
+                lambda: theirs.decode(x, mask=mask),
+                repeats,
+            )
         ),
     }
 
@@ -95,7 +102,9 @@ def main() -> None:
     lines = []
     for tokens in (40, 128):
         for task, (ours, theirs) in compare(tokens, repeats).items():
-            print(f"{task} {tokens} tokens: {ours * 1e3:.3f} ms, pytorch-crf {theirs * 1e3:.3f} ms")
+            print(
+                f"{task} {tokens} tokens: {ours * 1e3:.3f} ms, pytorch-crf {theirs * 1e3:.3f} ms"
+            )
             ratio = theirs / ours
             lines.append(f"crf-{task}-{tokens} ratio={ratio:.1f} against pytorch-crf")
     print("\n".join(lines))

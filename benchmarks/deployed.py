@@ -74,7 +74,9 @@ class Member:
 
     def __init__(self, name: str) -> None:
         self._id = name
-        self.rows = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(len(name)))
+        self.rows = torch.randn(
+            32, WIDTH, generator=torch.Generator().manual_seed(len(name))
+        )
 
     @property
     def id(self) -> str:
@@ -124,7 +126,9 @@ def forget_peak(pid: int | str = "self") -> None:
 def server_main(setup: Setup, transport: Any) -> None:
     """One case at the server."""
     case, patience = setup.job, Patience(min_sites=len(SITES), timeout=300, give_up=300)
-    engine = Deployed(transport, SITES, setup.state / "server", job=setup.run, patience=patience)
+    engine = Deployed(
+        transport, SITES, setup.state / "server", job=setup.run, patience=patience
+    )
     before, _ = memory()
     forget_peak()
     seconds = method(engine, case["nbytes"], case["rounds"], case["steps"])
@@ -139,7 +143,9 @@ class Measured:
 
     def __init__(self, setup: Setup) -> None:
         site = setup.site
-        self._host = SiteHost(lambda: Member(site), setup.state / "site", job=setup.run, name=site)
+        self._host = SiteHost(
+            lambda: Member(site), setup.state / "site", job=setup.run, name=site
+        )
         self._path, (self._before, _) = setup.state / "told.json", memory()
         forget_peak()
 
@@ -173,7 +179,9 @@ class Relay:
             near, _ = self._listener.accept()
             far = socket.create_connection(("localhost", self._to))
             for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self._pass, args=(one, other), daemon=True).start()
+                threading.Thread(
+                    target=self._pass, args=(one, other), daemon=True
+                ).start()
 
     def _pass(self, one: socket.socket, other: socket.socket) -> None:
         try:
@@ -228,40 +236,73 @@ with connect(Path(sys.argv[1]), sys.argv[2], 30) as server:
 """
 
 
-def run(kits: Mapping[str, Path], name: str, nbytes: int, rounds: int, steps: int) -> list[Any]:
+def run(
+    kits: Mapping[str, Path], name: str, nbytes: int, rounds: int, steps: int
+) -> list[Any]:
     """One case as a job: seconds of its rounds, and peaks of memory in bytes."""
     base = kits["server"].parents[1]
     case = {"nbytes": nbytes, "rounds": rounds, "steps": steps}
-    folder = kit_files.job_folder(base / "jobs", case, run=name, sites=SITES, min_sites=len(SITES))
+    folder = kit_files.job_folder(
+        base / "jobs", case, run=name, sites=SITES, min_sites=len(SITES)
+    )
     pids = {who: processes.status(kits[who]).pid for who in ("server", "h2")}
     before = {}
     for who, pid in pids.items():
         before[who], _ = memory(pid or "self")
         forget_peak(pid or "self")
-    command = [sys.executable, "-c", RUN, str(kits["admin"]), ADMIN, str(folder), *SITES]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    command = [
+        sys.executable,
+        "-c",
+        RUN,
+        str(kits["admin"]),
+        ADMIN,
+        str(folder),
+        *SITES,
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ
+    )
     if not done.stdout.endswith("FINISHED:COMPLETED\n"):
-        raise SystemExit(f"{name}: {done.stdout}{(kits['server'] / 'fednotes.log').read_text()}")
-    told = [json.loads((kits[w] / "state" / name / "told.json").read_text()) for w in pids]
+        raise SystemExit(
+            f"{name}: {done.stdout}{(kits['server'] / 'fednotes.log').read_text()}"
+        )
+    told = [
+        json.loads((kits[w] / "state" / name / "told.json").read_text()) for w in pids
+    ]
     peaks = [memory(pid or "self")[1] - before[who] for who, pid in pids.items()]
-    return [told[0]["seconds"], told[0]["memory"], peaks[0], told[1]["memory"], peaks[1]]
+    return [
+        told[0]["seconds"],
+        told[0]["memory"],
+        peaks[0],
+        told[1]["memory"],
+        peaks[1],
+    ]
 
 
-def through(kits: Mapping[str, Path], port: int, sizes: Sequence[int]) -> dict[int, float]:
+def through(
+    kits: Mapping[str, Path], port: int, sizes: Sequence[int]
+) -> dict[int, float]:
     """Bytes on h1's connection over its tensors' bytes, with a relay before the server."""
     relay, found = Relay(port), {}
     processes.stop(kits["h1"], patience=5)
     path = kits["h1"] / "startup/fed_client.json"
-    path.write_text(path.read_text().replace(f"localhost:{port}", f"localhost:{relay.port}"))
+    path.write_text(
+        path.read_text().replace(f"localhost:{port}", f"localhost:{relay.port}")
+    )
     start(kits["h1"])
     for nbytes in sizes:
         rounds = 20 if nbytes < 2**24 else 2
-        quiet = [run_counted(kits, relay, nbytes, n, f"wire-{nbytes}-{n}") for n in (1, 1 + rounds)]
+        quiet = [
+            run_counted(kits, relay, nbytes, n, f"wire-{nbytes}-{n}")
+            for n in (1, 1 + rounds)
+        ]
         found[nbytes] = (quiet[1] - quiet[0]) / (2 * rounds * nbytes)
     return found
 
 
-def run_counted(kits: Mapping[str, Path], relay: Relay, nbytes: int, rounds: int, name: str) -> int:
+def run_counted(
+    kits: Mapping[str, Path], relay: Relay, nbytes: int, rounds: int, name: str
+) -> int:
     before = relay.nbytes
     run(kits, name, nbytes, rounds, 0)
     return relay.nbytes - before
@@ -289,7 +330,9 @@ def handed_over(base: Path, nbytes: int, rounds: int, steps: int) -> list[float]
     """The same with the engine of real sites in this process; leaves no file."""
     with tempfile.TemporaryDirectory(dir=base) as name:
         hosts = {
-            site: SiteHost(partial(Member, site), Path(name) / site, job="direct", name=site)
+            site: SiteHost(
+                partial(Member, site), Path(name) / site, job="direct", name=site
+            )
             for site in SITES
         }
         engine = Deployed(Direct(hosts), SITES, Path(name) / "server", job="direct")
@@ -302,7 +345,9 @@ def clock(task: Callable[[], list[float]], repeats: int = 3) -> float:
 
 
 def table(kits: Mapping[str, Path], sizes: Sequence[int], exchanges: int) -> None:
-    print(f"{'':>10}{'seconds an exchange':>44}{'peak memory beyond the start, MB':>50}")
+    print(
+        f"{'':>10}{'seconds an exchange':>44}{'peak memory beyond the start, MB':>50}"
+    )
     print(
         f"{'MB':>10}{'deployed':>12}{'first':>8}{'no network':>12}{'in process':>12}"
         f"{'server job':>14}{'server':>10}{'site job':>12}{'site':>10}"
@@ -324,7 +369,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=float, nargs="+", default=[0.1, 5, 120])
     parser.add_argument("--exchanges", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40, help="mini-batches of a site a round")
+    parser.add_argument(
+        "--steps", type=int, default=40, help="mini-batches of a site a round"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     sizes = [int(megabytes * 1e6) for megabytes in options.megabytes]
@@ -332,7 +379,9 @@ def main() -> None:
         table(kits, sizes, options.exchanges)
         far, *_ = run(kits, "method", METHOD_BYTES, ROUNDS, options.steps)
         near = clock(lambda: alone(METHOD_BYTES, ROUNDS, options.steps))
-        for nbytes, ratio in through(kits, port, [size for size in sizes if size < 2**24]).items():
+        for nbytes, ratio in through(
+            kits, port, [size for size in sizes if size < 2**24]
+        ).items():
             print(f"wire, {nbytes / 1e6:g} MB: {ratio:.4f} times the tensors' bytes")
     print(
         f"{ROUNDS} rounds of {METHOD_BYTES / 1e6:g} MB, {options.steps} steps: {sum(far):.2f} s "

@@ -67,7 +67,9 @@ class RandomEncoder:
         """(sum of words, 1, dim) float16."""
         tokens = sum(len(words) for words in sentences)
         rng = np.random.default_rng(tokens)
-        return rng.standard_normal((tokens, 1, self.dim), dtype=np.float32).astype(np.float16)
+        return rng.standard_normal((tokens, 1, self.dim), dtype=np.float32).astype(
+            np.float16
+        )
 
 
 class ByHand:
@@ -79,8 +81,12 @@ class ByHand:
         self.corpus = self.tagger.prepare(data.train)
         self.sentences = self.corpus.sentences
         parameters = self.tagger.trainable()
-        self.shared = [p for n, p in parameters.items() if n.split(".")[0] not in config.private]
-        private = [p for n, p in parameters.items() if n.split(".")[0] in config.private]
+        self.shared = [
+            p for n, p in parameters.items() if n.split(".")[0] not in config.private
+        ]
+        private = [
+            p for n, p in parameters.items() if n.split(".")[0] in config.private
+        ]
         self.adam = torch.optim.Adam(private, lr=config.learning_rate, fused=True)
         self.step = 0
         self.batches: list[np.ndarray] = []
@@ -114,8 +120,12 @@ class ByHand:
 
 def by_hand(sites: list[ByHand], config: fedner.Config) -> Iterator[list[Tensor]]:
     """Algorithm 1 in one function; yields the shared parameters after each round."""
-    start = tagger_module.build_tagger(config.model, config.tags, config.seed).trainable()
-    shared = [p.detach() for n, p in start.items() if n.split(".")[0] not in config.private]
+    start = tagger_module.build_tagger(
+        config.model, config.tags, config.seed
+    ).trainable()
+    shared = [
+        p.detach() for n, p in start.items() if n.split(".")[0] not in config.private
+    ]
     adam = torch.optim.Adam(shared, lr=config.learning_rate, fused=True)
     sizes = [site.sentences for site in sites]
     shares = [fedner.batch_share(size, sum(sizes), config) for size in sizes]
@@ -169,8 +179,12 @@ def sites(sentences: int) -> list[SiteData]:
         made = generate(num_sites=3, sentences_per_site=sentences, seed=1)
         return [SiteData(s.data.id, s.data.tags, s.data.train, (), ()) for s in made]
     files = ("psytar/train.txt", "bc5cdr/train.tsv", "ncbi_disease/train.tsv")
-    corpora = {file: sentence_documents(read(Path(root) / file))[:sentences] for file in files}
-    return [SiteData(n, TagSet(types_of(docs)), docs, (), ()) for n, docs in corpora.items()]
+    corpora = {
+        file: sentence_documents(read(Path(root) / file))[:sentences] for file in files
+    }
+    return [
+        SiteData(n, TagSet(types_of(docs)), docs, (), ()) for n, docs in corpora.items()
+    ]
 
 
 def keep_freed_memory() -> None:
@@ -196,10 +210,17 @@ def main() -> int:
     ratios = []
     for name, model in MODELS.items():
         config = fedner.Config(model=model, epochs=options.epochs, tags=tags)
-        seconds = [compare(config, data) for _ in range(options.repeats + 1)][1:]  # one to warm up
-        ours, theirs = (statistics.median(column) for column in zip(*seconds, strict=True))
+        seconds = [compare(config, data) for _ in range(options.repeats + 1)][
+            1:
+        ]  # one to warm up
+        ours, theirs = (
+            statistics.median(column) for column in zip(*seconds, strict=True)
+        )
         ratios.append(statistics.median(a / b for a, b in seconds))
-        print(f"{name}: {ours:.2f} s, by hand {theirs:.2f} s, ratio {ratios[-1]:.3f}", flush=True)
+        print(
+            f"{name}: {ours:.2f} s, by hand {theirs:.2f} s, ratio {ratios[-1]:.3f}",
+            flush=True,
+        )
     print(f"engine overhead ratio={max(ratios):.2f} against hand-written loop")
     return int(round(max(ratios), 2) > options.ceiling)
 

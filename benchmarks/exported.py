@@ -68,7 +68,9 @@ def piped(folder: Path, how: str) -> Callable[[str], list[tuple[int, int, str]]]
     """transformers' pipeline of a folder, called as the page's program."""
     import transformers
 
-    pipe = transformers.pipeline("token-classification", str(folder), aggregation_strategy=how)
+    pipe = transformers.pipeline(
+        "token-classification", str(folder), aggregation_strategy=how
+    )
     return lambda text: [(e["start"], e["end"], e["entity_group"]) for e in pipe(text)]
 
 
@@ -80,7 +82,9 @@ def told(name: str, documents: Sequence[Document], work: Callable[[], Any]) -> f
     spans = work()
     speed = sentences / (time.perf_counter() - began)
     scores = SpanCounts.of(documents, spans).scores()
-    f1 = " ".join(f"{kind}={100 * scores[kind]['f1']:.1f}" for kind in ("strict", "relaxed"))
+    f1 = " ".join(
+        f"{kind}={100 * scores[kind]['f1']:.1f}" for kind in ("strict", "relaxed")
+    )
     print(f"{name}: {f1} {speed:.0f} sentences a second")
     return speed
 
@@ -98,7 +102,9 @@ def main() -> None:
         else:
             site = generate(num_sites=1, sentences_per_site=400, seed=1)[0].data
             documents, given.model = site.train, folder / "model"
-            save_model(build_model(TaggerConfig(hashed_words=4096), site.tags, 1), given.model)
+            save_model(
+                build_model(TaggerConfig(hashed_words=4096), site.tags, 1), given.model
+            )
         model = load_model(given.model)
         plain = told("predict", documents, lambda: model.predict(documents))
         for int8 in (False, True):
@@ -106,12 +112,18 @@ def main() -> None:
             export(given.model, "onnx", out, int8=int8)
             size, finder = (out / "model.onnx").stat().st_size / 1e6, program(out)
             label = f"onnx{' int8' if int8 else ''}, {size:.1f} MB"
-            speed = told(label, documents, lambda finder=finder: found(finder, documents))
+            speed = told(
+                label, documents, lambda finder=finder: found(finder, documents)
+            )
         if isinstance(model, TokenClassifier):
             export(given.model, "hf", folder / "hf")
             for how in ("first", "simple"):
                 pipe = piped(folder / "hf", how)
-                told(f"pipeline {how}", documents, lambda pipe=pipe: found(pipe, documents))
+                told(
+                    f"pipeline {how}",
+                    documents,
+                    lambda pipe=pipe: found(pipe, documents),
+                )
     print(f"ratio={speed / plain:.2f}")
 
 

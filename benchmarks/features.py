@@ -30,9 +30,43 @@ from passages import passage
 from scratch import scratch
 
 BATCH = 32
-STEMS = ("cardi", "metopr", "nephr", "hepat", "gastr", "neur", "ator", "lisin", "derm", "angi")
-ENDINGS = ("olol", "itis", "opathy", "vastatin", "opril", "ectomy", "algia", "osis", "emia")
-COMMON = ("the", "patient", "was", "given", "mg", "of", "for", "denies", "and", "daily", ",", ".")
+STEMS = (
+    "cardi",
+    "metopr",
+    "nephr",
+    "hepat",
+    "gastr",
+    "neur",
+    "ator",
+    "lisin",
+    "derm",
+    "angi",
+)
+ENDINGS = (
+    "olol",
+    "itis",
+    "opathy",
+    "vastatin",
+    "opril",
+    "ectomy",
+    "algia",
+    "osis",
+    "emia",
+)
+COMMON = (
+    "the",
+    "patient",
+    "was",
+    "given",
+    "mg",
+    "of",
+    "for",
+    "denies",
+    "and",
+    "daily",
+    ",",
+    ".",
+)
 
 
 def corpus(sentences: int) -> tuple[list[Passage], np.ndarray]:
@@ -53,8 +87,19 @@ def write_elmo(directory: Path) -> None:
     import h5py
 
     filters = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
-    cnn = {"activation": "relu", "embedding": {"dim": 16}, "filters": filters, "n_highway": 2}
-    lstm = {"dim": 4096, "projection_dim": 512, "n_layers": 2, "cell_clip": 3, "proj_clip": 3}
+    cnn = {
+        "activation": "relu",
+        "embedding": {"dim": 16},
+        "filters": filters,
+        "n_highway": 2,
+    }
+    lstm = {
+        "dim": 4096,
+        "projection_dim": 512,
+        "n_layers": 2,
+        "cell_clip": 3,
+        "proj_clip": 3,
+    }
     options = {
         "char_cnn": {**cnn, "max_characters_per_token": 50, "n_characters": 262},
         "lstm": {**lstm, "use_skip_connections": True},
@@ -65,7 +110,10 @@ def write_elmo(directory: Path) -> None:
         shapes |= {f"CNN/W_cnn_{i}": (1, width, 16, n), f"CNN/b_cnn_{i}": (n,)}
     for k in range(2):
         for part in ("carry", "transform"):
-            shapes |= {f"CNN_high_{k}/W_{part}": (2048, 2048), f"CNN_high_{k}/b_{part}": (2048,)}
+            shapes |= {
+                f"CNN_high_{k}/W_{part}": (2048, 2048),
+                f"CNN_high_{k}/b_{part}": (2048,),
+            }
     shapes |= {"CNN_proj/W_proj": (2048, 512), "CNN_proj/b_proj": (512,)}
     for way in range(2):
         for layer in range(2):
@@ -89,7 +137,9 @@ def gather(features: np.ndarray, bounds: np.ndarray, batch: np.ndarray) -> torch
     return out
 
 
-def median_seconds(run: Callable[[np.ndarray], object], batches: list[np.ndarray]) -> float:
+def median_seconds(
+    run: Callable[[np.ndarray], object], batches: list[np.ndarray]
+) -> float:
     """The first batch warms up and does not count."""
     seconds = []
     for batch in batches:
@@ -100,7 +150,9 @@ def median_seconds(run: Callable[[np.ndarray], object], batches: list[np.ndarray
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="cached against on-the-fly frozen features")
+    parser = argparse.ArgumentParser(
+        description="cached against on-the-fly frozen features"
+    )
     parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--elmo", action="store_true")
     parser.add_argument("--sentences", type=int, default=None)
@@ -120,10 +172,14 @@ def main() -> None:
         seconds = time.perf_counter() - start
         rate, size = sentences / seconds, features.nbytes / sentences / 1024
         print(f"encode    {rate:8.1f} sentences/s, {tokens / seconds:.0f} tokens/s")
-        print(f"cache     {size:8.1f} KiB a sentence ({encoder.layers} x {encoder.dim} float16)")
+        print(
+            f"cache     {size:8.1f} KiB a sentence ({encoder.layers} x {encoder.dim} float16)"
+        )
         rng = np.random.default_rng(1)
         batches = [rng.choice(sentences, BATCH, replace=False) for _ in range(41)]
-        slow = median_seconds(lambda b: encoder.encode([passages[i] for i in b]), batches[:5])
+        slow = median_seconds(
+            lambda b: encoder.encode([passages[i] for i in b]), batches[:5]
+        )
         fast = median_seconds(lambda b: gather(features, bounds, b), batches)
         print(f"on the fly {1000 * slow:9.2f} ms a batch of {BATCH}")
         print(f"cached     {1000 * fast:9.2f} ms")

@@ -53,7 +53,9 @@ def main() -> None:
     parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--train", choices=("encoder", "all", "top", "lora"), default="encoder")
+    parser.add_argument(
+        "--train", choices=("encoder", "all", "top", "lora"), default="encoder"
+    )
     parser.add_argument("--bfloat16", action="store_true")
     parser.add_argument("--repeats", type=int, default=7)
     given = parser.parse_args()
@@ -83,9 +85,15 @@ def main() -> None:
         value.backward()
         optimizer.step()
 
-    slow, fast = best_seconds([lambda: step(everywhere), lambda: step(chosen)], given.repeats)
-    print(f"everywhere        {1000 * slow:8.0f} ms a step of {given.rows} x {given.tokens} tokens")
-    print(f"masked positions  {1000 * fast:8.0f} ms; the loss differs by {difference:.1e}")
+    slow, fast = best_seconds(
+        [lambda: step(everywhere), lambda: step(chosen)], given.repeats
+    )
+    print(
+        f"everywhere        {1000 * slow:8.0f} ms a step of {given.rows} x {given.tokens} tokens"
+    )
+    print(
+        f"masked positions  {1000 * fast:8.0f} ms; the loss differs by {difference:.1e}"
+    )
     print(f"masked_positions ratio={slow / fast:.1f} against logits at every position")
 
 

@@ -37,13 +37,17 @@ def random_tags(sentences: int, seed: int = 0) -> tuple[Tags, Tags]:
             tags[start:stop] = [f"B-{kind}", *[f"I-{kind}"] * (stop - start - 1)]
         wrong = set(np.flatnonzero(rng.random(length) < 1 / 12).tolist())
         gold.append(tags)
-        predicted.append([("O", "B-Drug")[i % 2] if i in wrong else t for i, t in enumerate(tags)])
+        predicted.append(
+            [("O", "B-Drug")[i % 2] if i in wrong else t for i, t in enumerate(tags)]
+        )
     return gold, predicted
 
 
 def documents(tags: Tags) -> list[Document]:
     """A document a sentence: token i is the characters 5i:5i+4."""
-    return [Document(str(n), "word " * len(row), spans(row)) for n, row in enumerate(tags)]
+    return [
+        Document(str(n), "word " * len(row), spans(row)) for n, row in enumerate(tags)
+    ]
 
 
 def spans(tags: Sequence[str]) -> tuple[Span, ...]:
@@ -77,14 +81,23 @@ def main() -> None:
     conversion, _ = timed(lambda: (documents(gold_tags), documents(predicted_tags)), 1)
     ours, counts = timed(lambda: SpanCounts.of(gold, predicted, seen).scores(), 3)
     reference, (_, _, f1, _) = timed(
-        lambda: precision_recall_fscore_support(gold_tags, predicted_tags, average=None), 1
+        lambda: precision_recall_fscore_support(
+            gold_tags, predicted_tags, average=None
+        ),
+        1,
     )
-    own = [counts["by_type"][name]["strict"]["f1"] for name in sorted(counts["by_type"])]
+    own = [
+        counts["by_type"][name]["strict"]["f1"] for name in sorted(counts["by_type"])
+    ]
     if not np.allclose(own, f1, atol=1e-12):
         raise SystemExit(f"scores differ: {own} and {f1}")
     mentions = sum(len(d.spans) for d in gold + predicted)
-    print(f"{len(gold)} sentences, {mentions} mentions, strict F1 {counts['strict']['f1']:.4f}")
-    print(f"fednotes {ours:.2f} s (with tags {ours + conversion:.2f} s), seqeval {reference:.2f} s")
+    print(
+        f"{len(gold)} sentences, {mentions} mentions, strict F1 {counts['strict']['f1']:.4f}"
+    )
+    print(
+        f"fednotes {ours:.2f} s (with tags {ours + conversion:.2f} s), seqeval {reference:.2f} s"
+    )
     print(f"metrics ratio={reference / ours:.1f} against seqeval")
 
 

@@ -77,7 +77,9 @@ def documents(rng: np.random.Generator) -> list[Document]:
     for number in range(SENTENCES):
         words = rng.choice(WORDS[5:], rng.integers(6, 31)).tolist()
         at = np.cumsum([0, *(len(word) + 1 for word in words)])
-        first = rng.choice(len(words) - 1, 0 if number % 3 == 0 else rng.integers(1, 5), False)
+        first = rng.choice(
+            len(words) - 1, 0 if number % 3 == 0 else rng.integers(1, 5), False
+        )
         spans = [
             Span(int(at[i]), int(at[i + 1 + i % 2]) - 1, str(rng.choice(TAGS.types)))
             for i in sorted(first.tolist())
@@ -86,7 +88,9 @@ def documents(rng: np.random.Generator) -> list[Document]:
     return made
 
 
-def loop(model: PromptBart, corpus: PointerCorpus, batch: np.ndarray) -> tuple[Tensor, Tensor]:
+def loop(
+    model: PromptBart, corpus: PointerCorpus, batch: np.ndarray
+) -> tuple[Tensor, Tensor]:
     """What `gradients` returns, one sentence after the other."""
     q = model.trainable()[model.transfer]
     rows, total = [], q.new_zeros(q.numel())
@@ -122,9 +126,15 @@ def compare(name: str, model: PromptBart, repeats: int) -> float:
     model.eval().double()
     shared, model._frozen = model._frozen, copy.deepcopy(model._frozen)
     model._frozen[1].double()
-    pairs = zip(model.gradients(corpus, batches[0]), loop(model, corpus, batches[0]), strict=True)
+    pairs = zip(
+        model.gradients(corpus, batches[0]),
+        loop(model, corpus, batches[0]),
+        strict=True,
+    )
     for ours, theirs in pairs:
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6 * float(theirs.abs().max()))
+        torch.testing.assert_close(
+            ours, theirs, rtol=1e-6, atol=1e-6 * float(theirs.abs().max())
+        )
     model._frozen = shared
     model.float()
     one, many = in_turns(
@@ -141,7 +151,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--base", action="store_true", help="also one of bart-base's size")
+    parser.add_argument(
+        "--base", action="store_true", help="also one of bart-base's size"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     transformers.utils.logging.disable_progress_bar()

@@ -108,16 +108,25 @@ class Padded(nn.Module):
 
 def pad(bags: Bags, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """The bags of a batch, patient by patient, behind each the padding index."""
-    lists = [torch.from_numpy(bags.concepts[bags.offsets[r] : bags.offsets[r + 1]]) for r in rows]
-    padded = nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=bags.vocabulary)
+    lists = [
+        torch.from_numpy(bags.concepts[bags.offsets[r] : bags.offsets[r + 1]])
+        for r in rows
+    ]
+    padded = nn.utils.rnn.pad_sequence(
+        lists, batch_first=True, padding_value=bags.vocabulary
+    )
     return padded.long(), (padded != bags.vocabulary).float()
 
 
-def padded_epoch(sites: Sequence[Cohort], dan: Dan, size: int, steps: int) -> dict[str, float]:
+def padded_epoch(
+    sites: Sequence[Cohort], dan: Dan, size: int, steps: int
+) -> dict[str, float]:
     """Some batches of a plain implementation; seconds of as many as an epoch has."""
     model = Padded(dan)
     adam = torch.optim.Adam(model.parameters(), lr=RATE)
-    every = [(s, rows) for n, s in enumerate(sites) for rows in batches(len(s), size, n)]
+    every = [
+        (s, rows) for n, s in enumerate(sites) for rows in batches(len(s), size, n)
+    ]
     chosen = every[:: max(1, len(every) // steps)]
     first, start = 0.0, time.perf_counter()
     for site, rows in chosen:
@@ -136,7 +145,9 @@ def padded_epoch(sites: Sequence[Cohort], dan: Dan, size: int, steps: int) -> di
 def measure(given: argparse.Namespace) -> None:
     """One implementation in this process; prints a line of JSON."""
     torch.set_num_threads(given.threads)
-    sites = generate(given.patients, 10, 174, given.vocabulary, mean_concepts=given.concepts)
+    sites = generate(
+        given.patients, 10, 174, given.vocabulary, mean_concepts=given.concepts
+    )
     entries = sum(len(site.bags.concepts) for site in sites)
     before = peak()
     dan = Dan(DanConfig(updates=given.updates), given.vocabulary, 174)
@@ -156,12 +167,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="an epoch of stage 1 without padding")
     parser.add_argument("--patients", type=int, default=44_211)
     parser.add_argument("--vocabulary", type=int, default=20_000)
-    parser.add_argument("--concepts", type=float, default=500.0, help="of a patient, on average")
+    parser.add_argument(
+        "--concepts", type=float, default=500.0, help="of a patient, on average"
+    )
     parser.add_argument("--batch", type=int, default=50)
-    parser.add_argument("--steps", type=int, default=40, help="of the padded implementation")
+    parser.add_argument(
+        "--steps", type=int, default=40, help="of the padded implementation"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--updates", choices=("rows", "dense"), default="rows")
-    parser.add_argument("--only", choices=("flat", "padded"), help="one of the two, as JSON")
+    parser.add_argument(
+        "--only", choices=("flat", "padded"), help="one of the two, as JSON"
+    )
     given = parser.parse_args()
     if given.only:
         measure(given)
@@ -176,7 +193,9 @@ def main() -> None:
         results[name] = json.loads(done.stdout.splitlines()[-1])
     flat, padded = results["flat"], results["padded"]
     if abs(flat["loss"] - padded["loss"]) > 1e-5:
-        raise SystemExit(f"the first losses differ: {flat['loss']} and {padded['loss']}")
+        raise SystemExit(
+            f"the first losses differ: {flat['loss']} and {padded['loss']}"
+        )
     print(
         f"{given.patients} patients, {flat['entries'] / 1e6:.1f} million concepts of "
         f"{given.vocabulary}, batches of {given.batch}, {given.threads} threads"

@@ -60,23 +60,33 @@ def corpus(train: int) -> tuple[str, dict[str, tuple[Document, ...]]]:
     if root:
         folder = Path(root) / "ncbi_disease"
         files = {"train": "train.tsv", "valid": "devel.tsv", "test": "test.tsv"}
-        parts = {part: sentence_documents(fn.read(folder / name)) for part, name in files.items()}
+        parts = {
+            part: sentence_documents(fn.read(folder / name))
+            for part, name in files.items()
+        }
         name = "NCBI disease"
     else:
         data = generate(num_sites=1, sentences_per_site=train, seed=1)[0].data
         parts = {"train": data.train, "valid": data.valid, "test": data.test}
         parts = {part: sentence_documents(found) for part, found in parts.items()}
         name = "generated"
-    parts = {part: tuple(d for d in found if d.text.strip()) for part, found in parts.items()}
+    parts = {
+        part: tuple(d for d in found if d.text.strip()) for part, found in parts.items()
+    }
     random.Random(1).shuffle(kept := list(parts["train"]))
-    return name, parts | {"train": tuple(kept[:train]), "valid": parts["valid"][: train // 5]}
+    return name, parts | {
+        "train": tuple(kept[:train]),
+        "valid": parts["valid"][: train // 5],
+    }
 
 
 def trained(job: dict[str, Any], files: dict[str, str], out: Path) -> fn.MentionModel:
     """The model of one site that trains alone."""
     table = job | {"seed": 1, "conditions": ["alone"], "sites": {"here": files}}
     fn.simulate(fn.job(table), out)
-    model = fn.load(next(path for path in sorted(out.glob("alone/**/model")) if path.is_dir()))
+    model = fn.load(
+        next(path for path in sorted(out.glob("alone/**/model")) if path.is_dir())
+    )
     assert isinstance(model, fn.MentionModel)
     return model
 
@@ -94,14 +104,19 @@ def spacy_model(train: Sequence[Document], valid: Sequence[Document]) -> Any:
     network |= {"maxout_pieces": 3, "subword_features": True}
     parser = {"@architectures": "spacy.TransitionBasedParser.v2", "state_type": "ner"}
     parser |= {"extra_state_tokens": False, "hidden_width": 64, "maxout_pieces": 2}
-    nlp.add_pipe("ner", config={"model": parser | {"use_upper": True, "tok2vec": network}})
+    nlp.add_pipe(
+        "ner", config={"model": parser | {"use_upper": True, "tok2vec": network}}
+    )
 
     def example(document: Document) -> Any:
         doc = nlp.make_doc(document.text)
         spans = [
-            doc.char_span(s.start, s.end, s.label, alignment_mode="expand") for s in document.spans
+            doc.char_span(s.start, s.end, s.label, alignment_mode="expand")
+            for s in document.spans
         ]
-        doc.set_ents(spacy.util.filter_spans([span for span in spans if span is not None]))
+        doc.set_ents(
+            spacy.util.filter_spans([span for span in spans if span is not None])
+        )
         return Example(nlp.make_doc(document.text), doc)
 
     examples = [example(document) for document in train]
@@ -119,7 +134,9 @@ def spacy_model(train: Sequence[Document], valid: Sequence[Document]) -> Any:
 def f1(gold: Sequence[Document], found: Iterable[Sequence[Span]]) -> float:
     """Strict, in percent."""
     pairs = zip(gold, found, strict=True)
-    predicted = [replace(document, spans=tuple(sorted(spans))) for document, spans in pairs]
+    predicted = [
+        replace(document, spans=tuple(sorted(spans))) for document, spans in pairs
+    ]
     return 100 * SpanCounts.of(gold, predicted).scores()["strict"]["f1"]
 
 
@@ -137,8 +154,12 @@ def main() -> int:
     gold = parts["test"]
     texts = [document.text for document in gold]
     few = min(ONE_BY_ONE, len(texts))
-    print(f"{name}: {len(parts['train'])} sentences to train, {len(texts)} to read, one thread")
-    runs: dict[str, tuple[Found, int]] = {}  # how it finds spans, and in how many sentences
+    print(
+        f"{name}: {len(parts['train'])} sentences to train, {len(texts)} to read, one thread"
+    )
+    runs: dict[
+        str, tuple[Found, int]
+    ] = {}  # how it finds spans, and in how many sentences
     with scratch() as path:
         files = {part: str(path / f"{part}.jsonl") for part in parts}
         for part, documents in parts.items():
@@ -188,7 +209,9 @@ def ours(model: fn.MentionModel) -> Found:
 
 
 def size(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return sum(
+        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+    )
 
 
 def spans_of(doc: Any) -> list[Span]:
@@ -204,12 +227,16 @@ def in_pipeline(model: fn.MentionModel, folder: Path, batch: int) -> Found:
     logging.disable_progress_bar()
     model.model.save(folder / "model")
     export(folder / "model", "hf", folder / "hf")
-    find = pipeline("token-classification", str(folder / "hf"), aggregation_strategy="first")
+    find = pipeline(
+        "token-classification", str(folder / "hf"), aggregation_strategy="first"
+    )
 
     def found(texts: Sequence[str]) -> list[list[Span]]:
         with warnings.catch_warnings(action="ignore"):
             rows = find(list(texts), batch_size=batch)
-        return [[Span(r["start"], r["end"], r["entity_group"]) for r in row] for row in rows]
+        return [
+            [Span(r["start"], r["end"], r["entity_group"]) for r in row] for row in rows
+        ]
 
     return found
 

@@ -37,7 +37,9 @@ class Clock:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def __call__(self, function: Callable[..., T], *arguments: object, **options: object) -> T:
+    def __call__(
+        self, function: Callable[..., T], *arguments: object, **options: object
+    ) -> T:
         begin = time.perf_counter()
         result = function(*arguments, **options)
         self.seconds += time.perf_counter() - begin
@@ -72,7 +74,9 @@ def exchange(
     boxes, number = own(server.now.boxes), server.number
     sent = 0
     for name, update in updates.items():
-        masked = clocks[name](sites[name].masked, number, boxes[name], update, limits=limits)
+        masked = clocks[name](
+            sites[name].masked, number, boxes[name], update, limits=limits
+        )
         sent = size(masked)
         own(server.add_masked, masked)
         del masked
@@ -81,7 +85,12 @@ def exchange(
         answer = clocks[name](sites[name].unmask, number, request, keys)
         own(server.add_unmask, answer)
     total = own(server.total)
-    return total, {name: c.seconds for name, c in clocks.items()}, own.seconds, sent + size(answer)
+    return (
+        total,
+        {name: c.seconds for name, c in clocks.items()},
+        own.seconds,
+        sent + size(answer),
+    )
 
 
 def check(total: Total, plain: Total, updates: Sequence[Update]) -> float:
@@ -109,7 +118,8 @@ def main() -> None:
     updates = {
         name: Update(
             {
-                "weight": torch.randn(arguments.parameters - 100, generator=draw) * 1e-2,
+                "weight": torch.randn(arguments.parameters - 100, generator=draw)
+                * 1e-2,
                 "bias": torch.randn(100, generator=draw),
             },
             1000.0 + i,

@@ -59,7 +59,9 @@ class Told:
     def row(self, name: str) -> str:
         """Rate, median, 99th percentile and the server's part in milliseconds, and the codes."""
         cuts = statistics.quantiles(self.seconds, n=100)
-        codes = ", ".join(f"{code}: {number:,}" for code, number in sorted(self.codes.items()))
+        codes = ", ".join(
+            f"{code}: {number:,}" for code, number in sorted(self.codes.items())
+        )
         own = 1000 * self.cpu / self.codes["200"]
         times = f"{1000 * cuts[49]:>10.1f}{1000 * cuts[98]:>10.1f}{own:>10.1f}"
         return f"{name:>14}{self.rate:>10.1f}{times}   {codes}"
@@ -90,7 +92,9 @@ async def ask(address: str, note: str, told: Told) -> None:
     """A request over a connection of its own: a library's pool would take more than the server."""
     host, _, port = address.removeprefix("http://").partition(":")
     body, begin = json.dumps({"text": note}).encode(), time.perf_counter()
-    head = f"POST /predict HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    head = (
+        f"POST /predict HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    )
     head += f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     try:
         async with asyncio.timeout(PATIENCE):
@@ -101,7 +105,11 @@ async def ask(address: str, note: str, told: Told) -> None:
     except OSError as error:  # of which TimeoutError is one
         told.codes[type(error).__name__] += 1
         return
-    code = answer[9:12].decode() if b'"results":' in answer or answer[9:12] != b"200" else "cut off"
+    code = (
+        answer[9:12].decode()
+        if b'"results":' in answer or answer[9:12] != b"200"
+        else "cut off"
+    )
     told.codes[code] += 1
     if code == "200":
         told.seconds.append(time.perf_counter() - begin)
@@ -139,7 +147,9 @@ def busy(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(address: str, pid: int, clients: int, seconds: float) -> tuple[float, float]:
+async def measure(
+    address: str, pid: int, clients: int, seconds: float
+) -> tuple[float, float]:
     """Predictions a second, together and one at a time."""
     await by_turns(address, 1, 1.0)
     heads = ("a second", "p50, ms", "p99, ms", "CPU, ms")
@@ -155,7 +165,9 @@ async def measure(address: str, pid: int, clients: int, seconds: float) -> tuple
     much.cpu = busy(pid) - begin
     print(much.row("flood"), flush=True)
     answered = much.codes["200"] + much.codes["429"]
-    print(f"flood: {sent:,} sent in {seconds:g} s, {answered:,} answered, {sent - answered} lost")
+    print(
+        f"flood: {sent:,} sent in {seconds:g} s, {answered:,} answered, {sent - answered} lost"
+    )
     if sent != answered:
         raise SystemExit("requests were lost")
     return together.rate, single.rate
@@ -173,9 +185,13 @@ def main() -> None:
             job = fn.job("demo", conditions=["pooled"], training={"epochs": 5})
             fn.simulate(job, folder / "run")
         with served(model) as (address, pid):
-            together, single = asyncio.run(measure(address, pid, options.clients, options.seconds))
+            together, single = asyncio.run(
+                measure(address, pid, options.clients, options.seconds)
+            )
             status = Path(f"/proc/{pid}/status").read_text()
-            peak = next(line.split()[1] for line in status.splitlines() if "VmHWM" in line)
+            peak = next(
+                line.split()[1] for line in status.splitlines() if "VmHWM" in line
+            )
             print(f"the server held {int(peak) / 1024:.0f} MB at most")
     print(f"serve ratio={together / single:.2f} against one at a time")
 

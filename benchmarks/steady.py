@@ -47,7 +47,9 @@ class Watched:
     hosts: Mapping[str, SiteHost]
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
-    def exchange(self, frames: Mapping[str, Frame], **options: Any) -> Iterator[tuple[str, Frame]]:
+    def exchange(
+        self, frames: Mapping[str, Frame], **options: Any
+    ) -> Iterator[tuple[str, Frame]]:
         """One site after the other."""
         for site, frame in frames.items():
             began = time.perf_counter()
@@ -61,7 +63,9 @@ def run(rounds: int, seed: int, steady: bool, folder: Path) -> dict[str, list[fl
     """Seconds of each answer, by site, the smallest site first."""
     made = generate(num_sites=3, sentences_per_site=max(SIZES), seed=seed)
     data = [
-        SiteData(s.data.id, s.data.tags, sentence_documents(s.data.train)[:size], (), ())
+        SiteData(
+            s.data.id, s.data.tags, sentence_documents(s.data.train)[:size], (), ()
+        )
         for s, size in zip(made, SIZES, strict=True)
     ]
     names = tuple(site.id for site in data)
@@ -80,7 +84,9 @@ def run(rounds: int, seed: int, steady: bool, folder: Path) -> dict[str, list[fl
             folder / site.id,
             job=JOB,
             name=site.id,
-            sealer=SecureSeal(site.id, names, job=JOB, threshold=3, kept=folder / site.id / OPENED),
+            sealer=SecureSeal(
+                site.id, names, job=JOB, threshold=3, kept=folder / site.id / OPENED
+            ),
             pace=AnswerTimes() if steady else None,
         )
         for site in data
@@ -114,7 +120,10 @@ def main() -> None:
             right += middle == sorted(middle)
             totals.append(sum(map(sum, found.values())) / options.rounds)
             shown = ", ".join(f"{1000 * mean:.1f}" for mean in middle)
-            print(f"steady={steady} seed {seed}: median ms of {SIZES}: {shown}", flush=True)
+            print(
+                f"steady={steady} seed {seed}: median ms of {SIZES}: {shown}",
+                flush=True,
+            )
         took[steady] = statistics.median(totals)
         print(f"steady={steady}: {right} of {options.runs} runs ranked right")
     print(f"steady ratio={took[True] / took[False]:.2f} against at once")

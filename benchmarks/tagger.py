@@ -52,7 +52,9 @@ class RandomEncoder:
         """(sum of words, 1, dim) float16."""
         tokens = sum(len(words) for words in sentences)
         rng = np.random.default_rng(tokens)
-        return rng.standard_normal((tokens, 1, self.dim), dtype=np.float32).astype(np.float16)
+        return rng.standard_normal((tokens, 1, self.dim), dtype=np.float32).astype(
+            np.float16
+        )
 
 
 class Plain(nn.Module):
@@ -61,13 +63,21 @@ class Plain(nn.Module):
     def __init__(self, tagger: Tagger) -> None:
         super().__init__()
         config = tagger.config
-        filters, units, tags = config.char_filters, config.lstm_units, len(tagger.tagset.tags)
+        filters, units, tags = (
+            config.char_filters,
+            config.lstm_units,
+            len(tagger.tagset.tags),
+        )
         inputs = WORD_DIM + filters + CONTEXT_DIM
         self.words = nn.Embedding.from_pretrained(tagger.vectors.table, freeze=True)
         self.characters = nn.Embedding(INVENTORY, config.char_dim, padding_idx=0)
-        self.char_cnn = nn.Conv1d(config.char_dim, filters, config.char_width, padding=1)
+        self.char_cnn = nn.Conv1d(
+            config.char_dim, filters, config.char_width, padding=1
+        )
         self.cnn = nn.Conv1d(inputs, config.cnn_filters, 3, padding=1)
-        self.lstm = nn.LSTM(config.cnn_filters, units, bidirectional=True, batch_first=True)
+        self.lstm = nn.LSTM(
+            config.cnn_filters, units, bidirectional=True, batch_first=True
+        )
         self.project = nn.Linear(2 * units, tags)
         self.crf = CRF(tags, batch_first=True)
         self.dropout = nn.Dropout(config.dropout)
@@ -89,7 +99,9 @@ class Plain(nn.Module):
         self.project.load_state_dict(tagger.crf.project.state_dict())
         crf = tagger.crf.crf  # forbidden transitions: a score that makes them vanish
         self.crf.start_transitions.copy_(crf.start.masked_fill(~crf.start_mask, -1e4))
-        self.crf.transitions.copy_(crf.transitions.masked_fill(~crf.transition_mask, -1e4))
+        self.crf.transitions.copy_(
+            crf.transitions.masked_fill(~crf.transition_mask, -1e4)
+        )
         self.crf.end_transitions.copy_(crf.end)
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
@@ -108,7 +120,9 @@ class Plain(nn.Module):
             self.dropout(x), lengths, batch_first=True, enforce_sorted=False
         )
         x, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-        return -self.crf(self.project(self.dropout(x)), batch["tags"], mask, reduction="mean")
+        return -self.crf(
+            self.project(self.dropout(x)), batch["tags"], mask, reduction="mean"
+        )
 
 
 def plain_batch(prepared: TaggerCorpus, indices: np.ndarray) -> dict[str, Tensor]:
@@ -127,7 +141,8 @@ def plain_batch(prepared: TaggerCorpus, indices: np.ndarray) -> dict[str, Tensor
         "characters": torch.from_numpy(
             prepared.characters[form][:, :, :longest] * mask[:, :, None]
         ).long(),
-        "context": torch.from_numpy(prepared.context[token][:, :, 0]).float() * valid[:, :, None],
+        "context": torch.from_numpy(prepared.context[token][:, :, 0]).float()
+        * valid[:, :, None],
         "tags": torch.from_numpy(encoded.tags[token]) * valid,
     }
 
@@ -152,10 +167,14 @@ def corpus() -> tuple[str, tuple[Document, ...]]:
 
 def build(documents: tuple[Document, ...]) -> tuple[Tagger, TaggerCorpus]:
     """An ELMoNER tagger with random frozen tables, and the corpus as it reads it."""
-    words = sorted({word.lower() for document in documents for word in document.text.split()})
+    words = sorted(
+        {word.lower() for document in documents for word in document.text.split()}
+    )
     table = torch.randn(len(words) + 1, WORD_DIM, generator=torch.manual_seed(0)) * 0.4
     table[0] = 0.0
-    vectors = WordVectors(Path("random"), {w: i + 1 for i, w in enumerate(words)}, table)
+    vectors = WordVectors(
+        Path("random"), {w: i + 1 for i, w in enumerate(words)}, table
+    )
     config = replace(PRESETS["elmoner"], word_vectors="random", contextual="random")
     tagger = Tagger(config, TagSet(types_of(documents)), 1, vectors, RandomEncoder())
     return tagger, tagger.prepare(documents)
@@ -172,7 +191,9 @@ def timed(step: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> float
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=12, help="mini-batches of one repeat")
+    parser.add_argument(
+        "--steps", type=int, default=12, help="mini-batches of one repeat"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--floor", type=float, default=4.0)
     args = parser.parse_args()
@@ -183,14 +204,19 @@ def main() -> int:
     rng = np.random.default_rng(7)
     chosen = rng.choice(prepared.sentences, args.steps * BATCH, replace=False)
     tokens = int(prepared.lengths[chosen].sum())
-    print(f"{name}: {len(chosen)} sentences, {tokens / len(chosen):.1f} tokens each, batch {BATCH}")
+    print(
+        f"{name}: {len(chosen)} sentences, {tokens / len(chosen):.1f} tokens each, batch {BATCH}"
+    )
     random = np.split(chosen, args.steps)
     bucketed = [chosen[b] for b in buckets(prepared.lengths[chosen], BATCH, rng)]
 
     tagger.eval(), plain.eval()
     with torch.no_grad():
         gap = max(
-            abs(float(tagger.loss(prepared, b)) - float(plain.loss(plain_batch(prepared, b))))
+            abs(
+                float(tagger.loss(prepared, b))
+                - float(plain.loss(plain_batch(prepared, b)))
+            )
             for b in random
         )
     print(f"largest difference of a batch's loss: {gap:.1e}")
@@ -200,19 +226,27 @@ def main() -> int:
 
     tagger.train(), plain.train()
     fast_adam = torch.optim.Adam(tagger.parameters(), 1e-3)
-    plain_adam = torch.optim.Adam([p for p in plain.parameters() if p.requires_grad], 1e-3)
+    plain_adam = torch.optim.Adam(
+        [p for p in plain.parameters() if p.requires_grad], 1e-3
+    )
     timed(lambda: tagger.loss(prepared, bucketed[0]), fast_adam)  # compiles
     timed(lambda: plain.loss(plain_batch(prepared, random[0])), plain_adam)
     fast, slow = [], []
-    for _ in range(args.repeats):  # in turn, so that other load on the machine meets both
+    for _ in range(
+        args.repeats
+    ):  # in turn, so that other load on the machine meets both
         for ours, theirs in zip(bucketed, random, strict=True):
             fast.append(timed(lambda b=ours: tagger.loss(prepared, b), fast_adam))
-            slow.append(timed(lambda b=theirs: plain.loss(plain_batch(prepared, b)), plain_adam))
+            slow.append(
+                timed(lambda b=theirs: plain.loss(plain_batch(prepared, b)), plain_adam)
+            )
     ratio = float(
         np.median(np.array(slow).reshape(args.repeats, -1).sum(1))
         / np.median(np.array(fast).reshape(args.repeats, -1).sum(1))
     )
-    print(f"plain {np.mean(slow) * 1e3:.1f} ms a step, fednotes {np.mean(fast) * 1e3:.1f} ms")
+    print(
+        f"plain {np.mean(slow) * 1e3:.1f} ms a step, fednotes {np.mean(fast) * 1e3:.1f} ms"
+    )
     print(f"tagger-step ratio={ratio:.1f} against plain composition")
     return 0 if ratio >= args.floor else 1
 

@@ -64,16 +64,22 @@ def main() -> None:
             word_rows.LEAST = least
             seen: list[RoundResult] = []
             members = [fedner.Site(site, config) for site in data]
-            ends.append(fedner.train(InProcess(members, observer=seen.append), config).tensors)
+            ends.append(
+                fedner.train(InProcess(members, observer=seen.append), config).tensors
+            )
             first, last = seen[0], seen[-2]  # the last round evaluates
             each = (last.round - first.round) * len(data)
             up = (last.bytes_up - first.bytes_up) / each
             down = (last.bytes_down - first.bytes_down) / each
             sizes.append(up + down)
-            print(f"{name:>12}: {up / 1e6:6.2f} MB up, {down / 1e6:6.2f} MB down a site and round")
+            print(
+                f"{name:>12}: {up / 1e6:6.2f} MB up, {down / 1e6:6.2f} MB down a site and round"
+            )
         same = all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
         print(f"{len(forms):,} words in the corpora; the same bits: {same}")
-        print(f"word_rows ratio={sizes[0] / sizes[1]:.1f} of bytes against whole tables")
+        print(
+            f"word_rows ratio={sizes[0] / sizes[1]:.1f} of bytes against whole tables"
+        )
 
 
 if __name__ == "__main__":

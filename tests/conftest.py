@@ -16,7 +16,9 @@ from tiny_models import save_bart, save_bert
 
 Give = Callable[..., tuple[int, str, str]]
 
-os.environ.pop("COLUMNS", None)  # xdist's, of no screen: what is printed is as in a pipe
+os.environ.pop(
+    "COLUMNS", None
+)  # xdist's, of no screen: what is printed is as in a pipe
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,10 +57,14 @@ def corpora() -> Path:
     """The folder of real corpora, $FEDNOTES_CORPORA; skips where it is unset."""
     value = os.environ.get("FEDNOTES_CORPORA")
     if not value:
-        pytest.skip("FEDNOTES_CORPORA is unset: it names the folder of the real corpora")
+        pytest.skip(
+            "FEDNOTES_CORPORA is unset: it names the folder of the real corpora"
+        )
     folder = Path(value).resolve()
     if not folder.is_dir():
-        pytest.fail(f"FEDNOTES_CORPORA={value} is not a folder: name the corpora's or unset it")
+        pytest.fail(
+            f"FEDNOTES_CORPORA={value} is not a folder: name the corpora's or unset it"
+        )
     return folder
 
 
@@ -144,7 +150,9 @@ def make_bart() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def bart(make_bart: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bart(
+    make_bart: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """One such directory for all tests; they only read it."""
     return make_bart(tmp_path_factory.mktemp("bart"))
 

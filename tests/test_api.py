@@ -82,15 +82,25 @@ def test_a_job_of_a_table_a_file_and_keywords(tmp_path: Path) -> None:
     tables: Any = {"synthetic": {"sites": 2}, "training": {"epochs": 3}}
     of_keywords = fn.job(method="fedner", seed=4, **tables)
     assert isinstance(job, fn.Job)
-    assert job.table == of_keywords.table == fn.job({"method": "fedner", "seed": 4}, **tables).table
+    assert (
+        job.table
+        == of_keywords.table
+        == fn.job({"method": "fedner", "seed": 4}, **tables).table
+    )
     assert job.config == of_keywords.config
     assert fn.job("demo", seed=9).seed == 9
-    assert fn.job(tmp_path / "own.toml", training={"batch_size": 7}).table["training"] == {
+    assert fn.job(tmp_path / "own.toml", training={"batch_size": 7}).table[
+        "training"
+    ] == {
         "epochs": 3,
         "batch_size": 7,
     }
     sites = {"a": {"path": tmp_path / "a.conll"}}
-    assert fn.job(method="fedner", sites=sites).table["sites"]["a"]["path"].endswith("a.conll")
+    assert (
+        fn.job(method="fedner", sites=sites)
+        .table["sites"]["a"]["path"]
+        .endswith("a.conll")
+    )
     for wrong, message in (
         ({"trainig": {}}, "did you mean 'training'"),
         ({"training": {"epoch": 3}}, "'epochs'"),
@@ -105,7 +115,11 @@ def test_a_job_of_a_table_a_file_and_keywords(tmp_path: Path) -> None:
 def test_a_run_is_told_and_shown(run: tuple[Path, fn.RunResult]) -> None:
     """The table has what the summary has; in a notebook whatever a name says is text."""
     folder, result = run
-    assert {part for part, _ in ROUNDS} == {"alone/discharge", "alone/reports", "federated"}
+    assert {part for part, _ in ROUNDS} == {
+        "alone/discharge",
+        "alone/reports",
+        "federated",
+    }
     summary = json.loads((folder / "run" / "summary.json").read_text())
     rows = {(row["site"], row["condition"]): row for row in result.table()}
     assert len(rows) == 2 * 3
@@ -123,7 +137,9 @@ def test_a_run_is_told_and_shown(run: tuple[Path, fn.RunResult]) -> None:
     assert "<table>" in fn.RunResult()._repr_html_()
 
 
-def test_a_frame(run: tuple[Path, fn.RunResult], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame(
+    run: tuple[Path, fn.RunResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pandas")
     frame = run[1].to_pandas()
     assert frame.shape[0] == 6
@@ -170,17 +186,26 @@ def test_an_opened_model_is_as_good_as_its_folder(
     card = fn.export(model, "card", tmp_path / "opened.md").read_text()
     assert card == fn.export(place, "card", tmp_path / "named.md").read_text()
     seen: list[Any] = []
-    monkeypatch.setattr(pages, "opened", lambda paths, *_, **__: seen.append(paths) or pages.Desk())
+    monkeypatch.setattr(
+        pages, "opened", lambda paths, *_, **__: seen.append(paths) or pages.Desk()
+    )
     monkeypatch.setattr(pages, "run", lambda *_, **__: None)
     fn.ui(model, notes)
     assert seen == [[place, notes]]
     with pytest.raises(DataError, match="5 are needed"):
         fn.calibrate(model, fn.read(notes)[:2])
-    calls = [(fn.calibrate, notes), (fn.export, "card", tmp_path / "x"), (fn.ui,), (fn.serve,)]
+    calls = [
+        (fn.calibrate, notes),
+        (fn.export, "card", tmp_path / "x"),
+        (fn.ui,),
+        (fn.serve,),
+    ]
     for call, *more in calls:
         for wrong in (None, fn.MentionModel(model.model)):
             if call is not fn.serve or wrong is None:
-                with pytest.raises(ConfigError, match=f"expected .*, not {type(wrong).__name__}$"):
+                with pytest.raises(
+                    ConfigError, match=f"expected .*, not {type(wrong).__name__}$"
+                ):
                     call(wrong, *more)
     for threshold in ("a", None, [0.5]):
         with pytest.raises(ConfigError, match="a confidence is from 0 to 1"):
@@ -191,15 +216,23 @@ def test_an_opened_model_is_as_good_as_its_folder(
 
 
 def test_what_is_no_path_is_refused_in_one_line(sure: tuple[Path, Path]) -> None:
-    calls: list[tuple[Any, ...]] = [(fn.read, None), (fn.job, 5), (fn.simulate, "demo", None)]
+    calls: list[tuple[Any, ...]] = [
+        (fn.read, None),
+        (fn.job, 5),
+        (fn.simulate, "demo", None),
+    ]
     calls += [(fn.compare, None), (fn.report, None)]
     calls += [(fn.convert, None, "out", "jsonl"), (fn.convert, "in", None, "jsonl")]
     for call, *given in [*calls, (fn.evaluate, sure[0], 5)]:
-        with pytest.raises(FednotesError, match=r"^expected (a|annotated) .*, not (int|NoneType)"):
+        with pytest.raises(
+            FednotesError, match=r"^expected (a|annotated) .*, not (int|NoneType)"
+        ):
             call(*given)
 
 
-def test_what_is_none_of_the_known_is_refused_in_one_line(sure: tuple[Path, Path]) -> None:
+def test_what_is_none_of_the_known_is_refused_in_one_line(
+    sure: tuple[Path, Path],
+) -> None:
     place, notes = sure
     odd: Any = 5
     with pytest.raises(ConfigError, match="expected a corpus to compare with, not int"):
@@ -208,10 +241,14 @@ def test_what_is_none_of_the_known_is_refused_in_one_line(sure: tuple[Path, Path
         fn.read(notes, format=odd)
     with pytest.raises(ConfigError, match="5 is no form of a model; known: card, "):
         fn.export(place, odd, "out")
-    with pytest.raises(ConfigError, match="expected a table of labels and new names, not int"):
+    with pytest.raises(
+        ConfigError, match="expected a table of labels and new names, not int"
+    ):
         fn.evaluate(place, notes, label_map=odd)
     for call in (fn.read, fn.check, lambda *a, **o: fn.evaluate(place, *a, **o)):
-        with pytest.raises(ConfigError, match=r"on_error = 'skipp'; did you mean 'skip'\?"):
+        with pytest.raises(
+            ConfigError, match=r"on_error = 'skipp'; did you mean 'skip'\?"
+        ):
             call(notes, on_error="skipp")
 
 
@@ -282,7 +319,9 @@ def test_the_page_is_shown_from_a_notebook(run: tuple[Path, fn.RunResult]) -> No
         return "next cell"
 
     loop = asyncio.new_event_loop()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells ignore it
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # some shells ignore it
     try:
         assert loop.run_until_complete(cell()) == "next cell"
     finally:
@@ -312,7 +351,9 @@ def test_a_model_in_other_forms(run: tuple[Path, fn.RunResult], tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_device_that_is_not_here_is_named(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
+def test_a_device_that_is_not_here_is_named(
+    run: tuple[Path, fn.RunResult], tmp_path: Path
+) -> None:
     model = run[0] / "run" / "federated" / "sites" / "reports" / "model"
     calls: list[Any] = [
         lambda: fn.load(model, "gpu"),
@@ -325,7 +366,9 @@ def test_a_device_that_is_not_here_is_named(run: tuple[Path, fn.RunResult], tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_calibrated_by_notes_of_ones_own(sure: tuple[Path, Path], tmp_path: Path) -> None:
+def test_calibrated_by_notes_of_ones_own(
+    sure: tuple[Path, Path], tmp_path: Path
+) -> None:
     """Kept, used by `load` and by `predict`, and said; the order of spans stays."""
     place, notes = sure
     raw = fn.load(place)
@@ -357,7 +400,9 @@ def test_calibrated_by_notes_of_ones_own(sure: tuple[Path, Path], tmp_path: Path
     assert [s["confidence"] for s in json.loads(told.stdout)["spans"]] == pytest.approx(
         [s.confidence for s in model(texts[0]).spans], abs=1e-6
     )
-    shown = runner.invoke(app, ["calibrate", str(place), str(notes), "--check", "--json"])
+    shown = runner.invoke(
+        app, ["calibrate", str(place), str(notes), "--check", "--json"]
+    )
     assert json.loads(shown.stdout)["ece"] == pytest.approx(after.ece)
     again = fn.calibrate(place, notes)
     assert again.before == before
@@ -387,7 +432,9 @@ def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [d.text for d in fn.read(tmp_path / "note.txt")] == ["No pain."]
     assert fn.check(tmp_path / "a.conll").wrong == ()
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": \n')
-    assert str(fn.check(tmp_path / "bad.jsonl").wrong[0]).startswith(f"{tmp_path}/bad.jsonl:2")
+    assert str(fn.check(tmp_path / "bad.jsonl").wrong[0]).startswith(
+        f"{tmp_path}/bad.jsonl:2"
+    )
     with pytest.raises(DataError, match=r"bad.jsonl:2"):
         fn.read(tmp_path / "bad.jsonl")
     assert len(fn.read(tmp_path / "bad.jsonl", on_error="skip")) == 1

@@ -53,7 +53,11 @@ def test_a_command_is_found() -> None:
 
 
 def test_there_is_a_unit_for_each() -> None:
-    assert [path.stem for path in UNITS] == ["fednotes-serve", "fednotes-server", "fednotes-site"]
+    assert [path.stem for path in UNITS] == [
+        "fednotes-serve",
+        "fednotes-server",
+        "fednotes-site",
+    ]
 
 
 @each_unit
@@ -82,18 +86,26 @@ def test_a_unit_is_closed_and_restarts_what_failed(path: Path) -> None:
     assert found["UMask"] == "0077"
     assert found["Restart"] == "on-failure"
     assert found["RestartPreventExitStatus"] == "2"
-    assert found["KillMode"] == "mixed"  # the process ends its jobs itself; what is left is killed
-    assert "AF_UNIX" in found["RestrictAddressFamilies"]  # a kit's processes speak by a socket
+    assert (
+        found["KillMode"] == "mixed"
+    )  # the process ends its jobs itself; what is left is killed
+    assert (
+        "AF_UNIX" in found["RestrictAddressFamilies"]
+    )  # a kit's processes speak by a socket
 
 
 @each_unit
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd is not here"
+)
 def test_systemd_takes_a_unit(tmp_path: Path, path: Path) -> None:
     """With a program that is there in the place of ours."""
     text = path.read_text("utf-8").replace("/opt/fednotes/bin/fednotes", sys.executable)
     (tmp_path / path.name).write_text(text, "utf-8")
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(tmp_path / path.name)], capture_output=True, text=True
+        ["systemd-analyze", "verify", str(tmp_path / path.name)],
+        capture_output=True,
+        text=True,
     )
     said = [line for line in done.stderr.splitlines() if path.name in line]
     assert (done.returncode, said) == (0, [])
@@ -106,9 +118,13 @@ def test_a_container_is_nobodys_root_and_runs_what_there_is() -> None:
     assert instructions("USER") == ["10001:10001"]
     assert json.loads(instructions("ENTRYPOINT")[0]) == ["fednotes"]
     assert is_command(*json.loads(instructions("CMD")[0])[:2])
-    for given in re.findall(r"fednotes ((?:site|server) \w+|serve) /(?:kit|model)", CONTAINER):
+    for given in re.findall(
+        r"fednotes ((?:site|server) \w+|serve) /(?:kit|model)", CONTAINER
+    ):
         assert is_command(*given.split())
-    torch = re.search(r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    torch = re.search(
+        r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE
+    )
     assert torch is not None
     assert torch[1] in CONTAINER
     assert "whl/cpu" in CONTAINER
@@ -117,4 +133,6 @@ def test_a_container_is_nobodys_root_and_runs_what_there_is() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert {"deploy", "serve"} <= set(extras["optional-dependencies"])
     assert "'/build[deploy,serve]'" in CONTAINER
-    assert "procps" in instructions("RUN")[0]  # `ps`, by which a kit's processes are found
+    assert (
+        "procps" in instructions("RUN")[0]
+    )  # `ps`, by which a kit's processes are found

@@ -20,7 +20,14 @@ FILES = sorted((SRC / "fednotes").rglob("*.py"))
 BASE = frozenset(
     {
         *("torch", "numpy", "numba", "safetensors", "tokenizers", "typer", "rich"),
-        *("pydantic", "pydantic_core", "annotated_types", "jinja2", "markupsafe", "defusedxml"),
+        *(
+            "pydantic",
+            "pydantic_core",
+            "annotated_types",
+            "jinja2",
+            "markupsafe",
+            "defusedxml",
+        ),
     }
 )
 EXTRAS = frozenset(
@@ -112,16 +119,26 @@ def forbidden(source: str, path: Path) -> list[str]:
     found = []
     for item in imports(source, path):
         if within(item.target, PICKLES):
-            found.append(f"{path.name}:{item.line}: {item.target}: no pickles (use safetensors)")
+            found.append(
+                f"{path.name}:{item.line}: {item.target}: no pickles (use safetensors)"
+            )
         local = module_name(path) == "fednotes.apps.deployment.nvflare.gate" and within(
             item.target, LOCAL
         )
         if within(item.target, NETWORK) and not local:
-            found.append(f"{path.name}:{item.line}: {item.target}: no network in this package")
+            found.append(
+                f"{path.name}:{item.line}: {item.target}: no network in this package"
+            )
         if within(item.target, CALLS):
-            found.append(f"{path.name}:{item.line}: {item.target} runs what a file says")
-        if within(item.target, ("nvflare",)) and not within(module_name(path), (CARRIER,)):
-            found.append(f"{path.name}:{item.line}: only apps/deployment/nvflare/ imports nvflare")
+            found.append(
+                f"{path.name}:{item.line}: {item.target} runs what a file says"
+            )
+        if within(item.target, ("nvflare",)) and not within(
+            module_name(path), (CARRIER,)
+        ):
+            found.append(
+                f"{path.name}:{item.line}: only apps/deployment/nvflare/ imports nvflare"
+            )
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
@@ -144,12 +161,21 @@ def beyond_base(source: str, path: Path) -> list[str]:
         top = item.target.split(".")[0]
         if top in BASE | {"fednotes"} or top in sys.stdlib_module_names:
             continue
-        carrier = within(module_name(path), (CARRIER,)) and top in ("nvflare", "cryptography")
+        carrier = within(module_name(path), (CARRIER,)) and top in (
+            "nvflare",
+            "cryptography",
+        )
         carrier = carrier or (module_name(path) == SPACY and top == "spacy")
         if carrier or (top in EXTRAS and item.local):
             continue
-        remedy = "import it in the function that needs it" if top in EXTRAS else "not a dependency"
-        found.append(f"{path.name}:{item.line}: {top} is not in the base install: {remedy}")
+        remedy = (
+            "import it in the function that needs it"
+            if top in EXTRAS
+            else "not a dependency"
+        )
+        found.append(
+            f"{path.name}:{item.line}: {top} is not in the base install: {remedy}"
+        )
     return found
 
 
@@ -223,9 +249,14 @@ def test_methods_draw_by_the_draws_of_a_site() -> None:
         "fedner.py": {"rng_of"},  # marks of word tables, by a secret of their own
     }
     paths = [
-        path for room in ("methods", "training") for path in (SRC / "fednotes" / room).rglob("*.py")
+        path
+        for room in ("methods", "training")
+        for path in (SRC / "fednotes" / room).rglob("*.py")
     ]
-    paths += [SRC / "fednotes/apps/phenotyping" / name for name in ("stages.py", "two_stage.py")]
+    paths += [
+        SRC / "fednotes/apps/phenotyping" / name
+        for name in ("stages.py", "two_stage.py")
+    ]
     for path in sorted(paths):
         tree = ast.parse(path.read_text())
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

@@ -33,8 +33,12 @@ def test_functions_carry_their_marker(row: Row) -> None:
         assert found, f"docs/papers.md: {row.marker}: no file in src holds {function}"
         path, names = found
         node = definition(path, names)
-        assert names, f"docs/papers.md: {row.marker}: {function} is a module, not a function"
-        assert node, f"docs/papers.md: {row.marker}: {'.'.join(names)} is not in {path.name}"
+        assert names, (
+            f"docs/papers.md: {row.marker}: {function} is a module, not a function"
+        )
+        assert node, (
+            f"docs/papers.md: {row.marker}: {'.'.join(names)} is not in {path.name}"
+        )
         assert isinstance(node, ast.FunctionDef | ast.ClassDef)
         lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
         inside = [m for m, line in markers(path.read_text("utf-8")) if line in lines]
@@ -51,8 +55,12 @@ def test_named_tests_exist(row: Row) -> None:
         path = ROOT / file
         assert path.is_file(), f"docs/papers.md: {row.marker}: no file {file}"
         assert names, f"docs/papers.md: {row.marker}: {test} names a file, not a test"
-        assert names[-1].startswith("test_"), f"docs/papers.md: {row.marker}: {test} is not a test"
-        assert definition(path, names), f"docs/papers.md: {row.marker}: no {names[-1]} in {file}"
+        assert names[-1].startswith("test_"), (
+            f"docs/papers.md: {row.marker}: {test} is not a test"
+        )
+        assert definition(path, names), (
+            f"docs/papers.md: {row.marker}: no {names[-1]} in {file}"
+        )
 
 
 def test_every_marker_in_the_source_is_in_the_page() -> None:

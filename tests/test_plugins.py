@@ -84,8 +84,12 @@ def _wheel(folder: Path, entry_points: str, modules: dict[str, str]) -> Path:
     info = "acme_notes-1.0.dist-info"
     files = {f"acme_notes/{name}.py": source for name, source in modules.items()}
     files["acme_notes/__init__.py"] = ""
-    files[f"{info}/METADATA"] = "Metadata-Version: 2.1\nName: acme-notes\nVersion: 1.0\n"
-    files[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{info}/METADATA"] = (
+        "Metadata-Version: 2.1\nName: acme-notes\nVersion: 1.0\n"
+    )
+    files[f"{info}/WHEEL"] = (
+        "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
     files[f"{info}/entry_points.txt"] = entry_points
     record = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
     with zipfile.ZipFile(path, "w") as wheel:
@@ -94,13 +98,24 @@ def _wheel(folder: Path, entry_points: str, modules: dict[str, str]) -> Path:
     return path
 
 
-def _install(folder: Path, entry_points: str, modules: dict[str, str]) -> dict[str, str]:
+def _install(
+    folder: Path, entry_points: str, modules: dict[str, str]
+) -> dict[str, str]:
     """Install the package below a folder; return the environment in which it is found."""
     folder.mkdir(exist_ok=True)
     wheel = _wheel(folder, entry_points, modules)
     target = folder / "packages"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--no-index", "--no-deps", "--target", target, wheel], check=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
+    subprocess.run(
+        [*pip, "--no-index", "--no-deps", "--target", target, wheel], check=True
+    )
     paths = [str(target), str(ROOT / "src")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
@@ -119,7 +134,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def _run(environment: dict[str, str], *arguments: str | Path) -> str:
     done = subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -136,7 +154,9 @@ def test_a_format_of_a_package_is_recognised_and_read(
     """The format takes words in capitals for mentions."""
     notes = tmp_path / "notes.txt"
     notes.write_text("SHOUTED\nno PAIN today\n")
-    program = "import sys, fednotes as fn; d, = fn.read(sys.argv[1]); print(d.text, d.spans)"
+    program = (
+        "import sys, fednotes as fn; d, = fn.read(sys.argv[1]); print(d.text, d.spans)"
+    )
     shown = _run(environment, "-c", program, notes)
     assert shown.startswith("no PAIN today (Span(start=3, end=7, label='Loud'")
 
@@ -150,7 +170,13 @@ def test_a_tagger_of_a_package_is_trained_saved_and_loaded(
     assert json.loads(model.read_text())["kind"] == "capitals"
     assert shown.count("'") == 6  # three sites
     predicted = _run(
-        environment, "-m", "fednotes", "predict", model.parent, "--text", "Took Aspirin."
+        environment,
+        "-m",
+        "fednotes",
+        "predict",
+        model.parent,
+        "--text",
+        "Took Aspirin.",
     )
     assert json.loads(predicted)["text"] == "Took Aspirin."
 
@@ -164,7 +190,9 @@ def test_a_method_of_a_package_has_its_own_preset(environment: dict[str, str]) -
     assert _run(environment, "-c", program) == "0.0005\n"
 
 
-def test_an_attack_of_a_package_comes_after_the_built_in_ones(environment: dict[str, str]) -> None:
+def test_an_attack_of_a_package_comes_after_the_built_in_ones(
+    environment: dict[str, str],
+) -> None:
     program = "from fednotes.apps.audit import attacks; print([a.name for a in attacks()][-1])"
     assert _run(environment, "-c", program) == "oracle\n"
 
@@ -177,7 +205,10 @@ def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         {"greet": "raise RuntimeError('out of order')"},
     )
     done = subprocess.run(
-        [sys.executable, "-m", "fednotes", "--version"], capture_output=True, text=True, env=broken
+        [sys.executable, "-m", "fednotes", "--version"],
+        capture_output=True,
+        text=True,
+        env=broken,
     )
     assert done.returncode == 0
     assert "the package 'acme-notes' cannot be loaded" in done.stderr

@@ -39,7 +39,9 @@ def _project_files() -> list[Path]:
 
 
 def _make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    return set(
+        re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    )
 
 
 def test_versions_agree() -> None:
@@ -49,14 +51,20 @@ def test_versions_agree() -> None:
 
 def test_every_extra_is_told_of() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "install.md").read_text("utf-8"), re.M)
+    rows = re.findall(
+        r"^\| (`.*?) \|", (ROOT / "docs" / "install.md").read_text("utf-8"), re.M
+    )
     told = re.findall(r"`(\w+)`", " ".join(rows))
-    assert sorted(told) == sorted(project["optional-dependencies"]), "docs/install.md, its table"
+    assert sorted(told) == sorted(project["optional-dependencies"]), (
+        "docs/install.md, its table"
+    )
 
 
 def test_changelog_covers_the_version() -> None:
     """Its top entry is either what is not released yet or this very version."""
-    headings = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)
+    headings = re.findall(
+        r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M
+    )
     assert headings
     assert headings[0] in {"Unreleased", fednotes.__version__}
 
@@ -86,7 +94,9 @@ def test_readme_names_the_two_commands() -> None:
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=_name)
 def test_benchmark_ends_with_a_ratio(path: Path) -> None:
-    assert "ratio=" in path.read_text("utf-8"), f"{_name(path)} prints no line with ratio="
+    assert "ratio=" in path.read_text("utf-8"), (
+        f"{_name(path)} prints no line with ratio="
+    )
 
 
 def test_no_paths_of_one_machine() -> None:

@@ -17,7 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 NAME = r"^\| maccrobat, (\d+ silos|one place)(?:, ([^|]+?))? \|"
 ROW = re.compile(rf"{NAME}(?:[^|]+\|){{3}} ([\d.]+) ± ([\d.]+) \|", re.MULTILINE)
-DRAWN = {"default": "together", "FedAvg": "together, plain averaging", "alone": "each alone"}
+DRAWN = {
+    "default": "together",
+    "FedAvg": "together, plain averaging",
+    "alone": "each alone",
+}
 COLOURS = {"default": "#0b6e6e", "FedAvg": "#8a8a8a", "alone": "#c4572a"}
 PANELS = {
     "strict F1, %": ("FedNER", "distillation", "fine-tuning"),
@@ -53,9 +57,17 @@ def draw(found: Scores, out: Path) -> None:
     axes.text(last, mean + 1.0, "all notes in one place", color="#444444", va="bottom")
     for row, name in DRAWN.items():
         means, spreads = zip(*(found[row][n] for n in silos), strict=True)
-        axes.errorbar(silos, means, spreads, color=COLOURS[row], marker="o", lw=2, capsize=3)
+        axes.errorbar(
+            silos, means, spreads, color=COLOURS[row], marker="o", lw=2, capsize=3
+        )
         low = 1.6 if row == "default" else 0
-        axes.text(last, means[-1] - low, name, color=COLOURS[row], va="top" if low else "center")
+        axes.text(
+            last,
+            means[-1] - low,
+            name,
+            color=COLOURS[row],
+            va="top" if low else "center",
+        )
     axes.set_xscale("log")
     axes.set_xticks(silos, [f"{n} silos" for n in silos])
     axes.minorticks_off()
@@ -69,16 +81,21 @@ def draw(found: Scores, out: Path) -> None:
 def prices(page: str) -> Scores:
     """method: ε: mean and standard deviation; a column without a number is left out."""
     found: Scores = {}
-    section = page.partition("## What differential privacy costs\n")[2].partition("\n## ")[0]
+    section = page.partition("## What differential privacy costs\n")[2].partition(
+        "\n## "
+    )[0]
     for line in section.splitlines():
         method, *cells = (cell.strip() for cell in line.strip("| ").split(" | "))
         if any(method in methods for methods in PANELS.values()):
             told = zip(EPSILONS, cells, strict=False)
             numbers = {
-                at: cell.partition(" (")[0].split(" ± ") for at, cell in told if " ± " in cell
+                at: cell.partition(" (")[0].split(" ± ")
+                for at, cell in told
+                if " ± " in cell
             }
             found[method] = {
-                at: (float(mean), float(spread)) for at, (mean, spread) in numbers.items()
+                at: (float(mean), float(spread))
+                for at, (mean, spread) in numbers.items()
             }
     return found
 
@@ -90,7 +107,9 @@ def draw_prices(found: Scores, out: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, 2, figsize=(8.4, 3.1), dpi=150, layout="constrained")
+    figure, panels = pyplot.subplots(
+        1, 2, figsize=(8.4, 3.1), dpi=150, layout="constrained"
+    )
     for axes, (kind, methods) in zip(panels, PANELS.items(), strict=True):
         for method, colour in zip(methods, COLOURS.values(), strict=False):
             places = sorted(found[method])
@@ -100,7 +119,9 @@ def draw_prices(found: Scores, out: Path) -> None:
             told = {"color": colour, "capsize": 3, "lw": 2, "label": method}
             axes.errorbar(drawn, means[promised], spreads[promised], marker="o", **told)
             told |= {"label": None, "marker": "D", "mfc": "white"}
-            axes.errorbar(places[len(drawn) :], means[len(drawn) :], spreads[len(drawn) :], **told)
+            axes.errorbar(
+                places[len(drawn) :], means[len(drawn) :], spreads[len(drawn) :], **told
+            )
         axes.set_xscale("log")
         axes.set_xticks([1, 2, 4, 8, NONE], ["ε = 1", "2", "4", "8", "none"])
         axes.minorticks_off()
@@ -113,7 +134,10 @@ def draw_prices(found: Scores, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures")
-    page, out = (ROOT / "docs" / "results.md").read_text("utf-8"), parser.parse_args().out
+    page, out = (
+        (ROOT / "docs" / "results.md").read_text("utf-8"),
+        parser.parse_args().out,
+    )
     draw(scores(page), out / "silos.png")
     draw_prices(prices(page), out / "privacy.png")
 

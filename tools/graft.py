@@ -105,7 +105,9 @@ def read_texts(paths: Sequence[Path], seed: int) -> tuple[list[str], list[str]]:
     """The texts of corpora that `data.formats` reads, or of .txt and .csv files (of these every
     cell longer than a code), and the corpora's names; without paths generated notes."""
     if paths:
-        return [text for path in paths for text in _read_one(path)], [p.name for p in paths]
+        return [text for path in paths for text in _read_one(path)], [
+            p.name for p in paths
+        ]
     made = generate(num_sites=3, sentences_per_site=_GENERATED, seed=seed)
     return [note.text for site in made for note in site.data.train], ["generated"]
 
@@ -128,7 +130,12 @@ def _plain(file: Path) -> list[str]:
         rows = list(csv.reader(read_text(file).splitlines(keepends=True)))
     except csv.Error as error:
         raise DataError(f"{file}: not a CSV file: {error}") from None
-    return [cell for row in rows for cell in row if len(cell) >= _SHORTEST_CELL and " " in cell]
+    return [
+        cell
+        for row in rows
+        for cell in row
+        if len(cell) >= _SHORTEST_CELL and " " in cell
+    ]
 
 
 def make_pieces(
@@ -163,9 +170,13 @@ def make_pieces(
             pieces.append(piece)
             counts.update(head for _, _, head in piece.phrases)
     if len(pieces) < 2 or not numbers:
-        raise ConfigError("the text is too short to train on: two sentences of words or more")
+        raise ConfigError(
+            "the text is too short to train on: two sentences of words or more"
+        )
     return Pieces(
-        tuple(pieces[:most]), tuple(numbers), np.array([counts[i] for i in range(len(numbers))])
+        tuple(pieces[:most]),
+        tuple(numbers),
+        np.array([counts[i] for i in range(len(numbers))]),
     )
 
 
@@ -182,7 +193,9 @@ def _windows(words: Sequence[int | None], capacity: int) -> list[tuple[int, int]
     return [*parts, (low, len(words))] if low < len(words) else parts
 
 
-def _piece(coded: Any, low: int, high: int, found: Sequence[Mark], marks: tuple[int, int]) -> Piece:
+def _piece(
+    coded: Any, low: int, high: int, found: Sequence[Mark], marks: tuple[int, int]
+) -> Piece:
     """Sub-words low:high; spans that lie wholly in them, in sub-word positions."""
     ids = np.array([marks[0], *coded.ids[low:high], marks[1]], np.int64)
     starts = np.array([a for a, _ in coded.offsets[low:high]])
@@ -190,7 +203,10 @@ def _piece(coded: Any, low: int, high: int, found: Sequence[Mark], marks: tuple[
     spans: list[Mark] = []
     phrases: list[Mark] = []
     for start, end, what in found:
-        first, last = int(np.searchsorted(starts, start)), int(np.searchsorted(ends, end))
+        first, last = (
+            int(np.searchsorted(starts, start)),
+            int(np.searchsorted(ends, end)),
+        )
         if (
             first < len(starts)
             and last < len(ends)
@@ -223,7 +239,12 @@ def _spans(text: str, numbers: dict[str, int]) -> list[Mark]:
             found.append((start, end, NUMBER))
         if len(word) > 1 and word.isupper() and word.isalpha():
             found.append((start, end, ABBREVIATION))
-        elif i and word[0].isupper() and word[1:].islower() and word.casefold() not in STOP_WORDS:
+        elif (
+            i
+            and word[0].isupper()
+            and word[1:].islower()
+            and word.casefold() not in STOP_WORDS
+        ):
             if found and found[-1][2] == NAME and start - found[-1][1] == 1:
                 start = found.pop()[0]  # two capitalised words in a row are one name
             found.append((start, end, NAME))
@@ -239,7 +260,9 @@ def cluster(
     weights: how often a word occurs; it counts as the square root of that."""
     rng = rng_of(seed, "graft", "clusters")
     strength = np.sqrt(weights)
-    chosen = rng.choice(len(vectors), size=count, replace=False, p=strength / strength.sum())
+    chosen = rng.choice(
+        len(vectors), size=count, replace=False, p=strength / strength.sum()
+    )
     centres = vectors[chosen]
     for _ in range(15):
         nearest = (vectors @ centres.T).argmax(1)  # (words,)
@@ -259,7 +282,9 @@ def disjoint(spans: Iterable[Mark]) -> list[Mark]:
     return kept
 
 
-def infill(ids: np.ndarray, mask: int, share: float, rng: np.random.Generator) -> np.ndarray:
+def infill(
+    ids: np.ndarray, mask: int, share: float, rng: np.random.Generator
+) -> np.ndarray:
     """BART's noise: spans of Poisson(3) sub-words, `share` of all, each become one mask."""
     inner = len(ids) - 2
     hidden = np.zeros(len(ids) + 1, bool)
@@ -341,14 +366,18 @@ def train_decoder(
 ) -> tuple[Measured, Measured]:
     """Train the decoder of a BartModel in place: held-out losses before and after."""
     classes = make_classes(model, pieces, tokenizer, schedule.kinds, seed)
-    trainer = _Trainer(model, pieces, classes, int(tokenizer.mask_token_id), schedule, seed)
+    trainer = _Trainer(
+        model, pieces, classes, int(tokenizer.mask_token_id), schedule, seed
+    )
     before = trainer.measure()
     trainer.run(progress)
     return before, trainer.measure()
 
 
 @torch.no_grad()
-def make_classes(model: Any, pieces: Pieces, tokenizer: Any, kinds: int, seed: int) -> Classes:
+def make_classes(
+    model: Any, pieces: Pieces, tokenizer: Any, kinds: int, seed: int
+) -> Classes:
     """Surface classes, and clusters of the head words that occur twice or more."""
     table = model.shared.weight
     long = np.array([len(head) > 2 for head in pieces.heads])
@@ -379,16 +408,31 @@ class _Trainer:
     """The loop. Batches come from the seed, so a run repeats to the bit on one thread."""
 
     def __init__(
-        self, model: Any, pieces: Pieces, classes: Classes, mask: int, schedule: Schedule, seed: int
+        self,
+        model: Any,
+        pieces: Pieces,
+        classes: Classes,
+        mask: int,
+        schedule: Schedule,
+        seed: int,
     ) -> None:
-        self.model, self.classes, self.schedule, self.seed = model, classes, schedule, seed
+        self.model, self.classes, self.schedule, self.seed = (
+            model,
+            classes,
+            schedule,
+            seed,
+        )
         self.ids = [piece.ids for piece in pieces.pieces]
         self.mask_id, self.pad = mask, int(model.config.pad_token_id)
         self.states: dict[int, Tensor] = {}
         held = max(1, min(schedule.held_out, len(self.ids) // 10))
         self.held, self.train = np.arange(held), np.arange(held, len(self.ids))
         model.requires_grad_(False).eval()  # without dropout: no sentence is seen often
-        own = [p for n, p in model.decoder.named_parameters() if not n.startswith("embed_tokens")]
+        own = [
+            p
+            for n, p in model.decoder.named_parameters()
+            if not n.startswith("embed_tokens")
+        ]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(seed, "graft", "classes"))
             width = model.config.d_model
@@ -405,7 +449,9 @@ class _Trainer:
             optimizer.param_groups[0]["lr"] = self.schedule.learning_rate * rate
             lists = rng.random() < self.schedule.listing
             chosen = next(batches)
-            loss, _ = self.listing(chosen, rng) if lists else self.denoising(chosen, rng)
+            loss, _ = (
+                self.listing(chosen, rng) if lists else self.denoising(chosen, rng)
+            )
             optimizer.zero_grad(set_to_none=True)
             loss.mean().backward()
             nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -447,12 +493,16 @@ class _Trainer:
         model, table = self.model, self.model.shared.weight
         states = self._remembered(chosen, rows)  # (batch, sub-words with marks, width)
         sources = table[rows.ids[:, 1:]]
-        marks = torch.stack([table[model.config.eos_token_id], *self.classes.labels[rows.words]])
+        marks = torch.stack(
+            [table[model.config.eos_token_id], *self.classes.labels[rows.words]]
+        )
         marks = marks.expand(len(chosen), -1, -1)  # (batch, 1 + labels, width)
         start = table[model.config.decoder_start_token_id].expand(len(chosen), 1, -1)
         before = rows.targets[:, :-1].clamp(min=0)
         inputs = torch.cat([start, _take(torch.cat([marks, sources], 1), before)], 1)
-        told = self.told[rows.told] + self.classes.labels[rows.called]  # (batch, told, width)
+        told = (
+            self.told[rows.told] + self.classes.labels[rows.called]
+        )  # (batch, told, width)
         hidden = decode(model, inputs, states, rows.mask, told)  # (batch, steps, width)
         candidates = torch.cat([marks, (states[:, 1:] + sources) / 2], 1)
         scores = hidden @ candidates.transpose(1, 2)  # (batch, steps, candidates)
@@ -461,23 +511,31 @@ class _Trainer:
         scores = scores.masked_fill(~allowed[:, None], -torch.inf)
         used = rows.targets >= 0
         scores, wanted = scores[used], rows.targets[used]
-        return F.cross_entropy(scores, wanted, reduction="none"), scores.argmax(1) == wanted
+        return F.cross_entropy(scores, wanted, reduction="none"), scores.argmax(
+            1
+        ) == wanted
 
     def denoising(
         self, chosen: Sequence[int] | np.ndarray, rng: np.random.Generator
     ) -> tuple[Tensor, Tensor]:
         """As `listing`, of the sub-words behind the begin mark."""
-        noisy = [infill(self.ids[i], self.mask_id, self.schedule.masked, rng) for i in chosen]
+        noisy = [
+            infill(self.ids[i], self.mask_id, self.schedule.masked, rng) for i in chosen
+        ]
         source, mask = padded(noisy, self.pad)
         whole, known = padded([self.ids[i] for i in chosen], self.pad)
         others = rng.integers(len(self.ids), size=self.schedule.negatives)
         pool = np.unique(np.concatenate([self.ids[i] for i in [*chosen, *others]]))
         table = self.model.shared.weight
-        hidden = decode(self.model, table[whole[:, :-1]], self._encode(source, mask), mask, None)
+        hidden = decode(
+            self.model, table[whole[:, :-1]], self._encode(source, mask), mask, None
+        )
         used = known[:, 1:].bool()
         scores = hidden[used] @ table[torch.from_numpy(pool)].T  # (targets, candidates)
         wanted = torch.from_numpy(np.searchsorted(pool, whole[:, 1:][used].numpy()))
-        return F.cross_entropy(scores, wanted, reduction="none"), scores.argmax(1) == wanted
+        return F.cross_entropy(scores, wanted, reduction="none"), scores.argmax(
+            1
+        ) == wanted
 
     def _remembered(self, chosen: Sequence[int] | np.ndarray, rows: Rows) -> Tensor:
         """The encoder's states of whole pieces, computed once: (batch, sub-words, width)."""
@@ -492,7 +550,9 @@ class _Trainer:
 
     @torch.no_grad()
     def _encode(self, ids: Tensor, mask: Tensor) -> Tensor:
-        states: Tensor = self.model.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        states: Tensor = self.model.encoder(
+            input_ids=ids, attention_mask=mask
+        ).last_hidden_state
         return states
 
 
@@ -507,21 +567,31 @@ def make_rows(
     count = min(int(rng.integers(1, 5)), len(classes.names))
     told, called, listed = [], [], []
     for i in chosen:
-        some = _some_classes([s[2] for s in classes.spans[i]], count, len(classes.names), rng)
-        words = [c if rng.random() < 0.5 else int(rng.integers(len(classes.labels))) for c in some]
+        some = _some_classes(
+            [s[2] for s in classes.spans[i]], count, len(classes.names), rng
+        )
+        words = [
+            c if rng.random() < 0.5 else int(rng.integers(len(classes.labels)))
+            for c in some
+        ]
         words = words if len(set(words)) == count else some
         told.append(some)
         called.append(words)
         name = dict(zip(some, words, strict=True))
         listed.append(
-            [(a, b, name[c]) for a, b, c in disjoint(s for s in classes.spans[i] if s[2] in name)]
+            [
+                (a, b, name[c])
+                for a, b, c in disjoint(s for s in classes.spans[i] if s[2] in name)
+            ]
         )
     words_used = np.unique(np.array(called))
     place = {int(word): n for n, word in enumerate(words_used)}
     # pointer.py's ids without BEGIN and PAD; its positions do not count the begin mark.
     targets = [
         np.maximum(
-            encode_entities(np.array([(a - 1, b - 1, place[w]) for a, b, w in row]), len(place))
+            encode_entities(
+                np.array([(a - 1, b - 1, place[w]) for a, b, w in row]), len(place)
+            )
             - 2,
             0,
         )
@@ -567,7 +637,9 @@ def _take(candidates: Tensor, index: Tensor) -> Tensor:
     return candidates.gather(1, index[..., None].expand(-1, -1, candidates.shape[-1]))
 
 
-def decode(model: Any, inputs: Tensor, states: Tensor, mask: Tensor, told: Tensor | None) -> Tensor:
+def decode(
+    model: Any, inputs: Tensor, states: Tensor, mask: Tensor, told: Tensor | None
+) -> Tensor:
     """The decoder's last hidden states: (batch, steps, width).
 
     inputs: (batch, steps, width) embeddings without positions. told: (batch, told, width), whose
@@ -584,7 +656,8 @@ def decode(model: Any, inputs: Tensor, states: Tensor, mask: Tensor, told: Tenso
             attention = layer.self_attn
             shape = (*told.shape[:2], attention.num_heads, attention.head_dim)
             key, value = (
-                p(read).view(shape).transpose(1, 2) for p in (attention.k_proj, attention.v_proj)
+                p(read).view(shape).transpose(1, 2)
+                for p in (attention.k_proj, attention.v_proj)
             )
             cache.self_attention_cache.update(key, value, number)
         positions = decoder.embed_positions.weight[decoder.embed_positions.offset :]
@@ -623,13 +696,21 @@ def graft(
     """
     if decoder_layers < 1 or schedule.steps < 0 or schedule.batch < 1:
         raise ConfigError("a graft needs one decoder layer or more, 0 steps or more")
-    if out.exists() and not (out / FACTS).is_file() and (out.is_file() or any(out.iterdir())):
-        raise ConfigError(f"{out}: holds something else than a graft; give a new folder")
+    if (
+        out.exists()
+        and not (out / FACTS).is_file()
+        and (out.is_file() or any(out.iterdir()))
+    ):
+        raise ConfigError(
+            f"{out}: holds something else than a graft; give a new folder"
+        )
     directory = encoder_directory(str(encoder))
     bert, tokenizer = _open_bert(directory)
     marks = (int(tokenizer.cls_token_id), int(tokenizer.sep_token_id))
     longest = min(LONGEST, bert.config.max_position_embeddings)
-    pieces = make_pieces(texts, tokenizer.backend_tokenizer, marks, longest, schedule.pool, seed)
+    pieces = make_pieces(
+        texts, tokenizer.backend_tokenizer, marks, longest, schedule.pool, seed
+    )
     model = bart_of(bert, tokenizer, decoder_layers)
     difference = encoder_difference(model, bert, pieces)
     started = time.monotonic()
@@ -638,7 +719,8 @@ def graft(
         "encoder": {
             "name": "minilm" if str(encoder) == "minilm" else directory.name,
             "fingerprint": fingerprint(
-                {file for form in FINGERPRINTED for file in directory.glob(form)}, kind="graft"
+                {file for form in FINGERPRINTED for file in directory.glob(form)},
+                kind="graft",
             ),
         },
         "decoder_layers": decoder_layers,
@@ -653,8 +735,12 @@ def graft(
 
     def fill(folder: Path) -> None:
         write_pretrained(folder, model, tokenizer)
-        (folder / FACTS).write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        for weights in folder.glob("*.safetensors"):  # written for the owner's eyes alone
+        (folder / FACTS).write_text(
+            json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8"
+        )
+        for weights in folder.glob(
+            "*.safetensors"
+        ):  # written for the owner's eyes alone
             weights.chmod((folder / FACTS).stat().st_mode)
 
     write_folder(out, fill, private=False)
@@ -662,13 +748,17 @@ def graft(
     return facts | {
         "seconds": time.monotonic() - started,
         "parameters": sum(named.values()),
-        "decoder_parameters": sum(n for name, n in named.items() if name.startswith("decoder.")),
+        "decoder_parameters": sum(
+            n for name, n in named.items() if name.startswith("decoder.")
+        ),
     }
 
 
 def main() -> int:
     about = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    about.add_argument("out", type=Path, help="a new folder, in Hugging Face's BART layout")
+    about.add_argument(
+        "out", type=Path, help="a new folder, in Hugging Face's BART layout"
+    )
     about.add_argument(
         "--text",
         type=Path,
@@ -679,7 +769,9 @@ def main() -> int:
     about.add_argument("--encoder", default="minilm", help="minilm or a BERT directory")
     about.add_argument("--layers", type=int, default=2, help="of the decoder")
     about.add_argument("--steps", type=int, default=Schedule.steps, help="of training")
-    about.add_argument("--seed", type=int, default=1, help="the same seed, the same backbone")
+    about.add_argument(
+        "--seed", type=int, default=1, help="the same seed, the same backbone"
+    )
     given = about.parse_args()
     try:
         texts, names = read_texts(given.text, given.seed)
@@ -692,7 +784,9 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     before, after = facts["before"], facts["after"]
-    print(f"encoder: differs from the original by {facts['encoder_difference']:.1e} at most")
+    print(
+        f"encoder: differs from the original by {facts['encoder_difference']:.1e} at most"
+    )
     print(
         f"held-out loss a target: listing {before['listing']:.3f} → {after['listing']:.3f}, "
         f"denoising {before['denoising']:.3f} → {after['denoising']:.3f}; "
@@ -721,7 +815,9 @@ def bart_of(bert: Any, tokenizer: Any, decoder_layers: int) -> Any:
     state: dict[str, Tensor] = {"shared.weight": table}
     for side in ("encoder", "decoder"):
         state[f"{side}.embed_tokens.weight"] = table
-        state[f"{side}.embed_positions.weight"] = nn.functional.pad(positions, (0, 0, 2, 0))
+        state[f"{side}.embed_positions.weight"] = nn.functional.pad(
+            positions, (0, 0, 2, 0)
+        )
         for kind in ("weight", "bias"):
             norm = source[f"embeddings.LayerNorm.{kind}"]
             state[f"{side}.layernorm_embedding.{kind}"] = norm
@@ -732,7 +828,9 @@ def bart_of(bert: Any, tokenizer: Any, decoder_layers: int) -> Any:
         upper = max(0, encoder_layers - decoder_layers) + number
         upper = min(upper, encoder_layers - 1)
         state |= _layer(source, upper, f"decoder.layers.{number}", cross=True)
-    model.load_state_dict(state)  # strict: every tensor of the model has its origin above
+    model.load_state_dict(
+        state
+    )  # strict: every tensor of the model has its origin above
     return model
 
 
@@ -748,7 +846,9 @@ _PARTS = {
 }
 
 
-def _layer(source: dict[str, Tensor], number: int, name: str, cross: bool) -> dict[str, Tensor]:
+def _layer(
+    source: dict[str, Tensor], number: int, name: str, cross: bool
+) -> dict[str, Tensor]:
     """One BERT layer's tensors under BART's names; `cross`: also as cross-attention."""
     parts = [*_PARTS.items()]
     if cross:
@@ -791,7 +891,9 @@ def _bart_config(bert: Any, tokenizer: Any, decoder_layers: int) -> Any:
 @torch.no_grad()
 def encoder_difference(model: Any, bert: Any, pieces: Pieces) -> float:
     """The largest absolute difference of the last hidden states on a padded batch of text."""
-    ids, mask = padded([piece.ids for piece in pieces.pieces[:16]], int(model.config.pad_token_id))
+    ids, mask = padded(
+        [piece.ids for piece in pieces.pieces[:16]], int(model.config.pad_token_id)
+    )
     ours = model.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
     theirs = bert(input_ids=ids, attention_mask=mask).last_hidden_state
     return float((ours - theirs)[mask.bool()].abs().max())
@@ -803,8 +905,13 @@ def _open_bert(directory: Path) -> tuple[Any, Any]:
         raise ModelError(f"{directory}: no config.json here; give a BERT directory")
     tokenizer, bert = open_encoder(directory, "cpu")
     kind = getattr(bert.config, "model_type", None)
-    if kind != "bert" or getattr(bert.config, "position_embedding_type", "absolute") != "absolute":
-        raise ModelError(f"{directory}: is a {kind} model; only a BERT with learnt positions fits")
+    if (
+        kind != "bert"
+        or getattr(bert.config, "position_embedding_type", "absolute") != "absolute"
+    ):
+        raise ModelError(
+            f"{directory}: is a {kind} model; only a BERT with learnt positions fits"
+        )
     marks = ("cls", "sep", "pad", "mask", "unk")
     lacking = [m for m in marks if getattr(tokenizer, f"{m}_token_id", None) is None]
     if lacking:

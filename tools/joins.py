@@ -57,9 +57,19 @@ def run(out: Path, name: str, text: str, settings: Sequence[str]) -> Path:
     folder = out / "runs" / f"{name}-{digest}".replace(" ", "-")
     if not (folder / SUMMARY).is_file():
         print(f"{folder.name} …", file=sys.stderr, flush=True)
-        file, log = (out / "jobs" / f"{folder.name}.{ending}" for ending in ("toml", "log"))
+        file, log = (
+            out / "jobs" / f"{folder.name}.{ending}" for ending in ("toml", "log")
+        )
         write_text(file, text, private=False)
-        command = [sys.executable, "-m", "fednotes", "simulate", str(file), "--out", str(folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "fednotes",
+            "simulate",
+            str(file),
+            "--out",
+            str(folder),
+        ]
         command += ["--resume"] if (folder / "job.json").is_file() else []
         command += [word for setting in settings for word in ("--set", setting)]
         with log.open("ab") as told:
@@ -80,11 +90,19 @@ def f1(folder: Path, sites: Sequence[str], types: Sequence[str]) -> tuple[float,
     return 200 * right / max(1, predicted + gold), gold
 
 
-def measure(out: Path, seed: int, settings: Sequence[str], later: Sequence[str]) -> Measured:
+def measure(
+    out: Path, seed: int, settings: Sequence[str], later: Sequence[str]
+) -> Measured:
     """Of one seed; None where there was no such model."""
 
-    def done(name: str, sites: Sequence[str], types: Sequence[str], before: Path | None) -> Path:
-        encoder = "minilm" if before is None else str((before / "federated" / "model").resolve())
+    def done(
+        name: str, sites: Sequence[str], types: Sequence[str], before: Path | None
+    ) -> Path:
+        encoder = (
+            "minilm"
+            if before is None
+            else str((before / "federated" / "model").resolve())
+        )
         sets = (*settings, f"seed={seed}", *(later if before else ()))
         return run(out, f"{name} {seed}", job(sites, types, encoder), sets)
 
@@ -101,9 +119,13 @@ def measure(out: Path, seed: int, settings: Sequence[str], later: Sequence[str])
     }
     found: Measured = {}
     for row, (sites, types, *folders) in rows.items():
-        each = [f1(folder, sites, types) if folder else None for folder in (*folders, anew)]
+        each = [
+            f1(folder, sites, types) if folder else None for folder in (*folders, anew)
+        ]
         if len({told[1] for told in each if told}) > 1:
-            sys.exit(f"error: seed {seed}, {row}: the runs were judged by different test notes")
+            sys.exit(
+                f"error: seed {seed}, {row}: the runs were judged by different test notes"
+            )
         found[row] = [told and told[0] for told in each]
     return found
 
@@ -114,7 +136,9 @@ def table(measured: Sequence[Measured], seeds: Sequence[int]) -> str:
     for row in measured[0]:
         cells = []
         for each in zip(*(of[row] for of in measured), strict=True):
-            spread = f" ± {stdev(each):.1f}" if len(each) > 1 and None not in each else ""
+            spread = (
+                f" ± {stdev(each):.1f}" if len(each) > 1 and None not in each else ""
+            )
             cells.append("–" if None in each else f"{fmean(each):.1f}{spread}")
         lines.append(f"| {row} | {' | '.join(cells)} |")
     return "\n".join([*lines, f"\nSeeds {', '.join(map(str, seeds))}."])
@@ -131,7 +155,10 @@ def main(words: Sequence[str] | None = None) -> None:
     if "FEDNOTES_CORPORA" not in os.environ:
         parser.error("FEDNOTES_CORPORA must name the folder of corpora")
     try:
-        found = [measure(given.out, seed, given.settings, given.later) for seed in given.seeds]
+        found = [
+            measure(given.out, seed, given.settings, given.later)
+            for seed in given.seeds
+        ]
     except KeyboardInterrupt:
         sys.exit("stopped; the same command goes on")
     print(table(found, given.seeds))

@@ -40,8 +40,19 @@ from papers import ROOT, Row, definition, markers, rows, source_of
 from scratch import scratch
 
 SLOW = [  # to import
-    *("torch", "numba", "numpy", "pytest", "hypothesis", "safetensors.torch", "tokenizers"),
-    *("transformers.models.bart.modeling_bart", "transformers.models.bert.modeling_bert"),
+    *(
+        "torch",
+        "numba",
+        "numpy",
+        "pytest",
+        "hypothesis",
+        "safetensors.torch",
+        "tokenizers",
+    ),
+    *(
+        "transformers.models.bart.modeling_bart",
+        "transformers.models.bert.modeling_bert",
+    ),
     *("sklearn.linear_model", "scipy.stats"),
 ]
 WORKER = Path(__file__).with_name("mutation_worker.py")
@@ -64,7 +75,10 @@ class Change(NamedTuple):
 
     def diff(self, root: Path) -> list[str]:
         """The lines that differ, "-" and "+" first."""
-        old, new = (root / self.path).read_text("utf-8").splitlines(), self.source.splitlines()
+        old, new = (
+            (root / self.path).read_text("utf-8").splitlines(),
+            self.source.splitlines(),
+        )
         while old and new and old[0] == new[0]:
             del old[0], new[0]
         while old and new and old[-1] == new[-1]:
@@ -122,7 +136,9 @@ def of_list(root: Path, listed: Sequence[dict[str, Any]]) -> Iterator[Change]:
             try:
                 ast.parse(changed)
             except SyntaxError as error:
-                raise Wrong(f"tools/mutants.toml: {each['what']!r} does not parse") from error
+                raise Wrong(
+                    f"tools/mutants.toml: {each['what']!r} does not parse"
+                ) from error
         line = source[: source.index(old)].count("\n") + 1
         yield Change(each["what"], path, line, changed, tuple(each["tests"]))
 
@@ -137,7 +153,9 @@ def collected(root: Path) -> list[Change]:
     keys = [_key(c, root) if c.path.as_posix() in files else None for c in found]
     for entry in equivalent:
         if entry not in keys:
-            raise Wrong(f"tools/mutants.toml: no mutant of {entry[0]} makes {entry[2]!r} any more")
+            raise Wrong(
+                f"tools/mutants.toml: no mutant of {entry[0]} makes {entry[2]!r} any more"
+            )
     return [c for c, key in zip(found, keys, strict=True) if key not in equivalent]
 
 
@@ -160,7 +178,9 @@ class Copy:
         self.root, self.folder = root, folder
         ignored = shutil.ignore_patterns("*.pyc")  # compiled kernels go along
         shutil.copytree(root / "src", folder / "src", ignore=ignored)
-        checked = py_compile.PycInvalidationMode.CHECKED_HASH  # a changed file is never mistaken
+        checked = (
+            py_compile.PycInvalidationMode.CHECKED_HASH
+        )  # a changed file is never mistaken
         compileall.compile_dir(folder / "src", quiet=2, invalidation_mode=checked)
         self._process = subprocess.Popen(
             [sys.executable, str(WORKER), str(folder / "src"), *SLOW],
@@ -218,7 +238,9 @@ class Run:
         self._jobs = len(copies)
         self._lock = threading.Lock()
 
-    def unchanged(self, groups: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], float]:
+    def unchanged(
+        self, groups: Sequence[tuple[str, ...]]
+    ) -> dict[tuple[str, ...], float]:
         """How long each group of tests takes. Raises Wrong for one that does not pass."""
         with ThreadPoolExecutor(self._jobs) as pool:
             return dict(zip(groups, pool.map(self._unchanged, groups), strict=True))
@@ -236,7 +258,9 @@ class Run:
         finally:
             self._free.put(copy)
 
-    def all(self, changes: Sequence[Change], times: dict[tuple[str, ...], float]) -> None:
+    def all(
+        self, changes: Sequence[Change], times: dict[tuple[str, ...], float]
+    ) -> None:
         """Every mutant, as far as the time reaches."""
         self.number = len(changes)
         with ThreadPoolExecutor(self._jobs) as pool:
@@ -250,7 +274,9 @@ class Run:
         try:
             found = copy.run_changed(change, max(LEAST, TIMES * usual))
             if found["code"] in (4, 5) and not found["failed"]:
-                raise Wrong(f"pytest cannot run {' '.join(change.tests)}:\n{copy.log()}")
+                raise Wrong(
+                    f"pytest cannot run {' '.join(change.tests)}:\n{copy.log()}"
+                )
         finally:
             self._free.put(copy)
         with self._lock:
@@ -275,11 +301,19 @@ class Run:
 def main(words: Sequence[str], root: Path = ROOT) -> int:
     """The command; its exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--sample", type=int, default=0, help="so many of the mutants; 0: all")
+    parser.add_argument(
+        "--sample", type=int, default=0, help="so many of the mutants; 0: all"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--minutes", type=float, default=600.0, help="start no mutant after these")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
-    parser.add_argument("--only", default="", help="those whose marker, name or file has this text")
+    parser.add_argument(
+        "--minutes", type=float, default=600.0, help="start no mutant after these"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="at a time"
+    )
+    parser.add_argument(
+        "--only", default="", help="those whose marker, name or file has this text"
+    )
     parser.add_argument("--list", action="store_true", help="show them, run nothing")
     asked = parser.parse_args(words)
     try:
@@ -292,13 +326,19 @@ def main(words: Sequence[str], root: Path = ROOT) -> int:
 def _main(asked: argparse.Namespace, root: Path) -> int:
     end = time.monotonic() + 60 * asked.minutes
     everything = collected(root)
-    changes = [c for c in everything if asked.only in c.of or asked.only in c.path.as_posix()]
+    changes = [
+        c for c in everything if asked.only in c.of or asked.only in c.path.as_posix()
+    ]
     if asked.sample and asked.sample < len(changes):
         changes = random.Random(asked.seed).sample(changes, asked.sample)
         print(f"{len(changes)} of {len(everything)} mutants, by seed {asked.seed}")
     if asked.list:
         for change in changes:
-            print(f"{change.path}:{change.line}  {change.of}", *change.diff(root), sep="\n    ")
+            print(
+                f"{change.path}:{change.line}  {change.of}",
+                *change.diff(root),
+                sep="\n    ",
+            )
         print(f"{len(changes)} mutants")
         return 0
     with scratch() as folder, ExitStack() as stack:
@@ -311,7 +351,11 @@ def _main(asked: argparse.Namespace, root: Path) -> int:
         run.all(changes, times)
     if not run.done:
         raise Wrong(f"no mutant was reached in {asked.minutes:g} minutes")
-    left = f", {run.number - run.done} not reached in time" if run.done < run.number else ""
+    left = (
+        f", {run.number - run.done} not reached in time"
+        if run.done < run.number
+        else ""
+    )
     print(f"{run.done - len(run.survived)} killed, {len(run.survived)} survived{left}")
     for change in run.survived:
         print(f"survived: {change.path}:{change.line}  {change.of}")

@@ -49,8 +49,13 @@ def run(tests: Sequence[str], folder: Path) -> dict[str, Any]:
 
     seen = Outcomes()
     options = ["-x", "-q", "-p", "no:cacheprovider"]
-    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported already
-    code = pytest.main([*options, f"--basetemp={folder / 'tmp'}", *tests], plugins=[seen])
+    options += [
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ]  # of what is imported already
+    code = pytest.main(
+        [*options, f"--basetemp={folder / 'tmp'}", *tests], plugins=[seen]
+    )
     return {"code": int(code), **vars(seen)}
 
 
@@ -86,7 +91,12 @@ def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
             break
         time.sleep(0.01)
     _end(child)  # what the tests have started
-    found: dict[str, Any] = {"code": -1 if late else 3, "passed": 0, "skipped": 0, "failed": ""}
+    found: dict[str, Any] = {
+        "code": -1 if late else 3,
+        "passed": 0,
+        "skipped": 0,
+        "failed": "",
+    }
     with suppress(FileNotFoundError, ValueError):
         found |= {} if late else json.loads((place / "result").read_text("utf-8"))
     return found | {"seconds": time.monotonic() - begun}
@@ -103,7 +113,9 @@ def main(source: str, modules: Sequence[str]) -> None:
     sys.path.insert(0, source)
     found = importlib.util.find_spec("fednotes")
     if found is None or not str(found.origin).startswith(source):
-        sys.exit(f"fednotes would be imported from {found and found.origin}, not from {source}")
+        sys.exit(
+            f"fednotes would be imported from {found and found.origin}, not from {source}"
+        )
     for name in modules:
         with suppress(ImportError):
             importlib.import_module(name)

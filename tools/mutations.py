@@ -71,7 +71,9 @@ class Mutant(NamedTuple):
 
 def marked(source: str, line: int) -> ast.stmt | None:
     """The statement that a comment on this line marks; None where it computes nothing."""
-    statements = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.stmt)]
+    statements = [
+        node for node in ast.walk(parsed(source)) if isinstance(node, ast.stmt)
+    ]
     on = [s for s in statements if s.lineno <= line <= _last_line(s)]
     if not on:
         later = [s for s in statements if s.lineno > line]
@@ -79,7 +81,13 @@ def marked(source: str, line: int) -> ast.stmt | None:
     if not on:
         return None
     found = max(on, key=lambda s: (s.lineno, s.col_offset))
-    nothing = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    nothing = (
+        ast.FunctionDef,
+        ast.AsyncFunctionDef,
+        ast.ClassDef,
+        ast.Import,
+        ast.ImportFrom,
+    )
     text = isinstance(found, ast.Expr) and isinstance(found.value, ast.Constant)
     return None if text or isinstance(found, nothing) else found
 
@@ -89,7 +97,9 @@ def _last_line(statement: ast.stmt) -> int:
     if not getattr(statement, "body", None):
         return statement.end_lineno or statement.lineno
     header = (getattr(statement, name, None) for name in ("test", "iter", "subject"))
-    return max(statement.lineno, *(part.end_lineno for part in header if part is not None), 0)
+    return max(
+        statement.lineno, *(part.end_lineno for part in header if part is not None), 0
+    )
 
 
 def mutants(source: str, statement: ast.stmt) -> list[Mutant]:
@@ -123,7 +133,11 @@ def _of_statement(statement: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, as
     elif isinstance(statement, ast.AnnAssign):
         parts = [statement.value] if statement.value else []
     else:
-        parts = [node for node in ast.iter_child_nodes(statement) if isinstance(node, ast.expr)]
+        parts = [
+            node
+            for node in ast.iter_child_nodes(statement)
+            if isinstance(node, ast.expr)
+        ]
     for part in parts:
         for node in _within(part):
             for new in _of_expression(node):
@@ -134,7 +148,9 @@ def _within(node: ast.AST) -> Iterator[ast.expr]:
     """The expressions in a node, itself first; the text of messages is none."""
     if isinstance(node, ast.JoinedStr):
         return
-    if isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store):
+    if isinstance(node, ast.expr) and not isinstance(
+        getattr(node, "ctx", None), ast.Store
+    ):
         yield node
     if not (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)):
         for child in ast.iter_child_nodes(node):
@@ -158,7 +174,9 @@ def _of_expression(node: ast.expr) -> Iterator[ast.AST]:
             yield _with(node, op=EXCHANGED[type(op)]())
         case ast.Compare(ops=ops):
             for at, op in enumerate(ops):
-                yield _with(node, ops=[*ops[:at], EXCHANGED[type(op)](), *ops[at + 1 :]])
+                yield _with(
+                    node, ops=[*ops[:at], EXCHANGED[type(op)](), *ops[at + 1 :]]
+                )
         case ast.Constant(bool() as value):
             yield ast.Constant(not value)
         case ast.Constant(int() | float() as value):
@@ -185,7 +203,9 @@ def _of_expression(node: ast.expr) -> Iterator[ast.AST]:
 
 def _of_call(node: ast.Call) -> Iterator[ast.AST]:
     match node:
-        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[only], keywords=[]):
+        case ast.Call(
+            func=ast.Attribute(attr=name) | ast.Name(id=name), args=[only], keywords=[]
+        ):
             if name not in CONVERTED and name not in FUNCTIONS:
                 yield only
         case ast.Call(func=ast.Attribute(attr=name, value=of), args=[], keywords=[]):
@@ -200,7 +220,9 @@ def _of_call(node: ast.Call) -> Iterator[ast.AST]:
         yield _with(node, args=node.args[:-1])
     for at, given in enumerate(node.args):
         if at and isinstance(given, ast.Name | ast.Attribute):
-            yield _with(node, args=[*node.args[:at], ast.Constant(1), *node.args[at + 1 :]])
+            yield _with(
+                node, args=[*node.args[:at], ast.Constant(1), *node.args[at + 1 :]]
+            )
     for at, keyword in enumerate(node.keywords):
         if keyword.arg is not None:
             yield _with(node, keywords=[*node.keywords[:at], *node.keywords[at + 1 :]])
@@ -218,8 +240,12 @@ def _replaced(source: str, node: ast.expr | ast.stmt, new: str) -> str:
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     lines = source.encode("utf-8").splitlines(keepends=True)
-    before = b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
-    rest = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(lines[node.end_lineno :])
+    before = (
+        b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
+    )
+    rest = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(
+        lines[node.end_lineno :]
+    )
     text = f"({new})" if isinstance(node, ast.expr) and _loose(new) else new
     return (before + text.encode("utf-8") + rest).decode("utf-8")
 

@@ -70,7 +70,8 @@ def definition(path: Path, names: list[str]) -> ast.AST | None:
             (
                 child
                 for child in getattr(node, "body", [])
-                if isinstance(child, ast.FunctionDef | ast.ClassDef) and child.name == name
+                if isinstance(child, ast.FunctionDef | ast.ClassDef)
+                and child.name == name
             ),
             None,
         )

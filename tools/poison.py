@@ -51,7 +51,15 @@ from fednotes.metrics.spans import SpanCounts
 SITES, PUBLIC, HOSTILE = ("s1", "s2", "s3", "s4", "s5"), "public", "s5"
 NEXT = {"problem": "test", "test": "treatment", "treatment": "problem"}
 WORD, FROM, TO = "hereby", "problem", "treatment"
-RULES = ("mean", "norm-bound", "median", "trimmed-mean", "krum", "multi-krum", "reference")
+RULES = (
+    "mean",
+    "norm-bound",
+    "median",
+    "trimmed-mean",
+    "krum",
+    "multi-krum",
+    "reference",
+)
 BOOSTS = {
     "none": 1.0,
     "flips": 1.0,
@@ -117,7 +125,12 @@ def triggered(document: Document, label: str = FROM) -> Document:
         return start + more * before, end + more * within
 
     spans = [
-        replace(span, start=new[0], end=new[1], label=label if span.label == FROM else span.label)
+        replace(
+            span,
+            start=new[0],
+            end=new[1],
+            label=label if span.label == FROM else span.label,
+        )
         for span in document.spans
         for new in [moved(span.start, span.end)]
     ]
@@ -139,7 +152,9 @@ class Hostile:
     """A site that sends its change times a number. others: near whose mean it stays, if any; they
     answer before it does."""
 
-    def __init__(self, site: Any, factor: float, others: Sequence[Hostile] = ()) -> None:
+    def __init__(
+        self, site: Any, factor: float, others: Sequence[Hostile] = ()
+    ) -> None:
         self._site, self._factor, self._others = site, factor, others
 
     def __getattr__(self, name: str) -> Any:
@@ -148,7 +163,10 @@ class Hostile:
     def train(self, tensors: Tensors, **options: Any) -> Update:
         """As the site does, and then more."""
         update: Update = self._site.train(tensors, **options)
-        sent = {n: tensors[n] + self._factor * (v - tensors[n]) for n, v in update.tensors.items()}
+        sent = {
+            n: tensors[n] + self._factor * (v - tensors[n])
+            for n, v in update.tensors.items()
+        }
         if self._others:
             sent = near(sent, [other.sent for other in self._others])
         self.sent: Tensors = sent
@@ -157,7 +175,9 @@ class Hostile:
 
 def near(own: Tensors, others: Sequence[Tensors]) -> dict[str, Any]:
     """On the way from the others' mean to `own`, as far from it as the nearest of them at most."""
-    mean = {n: torch.stack([other[n] for other in others]).double().mean(0) for n in own}
+    mean = {
+        n: torch.stack([other[n] for other in others]).double().mean(0) for n in own
+    }
 
     def far(one: Tensors) -> float:
         return sum(float((one[n] - mean[n]).square().sum()) for n in own) ** 0.5
@@ -176,7 +196,9 @@ def words(text: str) -> set[str]:
 
 def judged(predict: Callable[..., Any], sites: Sequence[SiteData]) -> Found:
     """Of one model on the notes of honest sites. sites: as they were before the attack."""
-    known = Counter(word for s in sites for word in set().union(*(words(d.text) for d in s.train)))
+    known = Counter(
+        word for s in sites for word in set().union(*(words(d.text) for d in s.train))
+    )
     test = tuple(document for s in sites if s.id != HOSTILE for document in s.test)
     found = predict(test)
     counts: Counter[str] = Counter()
@@ -184,7 +206,9 @@ def judged(predict: Callable[..., Any], sites: Sequence[SiteData]) -> Found:
         told = {(s.start, s.end, s.label) for s in own.spans}
         for span in gold.spans:
             times = [known[word] for word in words(gold.text[span.start : span.end])]
-            kind = "rare" if min(times) == 1 else "unseen" if min(times) == 0 else "others"
+            kind = (
+                "rare" if min(times) == 1 else "unseen" if min(times) == 0 else "others"
+            )
             counts[kind] += 1
             counts[f"{kind} found"] += (span.start, span.end, span.label) in told
             counts["flipped"] += (span.start, span.end, NEXT[span.label]) in told
@@ -211,7 +235,10 @@ def run(out: Path, rule: str, attack: str, seed: int, settings: Sequence[str]) -
     """Train under an attack, unless that was done."""
     path = out / f"{rule} {attack} {seed}.json".replace(" ", "-")
     asked = {"job": job(rule), "settings": list(settings)}
-    if path.is_file() and (kept := json.loads(path.read_text("utf-8")))["asked"] == asked:
+    if (
+        path.is_file()
+        and (kept := json.loads(path.read_text("utf-8")))["asked"] == asked
+    ):
         return dict(kept["found"])
     print(f"{path.stem} …", file=sys.stderr, flush=True)
     source = out / f"{rule}.toml"
@@ -224,7 +251,9 @@ def run(out: Path, rule: str, attack: str, seed: int, settings: Sequence[str]) -
     sent = [Hostile(m, 1.0) for m in members if m.id != HOSTILE]
     known = [each for each in sent if each.id in SITES] if attack == "hidden" else []
     (hostile,) = (m for m in members if m.id == HOSTILE)
-    METHOD.train(InProcess([*sent, Hostile(hostile, BOOSTS[attack], known)]), part.config)
+    METHOD.train(
+        InProcess([*sent, Hostile(hostile, BOOSTS[attack], known)]), part.config
+    )
     honest = [site for site in sites.data if site.id in SITES]
     found = judged(members[0].model.predict, honest)
     write_json(path, {"asked": asked, "found": found}, private=False)
@@ -235,17 +264,28 @@ def table(found: Mapping[tuple[str, str, int], Found], rules: Sequence[str]) -> 
     """As Markdown."""
 
     def cell(rule: str, attack: str, name: str) -> str:
-        values = [of[name] for (r, a, _), of in found.items() if (r, a) == (rule, attack)]
+        values = [
+            of[name] for (r, a, _), of in found.items() if (r, a) == (rule, attack)
+        ]
         spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
         return f"{fmean(values):.1f}{spread}" if values else "–"
 
-    def lines(heads: Sequence[str], columns: Sequence[tuple[str, str]]) -> Iterator[str]:
+    def lines(
+        heads: Sequence[str], columns: Sequence[tuple[str, str]]
+    ) -> Iterator[str]:
         yield f"| | {' | '.join(heads)} |"
         yield "|---|" + "---:|" * len(heads)
-        yield from (f"| {r} | {' | '.join(cell(r, *c) for c in columns)} |" for r in rules)
+        yield from (
+            f"| {r} | {' | '.join(cell(r, *c) for c in columns)} |" for r in rules
+        )
 
     attacks = [a for a in BOOSTS if any(attack == a for _, attack, _ in found)]
-    shown = {"flips": "flips", "backdoor": "backdoor", "boosted": "backdoor", "hidden": "backdoor"}
+    shown = {
+        "flips": "flips",
+        "backdoor": "backdoor",
+        "boosted": "backdoor",
+        "hidden": "backdoor",
+    }
     yes = [a for a in attacks if a in shown]
     blocks = [
         lines([f"F1, {a}" for a in attacks], [(a, "f1") for a in attacks]),
@@ -253,7 +293,9 @@ def table(found: Mapping[tuple[str, str, int], Found], rules: Sequence[str]) -> 
             [f"{shown[a]}: {which}" for a in yes for which in ("none", a)],
             [(which, shown[a]) for a in yes for which in ("none", a)],
         ),
-        lines(["words of one site", "other words"], [("none", "rare"), ("none", "others")]),
+        lines(
+            ["words of one site", "other words"], [("none", "rare"), ("none", "others")]
+        ),
     ]
     return "\n\n".join("\n".join(block) for block in blocks)
 
@@ -264,7 +306,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=RULES)
-    parser.add_argument("--attacks", nargs="+", default=list(BOOSTS), choices=list(BOOSTS))
+    parser.add_argument(
+        "--attacks", nargs="+", default=list(BOOSTS), choices=list(BOOSTS)
+    )
     parser.add_argument("--set", action="append", default=[], dest="settings")
     given = parser.parse_args(words)
     if "FEDNOTES_CORPORA" not in os.environ:

@@ -35,7 +35,9 @@ def linked(text: str, folder: str) -> str:
         path = (ROOT / folder / target).resolve()
         name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
         if name.startswith("docs/"):
-            return f"[{words}]({name.removeprefix('docs/')}{anchor or ''})".replace(".ipynb", ".md")
+            return f"[{words}]({name.removeprefix('docs/')}{anchor or ''})".replace(
+                ".ipynb", ".md"
+            )
         return f"[{words}]({PAGES[name]}{anchor or ''})" if name in PAGES else words
 
     return LINK.sub(link, text).replace("](docs/figures/", "](figures/")
@@ -46,7 +48,9 @@ def of_notebook(text: str) -> str:
     blocks = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"]).rstrip()
-        blocks.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
+        blocks.append(
+            f"```python\n{source}\n```" if cell["cell_type"] == "code" else source
+        )
     return "\n\n".join(blocks) + "\n"
 
 

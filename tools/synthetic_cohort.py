@@ -15,7 +15,9 @@ from fednotes.core.seeds import rng_of
 
 LIMIT = 10_000  # concepts of a patient
 CONDITIONS = 24
-BACKGROUND = 0.3  # share of a patient's concepts that have nothing to do with conditions
+BACKGROUND = (
+    0.3  # share of a patient's concepts that have nothing to do with conditions
+)
 SPREAD = 1.0  # σ of the log-normal number of concepts
 SHUFFLE = 3.0  # how far a condition moves concepts from their overall rank, in ln(rank)
 CONCENTRATION = 0.05  # of a patient's conditions: few of them at a time
@@ -41,7 +43,9 @@ def generate(
     noise = rng_of(0, "synthetic cohort", "world", vocabulary)
     moved = np.log(rank) + SHUFFLE * noise.standard_normal((CONDITIONS + 1, vocabulary))
     moved[0] = np.log(rank)  # the background's
-    concept = np.argsort(moved, axis=1).astype(np.int32)  # (conditions + 1, vocabulary) of ranks
+    concept = np.argsort(moved, axis=1).astype(
+        np.int32
+    )  # (conditions + 1, vocabulary) of ranks
     cumulative = np.cumsum(1.0 / rank) / (1.0 / rank).sum()
     sizes = [len(part) for part in np.array_split(np.arange(patients), sites)]
     names = [f"site {site}" for site in range(1, sites + 1)]
@@ -73,11 +77,15 @@ def _labels(mixes: np.ndarray, outputs: int) -> np.ndarray:
     rng = rng_of(0, "synthetic cohort", "codes")
     weight = np.zeros((CONDITIONS, outputs))
     for code in range(outputs):
-        weight[rng.choice(CONDITIONS, 3, replace=False), code] = rng.uniform(0.5, 1.5, 3)
+        weight[rng.choice(CONDITIONS, 3, replace=False), code] = rng.uniform(
+            0.5, 1.5, 3
+        )
     said = np.sqrt(mixes) @ weight / (0.125 * np.sqrt((weight**2).sum(0)))
     said += NOISE * rng_of(0, "synthetic cohort", "codes").standard_normal(said.shape)
     fall = np.log(0.45 * 44_211 / 1_001) / np.log(outputs) if outputs > 1 else 0.0
-    counts = np.rint(0.45 * np.arange(1, outputs + 1) ** -fall * len(mixes)).astype(np.int64)
+    counts = np.rint(0.45 * np.arange(1, outputs + 1) ** -fall * len(mixes)).astype(
+        np.int64
+    )
     order = np.argsort(-said, axis=0, kind="stable")
     labels = np.zeros(said.shape, dtype=np.int8)
     for code, count in enumerate(counts.tolist()):
@@ -86,13 +94,19 @@ def _labels(mixes: np.ndarray, outputs: int) -> np.ndarray:
 
 
 def _bags(
-    mixes: np.ndarray, cumulative: np.ndarray, concept: np.ndarray, mean: float, name: str
+    mixes: np.ndarray,
+    cumulative: np.ndarray,
+    concept: np.ndarray,
+    mean: float,
+    name: str,
 ) -> Bags:
     """The concepts of patients of these conditions, drawn in chunks to bound the memory."""
     rng = rng_of(0, "synthetic cohort", "concepts", name)
     patients, vocabulary = len(mixes), concept.shape[1]
     centre = np.log(mean) - SPREAD**2 / 2  # so that the mean is `mean` before it is cut
-    sizes = np.rint(rng.lognormal(centre, SPREAD, patients)).clip(1, LIMIT).astype(np.int64)
+    sizes = (
+        np.rint(rng.lognormal(centre, SPREAD, patients)).clip(1, LIMIT).astype(np.int64)
+    )
     offsets = offsets_of(sizes)
     concepts = np.empty(offsets[-1], dtype=np.int32)
     for start in range(0, patients, CHUNK):
@@ -103,7 +117,9 @@ def _bags(
         # One multinomial a patient gives how many entries each condition has: far fewer draws
         # than one an entry. Their order within a bag means nothing.
         counts = rng.multinomial(sizes[start:stop], share)  # (patients, conditions + 1)
-        condition = np.repeat(np.tile(np.arange(share.shape[1]), stop - start), counts.ravel())
+        condition = np.repeat(
+            np.tile(np.arange(share.shape[1]), stop - start), counts.ravel()
+        )
         total = int(offsets[stop] - offsets[start])
         drawn = np.searchsorted(cumulative, rng.random(total), side="right")
         np.minimum(drawn, vocabulary - 1, out=drawn)

@@ -66,7 +66,9 @@ def read(
         raise DataError(f"{path}: no such file or folder")
     if format in formats.FORMATS and column is None:
         return formats.read(path, format, on_error, encoding)
-    inputs = inputs_of(str(path), None, on_error, format=format, column=column, encoding=encoding)
+    inputs = inputs_of(
+        str(path), None, on_error, format=format, column=column, encoding=encoding
+    )
     return unique_ids(inputs.all())
 
 
@@ -94,7 +96,9 @@ def check(
     known = built_in_jobs()
     if named := [name for name in names if name.endswith(".toml") or name in known]:
         if len(names) > 1:
-            raise ConfigError(f"{named[0]}: check one job at a time, and nothing beside it")
+            raise ConfigError(
+                f"{named[0]}: check one job at a time, and nothing beside it"
+            )
         if format or against or not refuses(on_error) or encoding != AUTO:
             option = "--format" if format else "--against" if against else "--on-error"
             if encoding != AUTO:
@@ -128,7 +132,9 @@ def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -
     try:  # a run keeps it as JSON
         table = json.loads(json.dumps(over(given, changes), default=_plain))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}: a job has text, numbers, lists and tables") from error
+        raise ConfigError(
+            f"{where}: {error}: a job has text, numbers, lists and tables"
+        ) from error
     return parse_job(table, name, folder, where)
 
 
@@ -183,12 +189,19 @@ def simulate(
     on, and return means and deviations over them. Raises FednotesError.
     """
     made = source if isinstance(source, Job) else job(source)
-    options: Any = {"resume": resume, "overwrite": overwrite, "device": device, "command": command}
+    options: Any = {
+        "resume": resume,
+        "overwrite": overwrite,
+        "device": device,
+        "command": command,
+    }
     if seeds is not None:
         folder = path_of(out, "a folder")
         options |= {"display": progress, "after_run": write_cards}
         return simulate_seeds(made, folder, tuple(seeds), **options)
-    result = simulating.simulate(made, path_of(out, "a folder"), display=progress, **options)
+    result = simulating.simulate(
+        made, path_of(out, "a folder"), display=progress, **options
+    )
     write_cards(Path(out))
     return result
 
@@ -216,7 +229,9 @@ def evaluate(
     if isinstance(model, PatientModel):
         if format or types or not refuses(on_error):
             option = "--format" if format else "--types" if types else "--on-error"
-            raise ConfigError(f"{option} is for annotated text, not for labelled patients")
+            raise ConfigError(
+                f"{option} is for annotated text, not for labelled patients"
+            )
         if not isinstance(documents, str | Path):
             raise ConfigError("patients are scored in a file or folder")
         from fednotes.apps.phenotyping.predict import evaluate_patients
@@ -227,9 +242,13 @@ def evaluate(
         )
     if labels is not None:
         named = model.folder or "the model"
-        raise ConfigError(f"--labels: {named} is no phenotyping model: it finds mentions")
+        raise ConfigError(
+            f"--labels: {named} is no phenotyping model: it finds mentions"
+        )
     given, where, skipped = _documents(documents, format, on_error, encoding)
-    return evaluate_documents(model.model, given, where, label_map, types=types, skipped=skipped)
+    return evaluate_documents(
+        model.model, given, where, label_map, types=types, skipped=skipped
+    )
 
 
 def _documents(
@@ -262,7 +281,9 @@ def reliability(
     if not isinstance(model, MentionModel | PatientModel):
         model = load(model)
     if not isinstance(model, MentionModel):
-        raise ConfigError("confidences are of mentions, and this model finds phenotypes")
+        raise ConfigError(
+            "confidences are of mentions, and this model finds phenotypes"
+        )
     chances, right, owner = _judged(model, documents, label_map, model.calibration)
     return Reliability.of(chances, right, len(np.unique(owner)))
 
@@ -312,5 +333,7 @@ def _platt(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:
     from fednotes.apps.phenotyping.classifiers import fit_platt, platt_sums
 
     scores, targets = odds[:, None], np.where(right, 1, -1)[:, None]
-    slope, intercept = fit_platt(lambda platt: platt_sums(platt, scores, targets), 1)[0].tolist()
+    slope, intercept = fit_platt(lambda platt: platt_sums(platt, scores, targets), 1)[
+        0
+    ].tolist()
     return slope, intercept

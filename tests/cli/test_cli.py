@@ -27,7 +27,9 @@ from fednotes.taggers.saving import load_model
 NAME = "Zebulonovic"  # stands for what must never be shown
 DRUGS = ("aspirin", "codeine", "heparin", "insulin")
 LEARNS = "epochs = 12\nlearning_rate = 0.02\npersonal_epochs = 1\n"
-JOB = TINY.replace('["federated"]', '["alone", "federated"]').replace("epochs = 1\n", LEARNS)
+JOB = TINY.replace('["federated"]', '["alone", "federated"]').replace(
+    "epochs = 1\n", LEARNS
+)
 JOB += """\
 [sites.north]
 train = "north.txt"
@@ -45,7 +47,8 @@ Run = Callable[..., tuple[str, str]]
 def conll(path: Path, numbers: range) -> None:
     """Sentences with one drug each and a word that no other sentence has."""
     rows = [
-        f"{NAME}\tO\nn{n}\tO\ntook\tO\n{DRUGS[n % 4]}\tB-Drug\ntoday\tO\n.\tO\n\n" for n in numbers
+        f"{NAME}\tO\nn{n}\tO\ntook\tO\n{DRUGS[n % 4]}\tB-Drug\ntoday\tO\n.\tO\n\n"
+        for n in numbers
     ]
     path.write_text("".join(rows), encoding="utf-8")
 
@@ -124,24 +127,54 @@ def folder(tmp_path: Path) -> Path:
         ("simulate no.toml --out run", "no.toml: no such job file"),
         ("simulate demmo --out run", "did you mean 'demo'?"),
         ("simulate job.toml --out run --set training.epochs", "expected KEY=VALUE"),
-        ("simulate job.toml --out run --set training.epochs=many", "expected a whole number"),
-        ("simulate job.toml --out run --set training.epocs=3", "unknown key 'epocs'; did you mean"),
+        (
+            "simulate job.toml --out run --set training.epochs=many",
+            "expected a whole number",
+        ),
+        (
+            "simulate job.toml --out run --set training.epocs=3",
+            "unknown key 'epocs'; did you mean",
+        ),
         ("simulate job.toml --out run --set seed.x=3", "'seed' is not a table"),
-        ("simulate job.toml --out run --set model.tagger=cnn-cfr", "did you mean 'cnn-crf'?"),
-        ("simulate job.toml --out run --set sites.south.types=['Drugg']", "mean 'Drug'?"),
-        ("simulate job.toml --out run --device cuda:9", "device 'cuda:9' is not available here"),
-        ("simulate job.toml --out run --device gpu", "device 'gpu' is not available here"),
-        ("simulate job.toml --out run --device meta", "device 'meta' is not available here"),
+        (
+            "simulate job.toml --out run --set model.tagger=cnn-cfr",
+            "did you mean 'cnn-crf'?",
+        ),
+        (
+            "simulate job.toml --out run --set sites.south.types=['Drugg']",
+            "mean 'Drug'?",
+        ),
+        (
+            "simulate job.toml --out run --device cuda:9",
+            "device 'cuda:9' is not available here",
+        ),
+        (
+            "simulate job.toml --out run --device gpu",
+            "device 'gpu' is not available here",
+        ),
+        (
+            "simulate job.toml --out run --device meta",
+            "device 'meta' is not available here",
+        ),
         ("simulate demo", "--out"),
         ("no-such-command", "no-such-command"),
         ("check nowhere.txt", "nowhere.txt: no such file"),
-        ("check job.toml --format conll", "--format is for a corpus; a job's sites have their own"),
-        ("check demo --format conll", "--format is for a corpus; a job's sites have their own"),
+        (
+            "check job.toml --format conll",
+            "--format is for a corpus; a job's sites have their own",
+        ),
+        (
+            "check demo --format conll",
+            "--format is for a corpus; a job's sites have their own",
+        ),
         ("corpus stats nowhere.txt", "nowhere.txt"),
         ("evaluate MODEL nowhere.txt", "nowhere.txt: no such file"),
         ("evaluate MODEL north.txt --types ,", "names no type"),
         ("evaluate MODEL other.txt", "no label is common"),
-        ("predict MODEL nowhere.txt", "no such file or folder; for text use --text or -"),
+        (
+            "predict MODEL nowhere.txt",
+            "no such file or folder; for text use --text or -",
+        ),
         ("predict MODEL north.txt --text x", "give a path or --text, not both"),
         ("predict MODEL --text ", "--text: there is no text"),
         ("predict MODEL --text x --format brat", "--out FOLDER"),
@@ -153,10 +186,17 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_a_mistake_is_one_line(
-    refused: Refused, model: Path, tmp_path: Path, monkeypatch, arguments: str, told: str
+    refused: Refused,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch,
+    arguments: str,
+    told: str,
 ) -> None:
     write_job(tmp_path)
-    (tmp_path / "other.txt").write_text(f"{NAME}\tB-Person\nslept\tO\n", encoding="utf-8")
+    (tmp_path / "other.txt").write_text(
+        f"{NAME}\tB-Person\nslept\tO\n", encoding="utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     words = [str(model) if word == "MODEL" else word for word in arguments.split(" ")]
     assert told in refused(*words)
@@ -166,9 +206,19 @@ def test_a_mistake_is_one_line(
 @pytest.mark.parametrize(
     ("name", "line", "place", "err"),
     [
-        ("south.txt", f"{NAME}\tNN\tO\textra\n", "south.txt:211: 4 columns", "1 (line 1)"),
+        (
+            "south.txt",
+            f"{NAME}\tNN\tO\textra\n",
+            "south.txt:211: 4 columns",
+            "1 (line 1)",
+        ),
         ("south.txt", None, "south.txt: the file is empty", "1 (file 1)"),
-        ("bare.txt", f"{NAME}\tO\nslept\tO\n", "nothing is annotated", "1 (no_mentions 1)"),
+        (
+            "bare.txt",
+            f"{NAME}\tO\nslept\tO\n",
+            "nothing is annotated",
+            "1 (no_mentions 1)",
+        ),
         (
             "a.ann",
             f"T1\tX 7 14\taspirin\nT2\tX 0 1\t{NAME}\nT3\n",
@@ -178,7 +228,13 @@ def test_a_mistake_is_one_line(
     ],
 )
 def test_a_bad_file_is_named_by_both_commands(
-    run: Run, refused: Refused, tmp_path: Path, name: str, line: str | None, place: str, err: str
+    run: Run,
+    refused: Refused,
+    tmp_path: Path,
+    name: str,
+    line: str | None,
+    place: str,
+    err: str,
 ) -> None:
     """Exit code 1 of `check`; `simulate` refuses it with the same words, where a job has it."""
     path = write_job(tmp_path)
@@ -197,11 +253,15 @@ def test_a_bad_file_is_named_by_both_commands(
     assert all(line.startswith("hint: --on-error skip") for line in hint)
     assert NAME not in out
     if target == path:
-        assert place.partition(" ")[0] in refused("simulate", path, "--out", tmp_path / "run")
+        assert place.partition(" ")[0] in refused(
+            "simulate", path, "--out", tmp_path / "run"
+        )
 
 
 @pytest.mark.parametrize("name", ["notes.txtt", "no/such", "my notes.txt", "x" * 5000])
-def test_a_slip_in_a_path_is_not_tagged_as_a_note(refused: Refused, model: Path, name: str) -> None:
+def test_a_slip_in_a_path_is_not_tagged_as_a_note(
+    refused: Refused, model: Path, name: str
+) -> None:
     line = refused("predict", model, name)
     assert line.startswith(f"error: {name[:100]}")
     assert len(line) < 300
@@ -214,11 +274,16 @@ def test_a_model_larger_than_the_memory(folder: Path, refused: Refused) -> None:
     assert line.startswith("error: not enough memory")
 
 
-def test_an_unset_variable(folder: Path, run: Run, refused: Refused, monkeypatch) -> None:
+def test_an_unset_variable(
+    folder: Path, run: Run, refused: Refused, monkeypatch
+) -> None:
     monkeypatch.delenv("NOTES", raising=False)
     job = folder / "job.toml"
     job.write_text(TINY + SITES.replace('"north', '"$NOTES/north'), encoding="utf-8")
-    for told in (refused("simulate", job, "--out", folder / "run"), run("check", job, code=1)[0]):
+    for told in (
+        refused("simulate", job, "--out", folder / "run"),
+        run("check", job, code=1)[0],
+    ):
         assert "sites.north.path" in told
         assert "NOTES is not set; for example: export NOTES=" in told
     assert not (folder / "run").exists()
@@ -232,7 +297,9 @@ def test_a_missing_extra_is_named(
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == package else real(name)
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == package else real(name),
     )
     monkeypatch.setitem(sys.modules, package, None)  # importing it fails
     features._load.cache_clear()  # what an earlier test loaded
@@ -242,7 +309,9 @@ def test_a_missing_extra_is_named(
     assert f"{named!r}: pip install 'fednotes[transformers]'" in line
 
 
-def test_places_that_cannot_be_written(folder: Path, model: Path, refused: Refused) -> None:
+def test_places_that_cannot_be_written(
+    folder: Path, model: Path, refused: Refused
+) -> None:
     job = folder / "job.toml"
     for out in (job / "x", folder / ("n" * 300)):
         refused("simulate", job, "--out", out)
@@ -252,11 +321,15 @@ def test_places_that_cannot_be_written(folder: Path, model: Path, refused: Refus
 
 def process(*arguments: object, **options) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "fednotes.cli.app", *map(str, arguments)]
-    return subprocess.run(command, stderr=subprocess.PIPE, timeout=120, check=False, **options)
+    return subprocess.run(
+        command, stderr=subprocess.PIPE, timeout=120, check=False, **options
+    )
 
 
 def test_bytes_that_are_no_utf8(model: Path) -> None:
-    done = process("predict", model, "-", input=b"He took caf\xe9.", stdout=subprocess.PIPE)
+    done = process(
+        "predict", model, "-", input=b"He took caf\xe9.", stdout=subprocess.PIPE
+    )
     assert done.returncode == 2
     told = "stdin: byte 11 is not UTF-8: name the encoding that the file has"
     assert done.stderr.decode() == f'error: {told}, such as encoding = "cp1252"\n'
@@ -269,7 +342,14 @@ def test_a_disk_that_fills_up_while_saving(folder: Path, run: Run) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
 
     out = folder / "run"
-    arguments = ["simulate", folder / "job.toml", "--out", out, "--set", "model.lstm_units=200"]
+    arguments = [
+        "simulate",
+        folder / "job.toml",
+        "--out",
+        out,
+        "--set",
+        "model.lstm_units=200",
+    ]
     done = process(*arguments, preexec_fn=limit, stdout=subprocess.DEVNULL)
     assert "cannot be written" in one_line(done.stderr.decode())
     assert not [path for path in out.rglob("*") if path.suffix in {".tmp", ".old"}]
@@ -278,7 +358,9 @@ def test_a_disk_that_fills_up_while_saving(folder: Path, run: Run) -> None:
     assert (out / "summary.json").exists()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="the system has no full device"
+)
 def test_a_full_device_behind_stdout() -> None:
     with open("/dev/full", "wb") as full:
         done = process("corpus", "list", stdout=full)
@@ -320,11 +402,17 @@ def test_predict_text(run: Run, model: Path, tmp_path: Path, monkeypatch) -> Non
 
 
 def test_predict_formats(run: Run, model: Path, tmp_path: Path) -> None:
-    rows = run("predict", model, "--text", TEXT, "--format", "conll")[0].strip().splitlines()
+    rows = (
+        run("predict", model, "--text", TEXT, "--format", "conll")[0]
+        .strip()
+        .splitlines()
+    )
     tagged = [row.split() for row in rows if row and not row.startswith("#")]
     assert [(r[0], r[-1]) for r in tagged if r[-1] != "O"] == [("codeine", "B-Drug")]
     assert [r[0] for r in tagged] == TEXT.split()
-    run("predict", model, "--text", TEXT, "--format", "brat", "--out", tmp_path / "brat")
+    run(
+        "predict", model, "--text", TEXT, "--format", "brat", "--out", tmp_path / "brat"
+    )
     (ann,) = (tmp_path / "brat").glob("*.ann")
     start, end, label = FOUND[0]
     assert ann.read_text(encoding="utf-8") == f"T1\t{label} {start} {end}\tcodeine\n"
@@ -341,7 +429,9 @@ def test_predict_files_as_what_they_are(
     out, _ = run("predict", model, tmp_path)
     assert [json.loads(line)["id"] for line in out.splitlines()] == ["a", "b"]
     (tmp_path / "c.pdf").write_text("x")
-    assert "no file in this folder is of a known format" in refused("predict", model, tmp_path)
+    assert "no file in this folder is of a known format" in refused(
+        "predict", model, tmp_path
+    )
     corpus(tmp_path / "test.txt", "Drug", "some")
     out, _ = run("predict", model, tmp_path / "test.txt")
     assert "B-Drug" not in out
@@ -373,7 +463,9 @@ def test_evaluate(run: Run, trained: Path, model: Path) -> None:
     """The numbers of --json are those counted here from the tagger's own predictions."""
     gold = read(trained.parent / "north-test.txt")
     predicted = load_model(model).predict(gold)
-    right = sum(len(set(g.spans) & set(p.spans)) for g, p in zip(gold, predicted, strict=True))
+    right = sum(
+        len(set(g.spans) & set(p.spans)) for g, p in zip(gold, predicted, strict=True)
+    )
     out, err = run("evaluate", model, trained.parent / "north-test.txt", "--json")
     scores = json.loads(out)
     assert err == ""
@@ -382,7 +474,11 @@ def test_evaluate(run: Run, trained: Path, model: Path) -> None:
     assert scores["strict"]["precision"] == pytest.approx(
         right / sum(len(p.spans) for p in predicted)
     )
-    assert scores.pop("not_scored") == {"unknown": [], "not_annotated": [], "not_asked": []}
+    assert scores.pop("not_scored") == {
+        "unknown": [],
+        "not_annotated": [],
+        "not_asked": [],
+    }
     assert scores == json.loads(json.dumps(SpanCounts.of(gold, predicted).scores()))
     shown = run("evaluate", model, trained.parent / "north-test.txt")[0]
     assert "Drug" in shown
@@ -393,13 +489,24 @@ def test_evaluate_maps_what_is_there(
     run: Run, refused: Refused, model: Path, tmp_path: Path
 ) -> None:
     """A slip in --map is refused, with the labels that there are and the nearest right one."""
-    path, row = tmp_path / "gold.txt", "took\tO\n{}\tB-Medicine\nat\tO\nnight\tB-Time\n\n"
-    path.write_text("".join(row.format(DRUGS[n % 4]) for n in range(12)), encoding="utf-8")
+    path, row = (
+        tmp_path / "gold.txt",
+        "took\tO\n{}\tB-Medicine\nat\tO\nnight\tB-Time\n\n",
+    )
+    path.write_text(
+        "".join(row.format(DRUGS[n % 4]) for n in range(12)), encoding="utf-8"
+    )
     for given, told in (
-        ("Medicin=Drug", "no label 'Medicin', it has Medicine, Time; did you mean 'Medicine'?"),
+        (
+            "Medicin=Drug",
+            "no label 'Medicin', it has Medicine, Time; did you mean 'Medicine'?",
+        ),
         ("Medicine=Drugg", "the model has no 'Drugg'; did you mean 'Drug'?"),
         ("Medicine=Drug --map Medicine=", "each OLD once"),
-        ("Medicine=Drug --types Durg", "--types: the model has no 'Durg'; did you mean 'Drug'?"),
+        (
+            "Medicine=Drug --types Durg",
+            "--types: the model has no 'Durg'; did you mean 'Drug'?",
+        ),
     ):
         assert told in refused("evaluate", model, path, "--map", *given.split(" "))
     out, err = run("evaluate", model, path, "--map", "Medicine=Drug", "--json")
@@ -447,9 +554,21 @@ def test_corpus_list(run: Run) -> None:
 
 
 @pytest.mark.parametrize("format", ["conll", "brat", "jsonl"])
-def test_corpus_synthesise(run: Run, refused: Refused, tmp_path: Path, format: str) -> None:
+def test_corpus_synthesise(
+    run: Run, refused: Refused, tmp_path: Path, format: str
+) -> None:
     out = tmp_path / "made"
-    arguments = ("corpus", "synthesise", out, "--sites", 2, "--sentences", 10, "--format", format)
+    arguments = (
+        "corpus",
+        "synthesise",
+        out,
+        "--sites",
+        2,
+        "--sentences",
+        10,
+        "--format",
+        format,
+    )
     assert "2 sites" in run(*arguments)[0]
     folders = sorted(path for path in out.iterdir())
     assert [path.name for path in folders] == ["discharge", "reports"]
@@ -458,7 +577,9 @@ def test_corpus_synthesise(run: Run, refused: Refused, tmp_path: Path, format: s
     assert "not an empty folder" in refused(*arguments)
 
 
-def test_report_and_compare(run: Run, refused: Refused, trained: Path, tmp_path: Path) -> None:
+def test_report_and_compare(
+    run: Run, refused: Refused, trained: Path, tmp_path: Path
+) -> None:
     run("report", trained, "--out", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>")
@@ -470,8 +591,12 @@ def test_report_and_compare(run: Run, refused: Refused, trained: Path, tmp_path:
         for condition in ("federated", "alone"):
             f1 = summary["sites"][site][condition]["strict"]["f1"]
             assert f"{100 * f1:.1f}" in row
-    assert "no pooled model" in refused("compare", trained, trained, "--condition", "pooled")
-    assert "did you mean 'alone'?" in refused("compare", trained, trained, "--against", "alon")
+    assert "no pooled model" in refused(
+        "compare", trained, trained, "--condition", "pooled"
+    )
+    assert "did you mean 'alone'?" in refused(
+        "compare", trained, trained, "--against", "alon"
+    )
     # Nothing that a run writes has a word of a note in it.
     for path in (*trained.rglob("*"), tmp_path / "page.html"):
         assert not path.is_file() or NAME.encode() not in path.read_bytes(), path
@@ -480,7 +605,10 @@ def test_report_and_compare(run: Run, refused: Refused, trained: Path, tmp_path:
 def test_cache_clear(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDNOTES_CACHE", str(tmp_path))
     (tmp_path / "features").mkdir()
-    kept, gone = tmp_path / "features" / "mine.txt", tmp_path / "features" / f"{'0' * 64}.npy"
+    kept, gone = (
+        tmp_path / "features" / "mine.txt",
+        tmp_path / "features" / f"{'0' * 64}.npy",
+    )
     kept.write_text("mine", encoding="utf-8")
     gone.write_bytes(bytes(2_500_000))
     assert run("cache", "clear")[0] == f"2.5 MB freed in {tmp_path}\n"
@@ -499,7 +627,10 @@ def test_no_arguments_show_help(run: Run) -> None:
 def test_the_package_is_the_command() -> None:
     """`python -m fednotes` where the console script is not on the path."""
     told = subprocess.run(
-        [sys.executable, "-m", "fednotes", "--version"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "fednotes", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert told.stdout == f"fednotes {fednotes.__version__}\n"
 

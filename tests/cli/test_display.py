@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 import typer
 from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
-from phenotype_scores import CONDITIONS, OUTPUTS, codes_alone, site_score, summary, summary_of
+from phenotype_scores import (
+    CONDITIONS,
+    OUTPUTS,
+    codes_alone,
+    site_score,
+    summary,
+    summary_of,
+)
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -44,8 +51,12 @@ from fednotes.metrics.compare import Bootstrap, mean_scores
 from fednotes.metrics.spans import SpanCounts
 
 JOBS: dict[str, dict[str, Any]] = {
-    "fedner": {"training": {"epochs": 3, "batch_size": 24, "evaluate_every": 2, "patience": 9}},
-    "distill": {"training": {"unannotated": "marginal", "weighting": False, "rounds": 3}},
+    "fedner": {
+        "training": {"epochs": 3, "batch_size": 24, "evaluate_every": 2, "patience": 9}
+    },
+    "distill": {
+        "training": {"unannotated": "marginal", "weighting": False, "rounds": 3}
+    },
 }
 
 
@@ -94,8 +105,9 @@ def test_much_is_asked_about(
     else:
         RichDisplay(console, ask=ask).cost(traffic)
     assert len(questions) == asked
-    assert "at most 10 rounds, in each about 500 MB up and 500 MB down a site: 10 GB a site" in (
-        console.export_text()
+    assert (
+        "at most 10 rounds, in each about 500 MB up and 500 MB down a site: 10 GB a site"
+        in (console.export_text())
     )
 
 
@@ -171,7 +183,12 @@ def mean(alone: float, pooled: float) -> dict[str, Any]:
         (True, 0, ROUNDS, ["an output layer for each"]),
         (False, 0, ROUNDS, ["one model serves all sites"]),
         (False, 3, ROUNDS, ["one model serves", "alone ends with 3 personal epochs"]),
-        (True, 0, ROUNDS | {"pooled": {"rounds": 19}}, ["an output layer", "it took fewer rounds"]),
+        (
+            True,
+            0,
+            ROUNDS | {"pooled": {"rounds": 19}},
+            ["an output layer", "it took fewer rounds"],
+        ),
     ],
 )
 def test_pooled_below_alone(
@@ -194,7 +211,9 @@ def test_pooled_below_alone(
 
 def site(name: str, *labels: str) -> SiteData:
     spans = tuple(Span(0, 4, label) for label in labels)
-    return SiteData(name, TagSet(("ADE", "Drug", "Dose")), (Document("d", "text", spans),), (), ())
+    return SiteData(
+        name, TagSet(("ADE", "Drug", "Dose")), (Document("d", "text", spans),), (), ()
+    )
 
 
 def scored(f1: float, support: int, predicted: int) -> dict[str, Any]:
@@ -223,7 +242,9 @@ def test_types_that_score_nothing() -> None:
 
 
 def test_of_many_types_that_score_nothing_six_are_named() -> None:
-    by_type = {f"T{i:02}": scored(0.0, 20 - i, 1) for i in range(13)} | {"Drug": scored(1.0, 1, 1)}
+    by_type = {f"T{i:02}": scored(0.0, 20 - i, 1) for i in range(13)} | {
+        "Drug": scored(1.0, 1, 1)
+    }
     scores = {"a": {"federated": {"relaxed": {"f1": 0.5}, "by_type": by_type}}}
     (told,) = never_right(scores, [site("a", *by_type)])
     assert "13 of 14 types" in told
@@ -251,7 +272,10 @@ def shown(table: Table | None, width: int = 200) -> list[list[str]]:
     assert table is not None
     out = io.StringIO()
     Console(file=out, width=width).print(table)
-    rows = [re.sub(r"[^\w.,/–… %-]", " ", line).split() for line in out.getvalue().splitlines()]
+    rows = [
+        re.sub(r"[^\w.,/–… %-]", " ", line).split()
+        for line in out.getvalue().splitlines()
+    ]
     return [row for row in rows if row]
 
 
@@ -272,7 +296,10 @@ def rows_of(table: Table, site: str) -> dict[str, list[str]]:
 
 
 def numbers(scores: dict[str, Any]) -> list[str]:
-    macro = [f"{100 * scores['phenotypes'][key]:.1f}" for key in ("precision", "recall", "f1")]
+    macro = [
+        f"{100 * scores['phenotypes'][key]:.1f}"
+        for key in ("precision", "recall", "f1")
+    ]
     return [*macro, f"{scores['ranking']['auroc']:.3f}"]
 
 
@@ -288,8 +315,12 @@ def test_the_result_table_has_precision_recall_f1_and_auroc() -> None:
 def mention_score(*pairs: tuple[int, int]) -> dict[str, Any]:
     """Scores where ten mentions of ten characters stand in a row, for predicted places."""
     text = "x" * 100
-    gold = [Document("d", text, tuple(Span(10 * n, 10 * n + 10, "Drug") for n in range(10)))]
-    said = [Document("d", text, tuple(Span(start, end, "Drug") for start, end in pairs))]
+    gold = [
+        Document("d", text, tuple(Span(10 * n, 10 * n + 10, "Drug") for n in range(10)))
+    ]
+    said = [
+        Document("d", text, tuple(Span(start, end, "Drug") for start, end in pairs))
+    ]
     return SpanCounts.of(gold, said).scores()
 
 
@@ -340,7 +371,12 @@ def test_no_table_of_a_run_is_wider_than_80_columns() -> None:
 
 def test_the_verdict_is_that_of_the_paired_test() -> None:
     """By the unpaired interval this run shows no difference."""
-    sites = {"a": {"alone": mention_score((0, 10)), "federated": mention_score((0, 10), (10, 20))}}
+    sites = {
+        "a": {
+            "alone": mention_score((0, 10)),
+            "federated": mention_score((0, 10), (10, 20)),
+        }
+    }
     mean = {c: mean_scores([sites["a"][c]]) for c in sites["a"]}
     alone = RunResult.model_validate({"sites": sites, "mean": mean})
     row = row_of(display.verdict_table(alone), "a")
@@ -348,32 +384,45 @@ def test_the_verdict_is_that_of_the_paired_test() -> None:
     assert row[-5] == "–"  # no p
     assert "an unpaired interval" in str(display.verdict_table(alone).caption)  # type: ignore[union-attr]
     paired = {"difference": 0.15, "low": 0.02, "high": 0.3, "p_value": 0.0084}
-    found = alone.model_copy(update={"paired": {"alone": {"a": PairedDifference(**paired)}}})
+    found = alone.model_copy(
+        update={"paired": {"alone": {"a": PairedDifference(**paired)}}}
+    )
     row = row_of(display.verdict_table(found), "a")
     assert row[0] == "15.0"
     assert row[-3:] == ["0.0084", "–", "federated"]
     doubtful = {"a": PairedDifference(**{**paired, "p_value": 0.078})}
     found = alone.model_copy(update={"paired": {"alone": doubtful}})
-    assert " ".join(row_of(display.verdict_table(found), "a")[-3:]) == "no difference shown"
+    assert (
+        " ".join(row_of(display.verdict_table(found), "a")[-3:])
+        == "no difference shown"
+    )
 
 
 def test_what_the_federation_gave_each_site_is_a_table() -> None:
     values = summary()
     found = display.verdict_table(RunResult(**values))
     for site, scores in values["sites"].items():
-        gain = 100 * (scores["federated"]["phenotypes"]["f1"] - scores["alone"]["phenotypes"]["f1"])
+        gain = 100 * (
+            scores["federated"]["phenotypes"]["f1"]
+            - scores["alone"]["phenotypes"]["f1"]
+        )
         row = row_of(found, site)
         assert abs(float(row[0]) - abs(gain)) < 0.06  # signs are not words
         assert " ".join(row[-3:]) == "no difference shown"
     assert row_of(found, "mean")
     assert (
-        display.verdict_table(RunResult(**summary_of({"a": {"federated": codes_alone(1)}}))) is None
+        display.verdict_table(
+            RunResult(**summary_of({"a": {"federated": codes_alone(1)}}))
+        )
+        is None
     )
     assert len(display.result_tables(RunResult(**values))) == 3
 
 
 def test_stage_1_alone_shows_its_codes() -> None:
-    values = summary_of({"a": {"federated": codes_alone(1)}, "b": {"federated": codes_alone(3)}})
+    values = summary_of(
+        {"a": {"federated": codes_alone(1)}, "b": {"federated": codes_alone(3)}}
+    )
     values["title"] = "ADR [/v2]"
     assert rows_of(result_table(values), "b") == {"federated": ["0.330", "0.730"]}
     assert rows_of(result_table(values), "mean") == {"federated": ["0.320", "0.720"]}
@@ -389,7 +438,9 @@ def test_a_condition_that_is_no_bound_is_marked_where_its_number_stands() -> Non
     trained = [str(cell) for cell in table.columns[1].cells]
     assert trained == ["alone", "federated", "pooled *"] * (len(values["sites"]) + 1)
     words = " ".join(word for line in shown(table) for word in line)
-    assert "It has none of 4 epochs" in words  # brackets are no markup, `shown` drops them
+    assert (
+        "It has none of 4 epochs" in words
+    )  # brackets are no markup, `shown` drops them
 
 
 def test_the_pooled_model_that_is_trained_less_is_marked() -> None:
@@ -398,17 +449,24 @@ def test_the_pooled_model_that_is_trained_less_is_marked() -> None:
     for epochs in (4, 0):
         config = FEDNER.Config(model=FEDNER.model_config({"hashed_words": 8}), seed=1)
         config = replace(FEDNER.for_sites(config, sites), personal_epochs=epochs)
-        parts = [Part("alone", (sites[0],), config), Part("federated", tuple(sites), config)]
+        parts = [
+            Part("alone", (sites[0],), config),
+            Part("federated", tuple(sites), config),
+        ]
         parts.append(Part("pooled", *FEDNER.pooled(config, sites, None)))
         found = marks(parts)
-        assert ("none of the 4 personal epochs that end alone and federated" in str(found)) == (
-            epochs > 0
-        )
+        assert (
+            "none of the 4 personal epochs that end alone and federated" in str(found)
+        ) == (epochs > 0)
         assert [*found] == ["pooled"] * (epochs > 0)
 
 
-@pytest.mark.parametrize(("low", "p", "said"), [(0.01, 0.08, 1), (0.01, 0.01, 0), (-0.1, 0.5, 0)])
-def test_where_interval_and_p_disagree_the_table_says_so(low: float, p: float, said: int) -> None:
+@pytest.mark.parametrize(
+    ("low", "p", "said"), [(0.01, 0.08, 1), (0.01, 0.01, 0), (-0.1, 0.5, 0)]
+)
+def test_where_interval_and_p_disagree_the_table_says_so(
+    low: float, p: float, said: int
+) -> None:
     test = Bootstrap(0.5, 0.4, 0.1, low, 0.2, p, 100)
     table = display.comparison_table(
         Comparison("strict F1", "a", "b", 100, {"x": test}, {}, {}, {})
@@ -433,11 +491,18 @@ def test_sites_without_labels_are_counted_not_shown() -> None:
 
 def test_without_test_patients_it_is_said() -> None:
     """No table of masked words for patients; a run with any score has nothing to say."""
-    bare = summary_of({"a": {"alone": {}, "federated": {}}, "b": {"alone": {}, "federated": {}}})
+    bare = summary_of(
+        {"a": {"alone": {}, "federated": {}}, "b": {"alone": {}, "federated": {}}}
+    )
     assert nothing_judged(bare).startswith("no test patient has a label or a code")
-    assert nothing_judged(bare | {"method": "pretrain"}).startswith("nothing is held out")
+    assert nothing_judged(bare | {"method": "pretrain"}).startswith(
+        "nothing is held out"
+    )
     assert nothing_judged(summary()) == ""
-    assert nothing_judged(summary_of({"a": {"alone": {}}, "b": {"alone": codes_alone(1)}})) == ""
+    assert (
+        nothing_judged(summary_of({"a": {"alone": {}}, "b": {"alone": codes_alone(1)}}))
+        == ""
+    )
 
 
 def test_the_disease_table_is_that_of_the_paper() -> None:
@@ -448,7 +513,9 @@ def test_the_disease_table_is_that_of_the_paper() -> None:
     for name in OUTPUTS:
         cells = []
         for c in CONDITIONS:
-            both = [values["sites"][s][c]["by_output"][name] for s in ("north", "south")]
+            both = [
+                values["sites"][s][c]["by_output"][name] for s in ("north", "south")
+            ]
             cells += [
                 100 * fmean(each["macro"][k] for each in both)
                 for k in ("precision", "recall", "f1")
@@ -456,7 +523,9 @@ def test_the_disease_table_is_that_of_the_paper() -> None:
             areas = [each["auroc"]["value"] for each in both]
             cells.append(np.nan if None in areas else 100 * fmean(areas))
         columns.append(cells)
-        assert row_of(table, name) == ["–" if np.isnan(v) else f"{v:.1f}" for v in cells]
+        assert row_of(table, name) == [
+            "–" if np.isnan(v) else f"{v:.1f}" for v in cells
+        ]
     means = np.nanmean(np.array(columns), axis=0)
     assert row_of(table, "average") == [f"{mean:.1f}" for mean in means]
 
@@ -467,7 +536,9 @@ def test_a_narrow_terminal_cuts_names_not_numbers(width: int) -> None:
     for scores in values["mean"].values():
         scores["by_output"]["Hypertriglyceridemia"] = scores["by_output"].pop("obesity")
     lines = shown(disease_table(values), width)
-    wide = {tuple(line[-12:]) for line in shown(disease_table(values)) if len(line) == 13}
+    wide = {
+        tuple(line[-12:]) for line in shown(disease_table(values)) if len(line) == 13
+    }
     narrow = {tuple(line[-12:]) for line in lines if len(line) == 13}
     assert narrow == wide
     assert len(narrow) == 5  # the heads, three diseases, the average
@@ -494,12 +565,16 @@ def test_patients_are_counted_by_part() -> None:
         for at, part in enumerate(("train", "valid", "test")):
             cohort = getattr(site, part)
             sizes = [
-                int(cohort.bags.offsets[i + 1] - cohort.bags.offsets[i]) for i in range(len(cohort))
+                int(cohort.bags.offsets[i + 1] - cohort.bags.offsets[i])
+                for i in range(len(cohort))
             ]
             expected = [
                 len(cohort),
                 sum(p in site.codes for p in cohort.patients),
-                sum(any(label >= 0 for label in labels) for labels in cohort.labels.tolist()),
+                sum(
+                    any(label >= 0 for label in labels)
+                    for labels in cohort.labels.tolist()
+                ),
                 sizes.count(0),
                 f"{fmean(sizes):.1f}",
                 max(sizes),
@@ -521,4 +596,6 @@ def test_labels_of_test_patients() -> None:
     assert row_of(count_tables(KIND.counts(sites))[1], "asthma") == ["2/1/0"]
     assert row_of(count_tables(KIND.counts(sites))[1], "gout") == ["0/0/1"]
     assert len(KIND.counts(sites[1:])) == 1
-    assert ["valid", "0", "0", "0", "0", "–", "–"] in shown(count_tables(KIND.counts(sites))[0])
+    assert ["valid", "0", "0", "0", "0", "–", "–"] in shown(
+        count_tables(KIND.counts(sites))[0]
+    )

@@ -33,7 +33,11 @@ with ends_at_once("first") as farewell:
 def interrupted(program: str, folder: Path) -> tuple[float, str]:
     """Seconds from SIGINT to the end, and what it said; it says "ready" first."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HEARD + program],  # else ignored where the tests' own process does
+        [
+            sys.executable,
+            "-c",
+            HEARD + program,
+        ],  # else ignored where the tests' own process does
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdout=subprocess.PIPE,
@@ -70,7 +74,9 @@ while True:
 """
 
 
-def test_a_command_that_is_still_being_read_in_ends_without_a_traceback(tmp_path: Path) -> None:
+def test_a_command_that_is_still_being_read_in_ends_without_a_traceback(
+    tmp_path: Path,
+) -> None:
     _, told = interrupted(STARTS, tmp_path)
     assert told == "stopped; nothing was handed in\n"
     source = Path(app.__file__).read_text()

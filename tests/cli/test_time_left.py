@@ -88,7 +88,9 @@ def test_the_time_is_that_of_all_parts() -> None:
     clock.rounds(2.0)  # its own pace is not known yet: that of `a` is
     assert clock.left.seconds() == pytest.approx(0.2 * 150 * 14 / 15 + 60.0)
     assert not clock.left.stops_early
-    clock.rounds(*[4.0] * 4)  # twice as slow as `a`: 0.4 s an example, 0.3 s for both parts' mean
+    clock.rounds(
+        *[4.0] * 4
+    )  # twice as slow as `a`: 0.4 s an example, 0.3 s for both parts' mean
     assert clock.left.seconds() == pytest.approx(4.0 * 10 + 0.3 * 300)
 
 

@@ -12,9 +12,20 @@ from fednotes.core.cleaning import LINE, NAME, clean, one_line
 @pytest.mark.parametrize(
     "kind",
     [
-        *("\x00\x07\b\t\n\v\f\r\x1b\x7f\x85\x9b", "\u2028\u2029", "\u200b\u200c\u2060\ufeff\xad"),
-        *("\u202a\u202b\u202c\u202d\u202e", "\u2066\u2067\u2068\u2069\u200e\u200f\u061c"),
-        *("\u034f\u115f\u1160\u3164\uffa0\u2800", "\xa0\u2003\u3000", "\U000e0041\U000e0101"),
+        *(
+            "\x00\x07\b\t\n\v\f\r\x1b\x7f\x85\x9b",
+            "\u2028\u2029",
+            "\u200b\u200c\u2060\ufeff\xad",
+        ),
+        *(
+            "\u202a\u202b\u202c\u202d\u202e",
+            "\u2066\u2067\u2068\u2069\u200e\u200f\u061c",
+        ),
+        *(
+            "\u034f\u115f\u1160\u3164\uffa0\u2800",
+            "\xa0\u2003\u3000",
+            "\U000e0041\U000e0101",
+        ),
         *("\ue000\ud800\u0378",),
     ],
 )

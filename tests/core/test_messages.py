@@ -42,7 +42,11 @@ def tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.T
 
 
 EVERY = {name: tensor(dtype, (3, 5)) for name, dtype in DTYPES.items()}
-ODD = {"scalar": torch.tensor(2.5), "none": torch.empty(0, 3), "ü/λ.weight": torch.ones(1)}
+ODD = {
+    "scalar": torch.tensor(2.5),
+    "none": torch.empty(0, 3),
+    "ü/λ.weight": torch.ones(1),
+}
 REQUEST = Request(
     job="f" * 64,
     run=3,
@@ -56,19 +60,25 @@ REQUEST = Request(
     marks=(3, 9),
     tensors=EVERY | ODD,
     options={"round": 4, "rate": 0.1, "warm": False, "names": "a,b", "low": -3},
-    attached=Attached({"names": ["a"], "keys": {"a": "00ff"}}, {"keys": torch.arange(5)}),
+    attached=Attached(
+        {"names": ["a"], "keys": {"a": "00ff"}}, {"keys": torch.arange(5)}
+    ),
 )
 UPDATE = Update(EVERY | ODD, 12.0, {"loss": 1 / 3, "n": 7.0})
 ATTACHED = Attached({"more": {"x": [1.5, None]}}, {"x": torch.ones(2)})
 REPLY = Reply("f" * 64, 3, 17, "mercy", UPDATE, has=17, attached=ATTACHED)
-REFUSAL = Reply("f" * 64, 3, 17, "mercy", refusal="site 'mercy' says no", later=True, has=12)
+REFUSAL = Reply(
+    "f" * 64, 3, 17, "mercy", refusal="site 'mercy' says no", later=True, has=12
+)
 
 
 def same(one: Any, two: Any) -> bool:
     """Every field; tensors by type, shape and bytes (NaN included)."""
     if isinstance(one, torch.Tensor):
         numbers = one.reshape(-1).view(torch.uint8), two.reshape(-1).view(torch.uint8)
-        return one.dtype == two.dtype and one.shape == two.shape and torch.equal(*numbers)
+        return (
+            one.dtype == two.dtype and one.shape == two.shape and torch.equal(*numbers)
+        )
     if isinstance(one, dict):
         return list(one) == list(two) and all(same(one[key], two[key]) for key in one)
     if hasattr(one, "__slots__"):
@@ -81,10 +91,14 @@ def same(one: Any, two: Any) -> bool:
     [REQUEST, REPLY, REFUSAL, Request("j", 0, 0, "t")],
     ids=["request", "reply", "refusal", "least"],
 )
-def test_every_message_comes_back_and_has_one_encoding(message: Request | Reply) -> None:
+def test_every_message_comes_back_and_has_one_encoding(
+    message: Request | Reply,
+) -> None:
     frame = encode(message)
     again = decode(frame)
-    if isinstance(message, Request):  # names of options and sites are sorted on the wire
+    if isinstance(
+        message, Request
+    ):  # names of options and sites are sorted on the wire
         assert again.counted == message.counted  # type: ignore[union-attr]
         assert again.options == message.options  # type: ignore[union-attr]
         assert same(again.tensors, message.tensors)  # type: ignore[union-attr]
@@ -97,9 +111,18 @@ def test_every_message_comes_back_and_has_one_encoding(message: Request | Reply)
 
 def test_the_layout_is_the_documented_one() -> None:
     """By hand with struct, json and hashlib, for one small reply."""
-    reply = Reply("j", 1, 2, "s", Update({"w": torch.tensor([1.0, -2.0])}, 3.0, {"n": 4.0}), has=2)
+    reply = Reply(
+        "j", 1, 2, "s", Update({"w": torch.tensor([1.0, -2.0])}, 3.0, {"n": 4.0}), has=2
+    )
     header = {
-        **{"job": "j", "run": 1, "number": 2, "site": "s", "refusal": "", "later": False},
+        **{
+            "job": "j",
+            "run": 1,
+            "number": 2,
+            "site": "s",
+            "refusal": "",
+            "later": False,
+        },
         **{"has": 2, "weight": 3.0, "metrics": {"n": 4.0}, "facts": {}},
         **{"tensors": [["w", "float32", [2]]], "attached": []},
     }
@@ -116,7 +139,9 @@ def test_the_frame_of_5_mb_is_at_most_one_percent_longer() -> None:
     tensors = {f"layer.{i}.weight": torch.zeros(150, 145) for i in range(60)}
     size = sum(value.nbytes for value in tensors.values())
     frames = (
-        encode(Request("f" * 64, 1, 1, "train", tensors=tensors, counted={"a": 1, "b": 2})),
+        encode(
+            Request("f" * 64, 1, 1, "train", tensors=tensors, counted={"a": 1, "b": 2})
+        ),
         encode(Reply("f" * 64, 1, 1, "a", Update(tensors, 1.0))),
     )
     assert size > 5_000_000
@@ -151,7 +176,9 @@ def test_a_checksum_is_not_computed_again_for_ones_own_frame() -> None:
 
 def test_what_is_not_contiguous_or_needs_a_gradient_is_sent_as_its_values() -> None:
     value = torch.arange(12.0).reshape(3, 4).requires_grad_()
-    found = decode_request(encode(Request("j", 1, 1, "t", tensors={"w": value.T[1:]}))).tensors["w"]
+    found = decode_request(
+        encode(Request("j", 1, 1, "t", tensors={"w": value.T[1:]}))
+    ).tensors["w"]
     assert found.tolist() == value.T[1:].tolist()
     assert not found.requires_grad
 
@@ -163,7 +190,12 @@ def test_what_is_not_contiguous_or_needs_a_gradient_is_sent_as_its_values() -> N
         (Request("j", 1, 1, "t", options={"x": [1]}), "options"),  # type: ignore[dict-item]
         (Request("j", 1, 1, "t\n"), "'task'"),
         (Request("j", -1, 1, "t"), "'run'"),
-        (Request("j", 1, 1, "t", tensors={"w": torch.zeros(1, dtype=torch.complex64)}), "complex"),
+        (
+            Request(
+                "j", 1, 1, "t", tensors={"w": torch.zeros(1, dtype=torch.complex64)}
+            ),
+            "complex",
+        ),
         (Request("j", 1, 1, "t", tensors={"": torch.zeros(1)}), "name of a tensor"),
         (Reply("j", 1, 1, "s", Update({}, float("inf"))), "not JSON compliant"),
         (Reply("j", 1, 1, "s"), "neither an update nor a refusal"),
@@ -188,7 +220,15 @@ def canonical(header: Any) -> bytes:
 
 
 GOOD: dict[str, Any] = {
-    **{"job": "j", "run": 1, "number": 2, "site": "s", "refusal": "", "later": False, "has": 0},
+    **{
+        "job": "j",
+        "run": 1,
+        "number": 2,
+        "site": "s",
+        "refusal": "",
+        "later": False,
+        "has": 0,
+    },
     **{"weight": 1.0, "metrics": {}, "facts": {}, "tensors": [], "attached": []},
 }
 
@@ -223,7 +263,10 @@ def listed(*entry: Any) -> dict[str, Any]:
         (forged(GOOD | {"site": "\ud800"}), "'site'"),
         (forged(GOOD | {"refusal": "no"}), "neither an update nor a refusal"),
         (forged(GOOD | {"weight": 1}), "'weight'"),
-        (forged(GOOD | {"weight": None, "refusal": "n", "metrics": {"n": 1.0}}), "a refusal with"),
+        (
+            forged(GOOD | {"weight": None, "refusal": "n", "metrics": {"n": 1.0}}),
+            "a refusal with",
+        ),
         (forged(GOOD | {"metrics": {"": 1.0}}), "'metrics'"),
         (forged(GOOD | {"metrics": [1.0]}), "'metrics'"),
         (forged(GOOD | {"facts": []}), "no table of facts"),
@@ -241,7 +284,11 @@ def listed(*entry: Any) -> dict[str, Any]:
             "tensor 'w' comes twice",
         ),
         (
-            forged(GOOD | {"weight": None, "refusal": "n", "tensors": [["w", "int8", [1]]]}, b"a"),
+            forged(
+                GOOD
+                | {"weight": None, "refusal": "n", "tensors": [["w", "int8", [1]]]},
+                b"a",
+            ),
             "a refusal with tensors",
         ),
     ],
@@ -310,7 +357,9 @@ def huge(rng: random.Random, frame: bytearray) -> bytearray:
         struct.pack_into("<IQ", frame, 8, rng.getrandbits(32), rng.getrandbits(64))
         return frame
     length = int.from_bytes(frame[8:12], "little")
-    digits = [i for i in range(HEAD.size, HEAD.size + length) if chr(frame[i]).isdigit()]
+    digits = [
+        i for i in range(HEAD.size, HEAD.size + length) if chr(frame[i]).isdigit()
+    ]
     text = bytes(frame[HEAD.size : HEAD.size + length])
     at = rng.choice(digits) - HEAD.size
     number = str(10 ** rng.randint(1, 30)).encode()
@@ -329,7 +378,13 @@ def swap(rng: random.Random, frame: bytearray) -> bytearray:
     return frame
 
 
-KINDS: tuple[Callable[[random.Random, bytearray], bytearray], ...] = (flip, cut, splice, huge, swap)
+KINDS: tuple[Callable[[random.Random, bytearray], bytearray], ...] = (
+    flip,
+    cut,
+    splice,
+    huge,
+    swap,
+)
 
 
 def fuzz(count: int, seed: int) -> tuple[int, int]:
@@ -353,7 +408,9 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    "count", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)], ids="{:,}".format
+    "count",
+    [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)],
+    ids="{:,}".format,
 )
 def test_malformed_frames_do_no_harm(count: int) -> None:
     refused, most = fuzz(count, count)
@@ -364,7 +421,15 @@ def test_malformed_frames_do_no_harm(count: int) -> None:
 def heavy(part: str, items: str, separators: int) -> bytes:
     """A header of the greatest length, with as many things in one of its parts as it may name."""
     count = 65_000 // separators
-    table = {"job": "j", "run": 1, "number": 1, "task": "", "round": 0, "first": False, "told": 0}
+    table = {
+        "job": "j",
+        "run": 1,
+        "number": 1,
+        "task": "",
+        "round": 0,
+        "first": False,
+        "told": 0,
+    }
     table |= {"options": {}, "counted": {}, "marks": [], "tensors": [], "attached": []}
     table |= {"facts": {}, "preparing": False}
     empty = json.dumps(table[part])
@@ -372,7 +437,10 @@ def heavy(part: str, items: str, separators: int) -> bytes:
     full = (
         json.dumps(table, sort_keys=True, separators=(",", ":"))
         .encode()
-        .replace(f'"{part}":{empty}'.encode(), f'"{part}":{empty[0]}{inside}{empty[1]}'.encode())
+        .replace(
+            f'"{part}":{empty}'.encode(),
+            f'"{part}":{empty[0]}{inside}{empty[1]}'.encode(),
+        )
     )
     filler = b"t" * (2**21 - len(full) - 64)
     return forged(full.replace(b'"task":""', b'"task":"' + filler + b'"'), kind=1)
@@ -402,7 +470,9 @@ def test_what_a_header_may_cost(part: str, items: str, separators: int) -> None:
         decode(frame)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most + 6e6 < 32e6  # a body of 6 MB is copied once; that is four times the whole
+    assert (
+        most + 6e6 < 32e6
+    )  # a body of 6 MB is copied once; that is four times the whole
 
 
 def test_a_header_that_may_cost_more_is_not_read() -> None:
@@ -421,7 +491,10 @@ def test_a_header_that_may_cost_more_is_not_read() -> None:
 
 def test_large_models_and_many_counts_fit() -> None:
     """Five times the tensors of the largest BERT, and as many metrics as are accepted."""
-    tensors = {f"encoder.layer.{i}.attention.self.query.weight": torch.ones(1) for i in range(2000)}
+    tensors = {
+        f"encoder.layer.{i}.attention.self.query.weight": torch.ones(1)
+        for i in range(2000)
+    }
     metrics = {f"relaxed/entity_type_{i}/predicted": 1.0 for i in range(10_000)}
     frame = encode(Reply("j", 1, 1, "s", Update(tensors, 1.0, metrics)))
     assert len(decode_reply(frame).update.metrics) == 10_000  # type: ignore[union-attr]

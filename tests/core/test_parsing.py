@@ -30,7 +30,9 @@ LEAVES = (
     | st.text()
     | st.floats(allow_nan=False, allow_infinity=False)
 )
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+)
 
 
 @given(VALUES, st.booleans())
@@ -40,7 +42,10 @@ def test_what_is_json_comes_back(value: Any, strict: bool) -> None:
     assert parse_json(text.encode(), strict=strict) == value
 
 
-@given(st.binary() | st.text(alphabet='[]{}",:0e-u\\dNaInfity ', max_size=60), st.booleans())
+@given(
+    st.binary() | st.text(alphabet='[]{}",:0e-u\\dNaInfity ', max_size=60),
+    st.booleans(),
+)
 def test_any_bytes_are_a_value_or_a_reason(raw: str | bytes, strict: bool) -> None:
     with suppress(JsonError):
         value = parse_json(raw, strict=strict)
@@ -134,7 +139,9 @@ def test_a_fifo_is_named_and_not_waited_for(tmp_path: Path) -> None:
         read_toml(fifo)
     with pytest.raises(ModelError, match="a FIFO"):
         load_state(tmp_path)
-    with pytest.raises(DataError, match=r"manifest.json: a FIFO, and only files are read"):
+    with pytest.raises(
+        DataError, match=r"manifest.json: a FIFO, and only files are read"
+    ):
         open_file(fifo)
     with pytest.raises(ConfigError, match="is a folder"):
         read_toml(tmp_path)
@@ -144,7 +151,9 @@ def test_a_toml_file_that_takes_for_ever_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     for text in (".".join(["a"] * 20_000) + " = 1", "#" * (2**20 + 1)):
         path.write_text(text)
-        with pytest.raises(ConfigError, match="too large for a file that a person wrote"):
+        with pytest.raises(
+            ConfigError, match="too large for a file that a person wrote"
+        ):
             read_toml(path)
 
 
@@ -169,7 +178,9 @@ def test_records_that_were_edited_by_hand(tmp_path: Path) -> None:
         ('"' + "," * 1000 + '"', 0),
     ],
 )
-def test_only_commas_and_brackets_outside_of_strings_are_values(text: str, values: int) -> None:
+def test_only_commas_and_brackets_outside_of_strings_are_values(
+    text: str, values: int
+) -> None:
     assert parse_json(text, most_values=values) == json.loads(text)
     if values:
         with pytest.raises(JsonError, match="more than"):

@@ -48,7 +48,17 @@ def test_values_become_fields() -> None:
         inner={"size": 2}, parts=[{"name": "p"}, {}], limit=4,
     )  # fmt: skip
     assert made == Outer(
-        "x", 5, 1.0, True, "IO", ("a", "b"), (), {"A": "B"}, Inner(2), (Inner(1, "p"), Inner()), 4
+        "x",
+        5,
+        1.0,
+        True,
+        "IO",
+        ("a", "b"),
+        (),
+        {"A": "B"},
+        Inner(2),
+        (Inner(1, "p"), Inner()),
+        4,
     )
     assert type(made.rate) is float
     assert make(inner=Inner(7)).inner == Inner(7)
@@ -57,9 +67,15 @@ def test_values_become_fields() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"round": 3}, r"job\.toml \[t\]: unknown key 'round'; did you mean 'rounds'\?"),
+        (
+            {"round": 3},
+            r"job\.toml \[t\]: unknown key 'round'; did you mean 'rounds'\?",
+        ),
         ({"zzz": 3}, "unknown key 'zzz'; known: inner, labels, limit, names"),
-        ({"inner": {"sise": 2}}, r"\[t\] inner: unknown key 'sise'; did you mean 'size'\?"),
+        (
+            {"inner": {"sise": 2}},
+            r"\[t\] inner: unknown key 'sise'; did you mean 'size'\?",
+        ),
         ({"parts": [{"nam": ""}]}, "parts: unknown key 'nam'; did you mean 'name'"),
         ({"rounds": "3"}, "rounds = '3': expected a whole number"),
         ({"rounds": 3.0}, r"rounds = 3\.0: expected a whole number"),
@@ -102,7 +118,9 @@ def test_assignments_reach_nested_tables() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("called", [lambda: Inner(sise=2), lambda: replace(Inner(), sise=2)])
+@pytest.mark.parametrize(
+    "called", [lambda: Inner(sise=2), lambda: replace(Inner(), sise=2)]
+)
 def test_a_mistyped_name_in_code_is_no_default(called: Callable[[], Inner]) -> None:
     with pytest.raises(ConfigError, match="unknown key 'sise'"):
         called()
@@ -113,11 +131,16 @@ def test_a_mistyped_name_in_code_is_no_default(called: Callable[[], Inner]) -> N
     [
         (lambda: Inner("2"), "size = '2': expected a whole number"),
         (lambda: Inner(2, 3), "name = 3: expected text in quotes"),
-        (lambda: Outer("x", 3, 0.1, False, "BIO", ("a", 4)), "names = 4: expected text in quotes"),
+        (
+            lambda: Outer("x", 3, 0.1, False, "BIO", ("a", 4)),
+            "names = 4: expected text in quotes",
+        ),
         (lambda: Outer("x", sizes=(1, "2")), "sizes = '2': expected a whole number"),
     ],
 )
-def test_a_value_given_by_its_place_is_named(called: Callable[[], Any], message: str) -> None:
+def test_a_value_given_by_its_place_is_named(
+    called: Callable[[], Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"^{message}"):
         called()
 

@@ -45,13 +45,17 @@ def failing(*names: str):
     return replace
 
 
-def test_text_is_replaced_or_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_replaced_or_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "deep" / "a.json"
     store.write_json(path, {"ä": [1]})
     assert json.loads(path.read_text("utf-8")) == {"ä": [1]}
     before = everything(tmp_path)
     monkeypatch.setattr(os, "replace", failing("a.json"))
-    with pytest.raises(FednotesError, match=r"a\.json: cannot be written \(No space left"):
+    with pytest.raises(
+        FednotesError, match=r"a\.json: cannot be written \(No space left"
+    ):
         store.write_text(path, "other")
     assert everything(tmp_path) == before
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(FULL))
@@ -137,7 +141,11 @@ def test_the_old_folder_is_never_deleted_while_there_is_no_new_one(
     assert list(everything(tmp_path).values()) == [b"one"]
 
 
-TENSORS = {"a.b": torch.arange(6.0).reshape(2, 3).T, "n": torch.tensor(3), "e": torch.zeros(0)}
+TENSORS = {
+    "a.b": torch.arange(6.0).reshape(2, 3).T,
+    "n": torch.tensor(3),
+    "e": torch.zeros(0),
+}
 FACTS = {"round": 3, "best": 0.25, "names": ["a", "ä"]}
 
 
@@ -166,24 +174,40 @@ def test_damage_is_found_by_its_checksum(tmp_path: Path, name: str) -> None:
 
 
 _SUMS = [
-    f'{{"format": 1, "sha256": {sums}}}' for sums in ("{}", "[]", "null", '{"facts.json": ""}')
+    f'{{"format": 1, "sha256": {sums}}}'
+    for sums in ("{}", "[]", "null", '{"facts.json": ""}')
 ]
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *(None, "", "{", "{}", "[]", "3", '{"format": 1}', "[" * 100_000, "\xff", *_SUMS),
+        *(
+            None,
+            "",
+            "{",
+            "{}",
+            "[]",
+            "3",
+            '{"format": 1}',
+            "[" * 100_000,
+            "\xff",
+            *_SUMS,
+        ),
         *('{"format": {}}', '{"format": 2, "sha256": {}}'),
     ],
 )
-def test_a_damaged_manifest_is_an_error_not_a_crash(tmp_path: Path, text: str | None) -> None:
+def test_a_damaged_manifest_is_an_error_not_a_crash(
+    tmp_path: Path, text: str | None
+) -> None:
     tensors.save_state(tmp_path / "s", TENSORS, FACTS)
     (tmp_path / "s" / "manifest.json").unlink()
     if text is not None:
         (tmp_path / "s" / "manifest.json").write_text(text, "latin-1")
     later = "format 2, this version reads 1" if text and "2, " in text else None
-    with pytest.raises(ModelError, match=later or r"not a readable|format|not a checksum"):
+    with pytest.raises(
+        ModelError, match=later or r"not a readable|format|not a checksum"
+    ):
         tensors.load_state(tmp_path / "s")
 
 
@@ -207,7 +231,9 @@ def test_a_folder_that_comes_in_between_is_replaced_too(
     others = [put("two"), put("three")]
 
     def replace(source: Path, target: Path) -> None:
-        if target == path and others:  # the place is free for a moment, and another one takes it
+        if (
+            target == path and others
+        ):  # the place is free for a moment, and another one takes it
             path.mkdir()
             others.pop()(path)
         real(source, target)
@@ -227,7 +253,8 @@ def synced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def name(path: object) -> str:
         parts = Path(str(path)).relative_to(folder).parts
         return "/".join(
-            re.sub(r"\.[0-9a-f]{16}\.(tmp|old)$", "~", p[1:]) if p[0] == "." else p for p in parts
+            re.sub(r"\.[0-9a-f]{16}\.(tmp|old)$", "~", p[1:]) if p[0] == "." else p
+            for p in parts
         )
 
     def sync(number: int) -> None:
@@ -288,7 +315,9 @@ def test_a_full_disk_while_tensors_are_written(tmp_path: Path, monkeypatch) -> N
 
     def save_file(values, path) -> None:
         path.write_bytes(b"half")
-        raise tensors.SafetensorError("I/O error: No space left on device (os error 28)")
+        raise tensors.SafetensorError(
+            "I/O error: No space left on device (os error 28)"
+        )
 
     monkeypatch.setattr(tensors, "save_file", save_file)
     with pytest.raises(FednotesError, match="is the disk full"):
@@ -339,7 +368,9 @@ def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
 
 def test_a_full_device_is_an_error_and_stays_a_device() -> None:
     before = os.stat("/dev/full")
-    with pytest.raises(FednotesError, match=r"/dev/full: cannot be written \(No space left"):
+    with pytest.raises(
+        FednotesError, match=r"/dev/full: cannot be written \(No space left"
+    ):
         store.write_out(Path("/dev/full"), "text")
     with pytest.raises(FednotesError, match="No space left"):
         jsonl.write([Document("a", "text")], "/dev/full")
@@ -429,7 +460,9 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_second_is_told_who_holds_it_and_a_dead_one_s_is_taken_over(tmp_path: Path) -> None:
+def test_the_second_is_told_who_holds_it_and_a_dead_one_s_is_taken_over(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "run"
     with holder(folder) as process:
         pattern = rf"run: in use by process {process.pid} on \S+ since 20\d\d-\S+ \S+ \(.*\): wait"
@@ -444,7 +477,9 @@ def test_the_second_is_told_who_holds_it_and_a_dead_one_s_is_taken_over(tmp_path
     assert os.listdir(folder) == []
 
 
-def test_a_folder_without_anything_goes_and_one_with_something_stays(tmp_path: Path) -> None:
+def test_a_folder_without_anything_goes_and_one_with_something_stays(
+    tmp_path: Path,
+) -> None:
     with held(tmp_path / "a" / "new"):
         pass
     with held(tmp_path / "used"):

@@ -13,14 +13,22 @@ from fednotes.jobs.simulate import Part
 
 def test_what_holds_notes_shows_no_text_and_no_patient() -> None:
     """In a log, a traceback's locals or a notebook."""
-    note = Document("n1", "Took Xylozan.", (Span(5, 12, "Drug"),), "Erika", ("F32",), {"a": "Hugo"})
+    note = Document(
+        "n1", "Took Xylozan.", (Span(5, 12, "Drug"),), "Erika", ("F32",), {"a": "Hugo"}
+    )
     site = SiteData("mercy", TagSet(("Drug",)), (note,), (note,), (note,))
-    cohort = Cohort("mercy", ("Erika",), Bags.of([[0]], 1), np.zeros((1, 1)), ("depression",))
+    cohort = Cohort(
+        "mercy", ("Erika",), Bags.of([[0]], 1), np.zeros((1, 1)), ("depression",)
+    )
     space = encode_corpus((note,), site.tags)
-    patients = SitePatients("mercy", None, *(cohort,) * 3, {"Erika": frozenset({"F32"})})  # type: ignore[arg-type]
+    patients = SitePatients(
+        "mercy", None, *(cohort,) * 3, {"Erika": frozenset({"F32"})}
+    )  # type: ignore[arg-type]
     held = (note, site, Part("alone", (site,), None), cohort, patients, space)
     for value in (*held, Note("n1", "Took Xylozan.", "Erika", None, "x"), {"of": held}):
-        assert not [t for t in ("Took", "Xylozan", "Erika", "F32", "Hugo") if t in repr(value)]
+        assert not [
+            t for t in ("Took", "Xylozan", "Erika", "F32", "Hugo") if t in repr(value)
+        ]
     assert repr(note) == (
         "Document(id='n1', spans=(Span(start=5, end=12, label='Drug', fragments=(), "
         "confidence=None),), sentences=(), tokens=())"

@@ -18,7 +18,10 @@ finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 def updates(sites: int, size: int, dtype: torch.dtype = torch.float32) -> list[Update]:
     rng = np.random.default_rng(sites)
     return [
-        Update({"w": torch.from_numpy(rng.normal(size=size)).to(dtype)}, int(rng.integers(1, 999)))
+        Update(
+            {"w": torch.from_numpy(rng.normal(size=size)).to(dtype)},
+            int(rng.integers(1, 999)),
+        )
         for _ in range(sites)
     ]
 
@@ -40,11 +43,15 @@ def test_the_sum_is_numpys_in_float64_in_the_given_order(sites: int, size: int) 
     np.testing.assert_array_equal(mean.numpy(), (expected / weight).astype(np.float32))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64]
+)
 def test_other_types_and_layouts_give_the_same_sum(dtype: torch.dtype) -> None:
     """A transposed view and every type of number, against the same loop in NumPy."""
     rng = np.random.default_rng(0)
-    values = [torch.from_numpy(rng.normal(size=(50, 30)) * 9).to(dtype).T for _ in range(3)]
+    values = [
+        torch.from_numpy(rng.normal(size=(50, 30)) * 9).to(dtype).T for _ in range(3)
+    ]
     weights = [3, 17, 170]
     total = Total.of(Update({"w": v}, w) for v, w in zip(values, weights, strict=True))
     pairs = zip(values, weights, strict=True)
@@ -54,8 +61,13 @@ def test_other_types_and_layouts_give_the_same_sum(dtype: torch.dtype) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(arrays.arrays(np.float32, st.integers(1, 40), elements=finite), st.integers(1, 2**28))
-def test_the_mean_of_one_site_is_its_value_to_the_last_bit(value: np.ndarray, weight: int) -> None:
+@given(
+    arrays.arrays(np.float32, st.integers(1, 40), elements=finite),
+    st.integers(1, 2**28),
+)
+def test_the_mean_of_one_site_is_its_value_to_the_last_bit(
+    value: np.ndarray, weight: int
+) -> None:
     """24 bits times 28 are exact in 53, so dividing gives the value back, signed zeros too."""
     mean = Total.of([Update({"w": torch.from_numpy(value)}, weight)]).mean()["w"]
     assert mean.numpy().tobytes() == value.tobytes()
@@ -74,12 +86,16 @@ def test_what_was_added_is_not_changed() -> None:
     total = Total.of(given)
     kept = total.tensors["w"].clone()
     total.mean()["w"].zero_()
-    assert all(torch.equal(b, u.tensors["w"]) for b, u in zip(before, given, strict=True))
+    assert all(
+        torch.equal(b, u.tensors["w"]) for b, u in zip(before, given, strict=True)
+    )
     assert torch.equal(total.tensors["w"], kept)
 
 
 def test_metrics_add_and_are_not_weighted() -> None:
-    total = Total.of([Update({}, 5, {"tp": 2, "fn": 1}), Update({}, 7, {"tp": 3, "fp": 4.5})])
+    total = Total.of(
+        [Update({}, 5, {"tp": 2, "fn": 1}), Update({}, 7, {"tp": 3, "fp": 4.5})]
+    )
     assert total.metrics == {"tp": 5.0, "fn": 1.0, "fp": 4.5}
     assert total.weight == 12
 
@@ -92,7 +108,9 @@ def test_different_names_and_shapes_are_refused(number: int) -> None:
         Total.of([*plain, Update({"b": torch.zeros(2)})])
     with pytest.raises(TrainingError, match="not in all"):
         Total.of([*plain, Update({})])
-    with pytest.raises(TrainingError, match=r"'a' has shape \(2,\) at one site and \(3,\)"):
+    with pytest.raises(
+        TrainingError, match=r"'a' has shape \(2,\) at one site and \(3,\)"
+    ):
         Total.of([*plain, Update({"a": torch.zeros(3)})])
     with pytest.raises(TrainingError, match="shape"):
         Total.of([*plain, Update({"a": torch.zeros(1, 2)})])
@@ -105,7 +123,9 @@ def test_no_weight_has_no_mean() -> None:
 
 
 def test_a_site_of_weight_zero_counts_for_nothing() -> None:
-    mean = Total.of([Update({"a": torch.ones(2)}, 0), Update({"a": torch.full((2,), 3.0)}, 4)])
+    mean = Total.of(
+        [Update({"a": torch.ones(2)}, 0), Update({"a": torch.full((2,), 3.0)}, 4)]
+    )
     assert mean.mean()["a"].tolist() == [3.0, 3.0]
 
 

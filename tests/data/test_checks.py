@@ -49,7 +49,11 @@ def levels(report: list[Finding]) -> set[str]:
 
 def test_clean_corpus_has_no_warning() -> None:
     documents = [
-        note(str(i), f"{SECRET}{i} helped number {i}", Span(0, len(f"{SECRET}{i}"), "Drug"))
+        note(
+            str(i),
+            f"{SECRET}{i} helped number {i}",
+            Span(0, len(f"{SECRET}{i}"), "Drug"),
+        )
         for i in range(25)
     ]
     report = check_documents(documents, TagSet(("Drug",)))
@@ -65,10 +69,16 @@ def test_everything_that_is_wrong_is_counted() -> None:
     """One flaw at a time, planted by hand: the expected numbers are what was planted."""
     documents = [
         note("a", f"{SECRET} helped", Span(0, 4, "Drug")),  # off the token boundary
-        note("b", f"{SECRET} and {SECRET}", Span(0, 21, "Drug"), Span(0, 8, "Drug")),  # nested
-        note("c", "arm and leg pain", Span(0, 16, "Sign", ((0, 3), (12, 16)))),  # in pieces
+        note(
+            "b", f"{SECRET} and {SECRET}", Span(0, 21, "Drug"), Span(0, 8, "Drug")
+        ),  # nested
+        note(
+            "c", "arm and leg pain", Span(0, 16, "Sign", ((0, 3), (12, 16)))
+        ),  # in pieces
         # A bell, a byte-order mark and a joiner, which is seen as one where it joins two pictures.
-        note("d", "Odd\u0007 text \ufeff here a\u200db \U0001f468\u200d\U0001f469"),  # no mention
+        note(
+            "d", "Odd\u0007 text \ufeff here a\u200db \U0001f468\u200d\U0001f469"
+        ),  # no mention
         note("d", "   "),  # blank; repeats an id
         note("e", "same thing here twice .\nand more"),
         note("f", "Same thing  here twice .\nand more"),
@@ -97,7 +107,9 @@ def test_everything_that_is_wrong_is_counted() -> None:
 
 
 def test_a_repeated_note_of_one_sentence_is_a_repeated_sentence() -> None:
-    report = check_documents([note("a", "Seen ."), note("b", "Seen ."), note("c", "Not seen .")])
+    report = check_documents(
+        [note("a", "Seen ."), note("b", "Seen ."), note("c", "Not seen .")]
+    )
     assert of(report, "repeated_documents") == []
     assert counts(report, "repeated_sentences") == {"sentences": 1, "of": 3}
 
@@ -106,18 +118,25 @@ def test_bad_offsets_and_empty_corpora_are_errors() -> None:
     report = check_documents([note("a", "short", Span(0, 99, "X"), Span(3, 3, "X"))])
     assert counts(report, "offsets") == {"mentions": 2}
     assert levels(check_documents([])) == {"error"}
-    assert of(check_documents([note("a", "no mention")]), "no_mentions")[0].level == "error"
+    assert (
+        of(check_documents([note("a", "no mention")]), "no_mentions")[0].level
+        == "error"
+    )
     assert levels(check_sites([])) == {"error"}
 
 
-def site(name: str, types: tuple[str, ...], train: list[str], test: list[str]) -> SiteData:
+def site(
+    name: str, types: tuple[str, ...], train: list[str], test: list[str]
+) -> SiteData:
     def documents(part: str, texts: list[str]) -> tuple[Document, ...]:
         return tuple(
             note(f"{part}{i}", t, Span(0, len(t.split()[0]), types[0]), patient=f"p{i}")
             for i, t in enumerate(texts)
         )
 
-    return SiteData(name, TagSet(types), documents("tr", train), (), documents("te", test))
+    return SiteData(
+        name, TagSet(types), documents("tr", train), (), documents("te", test)
+    )
 
 
 def test_leaks_within_and_between_sites() -> None:
@@ -132,7 +151,9 @@ def test_leaks_within_and_between_sites() -> None:
     assert [(f.where, f.level, dict(f.counts)) for f in leak] == [
         ("a", "warning", {"sentences": 2, "of": 3, "long": 1})
     ]
-    assert [(f.where, f.level, f.counts["sentences"]) for f in between] == [("b", "info", 1)]
+    assert [(f.where, f.level, f.counts["sentences"]) for f in between] == [
+        ("b", "info", 1)
+    ]
     assert {f.where for f in of(report, "shared_patients")} == {"a", "b"}
     assert {f.where for f in of(report, "empty_part")} == {"a/valid", "b/valid"}
     assert of(report, "no_shared_types") == []
@@ -157,7 +178,11 @@ def test_tag_sets_without_overlap_and_empty_sites() -> None:
 def test_held_out_parts_without_mentions(bare: str | None) -> None:
     """A warning for that part only; a part without documents is `empty_part`."""
     parts = {
-        part: (Document(part, f"{part} {SECRET}", () if part == bare else (Span(0, 4, "X"),)),)
+        part: (
+            Document(
+                part, f"{part} {SECRET}", () if part == bare else (Span(0, 4, "X"),)
+            ),
+        )
         for part in ("train", "valid", "test")
     }
     report = check_sites([SiteData("s", TagSet(("X",)), **parts)])
@@ -185,7 +210,10 @@ SITES = {
     "posts": [
         Document("1", ONE, (Span(0, 7, "Drug"), Span(18, 27, "ADE"))),
         Document(
-            "2", "Took aspirin.\nOK now.", (Span(5, 12, "Drug"),), sentences=((0, 13), (14, 21))
+            "2",
+            "Took aspirin.\nOK now.",
+            (Span(5, 12, "Drug"),),
+            sentences=((0, 13), (14, 21)),
         ),
     ],
     "wards": [
@@ -195,7 +223,10 @@ SITES = {
             (Span(3, 12, "Sign"), Span(14, 30, "Sign", ((14, 17), (26, 30)))),
         )
     ],
-    "labs": [Document("4", "ASPIRIN", (Span(0, 7, "Test"),)), Document("5", "Nothing .")],
+    "labs": [
+        Document("4", "ASPIRIN", (Span(0, 7, "Test"),)),
+        Document("5", "Nothing ."),
+    ],
 }
 
 
@@ -205,11 +236,23 @@ def test_table_by_hand() -> None:
     posts, wards, labs = stats["sites"]
     assert posts == {
         **{"site": "posts", "documents": 2, "sentences": 3, "annotated_sentences": 2},
-        **{"tokens": 7 + 3 + 3, "entities": {"ADE": 1, "Drug": 2}, "types": ["ADE", "Drug"]},
+        **{
+            "tokens": 7 + 3 + 3,
+            "entities": {"ADE": 1, "Drug": 2},
+            "types": ["ADE", "Drug"],
+        },
         **{"mentions": 3, "forms": 2, "discontinuous": 0},
     }
-    assert (wards["entities"], wards["discontinuous"], wards["forms"]) == ({"Sign": 2}, 1, 2)
-    assert (labs["sentences"], labs["annotated_sentences"], labs["documents"]) == (2, 1, 2)
+    assert (wards["entities"], wards["discontinuous"], wards["forms"]) == (
+        {"Sign": 2},
+        1,
+        2,
+    )
+    assert (labs["sentences"], labs["annotated_sentences"], labs["documents"]) == (
+        2,
+        1,
+        2,
+    )
     # "aspirin" at posts and labs, "bad rash" at posts and wards
     assert stats["overlapping"] == 2
     assert stats["pairwise"] == [[2, 1, 1], [1, 2, 0], [1, 0, 1]]
@@ -225,7 +268,9 @@ def test_forms() -> None:
 
 def test_catalogue_names_readers_that_exist() -> None:
     known = corpora()
-    assert {item["format"] for item in known.values() if "format" in item} <= FORMATS.keys()
+    assert {
+        item["format"] for item in known.values() if "format" in item
+    } <= FORMATS.keys()
     told = {"what", "size", "licence", "source", "reference"}
     assert all(told <= item.keys() for item in known.values())
     assert len(known) == 21
@@ -236,7 +281,9 @@ def test_catalogue_names_readers_that_exist() -> None:
 def test_psytar_counts_as_published(corpora: Path) -> None:
     """Mentions and sentences of the data's own description (ADR 3,543, DI 716, ...)."""
     documents = [
-        d for f in ("train", "dev", "test") for d in read(corpora / "psytar" / f"{f}.txt", "conll")
+        d
+        for f in ("train", "dev", "test")
+        for d in read(corpora / "psytar" / f"{f}.txt", "conll")
     ]
     (site,) = corpus_stats({"psytar": documents})["sites"]
     assert site["entities"] == {"ADR": 3543, "DI": 716, "SSI": 340, "WD": 444}
@@ -279,7 +326,9 @@ def _grams(text: Text) -> list[tuple[str, ...]]:
 
 @settings(max_examples=200, deadline=None)
 @given(texts, texts)
-def test_counts_are_those_of_sets_of_words(notes: list[Text], documents: list[Text]) -> None:
+def test_counts_are_those_of_sets_of_words(
+    notes: list[Text], documents: list[Text]
+) -> None:
     """Brute force: sentences and n-grams as tuples of words, looked up in Python sets."""
     known = {s for d in documents for s in _long(d)}
     grams = {g for d in documents for g in _grams(d)}
@@ -293,12 +342,17 @@ def test_counts_are_those_of_sets_of_words(notes: list[Text], documents: list[Te
     )
     index = index_documents(map(_document, documents))
     assert shared_text(map(_written, notes), [index]) == (expected,)
-    assert [shares_sentence(_written(n), index) for n in notes] == [n > 0 for n in shared]
+    assert [shares_sentence(_written(n), index) for n in notes] == [
+        n > 0 for n in shared
+    ]
 
 
 def test_each_collection_is_counted_by_itself() -> None:
     words = "one two three four five six seven eight".split()
-    a, b = index_documents([_document([words])]), index_documents([_document([words[::-1]])])
+    a, b = (
+        index_documents([_document([words])]),
+        index_documents([_document([words[::-1]])]),
+    )
     found = shared_text([_written([words]), _written([["x"] * 20])], [a, b])
     assert found == (SharedText(2, 1, 1, 8, 0), SharedText(2, 0, 0, 8, 0))
     assert found[0] + found[1] == SharedText(4, 1, 1, 16, 0)
@@ -310,8 +364,14 @@ def test_each_collection_is_counted_by_itself() -> None:
     [
         ("He was given 5 mg of warfarin on day two.", True),
         ("HE WAS  given 5 mg\tof warfarin (on day two)", True),
-        ("He was given ５ mg of warfarin, on day two!", True),  # compatibility forms are one digit
-        ("Plan:\n1. Rest.\n\nHe was given 5 mg of warfarin on day two. Then home.", True),
+        (
+            "He was given ５ mg of warfarin, on day two!",
+            True,
+        ),  # compatibility forms are one digit
+        (
+            "Plan:\n1. Rest.\n\nHe was given 5 mg of warfarin on day two. Then home.",
+            True,
+        ),
         ("He was given 6 mg of warfarin on day two.", False),
         ("He was given 5 mg of warfarin.", False),  # 7 words
         ("", False),
@@ -319,7 +379,9 @@ def test_each_collection_is_counted_by_itself() -> None:
 )
 def test_case_space_and_punctuation_do_not_count(text: str, shared: bool) -> None:
     """Judged by hand."""
-    index = index_documents([Document("d", "He was given 5 mg of warfarin on day two .")])
+    index = index_documents(
+        [Document("d", "He was given 5 mg of warfarin on day two .")]
+    )
     assert shares_sentence(text, index) is shared
 
 
@@ -338,8 +400,14 @@ def test_what_is_cut_differently_is_found_by_its_ngrams() -> None:
     """20 words in a row, of which the other text has 16: 16 - 13 + 1 n-grams in common."""
     words = [f"w{number}" for number in range(20)]
     index = index_documents([_document([words])])
-    (found,) = shared_text([_written([["x", *words[2:10]], [*words[10:18], "y"]])], [index])
-    assert (found.shared_sentences, found.ngrams, found.shared_ngrams) == (0, 18 - 12, 4)
+    (found,) = shared_text(
+        [_written([["x", *words[2:10]], [*words[10:18], "y"]])], [index]
+    )
+    assert (found.shared_sentences, found.ngrams, found.shared_ngrams) == (
+        0,
+        18 - 12,
+        4,
+    )
 
 
 def test_very_long_and_odd_texts() -> None:
@@ -395,7 +463,12 @@ def test_identifiers_are_counted_by_kind() -> None:
     found = check_documents([Document("a", IDENTIFIED), Document("b", CLEAN)])
     (finding,) = [f for f in found if f.code == "identifiers"]
     assert finding.counts == {
-        **{"e-mail addresses": 1, "record numbers": 2, "dates": 2, "telephone numbers": 3},
+        **{
+            "e-mail addresses": 1,
+            "record numbers": 2,
+            "dates": 2,
+            "telephone numbers": 3,
+        },
         **{"addresses": 2, "names": 3, "documents": 1},
     }
     assert finding.level == "warning"

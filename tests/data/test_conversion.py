@@ -75,7 +75,9 @@ def documents(draw: st.DrawFn) -> Document:
     edges = [0, *accumulate(map(len, pieces))]
     spans = []
     for _ in range(draw(st.integers(0, 4))):
-        a, b, c, d = sorted(draw(st.lists(st.sampled_from(edges), min_size=4, max_size=4)))
+        a, b, c, d = sorted(
+            draw(st.lists(st.sampled_from(edges), min_size=4, max_size=4))
+        )
         label = draw(st.sampled_from(["ADE", "Drug", "Dose"]) | WORD)
         sure = draw(st.none() | st.sampled_from([0.25, 1.0]))
         if a < b < c < d:
@@ -98,7 +100,9 @@ def documents(draw: st.DrawFn) -> Document:
 
 def bare(document: Document, kinds: set[str]) -> tuple[object, ...]:
     """A document without what these kinds name."""
-    spans = [(s.start, s.end, s.label, s.fragments, s.confidence) for s in document.spans]
+    spans = [
+        (s.start, s.end, s.label, s.fragments, s.confidence) for s in document.spans
+    ]
     if "confidences" in kinds:
         spans = [(*span[:4], None) for span in spans]
     meta = {k: v for k, v in document.meta.items() if f"meta {k}" not in kinds}
@@ -106,7 +110,13 @@ def bare(document: Document, kinds: set[str]) -> tuple[object, ...]:
         None if name in kinds else getattr(document, name)
         for name in ("patient", "codes", "sentences", "tokens")
     ]
-    return ("" if "ids" in kinds else document.id, document.text, Counter(spans), meta, *rest)
+    return (
+        "" if "ids" in kinds else document.id,
+        document.text,
+        Counter(spans),
+        meta,
+        *rest,
+    )
 
 
 MADE = st.lists(documents(), min_size=1, max_size=3, unique_by=lambda d: d.id.strip())
@@ -143,7 +153,9 @@ def _there_and_back(name: str, made: list[Document], folder: Path) -> None:
     path = folder / file
     gone = write(made, path, format, allow_loss=True)
     assert not [kind for kind in gone if not re.fullmatch(may, kind)], gone
-    if {"documents", "texts", "spacing"} & set(gone) or any("mention" in kind for kind in gone):
+    if {"documents", "texts", "spacing"} & set(gone) or any(
+        "mention" in kind for kind in gone
+    ):
         return
     again = {d.id: d for d in read(path, format)}
     if "ids" not in gone and "labels" not in gone:
@@ -162,23 +174,43 @@ def test_differences_by_hand() -> None:
         Span(5, 8, "G", (), 0.5), Span(9, 11, "D"), Span(12, 13, "E"),
     )  # fmt: skip
     old = Document(
-        "a", "one  two xy z", spans, "p", ("E1",), {"m": 1, "n": 2}, ((0, 3),), ((0, 3),)
+        "a",
+        "one  two xy z",
+        spans,
+        "p",
+        ("E1",),
+        {"m": 1, "n": 2},
+        ((0, 3),),
+        ((0, 3),),
     )
     kept = (Span(0, 3, "A"), Span(5, 8, "G"), Span(9, 11, "F"), Span(11, 13, "E"))
     new = Document("b", "one  two xy z", kept, meta={"n": 2, "o": 3})
     assert differences([old], [new]) == {
-        **{"ids": 1, "patient": 1, "codes": 1, "meta m": 1, "sentences": 1, "tokens": 1},
+        **{
+            "ids": 1,
+            "patient": 1,
+            "codes": 1,
+            "meta m": 1,
+            "sentences": 1,
+            "tokens": 1,
+        },
         **{"repeated mentions": 1, "overlapping mentions": 1, "mentions in pieces": 1},
         **{"labels": 1, "bounds of mentions": 1, "confidences": 1},
     }
     assert differences([old, replace(old, id="c")], [old]) == {"documents": 1}
     blank = Document("a", "ab c", (Span(3, 4, "X"),))
-    assert differences([blank], [Document("a", "a b  c", (Span(5, 6, "X"),))]) == {"spacing": 1}
-    assert differences([blank], [Document("a", "ab d", (Span(3, 4, "X"),))]) == {"texts": 1}
+    assert differences([blank], [Document("a", "a b  c", (Span(5, 6, "X"),))]) == {
+        "spacing": 1
+    }
+    assert differences([blank], [Document("a", "ab d", (Span(3, 4, "X"),))]) == {
+        "texts": 1
+    }
     assert differences([old], [old]) == {}
 
 
-def test_nothing_is_written_where_something_would_be_lost(tmp_path: Path, file: File) -> None:
+def test_nothing_is_written_where_something_would_be_lost(
+    tmp_path: Path, file: File
+) -> None:
     """Nor over anything, nor into what is read; a format that only reads is no target."""
     line = {"text": "upper belly pain", "patient": "7", "spans": [
         {"start": 0, "end": 16, "label": "X", "fragments": [[0, 5], [12, 16]]},
@@ -201,7 +233,9 @@ def test_nothing_is_written_where_something_would_be_lost(tmp_path: Path, file: 
     assert (tmp_path / "there").read_text() == "mine"
     (tmp_path / "there").unlink()
     assert sorted(tmp_path.rglob("*")) == before
-    number, gone, problems = convert(source, tmp_path / "o.conll", "conll", allow_loss=True)
+    number, gone, problems = convert(
+        source, tmp_path / "o.conll", "conll", allow_loss=True
+    )
     assert (number, problems.number) == (1, 0)
     assert gone == {"mentions in pieces": 1, "overlapping mentions": 1, "patient": 1}
     assert (tmp_path / "o.conll").stat().st_mode & 0o777 == 0o666 & ~_umask()
@@ -213,7 +247,9 @@ def _umask() -> int:
     return mask
 
 
-def test_what_cannot_be_read_is_left_out_only_if_asked(file: File, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_left_out_only_if_asked(
+    file: File, tmp_path: Path
+) -> None:
     source = file('{"text": "a"}\n{"text": 1}\n', "a.jsonl")
     with pytest.raises(DataError, match=r"a\.jsonl:2"):
         convert(source, tmp_path / "b.xml", "bioc")
@@ -221,9 +257,17 @@ def test_what_cannot_be_read_is_left_out_only_if_asked(file: File, tmp_path: Pat
     assert (number, str(problems)) == (1, "1 document")
 
 
-def test_lines_that_keep_what_another_format_had_are_lines(file: File, tmp_path: Path) -> None:
+def test_lines_that_keep_what_another_format_had_are_lines(
+    file: File, tmp_path: Path
+) -> None:
     """What `meta` holds is no mark of a format; a long first value hides none."""
-    kept = {"documents": 1, "passages": [], "infons": {}, "resourceType": "x", "document_id": 2}
+    kept = {
+        "documents": 1,
+        "passages": [],
+        "infons": {},
+        "resourceType": "x",
+        "document_id": 2,
+    }
     path = file(json.dumps({"text": "a", "meta": kept, "entities": []}), "a.jsonl")
     assert guess_format(path) == "jsonl"
     for name, (place, _) in MAY_LOSE.items():
@@ -231,9 +275,15 @@ def test_lines_that_keep_what_another_format_had_are_lines(file: File, tmp_path:
         write([made], tmp_path / name / place, name.split()[0])
         folder = tmp_path / name / place
         guessed = guess_format(folder)
-        assert guessed == ("jsonl" if name in ("prodigy", "doccano") else name.split()[0])
+        assert guessed == (
+            "jsonl" if name in ("prodigy", "doccano") else name.split()[0]
+        )
     late = [
-        {"id": 1, "annotations": [{"result": [], "x": ["y" * 9] * 9000}], "data": {"text": "a"}}
+        {
+            "id": 1,
+            "annotations": [{"result": [], "x": ["y" * 9] * 9000}],
+            "data": {"text": "a"},
+        }
     ]
     assert guess_format(file(json.dumps(late), "late.json")) == "label-studio"
     with pytest.raises(DataError, match="no document in it"):
@@ -247,7 +297,9 @@ def test_the_page_has_the_table() -> None:
     lines = [f"| {' | '.join(row.get(head, '') for head in heads)} |" for row in rows]
     page = (ROOT / "docs" / "formats.md").read_text("utf-8")
     assert [line for line in lines if line not in page.splitlines()] == []
-    assert set(FORMATS) == set(re.findall(r"^\| ([\w-]+) \| (?:yes|no) \|", page, re.MULTILINE))
+    assert set(FORMATS) == set(
+        re.findall(r"^\| ([\w-]+) \| (?:yes|no) \|", page, re.MULTILINE)
+    )
 
 
 @pytest.mark.slow
@@ -264,7 +316,16 @@ def test_damaged_files_are_refused_or_read(name: str, tmp_path: Path) -> None:
         data = bytearray(whole)
         for _ in range(drawn.randint(1, 3)):
             at, other = drawn.randrange(len(data)), drawn.randrange(len(data))
-            put = (b"-1", b"null", b"[]", b'"', b"9" * 12, b"\0", b"<a>", data[other : other + 5])
+            put = (
+                b"-1",
+                b"null",
+                b"[]",
+                b'"',
+                b"9" * 12,
+                b"\0",
+                b"<a>",
+                data[other : other + 5],
+            )
             data[at : at + drawn.randint(0, 9)] = drawn.choice(put) or b" "
         file.write_bytes(data)
         with suppress(DataError):
@@ -328,5 +389,11 @@ def test_maccrobat_in_every_format(
     if name == "conll":
         assert gone["mentions in pieces"] == 44
     else:
-        whole = {"mentions in pieces": 44} if name in ("doccano", "label-studio", "prodigy") else {}
-        assert gone == whole | ({"meta brat": 200} if name in ("bigbio", "omop") else {})
+        whole = (
+            {"mentions in pieces": 44}
+            if name in ("doccano", "label-studio", "prodigy")
+            else {}
+        )
+        assert gone == whole | (
+            {"meta brat": 200} if name in ("bigbio", "omop") else {}
+        )

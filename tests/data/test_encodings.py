@@ -37,7 +37,9 @@ def brat(folder: Path, text: bytes, name: str = "a") -> Path:
 
 
 @pytest.mark.parametrize("encoding", MARKED)
-def test_a_byte_order_mark_decides_and_offsets_stay(tmp_path: Path, encoding: str) -> None:
+def test_a_byte_order_mark_decides_and_offsets_stay(
+    tmp_path: Path, encoding: str
+) -> None:
     data = MARKED[encoding] + TEXT.encode(encoding)
     (document,) = read(brat(tmp_path / "brat", data))
     assert document.text == TEXT
@@ -55,12 +57,16 @@ def test_a_byte_order_mark_decides_and_offsets_stay(tmp_path: Path, encoding: st
     assert [(note.id, note.text) for note in read_notes(table)] == [("a:7", TEXT)]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
+)
 def test_wide_text_without_a_mark_is_refused_until_it_is_named(
     tmp_path: Path, encoding: str
 ) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes((json.dumps({"text": TEXT}, ensure_ascii=False) + "\n").encode(encoding))
+    path.write_bytes(
+        (json.dumps({"text": TEXT}, ensure_ascii=False) + "\n").encode(encoding)
+    )
     for reader in (lambda: read(path), lambda: list(read_notes(path))):
         with pytest.raises(DataError, match=f'set encoding = "{encoding}"') as caught:
             reader()
@@ -69,7 +75,9 @@ def test_wide_text_without_a_mark_is_refused_until_it_is_named(
     assert [note.text for note in read_notes(path, encoding=encoding)] == [TEXT]
 
 
-def test_a_named_encoding_applies_to_the_files_that_are_not_utf8(tmp_path: Path) -> None:
+def test_a_named_encoding_applies_to_the_files_that_are_not_utf8(
+    tmp_path: Path,
+) -> None:
     """A folder may mix both: 0xe9 alone is not UTF-8, and two bytes of UTF-8 are not cp1252."""
     for name, encoding in (("a", "utf-8"), ("b", "cp1252"), ("c", "utf-16")):
         (tmp_path / f"{name}.txt").write_bytes(LATIN.encode(encoding))
@@ -85,9 +93,13 @@ def test_where_a_byte_does_not_fit(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": "fine"}).encode(), b'{"text": "caf\xe9 \x81"}']
     path.write_bytes(b"\n".join(lines))
-    with pytest.raises(DataError, match=r"a\.jsonl:2: byte 30 is not UTF-8: name the encoding"):
+    with pytest.raises(
+        DataError, match=r"a\.jsonl:2: byte 30 is not UTF-8: name the encoding"
+    ):
         read(path)
-    with pytest.raises(DataError, match=r"a\.jsonl:2: byte 32 is not cp1252: is the file in an"):
+    with pytest.raises(
+        DataError, match=r"a\.jsonl:2: byte 32 is not cp1252: is the file in an"
+    ):
         read(path, encoding="cp1252")
     with pytest.raises(DataError, match=r"a\.jsonl:2: a byte is not cp1252"):
         list(read_notes(path, encoding="cp1252"))
@@ -98,9 +110,15 @@ def test_where_a_byte_does_not_fit(tmp_path: Path) -> None:
     [
         (b"%PDF-1.7\n", "a PDF document, not text: export its text"),
         (b"{\\rtf1\\ansi", "Rich Text Format, not text: save it as plain text"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", r"Microsoft Office document \(.doc, .xls\)"),
+        (
+            b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
+            r"Microsoft Office document \(.doc, .xls\)",
+        ),
         (b"\x1f\x8b\x08\x00", "packed by gzip, not text: let its name end in .gz"),
-        (b"\x28\xb5\x2f\xfd", "packed by Zstandard, not text: let its name end in .zst"),
+        (
+            b"\x28\xb5\x2f\xfd",
+            "packed by Zstandard, not text: let its name end in .zst",
+        ),
         (b"SQLite format 3\x00", "an SQLite database, not text: export its table"),
         (b"\x89PNG\r\n", "an image, not text"),
         (b"GIF89a\x00\x00", "an image, not text"),
@@ -108,7 +126,9 @@ def test_where_a_byte_does_not_fit(tmp_path: Path) -> None:
         (b"\x07\x00\xff\x80", "binary data, not text"),
     ],
 )
-def test_files_that_hold_no_text_are_named(tmp_path: Path, start: bytes, told: str) -> None:
+def test_files_that_hold_no_text_are_named(
+    tmp_path: Path, start: bytes, told: str
+) -> None:
     """Also where an encoding is named in which every byte is a character."""
     path = tmp_path / "note.txt"
     path.write_bytes(start + b"\x00\x9d\xff" * 40)
@@ -125,7 +145,9 @@ def test_a_zip_archive_is_named(tmp_path: Path) -> None:
     path = tmp_path / "note.txt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "text")
-    with pytest.raises(DataError, match=r"a ZIP archive.*\(.docx, .xlsx\), not text: unpack it"):
+    with pytest.raises(
+        DataError, match=r"a ZIP archive.*\(.docx, .xlsx\), not text: unpack it"
+    ):
         read(path)
 
 
@@ -136,14 +158,20 @@ def test_words_that_begin_as_binary_files_do_are_text(tmp_path: Path) -> None:
     assert [document.text for document in read(path)] == ["PAR1 is", "GIF89"]
 
 
-@pytest.mark.parametrize("name", ["utf8x", "rot13", "unicode_escape", "idna", "utf-7", "", "a\0"])
+@pytest.mark.parametrize(
+    "name", ["utf8x", "rot13", "unicode_escape", "idna", "utf-7", "", "a\0"]
+)
 def test_a_name_that_is_no_encoding(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"encoding = .*: no such encoding; expected one such"):
+    with pytest.raises(
+        ConfigError, match=r"encoding = .*: no such encoding; expected one such"
+    ):
         examine(tmp_path, encoding=name)
 
 
 def test_names_of_one_encoding_are_one() -> None:
-    assert {encodings.encoding_of(name) for name in ("latin1", "latin-1", "L1")} == {"iso8859-1"}
+    assert {encodings.encoding_of(name) for name in ("latin1", "latin-1", "L1")} == {
+        "iso8859-1"
+    }
     assert encodings.contains_ascii("cp1252")
     assert not encodings.contains_ascii("utf-16-le")
     assert not encodings.contains_ascii("iso2022_jp")
@@ -151,9 +179,13 @@ def test_names_of_one_encoding_are_one() -> None:
 
 def test_a_job_names_the_encoding_of_its_sites(tmp_path: Path) -> None:
     site = {"path": str(tmp_path / "a.jsonl"), "encoding": "cp1252"}
-    job = parse_job({"method": "fedner", "sites": {"a": site}}, "job", tmp_path, "job.toml")
+    job = parse_job(
+        {"method": "fedner", "sites": {"a": site}}, "job", tmp_path, "job.toml"
+    )
     assert job.sites["a"].encoding == "cp1252"
-    with pytest.raises(ConfigError, match=r"sites.a.*encoding = 'cp125': no such encoding"):
+    with pytest.raises(
+        ConfigError, match=r"sites.a.*encoding = 'cp125': no such encoding"
+    ):
         parse_job(
             {"method": "fedner", "sites": {"a": {**site, "encoding": "cp125"}}},
             "job",
@@ -161,7 +193,9 @@ def test_a_job_names_the_encoding_of_its_sites(tmp_path: Path) -> None:
             "job.toml",
         )
     notes = {"path": "n.csv", "encoding": "utf-16-le"}
-    job = parse_job({"method": "pretrain", "sites": {"a": notes}}, "job", tmp_path, "job.toml")
+    job = parse_job(
+        {"method": "pretrain", "sites": {"a": notes}}, "job", tmp_path, "job.toml"
+    )
     assert job.sites["a"].encoding == "utf-16-le"
 
 
@@ -172,5 +206,7 @@ def test_packed_corpora_are_read_and_bounded(
     path.write_bytes(gzip.compress(b'{"id": "7", "text": "Had rash"}\n'))
     assert [document.id for document in read(path)] == ["7"]
     monkeypatch.setattr("fednotes.data.formats.files._UNPACKED", 20)
-    with pytest.raises(DataError, match="unpacked it has more than 20 bytes: cut it into several"):
+    with pytest.raises(
+        DataError, match="unpacked it has more than 20 bytes: cut it into several"
+    ):
         read(path)

@@ -54,9 +54,12 @@ def test_wrong_files(file: File, tmp_path: Path) -> None:
     complains(file("", "empty.tsv"), "empty.tsv: the file is empty")
     complains(file("\ufeff\n \n", "blank.tsv"), "the file is empty")
     complains(
-        file(BIO.encode() + b"caf\xe9\tO\n"), f"byte {len(BIO) + 3} is not UTF-8: name the encoding"
+        file(BIO.encode() + b"caf\xe9\tO\n"),
+        f"byte {len(BIO) + 3} is not UTF-8: name the encoding",
     )
-    complains(file("Just some prose.\nNo tags here.\n", "p"), "name one of ade, bigbio, bioc")
+    complains(
+        file("Just some prose.\nNo tags here.\n", "p"), "name one of ade, bigbio, bioc"
+    )
     with pytest.raises(ConfigError, match="did you mean 'conll'"):
         read(tmp_path, "conl")
 
@@ -102,7 +105,8 @@ CHARACTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | CHARACTERS,
     lambda inner: (
-        st.lists(inner, max_size=3).map(tuple) | st.dictionaries(CHARACTERS, inner, max_size=3)
+        st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(CHARACTERS, inner, max_size=3)
     ),
     max_leaves=5,
 )
@@ -134,7 +138,9 @@ def _documents(draw: st.DrawFn) -> Document:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(documents=st.lists(_documents(), min_size=1, max_size=3, unique_by=lambda d: d.id))
+@given(
+    documents=st.lists(_documents(), min_size=1, max_size=3, unique_by=lambda d: d.id)
+)
 def test_jsonl_round_trip(documents: list[Document], tmp_path: Path) -> None:
     """Every field of every document, whatever characters it holds."""
     jsonl.write(documents, tmp_path / "a.jsonl")
@@ -146,7 +152,9 @@ def test_jsonl_round_trip(documents: list[Document], tmp_path: Path) -> None:
 def test_brat_round_trip(document: Document, tmp_path: Path) -> None:
     """Text and spans of any document whose labels brat can hold; \\r and \\ufeff aside."""
     text = re.sub("[\r\ufeff]", "x", document.text)
-    spans = tuple(sorted({Span(s.start, s.end, "L", s.fragments) for s in document.spans}))
+    spans = tuple(
+        sorted({Span(s.start, s.end, "L", s.fragments) for s in document.spans})
+    )
     brat.write([Document("d", text, spans)], tmp_path / "b")
     (again,) = read(tmp_path / "b")
     assert (again.text, set(again.spans)) == (text, set(spans))
@@ -159,14 +167,20 @@ def test_a_format_is_one_file(file: File, monkeypatch: pytest.MonkeyPatch) -> No
         "ontonotes parquet prodigy pubtator"
     )
     assert set(FORMATS) == set(known.split())
-    folder = file((SAMPLES / "loud_notes.py.txt").read_text(), "more/loud_notes.py").parent
+    folder = file(
+        (SAMPLES / "loud_notes.py.txt").read_text(), "more/loud_notes.py"
+    ).parent
     file("no_format = True", "more/other.py")
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(folder)])
     monkeypatch.setattr(formats, "FORMATS", formats.discover())
     assert set(formats.FORMATS) == {*FORMATS, "loud-notes"}
     path = file("SHOUTED\nHe took ASPIRIN.\n\nNo RASH at all.\n")
     one, two = read(path)
-    assert (one.id, forms(one), forms(two)) == ("f:2", [("ASPIRIN", "Loud")], [("RASH", "Loud")])
+    assert (one.id, forms(one), forms(two)) == (
+        "f:2",
+        [("ASPIRIN", "Loud")],
+        [("RASH", "Loud")],
+    )
     with pytest.raises(ConfigError, match="did you mean 'loud-notes'"):
         read(path, "loud_note")
     for name in ("loud_notes", "other"):
@@ -183,7 +197,9 @@ def described(document: Document) -> dict[str, object]:
     meta = json.loads(json.dumps(dict(d.meta)))
     told = {
         **{"id": d.id, "text": text},
-        "mentions": [f"{s.start}:{s.end} {s.label} {text[s.start : s.end]}" for s in d.spans],
+        "mentions": [
+            f"{s.start}:{s.end} {s.label} {text[s.start : s.end]}" for s in d.spans
+        ],
         "sentences": " ".join(f"{a}:{b}" for a, b in d.sentences),
         "tokens": " ".join(f"{a}:{b}" for a, b in d.tokens),
         "meta": {name: value for name, value in meta.items() if value is not None},
@@ -219,7 +235,11 @@ def _corpus(seed: int) -> tuple[dict[str, str], dict[tuple[str, str], set[Span]]
     """
     rng = random.Random(seed)
     words = ["rash", "fever", "aspirin", "lithium", "and", "with", "rash", "aspirin"]
-    files: dict[str, list[str]] = {"DRUG-AE.rel": [], "DRUG-DOSE.rel": [], "ADE-NEG.txt": []}
+    files: dict[str, list[str]] = {
+        "DRUG-AE.rel": [],
+        "DRUG-DOSE.rel": [],
+        "ADE-NEG.txt": [],
+    }
     truth: dict[tuple[str, str], set[Span]] = {}
     for pmid in ("11", "22"):
         position = rng.randrange(50)
@@ -231,7 +251,9 @@ def _corpus(seed: int) -> tuple[dict[str, str], dict[tuple[str, str], set[Span]]
             starts = [sum(len(f) + 1 for f in drawn[:i]) for i in range(len(drawn))]
             spans = truth.setdefault((pmid, sentence), set())
 
-            def place(names: tuple[str, ...], forms=drawn, starts=starts) -> tuple[str, int]:
+            def place(
+                names: tuple[str, ...], forms=drawn, starts=starts
+            ) -> tuple[str, int]:
                 i = rng.choice([i for i, f in enumerate(forms) if f in names])
                 return forms[i], starts[i]
 
@@ -243,7 +265,11 @@ def _corpus(seed: int) -> tuple[dict[str, str], dict[tuple[str, str], set[Span]]
                 for form, start in (place(kind), place(("aspirin", "lithium"))):
                     what = label if form in kind else "Drug"
                     spans.add(Span(start, start + len(form), what))
-                    ends += [form, str(position + start), str(position + start + len(form))]
+                    ends += [
+                        form,
+                        str(position + start),
+                        str(position + start + len(form)),
+                    ]
                 files[name].append("|".join([pmid, sentence, *ends]))
             if number == 0:
                 files["ADE-NEG.txt"].append(f"{pmid} NEG {sentence}")
@@ -316,7 +342,9 @@ def test_brat_mentions(file: File, tmp_path: Path) -> None:
 def test_brat_changed_mentions(file: File, tmp_path: Path) -> None:
     """A mention that went takes along what refers to it; a new one gets a new id."""
     (document,) = read(_pair(file, NOTE, ANN))
-    new = Document("n1", NOTE, (*document.spans[1:], Span(0, 3, "X")), meta=document.meta)
+    new = Document(
+        "n1", NOTE, (*document.spans[1:], Span(0, 3, "X")), meta=document.meta
+    )
     brat.write([new], tmp_path / "out")
     lines = (tmp_path / "out/n1.ann").read_text().split("\n")
     assert [line.split("\t")[0] for line in lines] == ["T2", "T3", "#1", "T4", ""]
@@ -346,7 +374,10 @@ def test_brat_text_in_the_folder_beside(file: File) -> None:
     file("T1\tADR 10 14;0 3\tbad pain\nT2\tADR 4 9;5 14\tx\n".replace("x", "upper pper pain"),
          "cadec/original/a.ann")  # fmt: skip
     (document,) = read(file("", "cadec/original/b.ann").parent / "a.ann")
-    assert document.spans == (Span(0, 14, "ADR", ((0, 3), (10, 14))), Span(4, 14, "ADR"))
+    assert document.spans == (
+        Span(0, 14, "ADR", ((0, 3), (10, 14))),
+        Span(4, 14, "ADR"),
+    )
 
 
 @pytest.mark.parametrize("blank", ["", " \n\t\n"])
@@ -408,7 +439,9 @@ def test_brat_folders_below(file: File, tmp_path: Path) -> None:
     ids = ["a", "b", "b/c", "b/d/a", "e/a"]
     brat.write([Document(name, f"Text of {name}.") for name in ids], tmp_path / "o")
     documents = read(tmp_path / "o")
-    assert sorted((d.id, d.text) for d in documents) == [(n, f"Text of {n}.") for n in ids]
+    assert sorted((d.id, d.text) for d in documents) == [
+        (n, f"Text of {n}.") for n in ids
+    ]
     assert [d.id for d in read(tmp_path / "o/b")] == ["c", "d/a"]
     assert [d.id for d in read(tmp_path / "o/b.ann")] == ["b"]
     file("No note.", "o/b/README.txt")
@@ -452,9 +485,13 @@ def test_conll_from_other_sources(tmp_path: Path) -> None:
     assert again.id == "n 1"
 
 
-FORM = st.text(st.characters(exclude_categories=["Cs", "Z", "C"]), min_size=1, max_size=6)
+FORM = st.text(
+    st.characters(exclude_categories=["Cs", "Z", "C"]), min_size=1, max_size=6
+)
 ROWS = st.lists(
-    st.lists(st.tuples(FORM, st.sampled_from(["O", "B-X", "B-Y"])), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(FORM, st.sampled_from(["O", "B-X", "B-Y"])), min_size=1, max_size=6
+    ),
     min_size=1,
     max_size=5,
 )
@@ -464,7 +501,9 @@ ROWS = st.lists(
 @given(rows=ROWS)
 def test_conll_round_trip(rows: list[list[tuple[str, str]]], tmp_path: Path) -> None:
     """Any tokens, also `#` and accents: the written file is the read one."""
-    text = "".join("".join(f"{f}\t{t}\n" for f, t in s) + "\n" for s in [[("a", "O")], *rows])
+    text = "".join(
+        "".join(f"{f}\t{t}\n" for f, t in s) + "\n" for s in [[("a", "O")], *rows]
+    )
     if "-DOCSTART-" in text:
         return
     (tmp_path / "a").write_bytes(text.encode())
@@ -494,7 +533,9 @@ def test_real_conll_files_come_out_as_they_went_in(
         conll.write(documents, tmp_path / path.name)
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
         found = Counter(s.label for d in documents for s in d.spans)
-        assert found == Counter(re.findall(r"\tB-(.+)$", path.read_text("utf-8"), re.MULTILINE))
+        assert found == Counter(
+            re.findall(r"\tB-(.+)$", path.read_text("utf-8"), re.MULTILINE)
+        )
         labels += found
     assert labels == LABELS.get(folder, labels)
     assert labels.total() > 5000
@@ -502,9 +543,7 @@ def test_real_conll_files_come_out_as_they_went_in(
 
 # ---- i2b2 2010 (lines and tokens as offsets, texts beside or in another folder) and 2012 ---------
 
-I2B2_TEXT = (
-    'Admission Date :\nShe  had chest\tpain and " no " fever .\n\nA chest\nx-ray was done .\n'
-)
+I2B2_TEXT = 'Admission Date :\nShe  had chest\tpain and " no " fever .\n\nA chest\nx-ray was done .\n'
 I2B2_CON = """c="had chest\tpain" 2:1 2:2||t="problem"
 c="" no " fever" 2:4 2:7||t="problem"
 c="a chest x-ray" 4:0 5:0||t="test"
@@ -512,7 +551,8 @@ c="a chest x-ray" 4:0 5:0||t="test"
 
 
 @pytest.mark.parametrize(
-    "layout", ["r.txt r.con", "txt/r.txt concept/r.con", "test_data/r.txt ref/concepts/r.con"]
+    "layout",
+    ["r.txt r.con", "txt/r.txt concept/r.con", "test_data/r.txt ref/concepts/r.con"],
 )
 def test_i2b2(file: File, layout: str) -> None:
     """Lines from 1, tokens from 0 and parted by spaces only, the end included."""
@@ -529,7 +569,11 @@ def test_i2b2(file: File, layout: str) -> None:
     assert forms(document) == concepts
     assert document.id == "r"
     assert len(document.sentences) == 4
-    assert [document.text[a:b] for a, b in document.tokens[:3]] == ["Admission", "Date", ":"]
+    assert [document.text[a:b] for a, b in document.tokens[:3]] == [
+        "Admission",
+        "Date",
+        ":",
+    ]
 
 
 def test_i2b2_mismatches_are_counted(file: File) -> None:
@@ -557,11 +601,19 @@ def test_folder_and_line_ends(file: File) -> None:
 def test_offsets_after_a_strip(file: File) -> None:
     """Public readers strip the text and subtract one: with three line ends first, that fits."""
     (document,) = read(file(RECORD.replace("[CDATA[\n", "[CDATA[\n\n\n"), "1.xml"))
-    assert [form for form, _ in forms(document)] == ["chest pain", "aspirin", "2001-02-03"]
+    assert [form for form, _ in forms(document)] == [
+        "chest pain",
+        "aspirin",
+        "2001-02-03",
+    ]
 
 
 def test_a_record_without_mentions(file: File) -> None:
-    lines = [line for line in RECORD.splitlines() if not line.startswith(("<EVENT", "<TIMEX3"))]
+    lines = [
+        line
+        for line in RECORD.splitlines()
+        if not line.startswith(("<EVENT", "<TIMEX3"))
+    ]
     (document,) = read(file("\n".join(lines), "1.xml"))
     assert document.spans == ()
 
@@ -571,7 +623,9 @@ def test_a_record_without_mentions(file: File) -> None:
 SAMPLE = (SAMPLES / "ontonotes.conll").read_text()
 
 
-def test_a_folder_is_read_to_its_end_without_automatic_columns(file: File, tmp_path: Path) -> None:
+def test_a_folder_is_read_to_its_end_without_automatic_columns(
+    file: File, tmp_path: Path
+) -> None:
     for genre, name in (("nw", "a"), ("bc", "b"), ("tc", "c")):
         text = SAMPLE.replace("nw/made", f"{genre}/made").replace("made_0001", name)
         for columns in ("gold", "auto"):
@@ -584,7 +638,9 @@ def test_a_folder_is_read_to_its_end_without_automatic_columns(file: File, tmp_p
 
 
 mentions = st.lists(
-    st.tuples(st.integers(1, 3), st.integers(0, 2), st.sampled_from(["GPE", "WORK_OF_ART"])),
+    st.tuples(
+        st.integers(1, 3), st.integers(0, 2), st.sampled_from(["GPE", "WORK_OF_ART"])
+    ),
     min_size=1,
     max_size=5,
 )
@@ -592,7 +648,9 @@ mentions = st.lists(
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(mentions, min_size=1, max_size=3))
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, made: list) -> None:
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, made: list
+) -> None:
     """A writer of this test's own: mentions of 1 to 3 words with 0 to 2 words between."""
     lines, expected, words = ["#begin document (wb/x/00/x_1); part 002"], [], []
     position = 0
@@ -604,9 +662,15 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, made:
             ends = [(names[-1], "*)")] if length > 1 else []
             start = position + sum(len(w) + 1 for w, _ in bits)
             expected.append(Span(start, start + len(" ".join(names)), label))
-            bits += [(names[0], f"({label}*" if length > 1 else f"({label})"), *middle, *ends]
+            bits += [
+                (names[0], f"({label}*" if length > 1 else f"({label})"),
+                *middle,
+                *ends,
+            ]
             bits += [(f"gap{i}", "*") for i in range(gap)]
-        lines += [f"wb/x/00/x_1 2 {i} {w} X * - - - - {b} -" for i, (w, b) in enumerate(bits)]
+        lines += [
+            f"wb/x/00/x_1 2 {i} {w} X * - - - - {b} -" for i, (w, b) in enumerate(bits)
+        ]
         lines += [""]
         words += [w for w, _ in bits]
         position += sum(len(w) + 1 for w, _ in bits)
@@ -657,7 +721,9 @@ def _refused() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("format", "text", "message"), list(_refused()))
-def test_what_is_wrong_is_named(file: File, format: str, text: str, message: str) -> None:
+def test_what_is_wrong_is_named(
+    file: File, format: str, text: str, message: str
+) -> None:
     if format == "brat":
         path = _pair(file, NOTE, text)
     elif format == "i2b2":

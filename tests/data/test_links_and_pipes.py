@@ -26,7 +26,10 @@ SECRET = "Zyxwolan was given."
 
 READERS: dict[str, Callable[[Path], object]] = {
     "read": read,
-    **{form: partial(read, format=form) for form in ("brat", "i2b2", "conll", "jsonl", "pubtator")},
+    **{
+        form: partial(read, format=form)
+        for form in ("brat", "i2b2", "conll", "jsonl", "pubtator")
+    },
     "notes": lambda path: list(read_notes(path)),
     "predict": lambda path: tuple(inputs_of(str(path))),
     "predict patients": lambda path: notes_of(str(path)),
@@ -92,7 +95,9 @@ FOUND = {
 
 @pytest.mark.parametrize("make", FOUND, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("reader", READERS)
-def test_every_reader_names_it(tmp_path: Path, reader: str, make: Callable[[Path], None]) -> None:
+def test_every_reader_names_it(
+    tmp_path: Path, reader: str, make: Callable[[Path], None]
+) -> None:
     folder = corpus(tmp_path / "corpus")
     make(folder / "b.txt")
     with pytest.raises(DataError, match=rf"^{folder}/b\.txt: {FOUND[make]}") as told:
@@ -105,7 +110,9 @@ def test_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(folder)  # a socket's path may have 108 characters
     with socket.socket(socket.AF_UNIX) as made:
         made.bind("b.txt")
-        with pytest.raises(DataError, match=r"b\.txt: a socket, and only files are read"):
+        with pytest.raises(
+            DataError, match=r"b\.txt: a socket, and only files are read"
+        ):
             read(folder)
 
 
@@ -129,7 +136,9 @@ def test_a_fifo_beside_the_annotations_is_not_waited_for(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("form", ["brat", "i2b2"])
-def test_a_text_in_the_folder_beside_may_not_lead_out(tmp_path: Path, form: str) -> None:
+def test_a_text_in_the_folder_beside_may_not_lead_out(
+    tmp_path: Path, form: str
+) -> None:
     """CADEC and i2b2 keep texts in a folder of their own."""
     base = tmp_path / "corpus"
     for name in ("ann", "txt"):
@@ -164,7 +173,9 @@ def test_a_link_within_the_corpus_is_read(tmp_path: Path) -> None:
     assert len(list(read_notes(tmp_path))) == 2
 
 
-def test_a_file_that_becomes_a_fifo_after_the_listing_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_file_that_becomes_a_fifo_after_the_listing_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
     """What is open is judged, not what lay there before: there is nothing in between to use."""
     pipe(tmp_path / "a.txt")
     before = len(os.listdir("/proc/self/fd"))

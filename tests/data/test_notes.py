@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import seed_of
 from fednotes.core.types import Document
-from fednotes.data.notes import EMPTY, MISTAKEN, OTHER, Note, guess_notes, patient_of, read_notes
+from fednotes.data.notes import (
+    EMPTY,
+    MISTAKEN,
+    OTHER,
+    Note,
+    guess_notes,
+    patient_of,
+    read_notes,
+)
 from fednotes.data.notes.sites import (
     NoteCorpus,
     SiteNotes,
@@ -57,7 +65,10 @@ REPORT = (
 NURSING = ("2", "Pt stable.", "102", "Nursing")
 EVENTS = [REPORT, NURSING, ("5", "No effusion.", "103", "Radiology")]
 LEFT = {EMPTY: 1, MISTAKEN: 1}
-WARDS = [("7", "Went home.\nWell.", "31", "Discharge"), ("8", "Came in.", "32", "44814646")]
+WARDS = [
+    ("7", "Went home.\nWell.", "31", "Discharge"),
+    ("8", "Came in.", "32", "44814646"),
+]
 Row = tuple[str, str, str | None, str | None]
 
 
@@ -80,7 +91,13 @@ Row = tuple[str, str, str | None, str | None]
             *([REPORT, NURSING], LEFT | {OTHER: 1}),
         ),
         ("n.csv", HEADER + "\r\n", {}, [], {}),
-        ("n.csv", f'{HEADER}\n1,2,,,,,C,,,,"{LONG}"\n', {}, [("1", LONG, "2", "C")], {}),
+        (
+            "n.csv",
+            f'{HEADER}\n1,2,,,,,C,,,,"{LONG}"\n',
+            {},
+            [("1", LONG, "2", "C")],
+            {},
+        ),
         # The first of title and type that says something is the category.
         ("NOTE.csv", OMOP, {}, WARDS, {}),
         ("NOTE.csv", OMOP.replace(",", "\t"), {}, WARDS, {}),
@@ -90,8 +107,20 @@ Row = tuple[str, str, str | None, str | None]
             {"column": "Remark"},
             *([("x:2", "Well.", "p1", None), ("x:3", "Ill.", "p2", None)], {}),
         ),
-        ("n.jsonl", RECORDS, {}, [("5", "a\nb", "p", "Nursing"), ("n:3", "c", None, None)], LEFT),
-        ("n.txt", "Progress note, text\nwell, text\n", {}, [("n", ..., None, None)], {}),
+        (
+            "n.jsonl",
+            RECORDS,
+            {},
+            [("5", "a\nb", "p", "Nursing"), ("n:3", "c", None, None)],
+            LEFT,
+        ),
+        (
+            "n.txt",
+            "Progress note, text\nwell, text\n",
+            {},
+            [("n", ..., None, None)],
+            {},
+        ),
     ],
 )
 def test_what_a_file_says_comes_out(
@@ -106,7 +135,9 @@ def test_what_a_file_says_comes_out(
     found = [(n.id, n.text, n.patient, n.category) for n in notes]
     assert found == [(a, content if t is ... else t, b, c) for a, t, b, c in expected]
     assert notes.counts == Counter({"notes": len(expected), **left})
-    assert csv.field_size_limit() >= 131_072  # the process's own: others may read what they could
+    assert (
+        csv.field_size_limit() >= 131_072
+    )  # the process's own: others may read what they could
 
 
 MANY = HEADER + "".join(f"\n{i},1,,,,,title {i},,,,x" for i in range(31))
@@ -136,7 +167,12 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
             MIMICS,
             "n.csv:1: there is no column 'category'",
         ),
-        ("n.csv", MIMIC.replace("SUBJECT_ID", "SUBJECTID"), MIMICS, "did you mean 'subjectid'"),
+        (
+            "n.csv",
+            MIMIC.replace("SUBJECT_ID", "SUBJECTID"),
+            MIMICS,
+            "did you mean 'subjectid'",
+        ),
         (
             "n.csv",
             MIMIC.split("\n", 1)[1].replace("Report", "Zyxwolan"),
@@ -156,15 +192,30 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
             "n.csv:5: a byte is not UTF-8.*encoding = ",
         ),
         ("n.txt", b"one\ntwo\nthr\xe9e", {}, "n.txt:3: a byte is not UTF-8"),
-        ("n.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', {}, "n.jsonl:2: a byte is not UTF-8"),
+        (
+            "n.jsonl",
+            b'{"text": "a"}\n{"text": "\xe9"}\n',
+            {},
+            "n.jsonl:2: a byte is not UTF-8",
+        ),
         (
             "n.csv.gz",
             gzip.compress(MIMIC.encode() * 3)[:300],
             {"format": "mimic"},
             "is the file whole",
         ),
-        ("n.csv", MANY, {"categories": ["Nursing"]}, "no note of category nursing: there are 31 "),
-        ("x.csv", REMARKS, {}, "x.csv:1: no column of this table is known to hold notes"),
+        (
+            "n.csv",
+            MANY,
+            {"categories": ["Nursing"]},
+            "no note of category nursing: there are 31 ",
+        ),
+        (
+            "x.csv",
+            REMARKS,
+            {},
+            "x.csv:1: no column of this table is known to hold notes",
+        ),
         (
             *("x.csv", REMARKS, {"column": "remarks", "format": "csv"}),
             "no column 'remarks' for the text: did you mean 'remark'",
@@ -196,8 +247,15 @@ def _complains(path: Path, message: str, **options: Any) -> None:
 
 def test_folder_of_texts(file: File, tmp_path: Path) -> None:
     """Below as well; ids are paths; other files, and a table without text, are passed over."""
-    texts = {"b.txt": "two", "a/1.txt": "\ufeffone\r\nline", "a/2.txt": "\n", "a/1.ann": "T1"}
-    for name, text in (texts | dict.fromkeys((".hidden.txt", "README.md"), "no")).items():
+    texts = {
+        "b.txt": "two",
+        "a/1.txt": "\ufeffone\r\nline",
+        "a/2.txt": "\n",
+        "a/1.ann": "T1",
+    }
+    for name, text in (
+        texts | dict.fromkeys((".hidden.txt", "README.md"), "no")
+    ).items():
         file(text, f"notes/{name}")
     file("file\tcode\n", "notes/codes.tsv")
     notes = read_notes(tmp_path / "notes")
@@ -219,22 +277,32 @@ def test_folders_that_cannot_be_told(file: File, tmp_path: Path) -> None:
     file('{"text": "x"}\n', "b.jsonl")
     _complains(tmp_path, r"mixes formats: jsonl \(1 files\), mimic \(1 files\)")
     assert [n.text for n in read_notes(tmp_path, "jsonl")] == ["x"]
-    with pytest.raises(ConfigError, match="unknown format 'mimik' of notes: did you mean 'mimic'"):
+    with pytest.raises(
+        ConfigError, match="unknown format 'mimik' of notes: did you mean 'mimic'"
+    ):
         read_notes(tmp_path, "mimik")
     with pytest.raises(ConfigError, match="must be a list"):
         read_notes(tmp_path, categories="Nursing")
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     st.lists(
-        st.text(st.characters(codec="utf-8", exclude_characters="\r"), min_size=1, max_size=60),
+        st.text(
+            st.characters(codec="utf-8", exclude_characters="\r"),
+            min_size=1,
+            max_size=60,
+        ),
         max_size=8,
     )
 )
-def test_csv_written_by_the_library_is_read_back(tmp_path: Path, texts: list[str]) -> None:
+def test_csv_written_by_the_library_is_read_back(
+    tmp_path: Path, texts: list[str]
+) -> None:
     """Python's csv.writer is the independent program; blank texts are what is left out."""
     with (tmp_path / "h.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL)
@@ -272,7 +340,10 @@ def test_real_corpora(corpora: Path) -> None:
 
 def _notes(patients: Sequence[str | None], source: str = "s") -> list[Note]:
     """Note i has i + 1 times three characters, so that no two texts are equal."""
-    return [Note(str(i), f"n{i} " * (i + 1), p, None, source) for i, p in enumerate(patients)]
+    return [
+        Note(str(i), f"n{i} " * (i + 1), p, None, source)
+        for i, p in enumerate(patients)
+    ]
 
 
 def _corpus(notes: Iterable[Note], name: str = "a", **settings: object) -> NoteCorpus:
@@ -284,7 +355,9 @@ def _all(site: SiteNotes) -> list[Note]:
     return [*site.train(), *site.valid()]
 
 
-some_notes = st.lists(st.one_of(st.none(), st.sampled_from("abcdefgh")), min_size=1, max_size=30)
+some_notes = st.lists(
+    st.one_of(st.none(), st.sampled_from("abcdefgh")), min_size=1, max_size=30
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -315,11 +388,15 @@ some_keys = st.lists(st.tuples(st.sampled_from("abcdefgh")), min_size=1, max_siz
 
 @settings(max_examples=150, deadline=None)
 @given(some_keys, st.integers(1, 6), st.integers(0, 5))
-def test_silos_partition_the_patients(keys: list[tuple[str]], silos: int, seed: int) -> None:
+def test_silos_partition_the_patients(
+    keys: list[tuple[str]], silos: int, seed: int
+) -> None:
     """Brute force: each patient has one silo, sizes are even; the order of the notes is nothing."""
     units = len(set(keys))
     if units < silos:
-        with pytest.raises(DataError, match=f"{units} patients or notes cannot fill {silos} silos"):
+        with pytest.raises(
+            DataError, match=f"{units} patients or notes cannot fill {silos} silos"
+        ):
             assign(keys, silos, seed)
         return
     where = assign(keys, silos, seed)
@@ -341,7 +418,9 @@ def test_the_seed_matters_and_no_silo_is_empty() -> None:
 def test_no_patient_is_a_patient_of_its_own_in_each_source() -> None:
     """Two sources may use the same note ids; a patient "1" is not the note "1"."""
     whose = [("1", None, "a"), ("1", None, "b"), ("2", "1", "a"), ("3", "1", "b")]
-    notes = [Note(name, "text", patient, None, source) for name, patient, source in whose]
+    notes = [
+        Note(name, "text", patient, None, source) for name, patient, source in whose
+    ]
     assert len(set(map(patient_of, notes))) == 3
 
 
@@ -355,16 +434,22 @@ def test_silos_by_patient_are_those_of_notes_in_memory(
     half = len(notes) // 2
     corpora = [_corpus(notes[:half], "a"), _corpus(notes[half:], "b")][half == 0 :]
     if len({patient_of(n) for n in notes}) < silos:
-        with pytest.raises(ConfigError, match=rf"\[silos\] number = {silos}: .* ask for"):
+        with pytest.raises(
+            ConfigError, match=rf"\[silos\] number = {silos}: .* ask for"
+        ):
             site_notes(corpora, seed, silos)
         return
     sites, _ = site_notes(corpora, seed, silos)
     where = assign(map(patient_of, notes), silos, seed)
-    expected = [[n for n in notes if where[patient_of(n)] == silo] for silo in range(silos)]
+    expected = [
+        [n for n in notes if where[patient_of(n)] == silo] for silo in range(silos)
+    ]
     assert [site.id for site in sites] == [f"silo{i + 1}" for i in range(silos)]
     for site, part in zip(sites, expected, strict=True):
         assert sorted(n.id for n in _all(site)) == sorted(n.id for n in part)
-        assert site.train_patients + site.valid_patients == len({patient_of(n) for n in part})
+        assert site.train_patients + site.valid_patients == len(
+            {patient_of(n) for n in part}
+        )
 
 
 def test_silos_by_document_part_a_patients_notes() -> None:
@@ -381,7 +466,11 @@ def test_the_deal_follows_the_seed_and_not_the_order() -> None:
 
     def homes(given: list[Note], seed: int, by: str) -> list[set[str]]:
         sites, _ = site_notes([_corpus(given)], seed, 4, by)  # type: ignore[arg-type]
-        return [{n.id for n in part()} for site in sites for part in (site.train, site.valid)]
+        return [
+            {n.id for n in part()}
+            for site in sites
+            for part in (site.train, site.valid)
+        ]
 
     for by in ("patient", "document"):
         assert homes(notes, 1, by) == homes(notes[::-1], 1, by) != homes(notes, 2, by)
@@ -391,14 +480,18 @@ def test_at_most_so_many_training_notes() -> None:
     """Those whose hash of (seed, patient, id) is lowest, sorted here in memory; nested."""
     notes = _notes([str(i // 2) for i in range(60)])
     ((whole,), _) = site_notes([_corpus(notes)], 3)
-    ranked = sorted(whole.train(), key=lambda n: seed_of(3, "max_notes", *patient_of(n), n.id))
+    ranked = sorted(
+        whole.train(), key=lambda n: seed_of(3, "max_notes", *patient_of(n), n.id)
+    )
     for most in (1, 7, 30):
         ((site,), told) = site_notes([_corpus(notes, max_notes=most)], 3)
         assert {n.id for n in site.train()} == {n.id for n in ranked[:most]}
         assert [n.id for n in site.valid()] == [n.id for n in whole.valid()]
         assert f"a: {most} of {whole.train_notes} training notes are used" in told
     assert not site_notes([_corpus(notes, max_notes=99)], 3)[1]
-    with pytest.raises(ConfigError, match=r"'silo\d': no training note is left; raise max_notes"):
+    with pytest.raises(
+        ConfigError, match=r"'silo\d': no training note is left; raise max_notes"
+    ):
         site_notes([_corpus(notes, max_notes=1)], 3, 2)
 
 
@@ -421,8 +514,12 @@ def test_notes_that_share_a_sentence_are_left_out() -> None:
     index = index_documents([Document("d", f"Before. {shared}")])
     ((site,), told) = site_notes([_corpus(notes, exclude=index)], 1)
     assert [n.id for n in _all(site)] == ["2"]
-    assert told[0] == ("a: notes left out: 1 that share a sentence with an excluded corpus")
-    with pytest.raises(ConfigError, match=r"site 'a': there is no note in a\.csv but 1 that share"):
+    assert told[0] == (
+        "a: notes left out: 1 that share a sentence with an excluded corpus"
+    )
+    with pytest.raises(
+        ConfigError, match=r"site 'a': there is no note in a\.csv but 1 that share"
+    ):
         site_notes([_corpus(notes[:1], exclude=index)], 1)
 
 
@@ -448,7 +545,9 @@ def test_the_fingerprint_is_of_texts_patients_and_parts() -> None:
     text, *others = notes
     ((other,), _) = site_notes([_corpus([replace(text, text="other"), *others])], 1)
     ((patient,), _) = site_notes([_corpus([replace(text, patient="b"), *others])], 1)
-    ((category,), _) = site_notes([_corpus([replace(n, category="x") for n in notes])], 1)
+    ((category,), _) = site_notes(
+        [_corpus([replace(n, category="x") for n in notes])], 1
+    )
     prints = [fingerprint(s) for s in (site, moved, other, patient)]
     assert len(set(prints)) == 4
     assert fingerprint(category) == prints[0]
@@ -476,7 +575,9 @@ def _counted() -> Iterator[Note]:
 
 def test_no_more_than_two_texts_are_alive() -> None:
     """The one that is read, and the one before it, which a caller's variable still holds."""
-    index = index_documents([Document("d", "nothing of it occurs here at all, not one")])
+    index = index_documents(
+        [Document("d", "nothing of it occurs here at all, not one")]
+    )
     corpus = NoteCorpus("a", _counted, "a.csv", max_notes=100, exclude=index)
     _Text.alive = _Text.most = 0
     sites, _ = site_notes([corpus], 1, 4)
@@ -492,7 +593,9 @@ def test_no_more_than_two_texts_are_alive() -> None:
 
 
 def _table(path: Path, rows: Iterable[str]) -> Path:
-    path.write_text("\n".join(["SUBJECT_ID,ROW_ID,CATEGORY,ISERROR,TEXT", *rows]) + "\n")
+    path.write_text(
+        "\n".join(["SUBJECT_ID,ROW_ID,CATEGORY,ISERROR,TEXT", *rows]) + "\n"
+    )
     return path
 
 
@@ -518,24 +621,42 @@ def test_a_large_file_stays_on_disk(tmp_path: Path) -> None:
 
 
 def test_several_files_and_what_is_left_out(tmp_path: Path) -> None:
-    first = _table(tmp_path / "a.csv", ["1,1,x,,one", "1,2,y,,two", "2,3,x,1,three", '2,4,x,,"  "'])
+    first = _table(
+        tmp_path / "a.csv", ["1,1,x,,one", "1,2,y,,two", "2,3,x,1,three", '2,4,x,,"  "']
+    )
     second = _table(tmp_path / "b.csv", ["3,1,x,,four", "3,2,x,,"])
     ((site,), told) = site_notes([_files(first, second, categories=("X",))], 1)
     assert sorted(n.text for n in _all(site)) == ["four", "one"]
-    assert told == ("a: notes left out: 2 without text, 1 marked as errors, 1 of another category",)
+    assert told == (
+        "a: notes left out: 2 without text, 1 marked as errors, 1 of another category",
+    )
     stream = read_notes([first, second], source="a")
     assert stream.counts == Counter()
     assert [n.source for n in stream] == ["a", "a", "a/1"]
-    assert stream.counts == Counter({"notes": 3, "without text": 2, "marked as errors": 1})
+    assert stream.counts == Counter(
+        {"notes": 3, "without text": 2, "marked as errors": 1}
+    )
 
 
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        (b"text\nab\xffc\n", DataError, r"site 'a': .*notes\.csv:2: a byte is not UTF-8"),
+        (
+            b"text\nab\xffc\n",
+            DataError,
+            r"site 'a': .*notes\.csv:2: a byte is not UTF-8",
+        ),
         (b"", DataError, r"site 'a': .*notes\.csv:1: the table is empty"),
-        (b"text\n", ConfigError, r"site 'a': there is no note in notes\.csv: it is empty"),
-        (b'text\n" "\n""\n', ConfigError, r"there is no note in notes\.csv but 2 without text"),
+        (
+            b"text\n",
+            ConfigError,
+            r"site 'a': there is no note in notes\.csv: it is empty",
+        ),
+        (
+            b'text\n" "\n""\n',
+            ConfigError,
+            r"there is no note in notes\.csv but 2 without text",
+        ),
     ],
 )
 def test_a_file_without_notes_is_named(
@@ -553,8 +674,14 @@ def test_a_file_that_changes_is_told(tmp_path: Path, change: str) -> None:
     path = _table(tmp_path / "notes.csv", rows)
     ((site,), _) = site_notes([_files(path)], 1)
     kept = len(list(site.train()))
-    changed = {"text": [*rows[:9], "9,9,x,,NOTE 9"], "fewer": rows[:9], "more": [*rows, rows[0]]}
+    changed = {
+        "text": [*rows[:9], "9,9,x,,NOTE 9"],
+        "fewer": rows[:9],
+        "more": [*rows, rows[0]],
+    }
     _table(path, changed[change])
-    with pytest.raises(DataError, match=r"site 'a': the notes in notes\.csv changed while"):
+    with pytest.raises(
+        DataError, match=r"site 'a': the notes in notes\.csv changed while"
+    ):
         list(pooled_notes([site]).train()) + list(site.valid())
     assert kept == site.train_notes

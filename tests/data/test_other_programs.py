@@ -38,7 +38,9 @@ File = Callable[..., Path]
 
 
 @pytest.mark.parametrize(("name", "load"), [("n.xml", biocxml), ("n.json", biocjson)])
-def test_bioc_is_what_another_program_reads(name: str, load: Any, tmp_path: Path) -> None:
+def test_bioc_is_what_another_program_reads(
+    name: str, load: Any, tmp_path: Path
+) -> None:
     write([NOTE], tmp_path / name, "bioc")
     with open(tmp_path / name, encoding="utf-8", newline="") as file:
         (document,) = load.loads(file.read()).documents
@@ -61,7 +63,11 @@ def test_bioc_of_another_program_comes_out_again(tmp_path: Path) -> None:
     document.id, document.infons = "9", {"journal": "J"}
     for offset, text in ((0, "Rash after aspirin"), (20, "Had rash.")):
         passage = bioc.BioCPassage()
-        passage.offset, passage.text, passage.infons = offset, text, {"section": str(offset)}
+        passage.offset, passage.text, passage.infons = (
+            offset,
+            text,
+            {"section": str(offset)},
+        )
         document.add_passage(passage)
     for name, start, length, text in (("A", 0, 4, "Rash"), ("B", 11, 7, "aspirin")):
         annotation = bioc.BioCAnnotation()
@@ -124,10 +130,18 @@ def test_bioc_that_attacks(file: File) -> None:
 
 @pytest.mark.parametrize(
     "meta",
-    [{"bioc": 1}, {"bioc": {"annotations": [1], "passages": 3}}, {"bioc": {"passages": [[1]]}}],
+    [
+        {"bioc": 1},
+        {"bioc": {"annotations": [1], "passages": 3}},
+        {"bioc": {"passages": [[1]]}},
+    ],
 )
-def test_bioc_meta_of_somebody_else_breaks_nothing(meta: dict[str, Any], tmp_path: Path) -> None:
-    gone = write([replace(NOTE, meta=meta)], tmp_path / "a.xml", "bioc", allow_loss=True)
+def test_bioc_meta_of_somebody_else_breaks_nothing(
+    meta: dict[str, Any], tmp_path: Path
+) -> None:
+    gone = write(
+        [replace(NOTE, meta=meta)], tmp_path / "a.xml", "bioc", allow_loss=True
+    )
     assert set(gone) <= {"meta bioc"}
     assert read(tmp_path / "a.xml")[0].spans == NOTE.spans
 
@@ -135,12 +149,21 @@ def test_bioc_meta_of_somebody_else_breaks_nothing(meta: dict[str, Any], tmp_pat
 # ---- Label Studio --------------------------------------------------------------------------------
 
 
-def _task(text: str, regions: list[tuple[int, int, str, str]], **more: Any) -> dict[str, Any]:
+def _task(
+    text: str, regions: list[tuple[int, int, str, str]], **more: Any
+) -> dict[str, Any]:
     result = [
-        {"type": "labels", "value": {"start": a, "end": b, "text": form, "labels": [label]}}
+        {
+            "type": "labels",
+            "value": {"start": a, "end": b, "text": form, "labels": [label]},
+        }
         for a, b, form, label in regions
     ]
-    return {"id": 1, "data": {"text": text}, "annotations": [{"result": result, **more}]}
+    return {
+        "id": 1,
+        "data": {"text": text},
+        "annotations": [{"result": result, **more}],
+    }
 
 
 def test_label_studio_exports(file: File, tmp_path: Path) -> None:
@@ -154,7 +177,9 @@ def test_label_studio_exports(file: File, tmp_path: Path) -> None:
         {"data": {"text": text}, "predictions": [_task(text, [right])["annotations"][0]]},
         {"data": {"note": text, "n": 3}},
     ]  # fmt: skip
-    tasks[0]["annotations"][0]["result"] += [{"type": "choices", "value": {"choices": ["x"]}}]
+    tasks[0]["annotations"][0]["result"] += [
+        {"type": "choices", "value": {"choices": ["x"]}}
+    ]
     found = read(file(json.dumps(tasks, indent=2), "export.json"))
     assert [[(d.text[s.start : s.end], s.label) for s in d.spans] for d in found] == [
         *[[("rash", "ADE")]] * 4, []]  # fmt: skip
@@ -163,7 +188,10 @@ def test_label_studio_exports(file: File, tmp_path: Path) -> None:
     told = "written as jsonl, this would be lost: annotations of others: 1; relations"
     with pytest.raises(LossyError, match=told) as caught:
         convert(tmp_path / "export.json", tmp_path / "out", "jsonl")
-    others = {"annotations of others": 1, "relations, and answers that are no mentions": 1}
+    others = {
+        "annotations of others": 1,
+        "relations, and answers that are no mentions": 1,
+    }
     assert caught.value.lost == others
     assert not (tmp_path / "out").exists()
 
@@ -175,8 +203,17 @@ def test_label_studio_imports(tmp_path: Path) -> None:
           tmp_path / "t.json", "label-studio")  # fmt: skip
     one, two = json.loads((tmp_path / "t.json").read_text())
     value = {"start": 0, "end": 3, "text": "abc", "labels": ["X"]}
-    region = {"id": "r1", "type": "labels", "from_name": "label", "to_name": "text", "value": value}
-    assert one == {"data": {"text": "abc", "id": "a"}, "annotations": [{"result": [region]}]}
+    region = {
+        "id": "r1",
+        "type": "labels",
+        "from_name": "label",
+        "to_name": "text",
+        "value": value,
+    }
+    assert one == {
+        "data": {"text": "abc", "id": "a"},
+        "annotations": [{"result": [region]}],
+    }
     assert two["predictions"] == [{"result": [region | {"score": 0.5}]}]
 
 
@@ -185,7 +222,10 @@ def test_label_studio_imports(tmp_path: Path) -> None:
     [
         ([{"data": {"a": 1, "data": 2}}], 't.json: task 1: its data has no "text"'),
         ([_task("ab", [(0, 9, "ab", "X")])], "task 1: 0:9 is no stretch"),
-        ([_task("ab", []), _task("ab", [(0, 2, "xy", "X")])], "task 2: 0:2 is not what the text"),
+        (
+            [_task("ab", []), _task("ab", [(0, 2, "xy", "X")])],
+            "task 2: 0:2 is not what the text",
+        ),
         ([_task("ab", [(0, 2, "ab", "")])], "task 1: a mention has no type"),
         ([{"data": 1}], "task 1"),
     ],
@@ -204,12 +244,19 @@ def test_fhir_is_what_another_program_holds_valid(tmp_path: Path) -> None:
     raw = (tmp_path / "b.json").read_text()
     bundle = Bundle.model_validate_json(raw)
     first, second = (entry.resource for entry in bundle.entry)
-    assert (first.id, first.status, first.subject.reference) == ("n1", "current", "Patient/7")
+    assert (first.id, first.status, first.subject.reference) == (
+        "n1",
+        "current",
+        "Patient/7",
+    )
     attachment = first.content[0].attachment
     assert attachment.data.decode() == NOTE.text
     label, *places = first.extension[-1].extension
     assert label.valueString == "Drug"
-    assert [(own.url, own.valueInteger) for own in places[:2]] == [("start", 26), ("end", 33)]
+    assert [(own.url, own.valueInteger) for own in places[:2]] == [
+        ("start", 26),
+        ("end", 33),
+    ]
     assert float(places[2].valueDecimal) == 0.75
     assert (second.id, second.subject) == ("note-2", None)
 
@@ -227,7 +274,10 @@ def test_fhir_of_hospitals(file: File, tmp_path: Path) -> None:
         "presentedForm": [{"contentType": "application/pdf", "url": "x"}, _attached("Café.")],
     }  # fmt: skip
     reference = {"resourceType": "DocumentReference", "id": "d", "status": "current"}
-    reference |= {"type": {"text": "Discharge"}, "content": [{"attachment": _attached("Rash.")}]}
+    reference |= {
+        "type": {"text": "Discharge"},
+        "content": [{"attachment": _attached("Rash.")}],
+    }
     patient = {"resourceType": "Patient", "id": "9"}
     entries = [{"resource": own} for own in (patient, report, reference)]
     bundle = {"resourceType": "Bundle", "type": "searchset", "entry": entries}
@@ -252,11 +302,21 @@ def test_what_else_a_bundle_holds_is_counted(file: File, tmp_path: Path) -> None
         "id": "d",
         "content": [{"attachment": _attached("Rash.")}],
     }
-    others: list[Any] = ["Patient", "Observation", "Observation", "\x1b[2J<b>", 7, "X" * 99]
+    others: list[Any] = [
+        "Patient",
+        "Observation",
+        "Observation",
+        "\x1b[2J<b>",
+        7,
+        "X" * 99,
+    ]
     others += [f"Type{chr(65 + n)}{chr(97 + m)}" for n in range(8) for m in range(8)]
     held = [note, *({"resourceType": kind} for kind in others), None]
     path = file(
-        json.dumps({"resourceType": "Bundle", "entry": [{"resource": r} for r in held]}), "b.json"
+        json.dumps(
+            {"resourceType": "Bundle", "entry": [{"resource": r} for r in held]}
+        ),
+        "b.json",
     )
     with pytest.raises(
         LossyError, match="Observation resources: 2; Patient resources: 1"
@@ -275,7 +335,13 @@ def test_what_else_a_bundle_holds_is_counted(file: File, tmp_path: Path) -> None
 def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
     """All of it but what is derived from the text; two texts made one are counted."""
     note = {**_attached("Rash."), "title": "Visit", "creation": "2020-01-02", "size": 5}
-    pdf = {"attachment": {"contentType": "application/pdf", "data": "QUJD", "title": "Scan"}}
+    pdf = {
+        "attachment": {
+            "contentType": "application/pdf",
+            "data": "QUJD",
+            "title": "Scan",
+        }
+    }
     coding = {"code": "urn:x"}
     held = {"resourceType": "DocumentReference", "id": "d", "status": "superseded"}
     held |= {"content": [pdf, {"attachment": note, "format": coding}]}
@@ -297,7 +363,10 @@ def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("attachment", "message"),
     [
-        ({"contentType": "text/plain", "url": "https://h.example/1"}, "nothing is fetched"),
+        (
+            {"contentType": "text/plain", "url": "https://h.example/1"},
+            "nothing is fetched",
+        ),
         ({"contentType": "text/plain", "data": "a"}, "no base64"),
         ({"contentType": "text/plain", "data": "/w=="}, "not in the character set"),
         (
@@ -308,7 +377,10 @@ def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
             {"contentType": "text/plain; charset=punycode", "data": "QQ=="},
             "not in the character set",
         ),
-        ({"contentType": "text/html", "data": ""}, "no attachment of the type text/plain"),
+        (
+            {"contentType": "text/html", "data": ""},
+            "no attachment of the type text/plain",
+        ),
         ("x", "parts|no attachment"),
     ],
 )
@@ -326,10 +398,17 @@ def test_omop_tables_have_the_columns_of_the_model(tmp_path: Path) -> None:
     """What CDM 5.4 makes mandatory is filled, numbers are numbers, places are the text's."""
     write([NOTE, replace(NOTE, id="12", spans=())], tmp_path / "o", "omop")
     note, term = (
-        list(csv.DictReader(io.StringIO((tmp_path / f"o/{name}.csv").read_bytes().decode(), "")))
+        list(
+            csv.DictReader(
+                io.StringIO((tmp_path / f"o/{name}.csv").read_bytes().decode(), "")
+            )
+        )
         for name in ("note", "note_nlp")
     )
-    assert [(row["note_id"], row["person_id"]) for row in note] == [("1", "7"), ("12", "7")]
+    assert [(row["note_id"], row["person_id"]) for row in note] == [
+        ("1", "7"),
+        ("12", "7"),
+    ]
     mandatory = "note_date note_type_concept_id note_class_concept_id note_text"
     for name in f"{mandatory} encoding_concept_id language_concept_id".split():
         assert all(row[name] for row in note), name
@@ -384,18 +463,26 @@ def test_a_finding_that_omop_denies_stays_denied(file: File, tmp_path: Path) -> 
     heads = "note_nlp_id,note_id,section_concept_id,offset,lexical_variant,note_nlp_concept_id,"
     heads += "nlp_system,nlp_date,term_exists,term_temporal,term_modifiers"
     denied = '7,5,99,3,rash,140214,cTAKES,2020-01-02,N,Past history,"negated=true,subject=patient"'
-    file(f"{heads}\n{denied}\n8,5,0,14,rash,140214,cTAKES,2020-01-02,Y,,\n", "o/note_nlp.csv")
+    file(
+        f"{heads}\n{denied}\n8,5,0,14,rash,140214,cTAKES,2020-01-02,Y,,\n",
+        "o/note_nlp.csv",
+    )
     assert convert(tmp_path / "o", tmp_path / "again", "omop").lost == {}
     old, new = (list(csv.DictReader(io.StringIO((tmp_path / name / "note_nlp.csv").read_text())))
                 for name in ("o", "again"))  # fmt: skip
     told = [row.pop("term_modifiers") for row in new]
     assert told[0] == "label=140214,pieces=3-7,negated=true,subject=patient"
     held = [
-        {k: v for k, v in row.items() if k in old[0] and k != "note_nlp_id" and v not in ("", "0")}
+        {
+            k: v
+            for k, v in row.items()
+            if k in old[0] and k != "note_nlp_id" and v not in ("", "0")
+        }
         for row in new
     ]
     assert held == [
-        {k: v for k, v in row.items() if k in held[0] and v not in ("", "0")} for row in old
+        {k: v for k, v in row.items() if k in held[0] and v not in ("", "0")}
+        for row in old
     ]
     assert (held[0]["term_exists"], held[0]["section_concept_id"]) == ("N", "99")
     with pytest.raises(LossyError, match="meta omop: 1"):
@@ -414,9 +501,16 @@ def test_docbin_is_what_spacy_reads(tmp_path: Path) -> None:
         (26, 33, "Drug"),
     ]
     assert [span.label_ for span in doc.spans["sc"]] == ["ADE", "Drug"]
-    bare = Doc(Vocab(), ["Took", "aspirin", "."], [True, False, False], ents=["O", "B-Drug", "O"])
+    bare = Doc(
+        Vocab(),
+        ["Took", "aspirin", "."],
+        [True, False, False],
+        ents=["O", "B-Drug", "O"],
+    )
     DocBin(docs=[bare]).to_disk(tmp_path / "b.spacy")
-    (document,) = read((tmp_path / "b.spacy").rename(tmp_path / "b"))  # known by its content
+    (document,) = read(
+        (tmp_path / "b.spacy").rename(tmp_path / "b")
+    )  # known by its content
     assert (document.text, document.spans) == ("Took aspirin.", (Span(5, 12, "Drug"),))
 
 
@@ -434,7 +528,9 @@ def test_docbin_that_is_wrong(file: File, tmp_path: Path, monkeypatch: Any) -> N
 
 def test_parquet_is_what_pyarrow_reads(tmp_path: Path) -> None:
     """Tokens and tags with their names for trainers, text and mentions beside them."""
-    note = Document("n1", "Took aspirin daily.", (Span(5, 12, "Drug"), Span(5, 18, "Dose")))
+    note = Document(
+        "n1", "Took aspirin daily.", (Span(5, 12, "Drug"), Span(5, 18, "Dose"))
+    )
     write([note], tmp_path / "a.parquet", "parquet")
     table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
     (row,) = table.to_pylist()
@@ -451,7 +547,11 @@ def test_parquet_and_arrow_of_others(tmp_path: Path, old: bool) -> None:
     names = {"names": ["O", "B-Drug", "I-Drug"], "_type": "ClassLabel"}
     feature = [names] if old else {"feature": names, "_type": "Sequence"}
     meta = {"huggingface": json.dumps({"info": {"features": {"ner_tags": feature}}})}
-    rows = {"id": ["a", "b"], "tokens": [["Took", "aspirin"], ["x"]], "ner_tags": [[0, 1], [0]]}
+    rows = {
+        "id": ["a", "b"],
+        "tokens": [["Took", "aspirin"], ["x"]],
+        "ner_tags": [[0, 1], [0]],
+    }
     table = pyarrow.table(rows).replace_schema_metadata(meta)
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink:
@@ -460,12 +560,18 @@ def test_parquet_and_arrow_of_others(tmp_path: Path, old: bool) -> None:
             stream.write_table(table)
     for name in ("a.parquet", "a.arrow"):
         one, two = read(tmp_path / name)
-        assert (one.id, one.text, one.spans) == ("a", "Took aspirin", (Span(5, 12, "Drug"),))
+        assert (one.id, one.text, one.spans) == (
+            "a",
+            "Took aspirin",
+            (Span(5, 12, "Drug"),),
+        )
         assert (two.id, two.spans) == ("b", ())
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-7])
     with pytest.raises(DataError, match=r"b\.parquet: no Parquet or Arrow"):
         read(tmp_path / "b.parquet")
-    bad = pyarrow.table({"tokens": [["a", "b"]], "ner_tags": [[0]]}).replace_schema_metadata(meta)
+    bad = pyarrow.table(
+        {"tokens": [["a", "b"]], "ner_tags": [[0]]}
+    ).replace_schema_metadata(meta)
     pyarrow.parquet.write_table(bad, tmp_path / "c.parquet")
     with pytest.raises(DataError, match=r"c.parquet: row 1: its tags do not fit"):
         read(tmp_path / "c.parquet")
@@ -474,7 +580,10 @@ def test_parquet_and_arrow_of_others(tmp_path: Path, old: bool) -> None:
 @pytest.mark.parametrize(
     ("info", "tag"),
     [
-        *[(told, 0) for told in ([], {"features": []}, {"features": {"ner_tags": "x"}})],
+        *[
+            (told, 0)
+            for told in ([], {"features": []}, {"features": {"ner_tags": "x"}})
+        ],
         ({"features": {"ner_tags": {"feature": []}}}, 0),
         ({"features": {"ner_tags": {"feature": {"names": ["O", "B-X"]}}}}, -1),
     ],
@@ -484,7 +593,9 @@ def test_parquet_whose_tags_have_no_names(info: Any, tag: int, tmp_path: Path) -
     table = pyarrow.table({"tokens": [["a", "b"]], "ner_tags": [[0, tag]]})
     table = table.replace_schema_metadata({"huggingface": json.dumps({"info": info})})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="row 1: its tags do not fit its tokens, or have no names"):
+    with pytest.raises(
+        DataError, match="row 1: its tags do not fit its tokens, or have no names"
+    ):
         read(tmp_path / "a.parquet")
 
 
@@ -494,7 +605,9 @@ def test_parquet_that_grows_is_not_unpacked(tmp_path: Path, monkeypatch: Any) ->
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     assert (tmp_path / "a.parquet").stat().st_size < 9999
     monkeypatch.setattr("fednotes.data.formats.parquet._BYTES", 3 << 20)
-    with pytest.raises(DataError, match="more than 1,048,576 rows, or 3,145,728 bytes of them"):
+    with pytest.raises(
+        DataError, match="more than 1,048,576 rows, or 3,145,728 bytes of them"
+    ):
         read(tmp_path / "a.parquet")
     monkeypatch.setattr("fednotes.data.formats.parquet._BYTES", 1 << 30)
     monkeypatch.setattr("fednotes.data.formats.parquet._MOST", 9998)
@@ -504,7 +617,9 @@ def test_parquet_that_grows_is_not_unpacked(tmp_path: Path, monkeypatch: Any) ->
 
 def test_a_folder_that_datasets_saved(file: File, tmp_path: Path) -> None:
     """`save_to_disk` puts two JSON files beside its Arrow files: no part of the corpus."""
-    table = pyarrow.table({"text": ["a rash"], "spans": [[{"start": 2, "end": 6, "label": "X"}]]})
+    table = pyarrow.table(
+        {"text": ["a rash"], "spans": [[{"start": 2, "end": 6, "label": "X"}]]}
+    )
     folder = file('{\n  "features": {}\n}', "d/dataset_info.json").parent
     file('{\n  "_split": null\n}', "d/state.json")
     sink = str(folder / "data-00000-of-00001.arrow")
@@ -524,7 +639,13 @@ def test_prodigy_and_doccano_lines(tmp_path: Path) -> None:
     assert [(t["text"], t["ws"]) for t in line["tokens"]] == [
         ("60", False), ("mg", True), ("of", True), ("X", False)]  # fmt: skip
     (span,) = line["spans"]
-    assert span == {"start": 0, "end": 2, "label": "Strength", "token_start": 0, "token_end": 0}
+    assert span == {
+        "start": 0,
+        "end": 2,
+        "label": "Strength",
+        "token_start": 0,
+        "token_end": 0,
+    }
     assert line["answer"] == "accept"
     write([note], tmp_path / "d.jsonl", "doccano")
     line = json.loads((tmp_path / "d.jsonl").read_text())
@@ -537,10 +658,18 @@ def test_bigbio_rows(file: File, tmp_path: Path) -> None:
                 {"id": "p2", "type": "a", "text": ["Had pain."], "offsets": [[5, 14]]}]  # fmt: skip
     entity = {"id": "e1", "type": "ADE", "text": ["pain"], "offsets": [[9, 13]],
               "normalized": [{"db_name": "MESH", "db_id": "D1"}]}  # fmt: skip
-    relation = {"id": "r", "type": "X", "arg1_id": "e1", "arg2_id": "e1", "normalized": []}
+    relation = {
+        "id": "r",
+        "type": "X",
+        "arg1_id": "e1",
+        "arg2_id": "e1",
+        "normalized": [],
+    }
     row = {"id": "0", "document_id": "9", "passages": passages, "entities": [entity], "events": [],
            "coreferences": [], "relations": [relation]}  # fmt: skip
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "b.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([row]), tmp_path / "b.parquet"
+    )
     for path in (file(json.dumps([row], indent=1), "b.json"), file(json.dumps(row), "b.jsonl"),
                  tmp_path / "b.parquet"):  # fmt: skip
         (document,) = read(path)
@@ -550,7 +679,12 @@ def test_bigbio_rows(file: File, tmp_path: Path) -> None:
         again = json.loads((tmp_path / f"again-{path.name}.jsonl").read_text())
         assert (again["relations"], again["entities"]) == ([relation], [entity])
         assert again["passages"] == passages
-        write([replace(document, text="Rash. Had pain.", spans=())], tmp_path / "n", "bigbio", True)
+        write(
+            [replace(document, text="Rash. Had pain.", spans=())],
+            tmp_path / "n",
+            "bigbio",
+            True,
+        )
         (whole,) = json.loads((tmp_path / "n").read_text())["passages"]
         assert whole["text"] == ["Rash. Had pain."]
         (tmp_path / "n").unlink()
@@ -574,8 +708,12 @@ def test_n2c2_2018_is_brat(file: File, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["bigbio", "fhir", "omop"])
-@pytest.mark.parametrize("value", [1, {"resourceType": ["x"], "entities": [1]}, {"entities": 3}])
-def test_meta_of_somebody_else_is_no_traceback(key: str, value: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "value", [1, {"resourceType": ["x"], "entities": [1]}, {"entities": 3}]
+)
+def test_meta_of_somebody_else_is_no_traceback(
+    key: str, value: Any, tmp_path: Path
+) -> None:
     try:
         write([replace(NOTE, meta={key: value})], tmp_path / "x", key, allow_loss=True)
     except DataError:

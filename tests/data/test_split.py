@@ -15,7 +15,13 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span
 from fednotes.data.checks import check_sites
 from fednotes.data.formats import read
-from fednotes.data.split import mask_overlap, sentence_documents, split, subsample, without_leaks
+from fednotes.data.split import (
+    mask_overlap,
+    sentence_documents,
+    split,
+    subsample,
+    without_leaks,
+)
 from fednotes.data.stats import overlapping_forms, span_form
 from fednotes.data.synthetic import (
     GENRE_TYPES,
@@ -32,7 +38,9 @@ from fednotes.data.text import split_sentences, tokenize
 THREE = {"train": 0.8, "valid": 0.1, "test": 0.1}
 
 
-def document(name: str, *sentences: str, patient: str | None = None, ward: str = "a") -> Document:
+def document(
+    name: str, *sentences: str, patient: str | None = None, ward: str = "a"
+) -> Document:
     """A document with a sentence per line, and one "X" mention on each word `drug…`."""
     text = "\n".join(sentences)
     bounds, at = [], 0
@@ -44,7 +52,9 @@ def document(name: str, *sentences: str, patient: str | None = None, ward: str =
         if word.startswith("drug"):
             spans.append(Span(at, at + len(word), "X"))
         at += len(word) + 1
-    return Document(name, text, tuple(spans), patient, (), {"ward": ward}, tuple(bounds))
+    return Document(
+        name, text, tuple(spans), patient, (), {"ward": ward}, tuple(bounds)
+    )
 
 
 def components(units: list[set[str]]) -> list[set[int]]:
@@ -70,13 +80,20 @@ CORPORA = st.lists(SENTENCES, min_size=8, max_size=30)
 
 
 @settings(max_examples=60, deadline=None)
-@given(CORPORA, st.integers(0, 5), st.sampled_from(["sentence", "document", "patient", "ward"]))
-def test_identical_sentences_never_straddle(corpus: list[list[str]], seed: int, by: str) -> None:
+@given(
+    CORPORA,
+    st.integers(0, 5),
+    st.sampled_from(["sentence", "document", "patient", "ward"]),
+)
+def test_identical_sentences_never_straddle(
+    corpus: list[list[str]], seed: int, by: str
+) -> None:
     """Groups found by breadth-first search stay whole, for every unit; nothing is lost."""
     documents = [
         document(f"d{i}", *sentences, patient=f"p{i // 2}", ward=f"w{i // 3}")
         for i, sentences in enumerate(
-            [s.upper() if i % 3 == 0 else s for s in own] for i, own in enumerate(corpus)
+            [s.upper() if i % 3 == 0 else s for s in own]
+            for i, own in enumerate(corpus)
         )
     ]
     items = list(sentence_documents(documents)) if by == "sentence" else documents
@@ -93,7 +110,9 @@ def test_identical_sentences_never_straddle(corpus: list[list[str]], seed: int, 
         return
     parts = split(documents, THREE, by, seed)
     part_of = {d.id: name for name, docs in parts.items() for d in docs}
-    assert Counter(d.id for docs in parts.values() for d in docs) == Counter(d.id for d in items)
+    assert Counter(d.id for docs in parts.values() for d in docs) == Counter(
+        d.id for d in items
+    )
     for group in groups:
         assert len({part_of[items[i].id] for i in group}) == 1
     assert all(parts.values())
@@ -101,18 +120,28 @@ def test_identical_sentences_never_straddle(corpus: list[list[str]], seed: int, 
 
 def test_sizes_are_as_asked() -> None:
     """Distinct sentences split to the sentence; long and short notes reach every part."""
-    singles = [document(f"d{i}", f"sentence {i} is not like the others") for i in range(1000)]
+    singles = [
+        document(f"d{i}", f"sentence {i} is not like the others") for i in range(1000)
+    ]
     parts = split(singles, THREE, "sentence", 3)
-    assert {k: len(v) for k, v in parts.items()} == {"train": 800, "valid": 100, "test": 100}
+    assert {k: len(v) for k, v in parts.items()} == {
+        "train": 800,
+        "valid": 100,
+        "test": 100,
+    }
     notes = [
-        document(f"n{i}", *(f"note {i} sentence {j} of it" for j in range(1 + i * i % 17)))
+        document(
+            f"n{i}", *(f"note {i} sentence {j} of it" for j in range(1 + i * i % 17))
+        )
         for i in range(200)
     ]
     total = sum(len(n.sentences) for n in notes)
     for seed in range(5):
         sizes = {
             k: [len(d.sentences) for d in v]
-            for k, v in split(notes, {"train": 0.7, "test": 0.3}, "document", seed).items()
+            for k, v in split(
+                notes, {"train": 0.7, "test": 0.3}, "document", seed
+            ).items()
         }
         assert abs(sum(sizes["train"]) / total - 0.7) < 0.02
         means = {k: sum(v) / len(v) for k, v in sizes.items()}
@@ -133,7 +162,11 @@ def test_short_sentences_join_sentences_but_not_documents() -> None:
     notes = [document(f"n{i}", "OK", f"note number {i} is short .") for i in range(20)]
     assert len(split(notes, THREE, "document")["train"]) == 16
     parts = split(notes, THREE, "sentence")
-    assert sorted(sum(d.text == "OK" for d in docs) for docs in parts.values()) == [0, 0, 20]
+    assert sorted(sum(d.text == "OK" for d in docs) for docs in parts.values()) == [
+        0,
+        0,
+        20,
+    ]
     with pytest.raises(DataError, match="only 1 group"):
         split(notes, THREE, "document", min_words=1)
 
@@ -145,10 +178,15 @@ def test_short_sentences_join_sentences_but_not_documents() -> None:
         (({},), "must sum to 1"),
         ((THREE, "patient"), "10 of 10 documents have none"),
         ((THREE, "age"), "cannot split by age"),
-        (({"train": 0.5, **{f"p{i}": 0.05 for i in range(10)}}, "document"), "only 10 group"),
+        (
+            ({"train": 0.5, **{f"p{i}": 0.05 for i in range(10)}}, "document"),
+            "only 10 group",
+        ),
     ],
 )
-def test_impossible_splits_are_refused(arguments: tuple[Any, ...], message: str) -> None:
+def test_impossible_splits_are_refused(
+    arguments: tuple[Any, ...], message: str
+) -> None:
     notes = [document(f"n{i}", f"note number {i} is short .") for i in range(10)]
     with pytest.raises((ConfigError, DataError), match=message):
         split(notes, *arguments)
@@ -194,7 +232,10 @@ def test_subsamples_are_nested(count: int, seed: int, one: float, other: float) 
 
 
 def test_without_leaks_drops_sentences_that_test_has() -> None:
-    train = [document("a", "I took drug1 .", "It helped ."), document("b", "All new here .")]
+    train = [
+        document("a", "I took drug1 .", "It helped ."),
+        document("b", "All new here ."),
+    ]
     test = [document("c", "it  HELPED ."), document("d", "no .")]
     kept, dropped = without_leaks(train, test)
     assert dropped == 1
@@ -223,12 +264,16 @@ def test_masking_where_the_source_cuts_a_mention_in_two() -> None:
     text = "a drug one b"
     spans = (Span(2, 10, "X"),)
     cut = Document("d", text, spans, sentences=((0, 6), (7, 12)))
-    (masked,) = mask_overlap([cut], [[Document("e", "drug one", (Span(0, 8, "X"),))]], 1.0)
+    (masked,) = mask_overlap(
+        [cut], [[Document("e", "drug one", (Span(0, 8, "X"),))]], 1.0
+    )
     assert masked.text == "a MASK b"
     assert masked.sentences == ((0, 6), (6, 8))
 
 
-WORDS = st.lists(st.sampled_from([f"drug{i}" for i in range(9)] + ["a", "bee"]), max_size=8)
+WORDS = st.lists(
+    st.sampled_from([f"drug{i}" for i in range(9)] + ["a", "bee"]), max_size=8
+)
 
 
 @settings(max_examples=50, deadline=None)
@@ -246,7 +291,9 @@ def test_masking_equals_replacing_words(
         [document(f"{s}-{i}", " ".join(words)) for i, words in enumerate(site)]
         for s, site in enumerate(sites)
     ]
-    held = Counter(w for site in sites for w in {w for ws in site for w in ws if w[0] == "d"})
+    held = Counter(
+        w for site in sites for w in {w for ws in site for w in ws if w[0] == "d"}
+    )
     forms = {w for w, n in held.items() if n > 1}
     assert overlapping_forms(documents) == forms
     results = [
@@ -275,7 +322,9 @@ def test_real_corpora_split_without_leaks(corpora: Path) -> None:
     """PsyTAR by sentence: no normalised sentence in two parts, sizes within 1 %."""
     documents = read(corpora / "psytar" / "train.txt", "conll")
     parts = split(documents, {"train": 0.8, "test": 0.2}, "sentence", 1)
-    texts = {k: {" ".join(d.text.casefold().split()) for d in v} for k, v in parts.items()}
+    texts = {
+        k: {" ".join(d.text.casefold().split()) for d in v} for k, v in parts.items()
+    }
     assert not texts["train"] & texts["test"]
     total = sum(map(len, parts.values()))
     assert abs(len(parts["train"]) / total - 0.8) < 0.01
@@ -307,7 +356,11 @@ def test_sizes(sites: tuple[SyntheticSite, ...]) -> None:
     train = [sum(len(d.sentences) for d in s.data.train) for s in sites]
     assert train == [300, 180, 120, 300, 180]
     (one,) = generate(1, 22)
-    assert [sum(len(d.sentences) for d in getattr(one.data, p)) for p in PARTS] == [33, 40, 200]
+    assert [sum(len(d.sentences) for d in getattr(one.data, p)) for p in PARTS] == [
+        33,
+        40,
+        200,
+    ]
 
 
 def test_offsets_sentences_and_tokens_agree(sites: tuple[SyntheticSite, ...]) -> None:
@@ -323,8 +376,12 @@ def test_offsets_sentences_and_tokens_agree(sites: tuple[SyntheticSite, ...]) ->
                 assert form == form.strip()
                 assert span.start >= ends
                 ends = span.end
-                assert any(a <= span.start < span.end <= b for a, b in document.sentences)
-            _, alignment = encode(document.spans, tokenize(document.text), site.complete.tags)
+                assert any(
+                    a <= span.start < span.end <= b for a, b in document.sentences
+                )
+            _, alignment = encode(
+                document.spans, tokenize(document.text), site.complete.tags
+            )
             assert alignment.exact == len(document.spans)
 
 
@@ -382,7 +439,11 @@ def test_a_finding_has_its_type_from_the_context_and_test_names_are_unseen_in_pa
         for d in documents(site):
             for span in d.spans:
                 labels[span_form(d.text, span)].add(span.label)
-    shared = [f for f, found in labels.items() if len(found & {"ADE", "Disease", "Symptom"}) > 1]
+    shared = [
+        f
+        for f, found in labels.items()
+        if len(found & {"ADE", "Disease", "Symptom"}) > 1
+    ]
     assert len(shared) > 50
     for site in sites:
         known = {span_form(d.text, s) for d in site.data.train for s in d.spans}
@@ -399,7 +460,11 @@ def test_templates_compile_to_what_they_say() -> None:
             "choice",
             [
                 (("text", "b"),),
-                (("mention", "Drug"), ("text", " "), ("choice", [(("text", "c"),), ()])),
+                (
+                    ("mention", "Drug"),
+                    ("text", " "),
+                    ("choice", [(("text", "c"),), ()]),
+                ),
             ],
         ),
         ("slot", "dur"),
@@ -428,13 +493,18 @@ def test_written_sites_read_back(
             name = part if format == "brat" else f"{part}.{format}"
             back = {d.id: d for d in read(folder / name)}
             given = getattr(site.data, part)
-            assert [_mentions(back[d.id]) for d in given] == [_mentions(d) for d in given]
+            assert [_mentions(back[d.id]) for d in given] == [
+                _mentions(d) for d in given
+            ]
     with pytest.raises(ConfigError, match="cannot write 'word'"):
         write_sites(sites, tmp_path, "word")
 
 
 def _mentions(document: Document) -> list[tuple[str, str]]:
-    return [("".join(document.text[s.start : s.end].split()), s.label) for s in document.spans]
+    return [
+        ("".join(document.text[s.start : s.end].split()), s.label)
+        for s in document.spans
+    ]
 
 
 def test_speed() -> None:
@@ -444,5 +514,7 @@ def test_speed() -> None:
         start = time.process_time()
         made = generate(3, 2000, seed)
         seconds = time.process_time() - start
-        best = max(best, sum(len(d.sentences) for s in made for d in documents(s)) / seconds)
+        best = max(
+            best, sum(len(d.sentences) for s in made for d in documents(s)) / seconds
+        )
     assert best > 5000

@@ -46,7 +46,9 @@ def _tokens(lengths: list[tuple[int, int]]) -> np.ndarray:
     return np.array(rows, dtype=np.int32).reshape(-1, 2)
 
 
-TOKENS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=12).map(_tokens)
+TOKENS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=12).map(
+    _tokens
+)
 
 
 @st.composite
@@ -67,7 +69,9 @@ def _aligned(draw: st.DrawFn) -> tuple[np.ndarray, list[Span]]:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @settings(max_examples=200, deadline=None)
 @given(case=_aligned())
-def test_decode_undoes_encode(scheme: Scheme, case: tuple[np.ndarray, list[Span]]) -> None:
+def test_decode_undoes_encode(
+    scheme: Scheme, case: tuple[np.ndarray, list[Span]]
+) -> None:
     """Identity; under IO adjacent spans of one type come back as one, which `merged` counts."""
     tokens, spans = case
     tagset = TagSet(TYPES, scheme)
@@ -77,7 +81,12 @@ def test_decode_undoes_encode(scheme: Scheme, case: tuple[np.ndarray, list[Span]
     merged = 0
     for span in spans:
         last = expected[-1] if expected else None
-        if scheme == "IO" and last and last.label == span.label and after[last.end] == span.start:
+        if (
+            scheme == "IO"
+            and last
+            and last.label == span.label
+            and after[last.end] == span.start
+        ):
             expected[-1] = Span(last.start, span.end, span.label)
             merged += 1
         else:
@@ -98,17 +107,22 @@ def test_encode_of_any_flat_spans(tokens: np.ndarray, data: st.DataObject) -> No
     pairs = zip(edges[::2], edges[1::2], strict=False)
     spans = [Span(a, b, data.draw(st.sampled_from(TYPES))) for a, b in pairs]
     owner = [
-        next((k for k, s in enumerate(spans) if s.start < b and a < s.end), None) for a, b in tokens
+        next((k for k, s in enumerate(spans) if s.start < b and a < s.end), None)
+        for a, b in tokens
     ]
     expected, counts = [], dict.fromkeys(("exact", "snapped", "shortened", "gone"), 0)
     for k, span in enumerate(spans):
-        touched = [i for i, (a, b) in enumerate(tokens) if span.start < b and a < span.end]
+        touched = [
+            i for i, (a, b) in enumerate(tokens) if span.start < b and a < span.end
+        ]
         own = [i for i in touched if owner[i] == k]
         if own:
             place = int(tokens[own[0], 0]), int(tokens[own[-1], 1])
             expected.append(Span(*place, span.label))
             exact = place == (span.start, span.end)
-            counts["shortened" if own != touched else "exact" if exact else "snapped"] += 1
+            counts[
+                "shortened" if own != touched else "exact" if exact else "snapped"
+            ] += 1
         else:
             counts["gone"] += 1
     tagset = TagSet(TYPES, "BIOES")
@@ -141,7 +155,10 @@ def test_of_two_mentions_that_begin_together_the_longer_one_has_the_tokens() -> 
     """In whatever order they are given, and whatever their types; by hand."""
     tokens, tagset = np.array([[0, 4], [5, 8]]), TagSet(TYPES)
     for short, long in (("ADR", "Drug"), ("Drug", "ADR")):
-        for spans in ([Span(0, 4, short), Span(0, 8, long)], [Span(0, 8, long), Span(0, 4, short)]):
+        for spans in (
+            [Span(0, 4, short), Span(0, 8, long)],
+            [Span(0, 8, long), Span(0, 4, short)],
+        ):
             ids, counts = encode(spans, tokens, tagset)
             assert [tagset.tags[i] for i in ids] == [f"B-{long}", f"I-{long}"]
             assert counts == Alignment(exact=1, lost=1)
@@ -161,7 +178,10 @@ def test_runs_equal_seqeval(scheme: Scheme, data: st.DataObject) -> None:
     tagset = TagSet(TYPES, scheme)
     tags = data.draw(st.lists(st.sampled_from(tagset.tags), max_size=14))
     found = runs(np.array([tagset.tags.index(t) for t in tags], dtype=np.int64), tagset)
-    rows = [(TYPES[k], a, b - 1) for a, b, k in zip(*map(np.ndarray.tolist, found), strict=True)]
+    rows = [
+        (TYPES[k], a, b - 1)
+        for a, b, k in zip(*map(np.ndarray.tolist, found), strict=True)
+    ]
     assert rows == get_entities(tags)
 
 
@@ -187,7 +207,9 @@ SPANS = st.lists(
             start,
             start + 2 + gap + rest,
             label,
-            ((start, start + 1), (start + 1 + gap, start + 2 + gap + rest)) if broken else (),
+            ((start, start + 1), (start + 1 + gap, start + 2 + gap + rest))
+            if broken
+            else (),
         ),
         st.integers(0, 20),
         st.integers(0, 4),
@@ -224,10 +246,15 @@ def _brute(spans: list[Span], rule: FlattenRule) -> tuple[list[Span], FlattenCou
             elif not inside(a, b) and not inside(b, a):
                 crossing.add(a)
     if rule == "drop":
-        kept = [Span(s.start, s.end, s.label) for s in order if s not in touched | broken]
+        kept = [
+            Span(s.start, s.end, s.label) for s in order if s not in touched | broken
+        ]
     else:
         first = rule == "first_fragment"
-        flat = [Span(*s.fragments[0], s.label) if first and s.fragments else s for s in order]
+        flat = [
+            Span(*s.fragments[0], s.label) if first and s.fragments else s
+            for s in order
+        ]
         left = sorted(flat, key=lambda s: (-(s.end - s.start), s.start, s.label))
         kept = []
         while left:
@@ -235,7 +262,12 @@ def _brute(spans: list[Span], rule: FlattenRule) -> tuple[list[Span], FlattenCou
             kept.append(Span(best.start, best.end, best.label))
             left = [s for s in left if not overlap(s, best)]
     counts = FlattenCounts(
-        len(spans), len(kept), len(spans) - len(unique), len(nested), len(crossing), len(broken)
+        len(spans),
+        len(kept),
+        len(spans) - len(unique),
+        len(nested),
+        len(crossing),
+        len(broken),
     )
     return sorted(kept), counts
 
@@ -314,8 +346,13 @@ def exact_appendix_d(types: str, sites: int) -> Exact:
                 for n in (1, 2):
                     places = list(combinations(range(sites), n))
                     for place in places:
-                        more = [{*s, label} if i in place else set(s) for i, s in enumerate(sets)]
-                        options.append((in_order(types, more), Fraction(1, 2 * len(places))))
+                        more = [
+                            {*s, label} if i in place else set(s)
+                            for i, s in enumerate(sets)
+                        ]
+                        options.append(
+                            (in_order(types, more), Fraction(1, 2 * len(places)))
+                        )
             for after, q in options:
                 grown[unique, after] = grown.get((unique, after), Fraction(0)) + p * q
         paths = grown
@@ -348,7 +385,9 @@ def test_disjoint_sets_have_no_type_in_common(
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(2, 10), st.integers(2, 6), st.integers(-5, 2**40))
-def test_appendix_d_gives_each_site_a_type_of_its_own(number: int, sites: int, seed: int) -> None:
+def test_appendix_d_gives_each_site_a_type_of_its_own(
+    number: int, sites: int, seed: int
+) -> None:
     types = NAMES[:number]
     if number < sites:
         with pytest.raises(ConfigError, match="cannot each annotate a type of its own"):
@@ -370,7 +409,12 @@ def test_ten_types_over_six_sites() -> None:
 
 def test_disjoint_sets_come_equally_often() -> None:
     """Against the enumeration of every order of the types."""
-    assert misfit(lambda s: disjoint("abcd", 2, 1, s), exact_disjoint("abcd", [(1, 1)]), 3000) < 3
+    assert (
+        misfit(
+            lambda s: disjoint("abcd", 2, 1, s), exact_disjoint("abcd", [(1, 1)]), 3000
+        )
+        < 3
+    )
     both = exact_disjoint("abc", [(2, 1), (1, 2)])
     assert len(both) == 6
     assert misfit(lambda s: disjoint("abc", 2, 0, s), both, 3000) < 3
@@ -394,7 +438,10 @@ def test_a_coin_that_is_not_fair_would_be_seen() -> None:
     ("draw", "message"),
     [
         (lambda: disjoint("abc", 2, 2), "need 4 types, there are 3: lower per_site"),
-        (lambda: disjoint("abc", 4), r"4 sites cannot .* there are 3 types \(a, b, c\)"),
+        (
+            lambda: disjoint("abc", 4),
+            r"4 sites cannot .* there are 3 types \(a, b, c\)",
+        ),
         (lambda: disjoint("abc", 2, -1), "lower per_site"),
         (lambda: disjoint("aba", 2), "a type is named twice"),
         (lambda: disjoint("abc", 0), "one site or more"),
@@ -402,7 +449,9 @@ def test_a_coin_that_is_not_fair_would_be_seen() -> None:
         (lambda: appendix_d("abc", 1), "2 sites or more"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused(draw: Callable[[], TagSets], message: str) -> None:
+def test_what_cannot_be_dealt_is_refused(
+    draw: Callable[[], TagSets], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         draw()
 
@@ -413,10 +462,13 @@ def test_what_cannot_be_dealt_is_refused(draw: Callable[[], TagSets], message: s
 BIO = TagSet(("ADR", "Drug"))
 
 
-def _document(text: str, *mentions: tuple[str, str], sentences: bool = False) -> Document:
+def _document(
+    text: str, *mentions: tuple[str, str], sentences: bool = False
+) -> Document:
     """Spans at each mention's first occurrence."""
     spans = tuple(
-        Span(text.index(form), text.index(form) + len(form), label) for form, label in mentions
+        Span(text.index(form), text.index(form) + len(form), label)
+        for form, label in mentions
     )
     whole = ((0, len(text)),) if sentences else ()
     return Document("d", text, spans, sentences=whole)
@@ -426,7 +478,9 @@ def test_arrays_describe_the_tokens() -> None:
     """By hand: two sentences over two documents, forms shared between them."""
     documents = [
         _document(
-            "Aspirin causes severe headache.", ("Aspirin", "Drug"), ("severe headache", "ADR")
+            "Aspirin causes severe headache.",
+            ("Aspirin", "Drug"),
+            ("severe headache", "ADR"),
         ),
         _document("No headache."),
     ]
@@ -463,7 +517,9 @@ def test_a_gold_span_outside_every_sentence_is_left_out() -> None:
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_long_sentences_are_cut_between_entities(scheme: str, data: st.DataObject) -> None:
+def test_long_sentences_are_cut_between_entities(
+    scheme: str, data: st.DataObject
+) -> None:
     """Brute force: the pieces joined are the sentence encoded without a limit, and no entity
     has tokens in two pieces; a piece is over the limit only by one entity that fills it."""
     words = data.draw(st.integers(1, 40))
@@ -508,7 +564,9 @@ def test_an_epoch_holds_every_sentence_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches, "_WINDOW", window)
         epoch, again = (
-            buckets(np.array(lengths, dtype=np.int64), batch, np.random.default_rng(seed))
+            buckets(
+                np.array(lengths, dtype=np.int64), batch, np.random.default_rng(seed)
+            )
             for _ in range(2)
         )
     together = sorted(int(i) for indices in epoch for i in indices)
@@ -526,6 +584,10 @@ def test_batches_hold_like_lengths_and_vary() -> None:
     second = buckets(lengths, 32, np.random.default_rng(2))
     padded = sum(lengths[b].max() * len(b) for b in first)
     assert lengths.sum() / padded > 0.95
-    assert {frozenset(b.tolist()) for b in first} != {frozenset(b.tolist()) for b in second}
+    assert {frozenset(b.tolist()) for b in first} != {
+        frozenset(b.tolist()) for b in second
+    }
     means = [lengths[b].mean() for b in first]
-    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.4  # not from short to long
+    assert (
+        abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.4
+    )  # not from short to long

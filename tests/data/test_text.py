@@ -22,7 +22,8 @@ from fednotes.data.text import join_cut, normalise, split_sentences, tokenize
 
 TEXTS = st.text(
     st.one_of(
-        st.sampled_from("ab1_ .-,\n\té\u0301\u0940"), st.characters(exclude_categories=["Cs"])
+        st.sampled_from("ab1_ .-,\n\té\u0301\u0940"),
+        st.characters(exclude_categories=["Cs"]),
     ),
     max_size=60,
 )
@@ -92,7 +93,9 @@ SENTENCES = (
 def test_sentences_of_clinical_text() -> None:
     """Abbreviations, decimals, initials and quotations, cut by hand."""
     text = " ".join(SENTENCES)
-    assert tuple(text[a:b] for a, b in split_sentences(Document("x", text))) == SENTENCES
+    assert (
+        tuple(text[a:b] for a, b in split_sentences(Document("x", text))) == SENTENCES
+    )
 
 
 def test_lines_lists_headers_and_wrapped_lines() -> None:
@@ -136,7 +139,9 @@ def _annotated(draw: st.DrawFn) -> Document:
         ["He", "felt", "bad.", "Dr.", "\n", "2.5", "Next", "ok!", "A.", "x " * 30]
     )
     text = " ".join(draw(st.lists(words, max_size=25)))
-    places = draw(st.lists(st.tuples(st.integers(0, 80), st.integers(1, 20)), max_size=4))
+    places = draw(
+        st.lists(st.tuples(st.integers(0, 80), st.integers(1, 20)), max_size=4)
+    )
     spans = tuple(Span(s, s + n, "X") for s, n in places if s + n <= len(text))
     return Document("x", text, spans)
 
@@ -175,9 +180,12 @@ def test_join_cut_equals_brute_force(lengths: list[int], data: st.DataObject) ->
 
 @pytest.mark.corpora
 @pytest.mark.parametrize(
-    ("folder", "pieces", "most"), [("maccrobat", 25_237, 35), ("bc5cdr/pubtator", 28_785, 15)]
+    ("folder", "pieces", "most"),
+    [("maccrobat", 25_237, 35), ("bc5cdr/pubtator", 28_785, 15)],
 )
-def test_gold_spans_fall_on_tokens(corpora: Path, folder: str, pieces: int, most: int) -> None:
+def test_gold_spans_fall_on_tokens(
+    corpora: Path, folder: str, pieces: int, most: int
+) -> None:
     """At most 0.14 % of the pieces of gold mentions are off the boundaries (sets of offsets)."""
     off = total = 0
     for document in read(corpora / folder):
@@ -203,7 +211,9 @@ def test_a_long_row_of_dots_takes_no_time() -> None:
 # ---- clinical preprocessing: invented notes worked by hand, and what must hold for any text
 
 
-NOTES = tomllib.loads((Path(__file__).parent / "samples" / "notes.toml").read_text("utf-8"))["note"]
+NOTES = tomllib.loads(
+    (Path(__file__).parent / "samples" / "notes.toml").read_text("utf-8")
+)["note"]
 
 
 @pytest.mark.parametrize("note", NOTES)
@@ -214,7 +224,9 @@ def test_notes_by_hand(note: dict[str, Any]) -> None:
 def test_headers() -> None:
     titles = ("History of Present Illness:", "Neuro (on admission):", "CHIEF COMPLAINT")
     assert all(map(is_header, (*titles, "ASSESSMENT AND PLAN")))
-    assert not any(map(is_header, ("She said:", "He was seen today", "WBC 8.8", "CT", "", ":")))
+    assert not any(
+        map(is_header, ("She said:", "He was seen today", "WBC 8.8", "CT", "", ":"))
+    )
 
 
 def _visible(text: str) -> str:
@@ -225,11 +237,24 @@ _MARKUP = re.compile(r"[-_=*~#]{3,}")
 _WORDS = st.sampled_from(
     [
         *"Dr. Smith 5 mg. p.o. Plan: 1. 2) PMH b.i.d. pain Pain? a.b (n.v.) é".split(),
-        *("\n", "\n\n", "- ", "  ", "\t", "\r\n", "\u2028", "x" * 70, "Sex:   M", '"', "\x0c"),
+        *(
+            "\n",
+            "\n\n",
+            "- ",
+            "  ",
+            "\t",
+            "\r\n",
+            "\u2028",
+            "x" * 70,
+            "Sex:   M",
+            '"',
+            "\x0c",
+        ),
     ]
 )
 _TEXTS = st.one_of(
-    st.lists(_WORDS, max_size=40).map(" ".join), st.text(st.characters(codec="utf-8"), max_size=200)
+    st.lists(_WORDS, max_size=40).map(" ".join),
+    st.text(st.characters(codec="utf-8"), max_size=200),
 )
 
 
@@ -254,9 +279,23 @@ def test_a_very_long_note_in_linear_time() -> None:
     """200,000 characters with stops, and without one; also runs that could make `re` go back."""
     text = "The patient was stable overnight. " * 6000
     assert len(sentences(text)) == 6000
-    dots = "Well. So " + "." * 200_000 + "x"  # each stop could begin the end of a sentence
+    dots = (
+        "Well. So " + "." * 200_000 + "x"
+    )  # each stop could begin the end of a sentence
     assert _visible("".join(sentences(dots))) == _visible(dots)
-    for unit in ("x", "x ", "[**", "[**a ", "- ", "A", "\n", "1. ", "....", "A: ", "  A"):
+    for unit in (
+        "x",
+        "x ",
+        "[**",
+        "[**a ",
+        "- ",
+        "A",
+        "\n",
+        "1. ",
+        "....",
+        "A: ",
+        "  A",
+    ):
         long = unit * (200_000 // len(unit))
         assert _visible("".join(sentences(long))) == _visible(long)
 
@@ -275,4 +314,8 @@ def test_real_notes_lose_nothing(corpora: Path) -> None:
         words += sum(len(s.split()) for s in found)
     assert 8 < words / total < 25
     found = sentences(next(read_notes(corpora / "aci_bench/train.csv")).text)
-    assert found[:3] == ["CHIEF COMPLAINT", "Annual exam.", "HISTORY OF PRESENT ILLNESS"]
+    assert found[:3] == [
+        "CHIEF COMPLAINT",
+        "Annual exam.",
+        "HISTORY OF PRESENT ILLNESS",
+    ]

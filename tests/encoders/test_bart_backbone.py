@@ -21,7 +21,9 @@ TAGS = TagSet(("Drug", "ADE", "Disease"))
 
 
 def build(bart: Path, tagset: TagSet = TAGS, **settings: Any) -> PromptBart:
-    config = PromptBartConfig(backbone=str(bart), prompts=3, prompt_hidden=8, **settings)
+    config = PromptBartConfig(
+        backbone=str(bart), prompts=3, prompt_hidden=8, **settings
+    )
     return build_prompt_bart(config, tagset, 1)
 
 
@@ -52,7 +54,9 @@ def test_label_words(bart: Path) -> None:
     ids = backbone.tokenizer(" finding with", add_special_tokens=False)["input_ids"]
     table = backbone.model.shared.weight
     torch.testing.assert_close(model._fixed[4], table[ids].mean(0))
-    assert torch.equal(model._fixed[:3], table[[2, 2, 1]])  # BEGIN: decoder_start_token_id
+    assert torch.equal(
+        model._fixed[:3], table[[2, 2, 1]]
+    )  # BEGIN: decoder_start_token_id
     for words, message in (
         ({"Diseas": "x"}, "unknown type 'Diseas'; did you mean 'Disease'"),
         ({"ADE": "drug"}, r"'ADE' \('drug'\) cannot be told from 'Drug'"),
@@ -70,7 +74,12 @@ def test_refuses_what_cannot_be(
         model.soften(corpus)
     with pytest.raises(ConfigError, match="needs backbone"):
         build_prompt_bart(PromptBartConfig(), TAGS, 0)
-    for wrong in ({"prompts": 0}, {"dropout": 1.0}, {"max_entities": -1}, {"kind": "tagger"}):
+    for wrong in (
+        {"prompts": 0},
+        {"dropout": 1.0},
+        {"max_entities": -1},
+        {"kind": "tagger"},
+    ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             PromptBartConfig(**wrong)  # type: ignore[arg-type]
     config = transformers.BertConfig(vocab_size=9, hidden_size=8, num_attention_heads=2)
@@ -100,7 +109,9 @@ def test_limits_are_the_backbones_or_less(bart: Path) -> None:
         assert (limits.subwords, limits.entities) == wanted
 
 
-def test_loaded_once(bart: Path, make_bart: Callable[..., Path], tmp_path: Path) -> None:
+def test_loaded_once(
+    bart: Path, make_bart: Callable[..., Path], tmp_path: Path
+) -> None:
     """The same object for the same content; another where the directory has changed."""
     assert load_backbone(bart) is load_backbone(str(bart))
     path = tmp_path / "changing"

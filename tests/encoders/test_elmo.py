@@ -45,17 +45,33 @@ OPTIONS: dict[str, Any] = {
 VARIANTS = {
     "published": OPTIONS,
     "three layers, tanh, short words, no clip": {
-        "char_cnn": {**OPTIONS["char_cnn"], "activation": "tanh", "max_characters_per_token": 12},
-        "lstm": {**OPTIONS["lstm"], "n_layers": 3, "cell_clip": None, "proj_clip": None},
+        "char_cnn": {
+            **OPTIONS["char_cnn"],
+            "activation": "tanh",
+            "max_characters_per_token": 12,
+        },
+        "lstm": {
+            **OPTIONS["lstm"],
+            "n_layers": 3,
+            "cell_clip": None,
+            "proj_clip": None,
+        },
     },
     "no highway, no projections, no skip": {
         "char_cnn": {**OPTIONS["char_cnn"], "n_highway": 0},
-        "lstm": {**OPTIONS["lstm"], "dim": 15, "projection_dim": 15, "use_skip_connections": False},
+        "lstm": {
+            **OPTIONS["lstm"],
+            "dim": 15,
+            "projection_dim": 15,
+            "use_skip_connections": False,
+        },
     },
 }
 
 
-def write(directory: Path, options: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+def write(
+    directory: Path, options: dict[str, Any], seed: int = 0
+) -> dict[str, np.ndarray]:
     """A random model in the published layout; returns what was written."""
     rng = np.random.default_rng(seed)
     cnn, lstm = options["char_cnn"], options["lstm"]
@@ -67,13 +83,19 @@ def write(directory: Path, options: dict[str, Any], seed: int = 0) -> dict[str, 
         shapes[f"CNN/b_cnn_{i}"] = (filters,)
     for k in range(cnn["n_highway"]):
         for part in ("carry", "transform"):
-            shapes[f"CNN_high_{k}/W_{part}"], shapes[f"CNN_high_{k}/b_{part}"] = (n, n), (n,)
+            shapes[f"CNN_high_{k}/W_{part}"], shapes[f"CNN_high_{k}/b_{part}"] = (
+                (n, n),
+                (n,),
+            )
     if n != state:
         shapes["CNN_proj/W_proj"], shapes["CNN_proj/b_proj"] = (n, state), (state,)
     for way in range(2):
         for layer in range(lstm["n_layers"]):
             name = f"RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-            shapes[f"{name}/W_0"], shapes[f"{name}/B"] = (2 * state, 4 * cell), (4 * cell,)
+            shapes[f"{name}/W_0"], shapes[f"{name}/B"] = (
+                (2 * state, 4 * cell),
+                (4 * cell,),
+            )
             if state < cell:
                 shapes[f"{name}/W_P_0"] = (cell, state)
     weights = {name: rng.normal(0, 0.7, shape) for name, shape in shapes.items()}
@@ -89,7 +111,9 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def reference_word(ids: list[int], w: dict[str, np.ndarray], options: dict[str, Any]) -> np.ndarray:
+def reference_word(
+    ids: list[int], w: dict[str, np.ndarray], options: dict[str, Any]
+) -> np.ndarray:
     """One word: embedding, convolutions by loops, highway layers, projection."""
     cnn = options["char_cnn"]
     length = cnn["max_characters_per_token"]
@@ -99,12 +123,16 @@ def reference_word(ids: list[int], w: dict[str, np.ndarray], options: dict[str, 
     for i, (width, filters) in enumerate(cnn["filters"]):
         for f in range(filters):
             kernel = w[f"CNN/W_cnn_{i}"][0, :, :, f]
-            sums = [np.sum(seen[p : p + width] * kernel) for p in range(length - width + 1)]
+            sums = [
+                np.sum(seen[p : p + width] * kernel) for p in range(length - width + 1)
+            ]
             x.append(act(max(sums) + w[f"CNN/b_cnn_{i}"][f]))
     x = np.array(x)
     for k in range(cnn["n_highway"]):
         gate = sigmoid(x @ w[f"CNN_high_{k}/W_carry"] + w[f"CNN_high_{k}/b_carry"])
-        new = np.maximum(x @ w[f"CNN_high_{k}/W_transform"] + w[f"CNN_high_{k}/b_transform"], 0)
+        new = np.maximum(
+            x @ w[f"CNN_high_{k}/W_transform"] + w[f"CNN_high_{k}/b_transform"], 0
+        )
         x = gate * new + (1 - gate) * x
     if "CNN_proj/W_proj" in w:
         x = x @ w["CNN_proj/W_proj"] + w["CNN_proj/b_proj"]
@@ -112,7 +140,10 @@ def reference_word(ids: list[int], w: dict[str, np.ndarray], options: dict[str, 
 
 
 def reference_lstm(
-    inputs: list[np.ndarray], prefix: str, w: dict[str, np.ndarray], lstm: dict[str, Any]
+    inputs: list[np.ndarray],
+    prefix: str,
+    w: dict[str, np.ndarray],
+    lstm: dict[str, Any],
 ) -> list[np.ndarray]:
     """One LSTM over one sequence, step by step."""
     n = lstm["dim"]
@@ -132,7 +163,9 @@ def reference_lstm(
     return out
 
 
-def reference(sentence: list[str], w: dict[str, np.ndarray], options: dict[str, Any]) -> np.ndarray:
+def reference(
+    sentence: list[str], w: dict[str, np.ndarray], options: dict[str, Any]
+) -> np.ndarray:
     """(words, layers, 2 * state) of one sentence on its own."""
     room = options["char_cnn"]["max_characters_per_token"] - 2
     words = [[258, 256, 259]]
@@ -176,10 +209,16 @@ def test_batch_padding_and_order_change_nothing(tmp_path: Path) -> None:
     write(tmp_path / "m", OPTIONS)
     elmo = load(tmp_path / "m")
     alone = torch.cat([elmo.hidden([passage(s)]) for s in SENTENCES])
-    torch.testing.assert_close(elmo.hidden(passages(SENTENCES)), alone, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        elmo.hidden(passages(SENTENCES)), alone, rtol=0, atol=1e-12
+    )
     long = [["word"] * 90, *SENTENCES]
-    torch.testing.assert_close(elmo.hidden(passages(long))[90:], alone, rtol=0, atol=1e-12)
-    assert torch.equal(elmo.hidden(passages(SENTENCES)), elmo.hidden(passages(SENTENCES)))
+    torch.testing.assert_close(
+        elmo.hidden(passages(long))[90:], alone, rtol=0, atol=1e-12
+    )
+    assert torch.equal(
+        elmo.hidden(passages(SENTENCES)), elmo.hidden(passages(SENTENCES))
+    )
 
 
 def test_character_ids() -> None:

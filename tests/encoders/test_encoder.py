@@ -41,7 +41,9 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(path: Path, sentence: list[str], layers: int, pooling: str) -> np.ndarray:
     """One short sentence, by hand: pieces of each word, one unpadded run, a loop over words."""
     model = transformers.BertModel.from_pretrained(path).eval()
-    vocabulary = {p: i for i, p in enumerate((path / "vocab.txt").read_text().split("\n"))}
+    vocabulary = {
+        p: i for i, p in enumerate((path / "vocab.txt").read_text().split("\n"))
+    }
     table = {"metoprolol": PIECES[:3], "nausea": PIECES[3:5], "\ud800": ["[UNK]"]}
     ids, owner = [vocabulary["[CLS]"]], [-1]
     for number, word in enumerate(sentence):
@@ -50,7 +52,9 @@ def reference(path: Path, sentence: list[str], layers: int, pooling: str) -> np.
             owner.append(number)
     ids.append(vocabulary["[SEP]"])
     with torch.no_grad():
-        hidden = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-layers:]
+        hidden = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[
+            -layers:
+        ]
     out = np.zeros((len(sentence), layers, 16))
     for number in range(len(sentence)):
         own = [i for i, o in enumerate(owner) if o == number]
@@ -67,7 +71,9 @@ def test_equals_one_by_one(bert: Path, pooling: str, layers: int) -> None:
     """Batched and padded against `reference`; words without a piece are zero."""
     encoder = HuggingFaceEncoder(bert, pooling, layers)
     found = encoder.hidden(passages(SENTENCES)).numpy()
-    expected = np.concatenate([reference(bert, s, layers, pooling) for s in SENTENCES if s])
+    expected = np.concatenate(
+        [reference(bert, s, layers, pooling) for s in SENTENCES if s]
+    )
     assert found.shape == (sum(map(len, SENTENCES)), layers, 16)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     half = encoder.encode(passages(SENTENCES))
@@ -125,12 +131,16 @@ def test_word_longer_than_the_model(bert: Path) -> None:
     encoder = HuggingFaceEncoder(bert)
     word = "metop" + "rolol" * 18
     found = encoder.hidden([passage(["no", word, "pain"])])
-    ids = [5 + PIECES.index(p) for p in ["no", "metop", *["##rol", "##ol"] * 18, "pain"]]
+    ids = [
+        5 + PIECES.index(p) for p in ["no", "metop", *["##rol", "##ol"] * 18, "pain"]
+    ]
     model = transformers.BertModel.from_pretrained(bert).eval()
     states = {}
     for w in windows(len(ids), 10):
         with torch.no_grad():
-            out = model(torch.tensor([[2, *ids[w.start : w.end], 3]])).last_hidden_state[0]
+            out = model(
+                torch.tensor([[2, *ids[w.start : w.end], 3]])
+            ).last_hidden_state[0]
         states |= {i: out[i - w.start + 1] for i in range(w.keep_start, w.keep_end)}
     mean = torch.stack([states[i] for i in range(1, 38)]).mean(0)
     torch.testing.assert_close(found[1, 0], mean, rtol=0, atol=1e-5)
@@ -183,7 +193,9 @@ def test_refuses_what_it_cannot_trust(bert: Path, tmp_path: Path) -> None:
     tensors = load_file(bert / "model.safetensors")
     del tensors["encoder.layer.1.output.dense.weight"]
     save_file(tensors, weights, {"format": "pt"})
-    with pytest.raises(ModelError, match=r"lack 'encoder\.layer\.1\.output\.dense\.weight'"):
+    with pytest.raises(
+        ModelError, match=r"lack 'encoder\.layer\.1\.output\.dense\.weight'"
+    ):
         load_encoder(str(path))
     tensors = load_file(bert / "model.safetensors")
     tensors["embeddings.LayerNorm.bias"][0] = float("nan")
@@ -196,11 +208,16 @@ def test_fingerprint_is_of_contents_and_pooling(bert: Path, tmp_path: Path) -> N
     shutil.copytree(bert, tmp_path / "copy")
     one = load_encoder(str(bert)).fingerprint
     assert load_encoder(str(tmp_path / "copy")).fingerprint == one
-    others = [load_encoder(f"{bert}{o}").fingerprint for o in ("#first", "#layers=2", "#layer=2")]
+    others = [
+        load_encoder(f"{bert}{o}").fingerprint
+        for o in ("#first", "#layers=2", "#layer=2")
+    ]
     assert len({one, *others}) == 4
     assert load_encoder(f"{bert}#mean") is load_encoder(str(bert))
     config = json.loads((bert / "config.json").read_text())
-    (tmp_path / "copy" / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.1}))
+    (tmp_path / "copy" / "config.json").write_text(
+        json.dumps({**config, "layer_norm_eps": 0.1})
+    )
     assert load_encoder(str(tmp_path / "copy")).fingerprint != one
 
 

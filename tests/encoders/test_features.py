@@ -19,7 +19,12 @@ from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, Model
 from fednotes.data.text import Passage
 from fednotes.encoders import features, pretrained
 from fednotes.encoders.encoder import length_batches
-from fednotes.encoders.features import cached_features, clear_cache, default_cache, load_encoder
+from fednotes.encoders.features import (
+    cached_features,
+    clear_cache,
+    default_cache,
+    load_encoder,
+)
 
 
 class Hashing:
@@ -34,7 +39,9 @@ class Hashing:
     def encode(self, passages: Sequence[Passage]) -> np.ndarray:
         sentences = [tuple(passage.forms) for passage in passages]
         self.seen += sentences
-        rows = [vector(sentence, i) for sentence in sentences for i in range(len(sentence))]
+        rows = [
+            vector(sentence, i) for sentence in sentences for i in range(len(sentence))
+        ]
         return np.array(rows, np.float16).reshape(-1, 2, 3)
 
 
@@ -54,7 +61,9 @@ def corpus(count: int = 30, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(sentences), np.cumsum([0, *map(len, sentences)])
 
 
-def read(form: np.ndarray, bounds: np.ndarray, forms: Sequence[str] = FORMS) -> list[Passage]:
+def read(
+    form: np.ndarray, bounds: np.ndarray, forms: Sequence[str] = FORMS
+) -> list[Passage]:
     """The sentences as they are read."""
     return [passage([forms[i] for i in form[a:b]]) for a, b in pairwise(bounds)]
 
@@ -88,7 +97,9 @@ def test_cached_equals_on_the_fly(tmp_path: Path) -> None:
     sentences = {tuple(form[a:b]) for a, b in pairwise(bounds) if b > a}
     assert len(encoder.seen) == 2 * len(sentences)
     encoder.seen.clear()
-    np.testing.assert_array_equal(cached_features(encoder, read(form, bounds), tmp_path), memory)
+    np.testing.assert_array_equal(
+        cached_features(encoder, read(form, bounds), tmp_path), memory
+    )
     assert encoder.seen == []
 
 
@@ -109,7 +120,10 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, chunks: int) -> None:
     encoder.seen.clear()
     seen: list[tuple[int, int]] = []
     found = cached_features(
-        encoder, read(form, bounds), tmp_path, lambda done, total: seen.append((done, total))
+        encoder,
+        read(form, bounds),
+        tmp_path,
+        lambda done, total: seen.append((done, total)),
     )
     np.testing.assert_array_equal(found, expected(form, bounds))
     assert not before & set(encoder.seen)
@@ -118,7 +132,9 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, chunks: int) -> None:
     assert seen[-1] == (total, total)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "header", "progress", "no progress"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "empty", "header", "progress", "no progress"]
+)
 def test_damaged_cache_is_computed_again(tmp_path: Path, damage: str) -> None:
     form, bounds = corpus()
     if damage in ("progress", "no progress"):
@@ -154,7 +170,10 @@ def test_key_knows_encoder_and_corpus(tmp_path: Path) -> None:
         (Hashing(), read(form, bounds, ("other", *FORMS[1:]))),
         (Hashing(), read(form[::-1].copy(), bounds)),
         (Hashing(), read(form, moved)),
-        (Hashing(), [each._replace(text=f"{each.text}.") for each in read(form, bounds)]),
+        (
+            Hashing(),
+            [each._replace(text=f"{each.text}.") for each in read(form, bounds)],
+        ),
     ]
     for n, call in enumerate(calls, 1):
         cached_features(*call, tmp_path)
@@ -236,11 +255,18 @@ def test_length_batches_hold_every_sentence_within_the_limits() -> None:
     lengths = np.random.default_rng(0).integers(0, 50, 200).tolist()
     batches = length_batches(lengths, budget=120, rows=7)
     assert sorted(np.concatenate(batches).tolist()) == list(range(200))
-    assert all(len(b) <= 7 and len(b) * max(lengths[i] for i in b) <= 120 for b in batches)
-    assert [b.tolist() for b in length_batches([500, 3], budget=120, rows=7)] == [[0], [1]]
+    assert all(
+        len(b) <= 7 and len(b) * max(lengths[i] for i in b) <= 120 for b in batches
+    )
+    assert [b.tolist() for b in length_batches([500, 3], budget=120, rows=7)] == [
+        [0],
+        [1],
+    ]
 
 
-def test_load_encoder_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_encoder_says_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ModelError, match="no such directory"):
         load_encoder(str(tmp_path / "absent"))
     with pytest.raises(ModelError, match="no encoder here"):

@@ -30,10 +30,17 @@ SIZE |= {"intermediate_size": 48, "max_position_embeddings": 24}
 BERT: dict[str, Any] = {**SIZE, "initializer_range": 0.3}
 BERT |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "dropout": 0.0}
-DISTILBERT |= {"max_position_embeddings": 24, "initializer_range": 0.3, "attention_dropout": 0.0}
+DISTILBERT |= {
+    "max_position_embeddings": 24,
+    "initializer_range": 0.3,
+    "attention_dropout": 0.0,
+}
 MODERN = {
     **SIZE,
-    **{f"{mark}_token_id": i for mark, i in {"cls": 2, "sep": 3, "bos": 2, "eos": 3}.items()},
+    **{
+        f"{mark}_token_id": i
+        for mark, i in {"cls": 2, "sep": 3, "bos": 2, "eos": 3}.items()
+    },
     "initializer_range": 0.3,
 }
 KINDS = {
@@ -71,7 +78,9 @@ def build(path: Path, **settings: Any) -> LanguageModel:
     return build_language_model(LanguageModelConfig(encoder=str(path), **settings), 1)
 
 
-def batch(specials: Specials, vocabulary: int, pairs: bool = False) -> tuple[Sequences, Masked]:
+def batch(
+    specials: Specials, vocabulary: int, pairs: bool = False
+) -> tuple[Sequences, Masked]:
     """5 sequences of 8 to 20 tokens; the second half of each is segment 1 with pairs."""
     rng = np.random.default_rng(0)
     lengths = np.array([20, 8, 13, 17, 9])
@@ -84,7 +93,9 @@ def batch(specials: Specials, vocabulary: int, pairs: bool = False) -> tuple[Seq
             ids[row, length // 2] = specials.sep
             segments[row, length // 2 + 1 : length] = 1
     labels = np.array([0, 1, 1, 0, 1]) if pairs else None
-    return Sequences(ids, segments, lengths, labels), mask(ids, specials, vocabulary, rng, rate=0.3)
+    return Sequences(ids, segments, lengths, labels), mask(
+        ids, specials, vocabulary, rng, rate=0.3
+    )
 
 
 def reference(kind: str, path: Path, sequences: Sequences, masked: Masked) -> Any:
@@ -107,7 +118,9 @@ def compare_gradients(found: LanguageModel, expected: torch.nn.Module) -> None:
     assert found.trainable()
     for name, parameter in found.trainable().items():
         assert parameter.grad is not None, name
-        torch.testing.assert_close(parameter.grad, wanted[name].grad, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            parameter.grad, wanted[name].grad, rtol=1e-3, atol=1e-5
+        )
     for name, parameter in found.model.named_parameters():
         assert (parameter.grad is None) == (name not in found.trainable())
 
@@ -132,7 +145,9 @@ def test_loss_at_masked_positions_is_the_whole_models(
     assert found.predictions == chosen.sum() > 10
     assert found.right == (guesses == masked.labels)[chosen].sum()
     assert math.isclose(
-        found.token_loss, float(expected.loss.detach()) * found.predictions, rel_tol=1e-5
+        found.token_loss,
+        float(expected.loss.detach()) * found.predictions,
+        rel_tol=1e-5,
     )
     assert (found.pairs, found.pair_right) == (0, 0)
 
@@ -150,7 +165,10 @@ def test_next_sentence_prediction(saved: Callable[[str], Path]) -> None:
     compare_gradients(model, whole)
     told = expected.seq_relationship_logits.argmax(-1).numpy() == sequences.random_next
     assert (found.pairs, found.pair_right) == (5, told.sum())
-    assert {"bert.pooler.dense.weight", "cls.seq_relationship.weight"} <= model.head().keys()
+    assert {
+        "bert.pooler.dense.weight",
+        "cls.seq_relationship.weight",
+    } <= model.head().keys()
     with pytest.raises(ConfigError, match="that are pairs"):
         model.loss(*batch(model.specials, model.vocabulary))
 
@@ -159,7 +177,9 @@ def bart_loss(path: Path, masked: Masked, pad: int) -> Any:
     model = transformers.BartForConditionalGeneration.from_pretrained(path).eval()
     inputs = torch.from_numpy(masked.inputs)
     mask = (inputs != pad).long()
-    return model(inputs, attention_mask=mask, labels=torch.from_numpy(masked.labels)), model
+    return model(
+        inputs, attention_mask=mask, labels=torch.from_numpy(masked.labels)
+    ), model
 
 
 @pytest.mark.parametrize("chunk", [2048, 7])
@@ -183,7 +203,9 @@ def test_denoising(bart: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_trained(saved: Callable[[str], Path]) -> None:
     """By name, against the list of BERT's parameters."""
     path = saved("BertForMaskedLM")
-    names = dict(transformers.BertForMaskedLM.from_pretrained(path).named_parameters()).keys()
+    names = dict(
+        transformers.BertForMaskedLM.from_pretrained(path).named_parameters()
+    ).keys()
     secret = {"bert.embeddings.word_embeddings.weight", "cls.predictions.bias"}
     head = {name for name in names if name.startswith("cls.predictions.transform.")}
     top = {name for name in names if name.startswith("bert.encoder.layer.1.")}
@@ -197,9 +219,13 @@ def test_what_is_trained(saved: Callable[[str], Path]) -> None:
         model = build(path, train=train, top=1)
         assert list(model.trainable()) == sorted(expected)
         assert model.revealing == (train == "all")
-        assert model.head().keys() == head | ({"cls.predictions.bias"} if train == "all" else set())
+        assert model.head().keys() == head | (
+            {"cls.predictions.bias"} if train == "all" else set()
+        )
         model.loss(*batch(model.specials, model.vocabulary)).loss.backward()
-        with_gradient = {n for n, p in model.model.named_parameters() if p.grad is not None}
+        with_gradient = {
+            n for n, p in model.model.named_parameters() if p.grad is not None
+        }
         assert with_gradient == expected - {"lora.down", "lora.up"}
     with pytest.raises(ConfigError, match="top = 3: the model has 2 layers"):
         build(path, train="top", top=3)
@@ -272,14 +298,18 @@ def test_fresh(saved: Callable[[str], Path]) -> None:
     assert one.model.config.num_attention_heads == 2
     assert (one.new_head, len(one.model.bert.encoder.layer)) == (False, 3)
     distil = build(saved("DistilBertForMaskedLM"), fresh=True, train="all", **sizes)
-    assert distil.trainable()["distilbert.transformer.layer.2.ffn.lin1.weight"].shape == (20, 24)
+    assert distil.trainable()[
+        "distilbert.transformer.layer.2.ffn.lin1.weight"
+    ].shape == (20, 24)
     with pytest.raises(ConfigError, match="width = 24 cannot be shared by 5 heads"):
         build(path, fresh=True, train="all", width=24, heads=5)
 
 
 def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:
     """A directory without a head: from the seed, tied, near a uniform guess, state kept."""
-    transformers.BertModel.from_pretrained(saved("BertForMaskedLM")).save_pretrained(tmp_path)
+    transformers.BertModel.from_pretrained(saved("BertForMaskedLM")).save_pretrained(
+        tmp_path
+    )
     save_tokenizer(tmp_path, WORDS)
     torch.manual_seed(5)
     before = torch.get_rng_state()
@@ -293,8 +323,12 @@ def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:
     # What `initialise_head` says: 0.3 times the identity, 0.85, zero; and the library's own
     # deviation of 0.02 for the rest, known to 10 % from the many weights of the pooler.
     transform = predictions.transform
-    assert torch.equal(transform.dense.weight, 0.3 * torch.eye(len(transform.dense.weight)))
-    assert torch.equal(transform.LayerNorm.weight, torch.full((len(transform.dense.weight),), 0.85))
+    assert torch.equal(
+        transform.dense.weight, 0.3 * torch.eye(len(transform.dense.weight))
+    )
+    assert torch.equal(
+        transform.LayerNorm.weight, torch.full((len(transform.dense.weight),), 0.85)
+    )
     assert not transform.dense.bias.any()
     assert not transform.LayerNorm.bias.any()
     other = build_language_model(one.config, 2)
@@ -318,7 +352,8 @@ def test_autocast(saved: Callable[[str], Path]) -> None:
     assert found.loss.dtype == torch.float32
     assert abs(float(found.loss.detach()) - exact) < 0.03 * exact
     assert all(
-        p.grad is not None and p.grad.dtype == torch.float32 for p in model.trainable().values()
+        p.grad is not None and p.grad.dtype == torch.float32
+        for p in model.trainable().values()
     )
 
 
@@ -341,7 +376,9 @@ def test_refuses(saved: Callable[[str], Path], bart: Path, tmp_path: Path) -> No
     ):
         with pytest.raises(ModelError, match=message):
             build(path, objective=objective)
-    with pytest.raises(ConfigError, match=r"model: unknown key 'objektive'; did you mean"):
+    with pytest.raises(
+        ConfigError, match=r"model: unknown key 'objektive'; did you mean"
+    ):
         language_model_config({"objektive": "mlm"})
     for table, message in (
         ({"width": 8}, "set fresh = true"),
@@ -368,7 +405,9 @@ def test_refuses(saved: Callable[[str], Path], bart: Path, tmp_path: Path) -> No
 def test_tokenizer_that_does_not_fit(fresh: bool, tmp_path: Path) -> None:
     save_encoder(tmp_path, "BertForMaskedLM", WORDS, **BERT)
     save_tokenizer(tmp_path, [*WORDS, "more"])
-    with pytest.raises(ModelError, match="tokenizer has 37 tokens, the model's vocabulary 36"):
+    with pytest.raises(
+        ModelError, match="tokenizer has 37 tokens, the model's vocabulary 36"
+    ):
         build(tmp_path, fresh=fresh, train="all")
     save_tokenizer(tmp_path, WORDS, mask_token=None)
     with pytest.raises(ModelError, match="has no mask token"):
@@ -389,5 +428,7 @@ def test_minilm_starts_no_worse_than_uniform() -> None:
     ids = np.array(model.tokenizer.tokenize(texts))
     sequences = Sequences(ids, np.zeros_like(ids), np.full(8, ids.shape[1]), None)
     with torch.no_grad():
-        found = model.loss(sequences, mask(ids, model.specials, model.vocabulary, rng, rate=0.5))
+        found = model.loss(
+            sequences, mask(ids, model.specials, model.vocabulary, rng, rate=0.5)
+        )
     assert float(found.loss) < math.log(30522) + 0.05

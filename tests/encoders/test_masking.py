@@ -58,7 +58,9 @@ def test_every_place_is_as_likely(whole: bool) -> None:
     """4000 equal rows of 20 words, 3 chosen: each place within 4.5 deviations of 3/20."""
     ids = np.tile(np.array([1, *range(10, 30), 2]), (4000, 1))
     continues = np.zeros(VOCABULARY, bool) if whole else None
-    made = mask(ids, SPECIALS, VOCABULARY, np.random.default_rng(1), continues=continues)
+    made = mask(
+        ids, SPECIALS, VOCABULARY, np.random.default_rng(1), continues=continues
+    )
     counts = (made.labels != IGNORED).sum(0)
     assert counts[[0, -1]].tolist() == [0, 0]
     assert counts.sum() == 4000 * 3
@@ -110,15 +112,21 @@ def test_masking_replays_and_leaves_its_input() -> None:
 def test_rows_without_words() -> None:
     ids = np.array([[1, 2, 0, 0], [1, 2, 2, 0], [1, 9, 2, 0]])
     for continues in (None, np.zeros(VOCABULARY, bool)):
-        made = mask(ids, SPECIALS, VOCABULARY, np.random.default_rng(0), continues=continues)
+        made = mask(
+            ids, SPECIALS, VOCABULARY, np.random.default_rng(0), continues=continues
+        )
         assert (made.labels != IGNORED).sum(1).tolist() == [0, 0, 1]
     with pytest.raises(ConfigError, match="rate of masked tokens"):
         mask(ids, SPECIALS, VOCABULARY, np.random.default_rng(0), rate=0)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 10_000), st.integers(4, 40), st.sampled_from([0.1, 0.3, 0.9, 1.0]))
-def test_infilling_keeps_what_it_does_not_mask(seed: int, length: int, rate: float) -> None:
+@given(
+    st.integers(0, 10_000), st.integers(4, 40), st.sampled_from([0.1, 0.3, 0.9, 1.0])
+)
+def test_infilling_keeps_what_it_does_not_mask(
+    seed: int, length: int, rate: float
+) -> None:
     """Unique ids: what is left stands in order, the number gone is exact, none is longer."""
     rng = np.random.default_rng(seed)
     ids = np.arange(10, 10 + length)
@@ -163,7 +171,9 @@ def test_span_lengths_are_poisson() -> None:
     # Spans that touch are two [MASK]s in a row; none merge.
     assert masks == pytest.approx(spans, rel=0.03)
     again = denoise(ids, SPECIALS, np.random.default_rng(7))
-    assert (again.inputs == denoise(ids, SPECIALS, np.random.default_rng(7)).inputs).all()
+    assert (
+        again.inputs == denoise(ids, SPECIALS, np.random.default_rng(7)).inputs
+    ).all()
     with pytest.raises(ConfigError, match="infilling needs"):
         denoise(ids, SPECIALS, rng, mean=0)
     nothing = np.array([[1, 2, 0]])

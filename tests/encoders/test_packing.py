@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from small_tokens import tokens_of
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.encoders.packing import Plan, Specials, _shorten, gather, plan_full, plan_pairs
+from fednotes.encoders.packing import (
+    Plan,
+    Specials,
+    _shorten,
+    gather,
+    plan_full,
+    plan_pairs,
+)
 from fednotes.encoders.token_cache import Tokens
 from fednotes.methods import presets
 
@@ -32,12 +39,16 @@ def _corpus(lengths: list[list[int]]) -> Tokens:
     return tokens_of(documents)
 
 
-shapes = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=6)
+shapes = st.lists(
+    st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=6
+)
 
 
 @settings(max_examples=200, deadline=None)
 @given(shapes, st.integers(3, 30), st.integers(0, 3))
-def test_full_holds_every_token_once(lengths: list[list[int]], length: int, epoch: int) -> None:
+def test_full_holds_every_token_once(
+    lengths: list[list[int]], length: int, epoch: int
+) -> None:
     """Brute force over the gathered batch: ids are unique, so a sorted list says it all."""
     tokens = _corpus(lengths)
     plan = plan_full(tokens, length, 7, epoch)
@@ -47,7 +58,9 @@ def test_full_holds_every_token_once(lengths: list[list[int]], length: int, epoc
     assert batch.random_next is None
     assert not batch.segments.any()
     starts = [0, *np.cumsum([sum(d) for d in lengths])]
-    home = {10 + i: d for d in range(len(lengths)) for i in range(starts[d], starts[d + 1])}
+    home = {
+        10 + i: d for d in range(len(lengths)) for i in range(starts[d], starts[d + 1])
+    }
     for row, count in zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True):
         body = row[:count]
         assert (body[0], body[-1], set(row[count:]) <= {0}) == (1, 2, True)
@@ -67,7 +80,9 @@ def test_sentences_stay_whole_where_they_fit() -> None:
 
 @pytest.mark.parametrize("plan", [plan_full, plan_pairs])
 def test_plans_replay(plan: object) -> None:
-    tokens = _corpus([[random.Random(i).randint(2, 9) for _ in range(20)] for i in range(12)])
+    tokens = _corpus(
+        [[random.Random(i).randint(2, 9) for _ in range(20)] for i in range(12)]
+    )
 
     def made(seed: int, epoch: int) -> tuple[list[list[int]], list[int]]:
         result: Plan = plan(tokens, 32, seed, epoch)  # type: ignore[operator]
@@ -96,7 +111,9 @@ def test_pairs_are_what_their_labels_say() -> None:
         assert (a0 // size != b0 // size) == random_next
         assert random_next or a1 <= b0 < a1 + 2 * 64
     batch = gather(tokens, plan, np.arange(8), SPECIALS)
-    for row, segments, length in zip(batch.ids, batch.segments, batch.lengths, strict=True):
+    for row, segments, length in zip(
+        batch.ids, batch.segments, batch.lengths, strict=True
+    ):
         first, second = np.flatnonzero(row == SPECIALS.sep)
         assert (row[0], second) == (SPECIALS.cls, length - 1)
         assert segments.tolist() == [0] * (first + 1) + [1] * (second - first) + [0] * (
@@ -157,7 +174,9 @@ def test_shortening_is_the_originals(room: int) -> None:
     assert abs(np.std(fronts) - np.std(theirs)) < 0.25
 
 
-def _google_pairs(docs: list[list[int]], room: int, rng: random.Random) -> list[tuple[int, bool]]:
+def _google_pairs(
+    docs: list[list[int]], room: int, rng: random.Random
+) -> list[tuple[int, bool]]:
     """`create_instances_from_document` of the original: tokens used and label of each pair.
 
     The target length is drawn once, before the loop over a document's sentences.
@@ -194,7 +213,9 @@ def _google_pairs(docs: list[list[int]], room: int, rng: random.Random) -> list[
 def test_pairs_have_the_originals_statistics() -> None:
     """Number of pairs, mean length and share of random ones, against its loop; 2 % apart."""
     draw = random.Random(8)
-    shape = [[draw.randint(3, 25) for _ in range(draw.randint(1, 60))] for _ in range(300)]
+    shape = [
+        [draw.randint(3, 25) for _ in range(draw.randint(1, 60))] for _ in range(300)
+    ]
     tokens, room = _corpus(shape), 61
     mine = [plan_pairs(tokens, 64, 0, epoch) for epoch in range(4)]
     theirs = [pair for _ in range(4) for pair in _google_pairs(shape, room, draw)]
@@ -236,7 +257,8 @@ def test_the_papers_preset_takes_a_tenth_of_its_steps_on_long_sequences() -> Non
     draw = random.Random(4)
     notes = _corpus([[draw.randint(5, 25) for _ in range(120)] for _ in range(60)])
     short, long = (
-        len(plan_pairs(notes, settings[name], 0, 0)) for name in ("length", "long_length")
+        len(plan_pairs(notes, settings[name], 0, 0))
+        for name in ("length", "long_length")
     )
     long_steps = settings["long_cycles"] * long
     steps = long_steps + (settings["keep_cycle"] - settings["long_cycles"]) * short
@@ -263,4 +285,6 @@ def test_what_is_refused() -> None:
             plan(empty, 128, 0, 0)
         with pytest.raises(ConfigError, match="hold no text"):
             plan(tokens, 2, 0, 0)
-    assert len(plan_pairs(tokens, 128, 0, 0)) == 1  # one document: B can only be its own
+    assert (
+        len(plan_pairs(tokens, 128, 0, 0)) == 1
+    )  # one document: B can only be its own

@@ -31,7 +31,9 @@ def test_equals_the_library_and_names_what_is_new(bert: Path) -> None:
     expected = transformers.BertModel.from_pretrained(bert).eval()(ids)[0]
     assert torch.equal(model(ids)[0], expected)
     names = {"num_labels": 3, "id2label": {0: "O", 1: "B", 2: "I"}}
-    _, tagger, missing = open_pretrained(bert, "AutoModelForTokenClassification", **names)
+    _, tagger, missing = open_pretrained(
+        bert, "AutoModelForTokenClassification", **names
+    )
     assert missing == ("classifier.bias", "classifier.weight")
     assert tagger.config.id2label[2] == "I"
 
@@ -49,14 +51,17 @@ def test_new_weights_are_the_same_each_time(bert: Path) -> None:
 
 
 def test_another_shape_is_new(bert: Path, tmp_path: Path) -> None:
-    transformers.BertForTokenClassification.from_pretrained(bert, num_labels=5).save_pretrained(
-        tmp_path
-    )
+    transformers.BertForTokenClassification.from_pretrained(
+        bert, num_labels=5
+    ).save_pretrained(tmp_path)
     save_tokenizer(tmp_path, WORDS)
     with pytest.raises(ModelError, match="cannot be loaded"):
         open_pretrained(tmp_path, "AutoModelForTokenClassification", num_labels=3)
     _, model, missing = open_pretrained(
-        tmp_path, "AutoModelForTokenClassification", num_labels=3, ignore_mismatched_sizes=True
+        tmp_path,
+        "AutoModelForTokenClassification",
+        num_labels=3,
+        ignore_mismatched_sizes=True,
     )
     assert missing == ("classifier.bias", "classifier.weight")
     assert model.classifier.weight.shape == (3, 16)
@@ -71,7 +76,9 @@ def test_refuses(bert: Path, tmp_path: Path) -> None:
     path = tmp_path / "m"
     shutil.copytree(bert, path)
     save_tokenizer(path, [*WORDS, "zz"])
-    with pytest.raises(ModelError, match=r"tokenizer has 16 tokens, the model's vocabulary 15"):
+    with pytest.raises(
+        ModelError, match=r"tokenizer has 16 tokens, the model's vocabulary 15"
+    ):
         open_pretrained(path, "AutoModel")
     save_tokenizer(path, WORDS[:-1])  # fewer tokens than rows are common: padded tables
     open_pretrained(path, "AutoModel")
@@ -95,7 +102,9 @@ def test_written_folder_says_no_place(bert: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["bert", "evil"])
-def test_code_in_a_directory_is_never_run(bert: Path, tmp_path: Path, model_type: str) -> None:
+def test_code_in_a_directory_is_never_run(
+    bert: Path, tmp_path: Path, model_type: str
+) -> None:
     """Neither an `auto_map` of a known type of model nor one of an unknown type is followed."""
     folder = tmp_path / "model"
     shutil.copytree(bert, folder)

@@ -20,23 +20,43 @@ TARGET = torch.tensor([[2, 5, 6, 7], [2, 9, 8, 1]])
 
 
 def bert() -> Any:
-    sizes = {"vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 48}
-    config = transformers.BertConfig(num_attention_heads=4, initializer_range=0.4, **sizes)
+    sizes = {
+        "vocab_size": 20,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "intermediate_size": 48,
+    }
+    config = transformers.BertConfig(
+        num_attention_heads=4, initializer_range=0.4, **sizes
+    )
     torch.manual_seed(0)
     return transformers.BertModel(config).eval()
 
 
 def bart() -> Any:
-    sizes = {"vocab_size": 20, "d_model": 32, "max_position_embeddings": 24, "init_std": 0.4}
+    sizes = {
+        "vocab_size": 20,
+        "d_model": 32,
+        "max_position_embeddings": 24,
+        "init_std": 0.4,
+    }
     for side in ("encoder", "decoder"):
-        sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 48}
+        sizes |= {
+            f"{side}_layers": 2,
+            f"{side}_attention_heads": 4,
+            f"{side}_ffn_dim": 48,
+        }
     torch.manual_seed(0)
     return transformers.BartModel(transformers.BartConfig(**sizes)).eval()
 
 
 def run(model: Any, mask: torch.Tensor, **options: Any) -> torch.Tensor:
     """The last states of either kind."""
-    given = {"decoder_input_ids": TARGET, "use_cache": False} if hasattr(model, "decoder") else {}
+    given = (
+        {"decoder_input_ids": TARGET, "use_cache": False}
+        if hasattr(model, "decoder")
+        else {}
+    )
     with torch.no_grad():
         return model(IDS, attention_mask=mask, **given, **options).last_hidden_state
 
@@ -83,14 +103,18 @@ def test_attention_equals_numpy(case: str) -> None:
     if case == "padded":
         seen[1, :, 2:] = False
         mask = torch.from_numpy(seen)[:, None]
-    out, _ = prompt_attention(module, q, k, v, mask, scaling=size**-0.5, prompts={module: pair})
+    out, _ = prompt_attention(
+        module, q, k, v, mask, scaling=size**-0.5, prompts={module: pair}
+    )
     assert out.shape == (2, queries, heads, size)
     every = np.concatenate([seen, np.ones((2, queries, count), bool)], axis=2)
     for row in range(2):
         for head in range(heads):
             whole_keys = torch.cat([k[row, head], pair[0][head]])
             whole_values = torch.cat([v[row, head], pair[1][row, head]])
-            wanted = attend(q[row, head], whole_keys, whole_values, every[row], 1 / np.sqrt(size))
+            wanted = attend(
+                q[row, head], whole_keys, whole_values, every[row], 1 / np.sqrt(size)
+            )
             np.testing.assert_allclose(out[row, :, head], wanted, atol=1e-5)
 
 
@@ -101,7 +125,9 @@ def test_padding_does_not_matter(make: Any) -> None:
     attentions = install(model)
     prompts = joined(attentions, Prompts(len(attentions), 4, 32, count=3, hidden=8)())
     together = run(model, MASK, prompts=prompts)[1]
-    options = {} if make is bert else {"decoder_input_ids": TARGET[1:], "use_cache": False}
+    options = (
+        {} if make is bert else {"decoder_input_ids": TARGET[1:], "use_cache": False}
+    )
     with torch.no_grad():
         alone = model(IDS[1:, :3], prompts=prompts, **options).last_hidden_state[0]
     size = 3 if make is bert else 4
@@ -114,7 +140,9 @@ def test_which_attentions() -> None:
     model = bart()
     names = {module: name for name, module in model.named_modules()}
     assert [names[m] for m in install(model)] == [
-        f"{side}.layers.{layer}.self_attn" for side in ("encoder", "decoder") for layer in (0, 1)
+        f"{side}.layers.{layer}.self_attn"
+        for side in ("encoder", "decoder")
+        for layer in (0, 1)
     ]
     model = bert()
     names = {module: name for name, module in model.named_modules()}
@@ -141,7 +169,9 @@ def test_projection_equals_numpy() -> None:
     """A loop over layers, prompts and heads in float64. [tagsets eq 15]"""
     prompts = Prompts(2, (4, 2), 8, count=3, hidden=5, seed=3)
     assert sorted(dict(prompts.named_parameters())) == ["q", "w1", "w2"]
-    q, w1, w2 = (p.detach().double().numpy() for p in (prompts.q, prompts.w1, prompts.w2))
+    q, w1, w2 = (
+        p.detach().double().numpy() for p in (prompts.q, prompts.w1, prompts.w2)
+    )
     pairs = prompts()
     for layer, heads in enumerate((4, 2)):
         size = 8 // heads
@@ -149,7 +179,9 @@ def test_projection_equals_numpy() -> None:
             both = np.tanh(q[c] @ w1[layer]) @ w2[layer]
             for head in range(heads):
                 part = slice(head * size, head * size + size)
-                for found, wanted in zip(pairs[layer], (both[:8], both[8:]), strict=True):
+                for found, wanted in zip(
+                    pairs[layer], (both[:8], both[8:]), strict=True
+                ):
                     assert found.shape == (heads, 3, size)
                     np.testing.assert_allclose(
                         found[head, c].detach(), wanted[part], atol=1e-6, rtol=1e-5

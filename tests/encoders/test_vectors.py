@@ -41,12 +41,23 @@ def test_any_layout_of_the_file(tmp_path: Path) -> None:
     loaded = load_vectors(_write(tmp_path / "v.txt", text))
     rows = {w: loaded.table[r].tolist() for w, r in loaded.index.items()}
     assert rows == {"the": [1, 2], "α": [3, 4], "at name.com": [5, 6], "7": [7, 8]}
-    assert loaded.rows(["the", "THE", "The", "unknown", "α", "Α"]).tolist() == [1, 1, 1, 0, 2, 2]
+    assert loaded.rows(["the", "THE", "The", "unknown", "α", "Α"]).tolist() == [
+        1,
+        1,
+        1,
+        0,
+        2,
+        2,
+    ]
 
 
 def test_exact_form_before_lower_case(tmp_path: Path) -> None:
     loaded = load_vectors(_write(tmp_path / "v.txt", "us 1 1\nUS 2 2\n"))
-    assert [loaded.table[r][0].item() for r in loaded.rows(["US", "us", "Us"])] == [2.0, 1.0, 1.0]
+    assert [loaded.table[r][0].item() for r in loaded.rows(["US", "us", "Us"])] == [
+        2.0,
+        1.0,
+        1.0,
+    ]
 
 
 def test_read_once_and_again_when_changed(tmp_path: Path) -> None:
@@ -94,12 +105,16 @@ def test_published_glove(corpora: Path) -> None:
     path = corpora / "vectors" / "glove.twitter.27B.25d.12k.txt"
     loaded = load_vectors(path)
     lines = path.read_text(encoding="utf-8").splitlines()
-    expected = np.array([[float(x) for x in line.split(" ")[1:]] for line in lines], np.float32)
+    expected = np.array(
+        [[float(x) for x in line.split(" ")[1:]] for line in lines], np.float32
+    )
     np.testing.assert_array_equal(loaded.table[1:].numpy(), expected)
     assert loaded.index["the"] == 1
 
 
-def binary(path: Path, words: list[bytes], values: np.ndarray, between: bytes = b"") -> Path:
+def binary(
+    path: Path, words: list[bytes], values: np.ndarray, between: bytes = b""
+) -> Path:
     """word2vec's binary format, written byte by byte; `between` ends a word's line."""
     head = f"{len(words)} {values.shape[1]}\n".encode()
     rows = [
@@ -136,7 +151,9 @@ def test_the_binary_format_is_read(tmp_path: Path, between: bytes) -> None:
         (b"1 2\nC1234567890" + struct.pack("<2f", 1, 2), "word 1: 2 finite numbers"),
     ],
 )
-def test_a_damaged_binary_file_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+def test_a_damaged_binary_file_is_refused(
+    tmp_path: Path, content: bytes, told: str
+) -> None:
     (tmp_path / "v.bin").write_bytes(content)
     with pytest.raises(ModelError, match=f"v.bin: {told}"):
         load_vectors(tmp_path / "v.bin")

@@ -26,10 +26,16 @@ from fednotes.engines.inprocess import InProcess
 NAMES = ("tensors.safetensors", "facts.json", "manifest.json")
 JUNK = st.one_of(
     st.binary(max_size=80),
-    st.sampled_from([b"", b"{}", b"[]", b"null", b"[" * 100_000, b'{"a":' * 5_000, b"\xff\xfe"]),
-    st.sampled_from([b'{"format":1}', b'{"format":1,"sha256":{}}', b'{"format":1,"sha256":null}']),
+    st.sampled_from(
+        [b"", b"{}", b"[]", b"null", b"[" * 100_000, b'{"a":' * 5_000, b"\xff\xfe"]
+    ),
+    st.sampled_from(
+        [b'{"format":1}', b'{"format":1,"sha256":{}}', b'{"format":1,"sha256":null}']
+    ),
 )
-VALUES: Any = st.sampled_from([None, True, -1, 1.5, "x", [], {}, [1], {"a": None}, "9" * 30, [[]]])
+VALUES: Any = st.sampled_from(
+    [None, True, -1, 1.5, "x", [], {}, [1], {"a": None}, "9" * 30, [[]]]
+)
 DTYPES = (torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float64)
 
 
@@ -53,7 +59,11 @@ def sealed(folder: Path, facts: Any, tensors: dict[str, torch.Tensor]) -> None:
 @st.composite
 def damages(draw: Any) -> Callable[[Path], str]:
     """Something that may happen to a folder. "" if it may still be whole then."""
-    kind = draw(st.sampled_from(["cut", "junk", "gone", "flip", "facts", "key", "dtype", "shape"]))
+    kind = draw(
+        st.sampled_from(
+            ["cut", "junk", "gone", "flip", "facts", "key", "dtype", "shape"]
+        )
+    )
     name, number = draw(st.sampled_from(NAMES)), draw(st.integers(0))
     junk, value = draw(JUNK), draw(VALUES)
 
@@ -111,7 +121,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 LONG = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
@@ -172,14 +184,19 @@ def test_all_damaged_names_the_reason(whole: dict[str, Path], tmp_path: Path) ->
     for folder in (tmp_path / "c").glob("round-*"):
         (folder / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(
-        ModelError, match=r"start again without --resume \(the newest: .*nested too deep"
+        ModelError,
+        match=r"start again without --resume \(the newest: .*nested too deep",
     ):
         embedded(tmp_path / "c", resume=True)
 
 
-@pytest.mark.parametrize("sums", ["{}", "null", '{"facts.json": ""}', '{"facts.json": "", "x": 1}'])
+@pytest.mark.parametrize(
+    "sums", ["{}", "null", '{"facts.json": ""}', '{"facts.json": "", "x": 1}']
+)
 def test_a_file_without_its_checksum_is_refused(tmp_path: Path, sums: str) -> None:
     save_state(tmp_path / "s", {"w": torch.ones(2)}, {})
     (tmp_path / "s" / "manifest.json").write_text(f'{{"format": 1, "sha256": {sums}}}')
-    with pytest.raises(ModelError, match=r"not a checksum for each file|not a readable"):
+    with pytest.raises(
+        ModelError, match=r"not a checksum for each file|not a readable"
+    ):
         load_state(tmp_path / "s")

@@ -44,7 +44,11 @@ def test_a_site_is_sent_again_what_it_missed(tmp_path: Path) -> None:
     net.sent.clear()
     assert engine.sum("train", round=1).included == SITES
     sent = {site: request for site, request, _ in net.sent if request.task == "train"}
-    assert {s: bool(r.tensors) for s, r in sent.items()} == {"a": False, "b": True, "c": False}
+    assert {s: bool(r.tensors) for s, r in sent.items()} == {
+        "a": False,
+        "b": True,
+        "c": False,
+    }
     assert torch.equal(sent["b"].tensors["x"], x["x"])
     frames = {id(frame) for site, request, frame in net.sent if request.task == "train"}
     assert len(frames) == 2  # sites that are sent the same have the same object
@@ -77,9 +81,13 @@ def test_late_joiners_do_what_was_asked_before_the_first_round(tmp_path: Path) -
 def test_it_waits_for_enough_sites_and_says_so_and_may_give_up(tmp_path: Path) -> None:
     net, events = toys(tmp_path, down={"a", "c"}), list[Event]()
     engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append)
-    with pytest.raises(TrainingError, match=r"no answer from a, c to '@begin' in 3.. seconds"):
+    with pytest.raises(
+        TrainingError, match=r"no answer from a, c to '@begin' in 3.. seconds"
+    ):
         engine.sum("count")
-    assert "'@begin': waiting for a, c, 1 have answered" in {event.text for event in events}
+    assert "'@begin': waiting for a, c, 1 have answered" in {
+        event.text for event in events
+    }
     assert 300 <= net.now < 320
 
 
@@ -108,7 +116,9 @@ def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"'hop': 0 sites can be added, 3 are needed: site 'a' has no task 'hop'; site"):  # fmt: skip  # noqa: E501
         net.engine(SITES, notify=events.append).sum("hop")
     (tmp_path / "server" / "run.json").unlink()
-    with pytest.raises(TrainingError, match="too few sites can take part: site 'a' has approved"):
+    with pytest.raises(
+        TrainingError, match="too few sites can take part: site 'a' has approved"
+    ):
         net.engine(SITES, job="other").sum("count")
     assert {event.kind for event in events} == {"joined", "refused"}
 
@@ -119,14 +129,20 @@ def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
         (Update({"least": torch.ones(5)}, 1.0), 0, "shape (5,), expected (4,)"),
         (Update({"other": torch.ones(4)}, 1.0), 0, "tensor 'least' is missing"),
         (Update({"least": torch.ones(4).double()}, 1.0), 0, "type torch.float64"),
-        (Update({"least": torch.full((4,), 99.0)}, 1.0), 50, "norm is above 50 (it is 198)"),
+        (
+            Update({"least": torch.full((4,), 99.0)}, 1.0),
+            50,
+            "norm is above 50 (it is 198)",
+        ),
     ],
 )
 def test_a_bad_update_is_left_out_and_undone_at_its_site(
     update: Update, most: float, reason: str, tmp_path: Path
 ) -> None:
     net, events = toys(tmp_path), list[Event]()
-    engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append, max_norm=most)
+    engine = net.engine(
+        SITES, replace(STRICT, min_sites=2), notify=events.append, max_norm=most
+    )
     x = {"x": torch.ones(4)}
     net.host("b")._ready()
     bad = mock.patch.object(net.host("b")._site, "train", return_value=update)
@@ -153,7 +169,9 @@ class Scripted:
     def __init__(self, *replies: Reply) -> None:
         self.left = list(replies)
 
-    def exchange(self, frames: Mapping[str, Frame], **limits: Any) -> Iterator[tuple[str, Frame]]:
+    def exchange(
+        self, frames: Mapping[str, Frame], **limits: Any
+    ) -> Iterator[tuple[str, Frame]]:
         yield "a", encode(self.left.pop(0))
 
 
@@ -169,10 +187,14 @@ def asked(counted: int, *replies: Reply) -> tuple[Answers, list[tuple[str, str]]
         progress=RunState(9, {"a": counted}, {"a": 0}),
         sleep=lambda seconds: None,
     )
-    return members.ask({"a": Request(JOB, 3, 9, "t", counted={"a": counted})}, least=1), told
+    return members.ask(
+        {"a": Request(JOB, 3, 9, "t", counted={"a": counted})}, least=1
+    ), told
 
 
-@pytest.mark.parametrize("other", [{"job": "job-2"}, {"run": 2}, {"number": 8}], ids=str)
+@pytest.mark.parametrize(
+    "other", [{"job": "job-2"}, {"run": 2}, {"number": 8}], ids=str
+)
 def test_a_reply_to_another_request_is_dropped(other: dict[str, Any]) -> None:
     right = Reply(JOB, 3, 9, "a", Update({"x": torch.ones(1)}))
     answers, told = asked(0, replace(right, **other), right)
@@ -192,7 +214,10 @@ def test_what_is_attached_has_a_size_limit_too(monkeypatch: pytest.MonkeyPatch) 
         assert ("a" in answers.replies) == taken
         if not taken:
             assert told == [("refused", "site 'a' attached 40 bytes, 39 are accepted")]
-            assert (answers.refused["a"].has, answers.refused["a"].attached) == (4, Attached())
+            assert (answers.refused["a"].has, answers.refused["a"].attached) == (
+                4,
+                Attached(),
+            )
 
 
 # what is kept
@@ -226,7 +251,9 @@ def test_a_checkpoint_is_due_after_some_time_too(tmp_path: Path) -> None:
     assert names == ["round-00000004", "round-00000005"]
 
 
-def test_a_full_disk_at_the_server_ends_the_run_and_it_can_go_on(tmp_path: Path) -> None:
+def test_a_full_disk_at_the_server_ends_the_run_and_it_can_go_on(
+    tmp_path: Path,
+) -> None:
     net = toys(tmp_path)
     whole = toy_job(Net(net.makes, tmp_path / "whole").engine(SITES), {})
 
@@ -247,14 +274,22 @@ def test_a_full_disk_at_the_server_ends_the_run_and_it_can_go_on(tmp_path: Path)
 def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
     net = toys(tmp_path)
     toy_job(net.engine(SITES), {})
-    with pytest.raises(ModelError, match="the checkpoint is of sites a, b, c, the job has a, c"):
+    with pytest.raises(
+        ModelError, match="the checkpoint is of sites a, b, c, the job has a, c"
+    ):
         net.engine(("a", "c"))
-    with pytest.raises(ModelError, match="holds job job-1, this is job other: take another"):
+    with pytest.raises(
+        ModelError, match="holds job job-1, this is job other: take another"
+    ):
         net.engine(SITES, job="other")
     (tmp_path / "server" / "run.json").write_text("?")
-    with pytest.raises(ModelError, match="damaged; write the number of this job's starts"):
+    with pytest.raises(
+        ModelError, match="damaged; write the number of this job's starts"
+    ):
         net.engine(SITES)
-    with pytest.raises(TrainingError, match="4 or more with different names are needed"):
+    with pytest.raises(
+        TrainingError, match="4 or more with different names are needed"
+    ):
         net.engine(SITES, Patience(min_sites=4))
     with pytest.raises(ConfigError, match="timeout = 0: more than 0 is needed"):
         Patience(timeout=0)

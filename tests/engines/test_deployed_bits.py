@@ -22,7 +22,13 @@ from fednotes.core.types import TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import fedner, personal
-from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
+from fednotes.methods.averaging import (
+    Averaging,
+    AveragingSite,
+    Server,
+    Step,
+    run_cycles,
+)
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
@@ -56,7 +62,10 @@ class Squares(Step):
         return len(self.x)
 
     def loss(self, batch: Sequence[Any]) -> torch.Tensor:
-        found = torch.tanh(self.x @ self.values["w"].T + self.values["b"]) + self.values["own"]
+        found = (
+            torch.tanh(self.x @ self.values["w"].T + self.values["b"])
+            + self.values["own"]
+        )
         return found.square().mean()
 
 
@@ -101,7 +110,10 @@ def average(config: Averaging) -> Any:
 
         server = Server(config, START, judged, engine.resume())
         run_cycles(engine, server)
-        return {**server.result, "best": torch.tensor(server.best.score, dtype=torch.float64)}
+        return {
+            **server.result,
+            "best": torch.tensor(server.best.score, dtype=torch.float64),
+        }
 
     return job
 
@@ -130,7 +142,10 @@ METHODS = {
     ),
     "shared batches": (lambda n: Fit(3 * n, SHARED), average(SHARED)),
     "fedner": (platform, train_ner),
-    "word rows": (lambda n: platform(n, BY_ROWS), lambda engine: train_ner(engine, BY_ROWS)),
+    "word rows": (
+        lambda n: platform(n, BY_ROWS),
+        lambda engine: train_ner(engine, BY_ROWS),
+    ),
     "personal": None,  # needs an encoder
 }
 
@@ -141,7 +156,12 @@ def two_models(encoder: Path) -> tuple[Any, Any]:
     sites[1:] = [replace(site, tags=TagSet(("Drug", "Dose"))) for site in sites[1:]]
     model = TokenClassifierConfig(encoder=str(encoder), train="lora", rank=2)
     config = personal.Config(
-        model=model, cycles=2, batch="shared", server="nesterov", batch_size=6, keep_cycle=-1
+        model=model,
+        cycles=2,
+        batch="shared",
+        server="nesterov",
+        batch_size=6,
+        keep_cycle=-1,
     )
     settings = personal.for_sites(config, sites)
     return (
@@ -165,7 +185,9 @@ def test_the_bits_are_those_of_the_embedded_engine(
 ) -> None:
     """With every site needed, whatever is lost, repeated or killed: the server's result and
     what is private to each site."""
-    monkeypatch.setattr(secrets, "randbits", lambda bits: 5)  # of marks, part of a site's state
+    monkeypatch.setattr(
+        secrets, "randbits", lambda bits: 5
+    )  # of marks, part of a site's state
     make, job = METHODS[method] or two_models(request.getfixturevalue("bert"))
     members: list[SiteTasks] = [make(n) for n in range(3)]  # type: ignore[operator]
     expected = job(InProcess(members))
@@ -182,7 +204,9 @@ def test_the_bits_are_those_of_the_embedded_engine(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_with_some_sites_the_bits_follow_from_who_took_part(seed: int, tmp_path: Path) -> None:
+def test_with_some_sites_the_bits_follow_from_who_took_part(
+    seed: int, tmp_path: Path
+) -> None:
     """The toy job in NumPy, told who was in which sum, after random faults."""
     net = toys(tmp_path, random.Random(seed), left=1)
     took: dict[tuple[int, str], tuple[str, ...]] = {}
@@ -190,6 +214,9 @@ def test_with_some_sites_the_bits_follow_from_who_took_part(seed: int, tmp_path:
     while found is None:
         try:
             found = toy_job(net.engine(SITES, policy), took)
-        except (ServerKilled, TrainingError):  # too few were left in the middle of a round
+        except (
+            ServerKilled,
+            TrainingError,
+        ):  # too few were left in the middle of a round
             continue
     assert found.tobytes() == by_hand(took).tobytes()

@@ -45,14 +45,20 @@ X, Y = {"x": torch.ones(4)}, {"x": torch.full((4,), 2.0)}
 class Server:
     """Numbers requests and counts every answer, as a faultless server does."""
 
-    def __init__(self, host: SiteHost, run: int = 1, number: int = 0, counted: int = 0) -> None:
+    def __init__(
+        self, host: SiteHost, run: int = 1, number: int = 0, counted: int = 0
+    ) -> None:
         self.host, self.run, self.number, self.counted = host, run, number, counted
         self.marks: list[tuple[int, int]] = []
 
-    def request(self, task: str, tensors: Tensors | None = None, **fields: Any) -> Request:
+    def request(
+        self, task: str, tensors: Tensors | None = None, **fields: Any
+    ) -> Request:
         self.number += 1
         fields = {"counted": {"b": self.counted}} | fields
-        return Request(JOB, self.run, self.number, task, tensors=tensors or {}, **fields)
+        return Request(
+            JOB, self.run, self.number, task, tensors=tensors or {}, **fields
+        )
 
     def send(self, request: Request) -> Reply:
         return decode_reply(self.host.handle(encode(request)))
@@ -113,7 +119,11 @@ def send(site: SiteHost, request: Request) -> Reply:
 
 
 def finished(site: SiteHost, number: int, counted: int, run: int = 1) -> float:
-    return own(send(site, Request(JOB, run, number, "finish", tensors=X, counted={"b": counted})))
+    return own(
+        send(
+            site, Request(JOB, run, number, "finish", tensors=X, counted={"b": counted})
+        )
+    )
 
 
 def test_a_repeated_request_gets_the_stored_reply_and_is_not_done_again(
@@ -147,9 +157,15 @@ def test_old_requests_are_refused_and_change_nothing(tmp_path: Path) -> None:
     assert own(server.ask("finish", X)) == reference(1)
 
 
-@pytest.mark.parametrize(("keeping", "nbytes"), [(0.0, 2**29), (1e9, 2**29), (1e9, 400)])
+@pytest.mark.parametrize(
+    ("keeping", "nbytes"), [(0.0, 2**29), (1e9, 2**29), (1e9, 400)]
+)
 def test_a_restarted_site_goes_on_with_the_same_bits(
-    server: Server, tmp_path: Path, keeping: float, nbytes: int, monkeypatch: pytest.MonkeyPatch
+    server: Server,
+    tmp_path: Path,
+    keeping: float,
+    nbytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Restarted between any two requests, with states written each round, or never but at
     checkpoints, or by size."""
@@ -179,7 +195,9 @@ def test_a_task_without_tensors_means_those_told_last_also_after_a_restart(
     assert own(server.ask("finish", X)) == reference(3)
 
 
-def test_the_server_can_go_back_to_its_last_two_checkpoints_but_no_further(tmp_path: Path) -> None:
+def test_the_server_can_go_back_to_its_last_two_checkpoints_but_no_further(
+    tmp_path: Path,
+) -> None:
     for back in (0, 1, 2, 3):
         folder = tmp_path / str(back)
         server = Server(host(folder))
@@ -221,7 +239,9 @@ def test_little_is_kept(tmp_path: Path) -> None:
 # what goes wrong
 
 
-def test_failures_are_refusals_in_one_line_without_text_and_leave_no_trace(tmp_path: Path) -> None:
+def test_failures_are_refusals_in_one_line_without_text_and_leave_no_trace(
+    tmp_path: Path,
+) -> None:
     lines: list[str] = []
     server = Server(host(tmp_path, tell=lines.append))
     server.train(0)
@@ -234,7 +254,10 @@ def test_failures_are_refusals_in_one_line_without_text_and_leave_no_trace(tmp_p
         return task
 
     for error, said in (
-        (KeyError("Mrs Smith"), r"site 'b': the task failed (KeyError at test_host.py:"),
+        (
+            KeyError("Mrs Smith"),
+            r"site 'b': the task failed (KeyError at test_host.py:",
+        ),
         (RuntimeError("line 1\nMrs Smith"), "(RuntimeError at"),
         (RefusedError("not\ntoday"), "not today"),
     ):
@@ -248,9 +271,13 @@ def test_failures_are_refusals_in_one_line_without_text_and_leave_no_trace(tmp_p
 
 
 def test_an_update_that_is_not_finite_does_not_leave(server: Server) -> None:
-    with mock.patch.object(Toy, "train", return_value=Update({"x": torch.tensor([torch.nan])})):
+    with mock.patch.object(
+        Toy, "train", return_value=Update({"x": torch.tensor([torch.nan])})
+    ):
         assert "tensor 'x' is not finite" in server.train(0).refusal
-    with mock.patch.object(Toy, "train", return_value=Update({}, 1.0, {"n": torch.inf})):
+    with mock.patch.object(
+        Toy, "train", return_value=Update({}, 1.0, {"n": torch.inf})
+    ):
         assert server.train(0).refusal.endswith("the metric 'n' is not finite")
     assert own(server.ask("finish", X)) == reference(0)
 
@@ -261,7 +288,10 @@ def test_requests_that_may_not_be(server: Server) -> None:
         assert f"site 'b' has no task '{task}'" in server.ask(task).refusal
     assert "takes part in no secure sum" in server.ask("@keys").refusal
     other = replace(server.request("train", X), job="other")
-    assert "has approved job job-1, the request is of job other" in server.send(other).refusal
+    assert (
+        "has approved job job-1, the request is of job other"
+        in server.send(other).refusal
+    )
     assert "does not name site 'b'" in server.ask("train", counted={"a": 1}).refusal
     wrong = server.ask("train", X, first=True, options={"rate": 1})
     assert "takes other options than rate" in wrong.refusal
@@ -276,7 +306,10 @@ def test_a_site_that_is_behind_says_where_it_is(server: Server) -> None:
     has = server.counted
     server.counted = 40
     reply = server.train(1)
-    assert f"has no state after request 40: it has the one after request {has}" in reply.refusal
+    assert (
+        f"has no state after request 40: it has the one after request {has}"
+        in reply.refusal
+    )
     assert reply.has == has
 
 
@@ -288,7 +321,11 @@ def test_a_full_disk_is_a_refusal_for_now(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     request = server.request("train", X, first=True, options={"round": 1})
-    for module, name in ((store.os, "replace"), (core_tensors, "save_file"), (store.os, "fsync")):
+    for module, name in (
+        (store.os, "replace"),
+        (core_tensors, "save_file"),
+        (store.os, "fsync"),
+    ):
         with mock.patch.object(module, name, full):
             reply = server.send(request)
         assert "No space left on device" in reply.refusal
@@ -324,9 +361,13 @@ def test_damage_on_disk_is_found_and_less_is_kept(
     assert own(reply) == reference(left)
 
 
-def test_cut_files_of_a_killed_process_are_cleared(server: Server, tmp_path: Path) -> None:
+def test_cut_files_of_a_killed_process_are_cleared(
+    server: Server, tmp_path: Path
+) -> None:
     server.train(0)
-    shutil.copytree(tmp_path / "states" / "00000000", tmp_path / "states" / ".00000003.9.tmp")
+    shutil.copytree(
+        tmp_path / "states" / "00000000", tmp_path / "states" / ".00000003.9.tmp"
+    )
     (tmp_path / "journal" / "00000002.reply").write_bytes(b"cut")
     (tmp_path / "journal" / ".00000002.request.9.tmp").write_bytes(b"cut")
     server.host = host(tmp_path)
@@ -366,7 +407,9 @@ def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:
     server.counted = request.number
     refused = server.ask("share", options={"sizes": 3})
     assert (refused.refusal, refused.later) == ("outside the allowed hours", True)
-    assert server.ask("send", {"scale": torch.ones(4)}).refusal.startswith("too few tokens")
+    assert server.ask("send", {"scale": torch.ones(4)}).refusal.startswith(
+        "too few tokens"
+    )
     assert [(task, update is None) for task, _, update in guard.left] == [
         ("train", False), ("train", True), ("share", True), ("send", True)
     ]  # fmt: skip
@@ -416,7 +459,9 @@ def test_another_job_does_not_go_on_from_what_one_left(tmp_path: Path) -> None:
         "site 'b': run1/site holds job job-1, this is job job-2: "
         "run it under another name, or delete run1/site at the site"
     )
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    } == before
     assert finished(host(folder), 2, 1) == by_toy((X, 1))
 
 
@@ -427,7 +472,9 @@ def test_a_folder_that_does_not_say_whose_it_is_is_refused(
     send(host(tmp_path), train(1, 0))
     path = tmp_path / "run.json"
     path.unlink() if text is None else path.write_text(text)
-    with pytest.raises(ModelError, match=r"run\.json does not say which job is kept there: delete"):
+    with pytest.raises(
+        ModelError, match=r"run\.json does not say which job is kept there: delete"
+    ):
         host(tmp_path)
 
 
@@ -437,7 +484,9 @@ def test_what_another_version_keeps_is_refused_with_a_remedy(tmp_path: Path) -> 
     run = tmp_path / "run.json"
     for version in ({}, {"format": VERSION + 1}, {"format": None}):
         run.write_text(json.dumps({"job": JOB, "run": 1, **version}))
-        with pytest.raises(ModelError, match=r"another version .* end it with that version"):
+        with pytest.raises(
+            ModelError, match=r"another version .* end it with that version"
+        ):
             host(tmp_path)
     assert (tmp_path / "journal" / "00000001.request").exists()
 
@@ -527,7 +576,9 @@ def test_a_request_without_its_reply_is_never_on_disk(tmp_path: Path) -> None:
     for place in (1, 2, 3):
         kept, writes = Journal(tmp_path / str(place), "b", JOB), iter(range(1, 9))
 
-        def dying(path: Path, data: Any, place: int = place, writes: Any = writes) -> None:
+        def dying(
+            path: Path, data: Any, place: int = place, writes: Any = writes
+        ) -> None:
             if next(writes) == place:
                 raise KeyboardInterrupt
             store.replace_file(path, data)
@@ -553,7 +604,8 @@ def calls(root: Path) -> Iterator[list[tuple[str, str]]]:
     def name(path: Any) -> str:
         parts = Path(path).relative_to(root).parts
         return "/".join(
-            re.sub(r"\.[0-9a-f]{16}\.(tmp|old)$", "~", p[1:]) if p[0] == "." else p for p in parts
+            re.sub(r"\.[0-9a-f]{16}\.(tmp|old)$", "~", p[1:]) if p[0] == "." else p
+            for p in parts
         )
 
     def noting(kind: str, real: Callable[..., Any], of: Callable[..., str]) -> Any:
@@ -564,7 +616,11 @@ def calls(root: Path) -> Iterator[list[tuple[str, str]]]:
         return mock.patch.object(os, kind, call)
 
     with (
-        noting("fsync", os.fsync, lambda number: name(os.readlink(f"/proc/self/fd/{number}"))),
+        noting(
+            "fsync",
+            os.fsync,
+            lambda number: name(os.readlink(f"/proc/self/fd/{number}")),
+        ),
         noting("replace", os.replace, lambda source, target: name(target)),
     ):
         yield found
@@ -581,7 +637,9 @@ def test_all_of_a_task_is_on_disk_before_its_reply_leaves(tmp_path: Path) -> Non
     with calls(tmp_path) as found:
         kept.add(1, frame(1), answer(1))
     journal_of = "site/journal"
-    assert found == written(journal_of, "00000001.reply") + written(journal_of, "00000001.request")
+    assert found == written(journal_of, "00000001.reply") + written(
+        journal_of, "00000001.request"
+    )
     with calls(tmp_path) as found:
         kept.run = 2
     assert found == written("site", "run.json")
@@ -601,7 +659,9 @@ def test_a_server_that_begins_no_round_cannot_fill_the_disk(
 ) -> None:
     monkeypatch.setattr(history, "MOST_BYTES", 3 * len(frame(1)) - 1)
     site = host(tmp_path)
-    refused = [send(site, train(n, min(n - 1, 2), first=False)).refusal for n in range(1, 5)]
+    refused = [
+        send(site, train(n, min(n - 1, 2), first=False)).refusal for n in range(1, 5)
+    ]
     assert refused[:2] == ["", ""]
     assert all("bytes of requests of one round at most" in each for each in refused[2:])
     assert len(list((tmp_path / "journal").glob("*.request"))) == 2
@@ -623,7 +683,9 @@ def test_a_question_is_opened_over_the_same_sites_alone(tmp_path: Path) -> None:
         assert now.survivors(FIRST) == ("a", "b", "c")
         for sites in (["a", "b"], ["a", "b", "c", "d"], ["a", "b", "d"]):
             for step in (now.require, now.add):
-                with pytest.raises(RefusedError, match="opened before, over the sites a, b, c;"):
+                with pytest.raises(
+                    RefusedError, match="opened before, over the sites a, b, c;"
+                ):
                     step(FIRST, sites)
     assert (tmp_path / OPENED).stat().st_mode & 0o777 == 0o600
 

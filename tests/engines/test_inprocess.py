@@ -78,12 +78,19 @@ def test_checkpoints_hold_both_sides_and_only_the_last_are_kept(tmp_path: Path) 
     assert state.round == 4
     assert toy_job(again, {}).tobytes() == found.tobytes()
     # What the sites were told before is sent once more to them, who are new.
-    assert (again.bytes_up, again.bytes_down) == (whole.bytes_up, whole.bytes_down + 3 * 16)
+    assert (again.bytes_up, again.bytes_down) == (
+        whole.bytes_up,
+        whole.bytes_down + 3 * 16,
+    )
 
 
-def test_time_goes_on_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_goes_on_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock: Iterator[float] = iter(range(0, 1000, 10))
-    monkeypatch.setattr("fednotes.engines.inprocess.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr(
+        "fednotes.engines.inprocess.time.monotonic", lambda: next(clock)
+    )
     toy_job(engine_of(directory=tmp_path), {})
     monkeypatch.setattr("fednotes.engines.inprocess.time.monotonic", lambda: 5.0)
     kept = load_state(tmp_path / "round-00000004")[1]["seconds"]
@@ -105,7 +112,11 @@ def test_without_resume_or_checkpoints_a_run_starts_afresh(tmp_path: Path) -> No
 
 def settings(vectors: Path) -> fedner.Config:
     model = TaggerConfig(
-        word_vectors=str(vectors), char_dim=3, char_filters=4, cnn_filters=5, lstm_units=3
+        word_vectors=str(vectors),
+        char_dim=3,
+        char_filters=4,
+        cnn_filters=5,
+        lstm_units=3,
     )
     return fedner.Config(model=model, batch_size=64, epochs=1, tags=DRUGS)
 
@@ -114,7 +125,11 @@ def kept(members: list[fedner.Site]) -> int:
     """Bytes of all distinct tensors that the sites hold on to, frozen tables included."""
     storages: dict[int, int] = {}
     for member in members:
-        held = [*member.model.parameters(), *member.model.buffers(), *member.best.tensors.values()]
+        held = [
+            *member.model.parameters(),
+            *member.model.buffers(),
+            *member.best.tensors.values(),
+        ]
         held += [*member.adam.state().values()]
         if member.model.vectors is not None:
             held.append(member.model.vectors.table)
@@ -124,7 +139,9 @@ def kept(members: list[fedner.Site]) -> int:
     return sum(storages.values())
 
 
-def test_a_hundred_sites_train_and_grow_with_the_trainable_state_alone(tmp_path: Path) -> None:
+def test_a_hundred_sites_train_and_grow_with_the_trainable_state_alone(
+    tmp_path: Path,
+) -> None:
     """Frozen word vectors are held once. A site adds its parameters (p floats), their best
     values (p), and the private ones' two moments (2 q) with a step each, and buffers."""
     vectors = tmp_path / "vectors.txt"
@@ -137,7 +154,9 @@ def test_a_hundred_sites_train_and_grow_with_the_trainable_state_alone(tmp_path:
         fedner.train(engine, config)
         sizes[number] = kept(members)
         assert all(m.scores["strict"]["f1"] >= 0 for m in members)
-    assert {m.share for m in members} == {1}  # a batch of 64 has one sentence for each of 100
+    assert {m.share for m in members} == {
+        1
+    }  # a batch of 64 has one sentence for each of 100
     member = members[0]
     parameters = sum(p.nbytes for p in member.model.trainable().values())
     private = sum(p.nbytes for p in member.private.values())

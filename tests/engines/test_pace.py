@@ -56,7 +56,9 @@ class Clock:
         return self.now - begun
 
 
-def host(folder: Path, site: str, make: Callable[[], Worker], clock: Clock | None) -> SiteHost:
+def host(
+    folder: Path, site: str, make: Callable[[], Worker], clock: Clock | None
+) -> SiteHost:
     """A site of three; clock: where it holds its answers back."""
     seal, pace = SecureSeal(site, SITES, job=JOB, threshold=3), clock and clock.pace()
     return SiteHost(make, folder / site, job=JOB, name=site, sealer=seal, pace=pace)
@@ -65,12 +67,16 @@ def host(folder: Path, site: str, make: Callable[[], Worker], clock: Clock | Non
 class Worker(Giver):
     """Takes its time by its own clock."""
 
-    def __init__(self, name: str, clock: Clock, rng: np.random.Generator, jitter: float) -> None:
+    def __init__(
+        self, name: str, clock: Clock, rng: np.random.Generator, jitter: float
+    ) -> None:
         super().__init__(name, [Update({"w": torch.ones(3)}, 1.0, {"n": 1.0})])
         self.clock, self.rng, self.jitter = clock, rng, jitter
 
     def give(self, tensors: dict[str, torch.Tensor]) -> Update:
-        self.clock.now += TOOK[self.id] * float(np.exp(self.jitter * self.rng.standard_normal()))
+        self.clock.now += TOOK[self.id] * float(
+            np.exp(self.jitter * self.rng.standard_normal())
+        )
         return super().give(tensors)
 
 
@@ -104,13 +110,16 @@ def right_guesses(found: dict[str, np.ndarray], rng: np.random.Generator) -> boo
     return tuple(order) == SITES
 
 
-def test_thirty_rounds_do_not_rank_three_sites_better_than_chance(tmp_path: Path) -> None:
+def test_thirty_rounds_do_not_rank_three_sites_better_than_chance(
+    tmp_path: Path,
+) -> None:
     """One order of six is right. Of 12 runs a coin gives 8 or more right ones in 0.1 % of
     all tests (the binomial tail below); without the pace every run is ranked right."""
     rng, runs, most = np.random.default_rng(7), 12, 8
     chance = 1 / len(list(permutations(SITES)))
     tail = sum(
-        comb(runs, k) * chance**k * (1 - chance) ** (runs - k) for k in range(most, runs + 1)
+        comb(runs, k) * chance**k * (1 - chance) ** (runs - k)
+        for k in range(most, runs + 1)
     )
     assert tail < 1e-3
     right = sum(
@@ -118,7 +127,10 @@ def test_thirty_rounds_do_not_rank_three_sites_better_than_chance(tmp_path: Path
         for seed in range(runs)
     )
     assert right < most
-    plain = [seen_by_the_server(tmp_path / f"plain{seed}", seed, steady=False) for seed in (1, 2)]
+    plain = [
+        seen_by_the_server(tmp_path / f"plain{seed}", seed, steady=False)
+        for seed in (1, 2)
+    ]
     assert all(right_guesses(found, rng) for found in plain)
 
 
@@ -141,7 +153,9 @@ def test_a_refusal_and_a_state_made_anew_take_a_power_of_four_too(
         clock = Clock()
         worker = Worker(site, clock, np.random.default_rng(1), 0.0)
 
-        def made(worker: Worker = worker, clock: Clock = clock, site: str = site) -> Worker:
+        def made(
+            worker: Worker = worker, clock: Clock = clock, site: str = site
+        ) -> Worker:
             clock.now += TOOK[site]
             return worker
 
@@ -164,7 +178,13 @@ def test_classes_are_powers_of_the_square_root_of_two() -> None:
 def test_a_server_that_tells_too_low_a_class_sees_a_power_of_four_alone() -> None:
     clock = Clock()
     pace = clock.pace()
-    for took, answered in ((0.30, 1.0), (0.30, 1.0), (0.9, 1.0), (1.1, 4.0), (0.1, 4.0)):
+    for took, answered in (
+        (0.30, 1.0),
+        (0.30, 1.0),
+        (0.9, 1.0),
+        (1.1, 4.0),
+        (0.1, 4.0),
+    ):
         assert clock.answered(pace, took, 0) == pytest.approx(answered)
     # 0.125 seconds, though it has taken longer before
     assert clock.answered(pace, 0.0, 2) == pytest.approx(4.0)
@@ -176,7 +196,9 @@ def test_a_server_that_tries_one_class_after_the_other_finds_a_power_of_four() -
     pace = clock.pace()
     answered = [clock.answered(pace, 0.3, told) for told in (*([6] * 3), *range(12))]
     assert answered[:3] == [pytest.approx(0.5)] * 3
-    assert answered[3:] == [pytest.approx(max(1.0, seconds_of(told))) for told in range(12)]
+    assert answered[3:] == [
+        pytest.approx(max(1.0, seconds_of(told))) for told in range(12)
+    ]
     assert slowest(pace.counts("train", 0.3)) == 8
 
 

@@ -44,7 +44,9 @@ def test_two_messages_a_sum_and_two_more_for_a_fresh_start(tmp_path: Path) -> No
     assert tasks(net) == [BEGIN, "@keys", "@shares", *["give", "@unmask"] * 3]
     frames = Counter(request.number for _, request, _ in net.sent)
     assert set(frames.values()) == {4}
-    assert len({id(frame) for _, _, frame in net.sent}) == len(frames)  # one frame for all sites
+    assert len({id(frame) for _, _, frame in net.sent}) == len(
+        frames
+    )  # one frame for all sites
 
 
 def test_where_sites_may_be_left_out_a_sum_has_one_message_more(tmp_path: Path) -> None:
@@ -89,25 +91,35 @@ def test_signed_keys_and_confirmed_lists(tmp_path: Path) -> None:
     for turn in range(2):
         check(engine.sum("give"), [updates[s][turn] for s in SITES])
     assert tasks(net)[3:] == ["give", "@confirm", "@unmask"] * 2
-    own["b"] = Ed25519Identity(b"B" * 32, own["b"].known)  # not the key that the others know
+    own["b"] = Ed25519Identity(
+        b"B" * 32, own["b"].known
+    )  # not the key that the others know
     net, engine, events, _ = network(tmp_path / "2", updates, identities=own)
     with pytest.raises(TrainingError, match="nothing was opened"):
         engine.sum("give")
-    assert any("the keys of site 'b' are not signed by it" in event.text for event in events)
+    assert any(
+        "the keys of site 'b' are not signed by it" in event.text for event in events
+    )
 
 
 # what the server sees
 
 
-def test_no_frame_that_the_server_receives_holds_a_sites_numbers(tmp_path: Path) -> None:
+def test_no_frame_that_the_server_receives_holds_a_sites_numbers(
+    tmp_path: Path,
+) -> None:
     """The bytes of every value of every site (as sent in the clear, and times the weight in
     float64) and the text of every count and weight, searched in all replies. In the clear they
     are found, so the search can find them; and the server's own sum is right."""
     updates = {
-        site: [replace(u, weight=1234.5 + i, metrics={"loss": 0.123456 + i}) for u in own]
+        site: [
+            replace(u, weight=1234.5 + i, metrics={"loss": 0.123456 + i}) for u in own
+        ]
         for i, (site, own) in enumerate(random_updates(3).items())
     }
-    plain = Net({s: lambda s=s: Giver(s, updates[s]) for s in SITES}, tmp_path / "plain")
+    plain = Net(
+        {s: lambda s=s: Giver(s, updates[s]) for s in SITES}, tmp_path / "plain"
+    )
     net, engine, _, _ = network(tmp_path / "secure", updates)
     for turn in range(3):
         check(engine.sum("give"), [updates[s][turn] for s in SITES])
@@ -121,7 +133,12 @@ def test_no_frame_that_the_server_receives_holds_a_sites_numbers(tmp_path: Path)
         for form in (value, value.double() * update.weight, value.double())
     ]
     needles = [piece for form in forms for piece in pieces(form)]
-    numbers = [n for own in updates.values() for u in own for n in (u.weight, u.metrics["loss"])]
+    numbers = [
+        n
+        for own in updates.values()
+        for u in own
+        for n in (u.weight, u.metrics["loss"])
+    ]
     needles += [str(number).encode() for number in numbers]
     needles += [np.float64(number).tobytes() for number in numbers]
     # Without the heads: a length and a checksum look like a short number once in some dozen runs.
@@ -144,7 +161,9 @@ def test_no_frame_that_the_server_receives_holds_a_sites_numbers(tmp_path: Path)
 
 def pieces(value: torch.Tensor) -> list[bytes]:
     """Eight bytes that lie together, over the whole tensor."""
-    raw = value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    raw = (
+        value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    )
     return [raw[i : i + 8] for i in range(0, len(raw) - 7, 8)]
 
 
@@ -191,7 +210,10 @@ def test_values_beyond_the_limits_of_the_last_total(
 ) -> None:
     """4,096 times the last largest sum is the limit; then the widest, and then none."""
     small, large, huge = 1e-3, 1e3, 2.0**33
-    updates = {s: [Update({"w": torch.full((3,), v)}) for v in (small, small)] for s in SITES[:3]}
+    updates = {
+        s: [Update({"w": torch.full((3,), v)}) for v in (small, small)]
+        for s in SITES[:3]
+    }
     updates["b"] += [Update({"w": torch.full((3,), v)}) for v in (large, huge)]
     net, engine, events, asked = network(tmp_path, updates, threshold=3)
     for turn in range(3):
@@ -201,19 +223,28 @@ def test_values_beyond_the_limits_of_the_last_total(
     assert tasks(net)[7:] == ["give", "@keys", "@shares", "@masked", "@unmask"]
     assert asked == dict.fromkeys(SITES[:3], 3)
     next(engine.rounds(3, 9))
-    with pytest.raises(TrainingError, match="'give' has values beyond the limits of the secure"):
+    with pytest.raises(
+        TrainingError, match="'give' has values beyond the limits of the secure"
+    ):
         engine.sum("give")
     assert [event.site for event in events if event.kind == "refused"] == ["b"]
     assert "lower the learning rate" in events[-1].text
-    assert "'w'" not in events[-1].text  # which tensor, and how large, is in the site's own log
+    assert (
+        "'w'" not in events[-1].text
+    )  # which tensor, and how large, is in the site's own log
     assert not [frame for _, frame in net.came if b"2^31" in bytes(frame)]
-    assert "tensor 'w': weight times value exceeds the secure sum's limit 2^31" in caplog.text
+    assert (
+        "tensor 'w': weight times value exceeds the secure sum's limit 2^31"
+        in caplog.text
+    )
     assert asked == dict.fromkeys(SITES[:3], 4)  # it is no use to do the task once more
 
 
 def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
     """So the sums after a restart have the same grid, and the run the same bits."""
-    updates = {s: [Update({"w": torch.rand(50) / 3}) for _ in range(4)] for s in SITES[:3]}
+    updates = {
+        s: [Update({"w": torch.rand(50) / 3}) for _ in range(4)] for s in SITES[:3]
+    }
 
     def job(engine: Any) -> bytes:
         done = engine.resume()
@@ -230,7 +261,9 @@ def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
         turn.commit(State(turn.number + 1), {}, evaluated=True)
     again = net.engine(SITES[:3], summing=SecureSum(SITES[:3], job=JOB))
     assert job(again) == whole
-    facts = json.loads((tmp_path / "server" / "round-00000004" / "facts.json").read_text())
+    facts = json.loads(
+        (tmp_path / "server" / "round-00000004" / "facts.json").read_text()
+    )
     assert set(facts["progress"]["summing"]["limits"]["give"]) == {"w"}
 
     def members() -> list[Giver]:
@@ -241,7 +274,9 @@ def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
     for turn in first.rounds(0, 3):
         first.sum("give")
         turn.commit(State(turn.number + 1), {}, evaluated=True)
-    resumed = InProcess(members(), secure=True, directory=tmp_path / "inside", resume=True)
+    resumed = InProcess(
+        members(), secure=True, directory=tmp_path / "inside", resume=True
+    )
     assert job(resumed) == whole
 
 
@@ -270,7 +305,9 @@ def test_a_site_with_another_model_is_left_out_and_named(tmp_path: Path) -> None
     engine._least = 4
     net.came.clear()
     next(engine.rounds(0, 1))
-    with pytest.raises(TrainingError, match="3 sites can be added under the secure sum, 4 are"):
+    with pytest.raises(
+        TrainingError, match="3 sites can be added under the secure sum, 4 are"
+    ):
         engine.sum("give")
     assert asked["a"] == 2  # it is no use to do the task once more
 
@@ -289,7 +326,12 @@ def test_a_restarted_site_masks_what_it_did_in_a_fresh_exchange(tmp_path: Path) 
     check(total, [updates[s][1] for s in SITES])
     assert total.included == SITES
     assert tasks(net) == ["give", "@keys", "@shares", "@masked", "@unmask"]
-    assert asked == {"a": 2, "b": 3, "c": 2, "d": 2}  # b's first was done again from its journal
+    assert asked == {
+        "a": 2,
+        "b": 3,
+        "c": 2,
+        "d": 2,
+    }  # b's first was done again from its journal
 
 
 def test_a_message_in_another_sites_name_is_refused(tmp_path: Path) -> None:
@@ -306,17 +348,23 @@ def test_a_message_in_another_sites_name_is_refused(tmp_path: Path) -> None:
 
     with mock.patch.object(SecureSeal, "stage", lying):
         assert engine.sum("give").included == ("a", "b", "c")
-    assert "site 'd' sent a message of the secure sum as 'a'" in {event.text for event in events}
+    assert "site 'd' sent a message of the secure sum as 'a'" in {
+        event.text for event in events
+    }
 
 
-@pytest.mark.parametrize("how", ["nothing", "more", "no message", "no words", "short", "names"])
+@pytest.mark.parametrize(
+    "how", ["nothing", "more", "no message", "no words", "short", "names"]
+)
 def test_malformed_answers_cost_their_site_the_sum(how: str, tmp_path: Path) -> None:
     updates = random_updates(7)
     _, engine, events, _ = network(tmp_path, updates)
     engine._least = 3
     seal = SecureSeal.seal
 
-    def broken(self: SecureSeal, request: Request, update: Update, question: bytes) -> Attached:
+    def broken(
+        self: SecureSeal, request: Request, update: Update, question: bytes
+    ) -> Attached:
         reply = seal(self, request, update, question)
         if self._site != "d":
             return reply
@@ -325,7 +373,9 @@ def test_malformed_answers_cost_their_site_the_sum(how: str, tmp_path: Path) -> 
         if how == "no words":
             return replace(reply, tensors={})
         changes = {"names": [1]} if how == "names" else {how.removeprefix("no "): None}
-        return replace(reply, facts={} if how == "nothing" else {**reply.facts, **changes})
+        return replace(
+            reply, facts={} if how == "nothing" else {**reply.facts, **changes}
+        )
 
     with mock.patch.object(SecureSeal, "seal", broken):
         total = engine.sum("give")
@@ -350,5 +400,7 @@ def test_wrong_parameters_are_refused_at_once() -> None:
         [Giver(s, [Update({"w": torch.ones(1 + (s == "d"))})]) for s in SITES],
         secure=True,
     )
-    with pytest.raises(TrainingError, match="sites 'a' and 'd' laid out different sums"):
+    with pytest.raises(
+        TrainingError, match="sites 'a' and 'd' laid out different sums"
+    ):
         wrong.sum("give")

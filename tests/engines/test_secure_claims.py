@@ -32,7 +32,9 @@ def _claiming(claims: dict[str, Sequence[str]]) -> mock._patch[object]:
     return mock.patch(SURVIVORS, survivors)
 
 
-def _federation(folder: Path, updates: dict[str, list[Update]]) -> tuple[Deployed, list[str]]:
+def _federation(
+    folder: Path, updates: dict[str, list[Update]]
+) -> tuple[Deployed, list[str]]:
     """Return an engine over four sites, any three of which open a sum, and what it reports."""
     net, *_ = network(folder, updates, threshold=3)
     events: list[str] = []
@@ -46,7 +48,9 @@ def _federation(folder: Path, updates: dict[str, list[Update]]) -> tuple[Deploye
 
 
 @pytest.mark.parametrize("claim", ["bcd", "d", "cd", "abd"])
-def test_a_claim_that_others_do_not_confirm_costs_its_author(claim: str, tmp_path: Path) -> None:
+def test_a_claim_that_others_do_not_confirm_costs_its_author(
+    claim: str, tmp_path: Path
+) -> None:
     """Three of four sites open a sum. Whoever really opened one would say so."""
     updates = random_updates(seed=1)
     engine, events = _federation(tmp_path, updates)
@@ -54,13 +58,17 @@ def test_a_claim_that_others_do_not_confirm_costs_its_author(claim: str, tmp_pat
         total = engine.sum("give")
 
     assert total.included == ("a", "b", "c")
-    blamed = [text for text in events if "reports that a sum of this task was opened" in text]
+    blamed = [
+        text for text in events if "reports that a sum of this task was opened" in text
+    ]
     assert blamed
     assert all("site 'd'" in text for text in blamed)
     assert not [text for text in events if "site 'a' was not in the sum" in text]
 
 
-def test_a_sum_that_was_opened_before_is_opened_for_the_same_sites(tmp_path: Path) -> None:
+def test_a_sum_that_was_opened_before_is_opened_for_the_same_sites(
+    tmp_path: Path,
+) -> None:
     """b, c and d opened one; a, which was away, is left out of its repetition."""
     updates = random_updates(seed=1)
     (tmp_path / OPENED).write_text('{"sum":"-1 give","sites":["b","c","d"]}\n')
@@ -69,7 +77,9 @@ def test_a_sum_that_was_opened_before_is_opened_for_the_same_sites(tmp_path: Pat
         total = engine.sum("give")
 
     assert total.included == ("b", "c", "d")
-    assert any("site 'a' was not in the sum of this task before" in text for text in events)
+    assert any(
+        "site 'a' was not in the sum of this task before" in text for text in events
+    )
 
 
 def test_a_claim_is_believed_of_the_servers_own_record_alone(tmp_path: Path) -> None:
@@ -109,7 +119,9 @@ def test_a_record_survives_a_restart_and_a_cut_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["@time x", "@time 99", "@time "])
-def test_a_count_with_an_impossible_name_costs_its_site_the_sum(name: str, tmp_path: Path) -> None:
+def test_a_count_with_an_impossible_name_costs_its_site_the_sum(
+    name: str, tmp_path: Path
+) -> None:
     updates = random_updates(seed=1)
     updates["d"] = [
         Update(update.tensors, update.weight, {**update.metrics, name: 1.0})
@@ -120,4 +132,6 @@ def test_a_count_with_an_impossible_name_costs_its_site_the_sum(name: str, tmp_p
     total = engine.sum("give")
 
     assert total.included == ("a", "b", "c")
-    assert any("site 'd' sent a count of times with an impossible name" in e for e in events)
+    assert any(
+        "site 'd' sent a count of times with an impossible name" in e for e in events
+    )

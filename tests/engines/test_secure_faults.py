@@ -39,7 +39,10 @@ def reference() -> bytes:
 
 
 def net_of(
-    folder: Path, chaos: random.Random | None = None, threshold: int | None = None, **options: Any
+    folder: Path,
+    chaos: random.Random | None = None,
+    threshold: int | None = None,
+    **options: Any,
 ) -> Net:
     seal = partial(seal_of, folder, threshold=threshold)
     return toys(folder, chaos, seal=seal, **options)
@@ -47,7 +50,9 @@ def net_of(
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_fault_matrix(fault: str, phase: str, tmp_path: Path, reference: bytes) -> None:
+def test_the_fault_matrix(
+    fault: str, phase: str, tmp_path: Path, reference: bytes
+) -> None:
     """With every site needed: the bits of the run without a fault. The table of the
     documentation says what comes of two of three, by NumPy (`faults.Outcome.close`)."""
     outcome = faults.run(fault, phase, 3, tmp_path, secure=True)
@@ -64,12 +69,22 @@ def test_faults_at_the_protocols_own_messages(
     """A site that is lost after its masked update is in the sum all the same."""
     opening = stage in ("@confirm", "@unmask")
     at = {"secure": True, "task": stage, "round": 2 if opening else 0}
-    for fault in ("crash", "slow", "duplicate", "stale", "corrupt", "partition", "server kill"):
+    for fault in (
+        "crash",
+        "slow",
+        "duplicate",
+        "stale",
+        "corrupt",
+        "partition",
+        "server kill",
+    ):
         if fault == "stale" and not opening:
             continue  # so early in a run there is nothing old
         loose = faults.run(fault, phase, 2, tmp_path / fault / "2", **at)
         assert loose.struck
-        if stage != "@confirm":  # where all are needed there is one list, and nothing to confirm
+        if (
+            stage != "@confirm"
+        ):  # where all are needed there is one list, and nothing to confirm
             strict = faults.run(fault, phase, 3, tmp_path / fault / "3", **at)
             assert strict.struck
             assert strict.found.tobytes() == reference, fault
@@ -79,7 +94,9 @@ def test_faults_at_the_protocols_own_messages(
             assert loose.took[2, "train"] == SITES, fault
 
 
-def until_done(net: Net, threshold: int | None = None, **options: Any) -> tuple[np.ndarray, Any]:
+def until_done(
+    net: Net, threshold: int | None = None, **options: Any
+) -> tuple[np.ndarray, Any]:
     took: dict[tuple[int, str], tuple[str, ...]] = {}
     while True:
         try:
@@ -105,8 +122,12 @@ def test_random_faults_leave_the_bits_alone(
 @pytest.mark.parametrize("seed", range(5, 10))
 def test_random_faults_with_two_of_three(seed: int, tmp_path: Path) -> None:
     """The toy job in NumPy, told who was in which sum."""
-    patience = fault_net.Patience(min_sites=2, timeout=10, knock=1, knock_every=0, pause=1)
-    found, took = until_done(net_of(tmp_path, random.Random(seed), left=1), patience=patience)
+    patience = fault_net.Patience(
+        min_sites=2, timeout=10, knock=1, knock_every=0, pause=1
+    )
+    found, took = until_done(
+        net_of(tmp_path, random.Random(seed), left=1), patience=patience
+    )
     np.testing.assert_allclose(found, by_hand(took), rtol=1e-6)
 
 
@@ -119,7 +140,9 @@ def test_below_the_threshold_it_waits_and_asks_nobody_to_open(tmp_path: Path) ->
     engine = net.engine(SITES, patience, summing=SecureSum(SITES, job=JOB))
     assert engine.sum("count").included == SITES
     net.down, before = {"b", "c"}, len(net.sent)
-    with pytest.raises(TrainingError, match=r"no answer from b, c to 'count' in 9. seconds"):
+    with pytest.raises(
+        TrainingError, match=r"no answer from b, c to 'count' in 9. seconds"
+    ):
         engine.sum("count")
     asked = [request.task for _, request, _ in net.sent[before:]]
     assert "count" in asked
@@ -128,7 +151,12 @@ def test_below_the_threshold_it_waits_and_asks_nobody_to_open(tmp_path: Path) ->
     assert engine.sum("count").included == SITES
     asked = [request.task for site, request, _ in net.sent[before:] if site == "a"]
     opened = ["@confirm", "@unmask"]
-    assert asked == ["@keys", "@shares", "count", *opened]  # what was masked is not used again
+    assert asked == [
+        "@keys",
+        "@shares",
+        "count",
+        *opened,
+    ]  # what was masked is not used again
 
 
 def private(engine: Any) -> float:
@@ -202,7 +230,9 @@ def test_a_site_whose_disk_is_lost_catches_up_at_a_fresh_start(tmp_path: Path) -
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
-def test_a_restarted_server_has_new_keys_and_never_uses_an_exchange_again(tmp_path: Path) -> None:
+def test_a_restarted_server_has_new_keys_and_never_uses_an_exchange_again(
+    tmp_path: Path,
+) -> None:
     """Every public key and exchange in all replies of four starts, told apart."""
     net = net_of(tmp_path)
     for _ in range(4):
@@ -217,6 +247,8 @@ def test_a_restarted_server_has_new_keys_and_never_uses_an_exchange_again(tmp_pa
             if "sharing" in own:
                 keys += [own["sharing"], own["masking"], own["commitment"]]
                 exchanges.append((own["exchange"], own["site"]))
-    assert len(keys) == 4 * 3 * 3 * 2  # starts, sites, parts; this exchange and the next
+    assert (
+        len(keys) == 4 * 3 * 3 * 2
+    )  # starts, sites, parts; this exchange and the next
     assert len(set(keys)) == len(keys)
     assert len(set(exchanges)) == len(exchanges)

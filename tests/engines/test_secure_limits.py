@@ -36,11 +36,17 @@ class Prober(ByHand):
         self.told: list[str] = []
 
     def ask(
-        self, exponent: int | None, scale: float = 1.0, name: str = "secret", round: int = 0
+        self,
+        exponent: int | None,
+        scale: float = 1.0,
+        name: str = "secret",
+        round: int = 0,
     ) -> str:
         """ "fits", "beyond", or "over" (the last word), for one fresh exchange."""
         attached = self.terms(("n",), **({} if exponent is None else {name: exponent}))
-        update = Update({"secret": torch.tensor([0.001, 0.02]) * scale}, 37.0, {"n": 1.0})
+        update = Update(
+            {"secret": torch.tensor([0.001, 0.02]) * scale}, 37.0, {"n": 1.0}
+        )
         try:
             request = replace(self.request("give", attached), round=round)
             answer = self.seals["a"].seal(request, update, b"q").facts
@@ -91,7 +97,9 @@ def test_a_redo_and_a_restart_of_the_server_do_not_begin_the_count_anew() -> Non
     assert prober.ask(-8) == "over"
     assert prober.ask(-9, round=1) == "beyond"
     other = Prober()
-    assert other.ask(3, name="other") == "fits"  # no limit of any value: the widest grid
+    assert (
+        other.ask(3, name="other") == "fits"
+    )  # no limit of any value: the widest grid
     assert [other.ask(e) for e in (5, 6, 7)] == ["fits", "fits", "over"]
 
 
@@ -108,7 +116,10 @@ def test_the_bound_holds_for_updates_that_are_masked_again() -> None:
     for exponent in (-8, -7):
         note = wire.packed(replace(terms, limits={"secret": exponent}))
         told.append(seal.stage(prober.request("@masked", note, counted=number)).facts)
-    assert [note["wide"] for note in told] == [False, False]  # no keys: nothing said of the size
+    assert [note["wide"] for note in told] == [
+        False,
+        False,
+    ]  # no keys: nothing said of the size
     note = wire.packed(replace(terms, limits={"secret": -6}))
     last = seal.stage(prober.request("@masked", note, counted=number)).facts
     assert last["wide"] is True
@@ -126,7 +137,9 @@ def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> Non
     server could open a sum of fewer (`test_least_sum_of_a_lying_server`)."""
     names = tuple(f"s{i}" for i in range(sites))
     for least in range(sites + 1):
-        job: Any = SimpleNamespace(federation=SimpleNamespace(secure_sum=True, min_sites=least))
+        job: Any = SimpleNamespace(
+            federation=SimpleNamespace(secure_sum=True, min_sites=least)
+        )
         asked = threshold(job, cast("Any", SimpleNamespace(sites=names, min_sites=1)))
         terms: dict[str, Any] = {"job": JOB, "threshold": asked}
         ends = SecureSum(names, **terms), SecureSeal(names[0], names, **terms)
@@ -143,7 +156,10 @@ def test_attachments_that_no_site_has_reason_to_send(
     fair = getattr(SecureSeal, end)
 
     def changed(self: SecureSeal, *arguments: Any) -> Attached:
-        reply, more = fair(self, *arguments), {name: torch.zeros(9)} if self._site == "d" else {}
+        reply, more = (
+            fair(self, *arguments),
+            {name: torch.zeros(9)} if self._site == "d" else {},
+        )
         return replace(reply, tensors={**reply.tensors, **more})
 
     _, engine, events, _ = network(tmp_path, random_updates(1))

@@ -30,7 +30,12 @@ from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 TAGGER = TaggerConfig(
-    char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4
+    char_dim=6,
+    char_filters=8,
+    cnn_filters=10,
+    lstm_units=5,
+    hashed_words=50,
+    word_dim=4,
 )
 
 
@@ -44,7 +49,9 @@ class Compared(InProcess):
 
     def run(self, *arguments: Any) -> Update:
         update = super().run(*arguments)
-        tensors = {name: value.detach().clone() for name, value in update.tensors.items()}
+        tensors = {
+            name: value.detach().clone() for name, value in update.tensors.items()
+        }
         self.own.append(replace(update, tensors=tensors))
         return update
 
@@ -125,20 +132,28 @@ def test_fedner(sites: list[SiteData], exchange: str, words: int) -> None:
         exchange=exchange,
     )  # fmt: skip
     engine, *_ = compare(fedner, sites, settings)
-    assert {"count", "take_share", "evaluate", "finish"} <= {t for t, _, _ in engine.pairs}
+    assert {"count", "take_share", "evaluate", "finish"} <= {
+        t for t, _, _ in engine.pairs
+    }
     sizes = [len(site.train_set.lengths) for site in engine._sites]
     assert len(set(sizes)) > 1
     expected = [int(10 * size / sum(sizes) + 0.5) for size in sizes]
-    assert [site.share for site in engine._sites] == [max(1, share) for share in expected]
+    assert [site.share for site in engine._sites] == [
+        max(1, share) for share in expected
+    ]
     assert [site.scores for site in engine._sites] != [{}] * 4
 
 
 @pytest.mark.parametrize(
-    "changes", [{"weighting": True}, {"weighting": False, "unannotated": "soft"}], ids=str
+    "changes",
+    [{"weighting": True}, {"weighting": False, "unannotated": "soft"}],
+    ids=str,
 )
 def test_distill(sites: list[SiteData], changes: Mapping[str, Any]) -> None:
     """With weighting, a site takes its own part out of the sum that it is sent."""
-    base = distill.Config(model=TAGGER, batch_size=8, rounds=2, seed=3, learning_rate=0.01)
+    base = distill.Config(
+        model=TAGGER, batch_size=8, rounds=2, seed=3, learning_rate=0.01
+    )
     settings = distill.for_sites(replace(base, **changes), sites)
     engine, plain, *_ = compare(distill, sites, settings)
     if changes["weighting"]:
@@ -148,7 +163,9 @@ def test_distill(sites: list[SiteData], changes: Mapping[str, Any]) -> None:
 
 
 def test_adversarial(sites: list[SiteData]) -> None:
-    base = adversarial.Config(model=TAGGER, rounds=2, seed=3, learning_rate=0.01, variant="peng")
+    base = adversarial.Config(
+        model=TAGGER, rounds=2, seed=3, learning_rate=0.01, variant="peng"
+    )
     compare(adversarial, sites, adversarial.for_sites(base, sites))
 
 
@@ -163,7 +180,9 @@ def test_phenotype(representation: str) -> None:
     assert dict(secure.facts) == dict(plain.facts)
     counted = [total for task, total, _ in engine.pairs if task.startswith("count_")]
     assert counted
-    assert all(torch.equal(v, v.round()) for total in counted for v in total.tensors.values())
+    assert all(
+        torch.equal(v, v.round()) for total in counted for v in total.tensors.values()
+    )
 
 
 def test_pretrain_and_finetune(tmp_path: Path) -> None:
@@ -173,7 +192,13 @@ def test_pretrain_and_finetune(tmp_path: Path) -> None:
     bert = save_bert(tmp_path / "bert")
     model = LanguageModelConfig(encoder=str(bert))
     settings = pretrain.Config(
-        model=model, cycles=2, batch_size=4, length=24, learning_rate=1e-3, seed=5, server="yogi"
+        model=model,
+        cycles=2,
+        batch_size=4,
+        length=24,
+        learning_rate=1e-3,
+        seed=5,
+        server="yogi",
     )
     text = [notes_of(f"s{seed}", made_notes(seed, 8 + 4 * seed)) for seed in range(3)]
     compare(pretrain, text, settings, cache=tmp_path / "cache", close=LOOSE)
@@ -189,10 +214,13 @@ def test_pretrain_and_finetune(tmp_path: Path) -> None:
 def test_personal(tmp_path: Path, compression: Any) -> None:
     """Sites with one type in common, of which each sum says how many notes are behind it."""
     pytest.importorskip("transformers")
-    model = TokenClassifierConfig(encoder=str(save_bert(tmp_path / "bert")), train="lora")
+    model = TokenClassifierConfig(
+        encoder=str(save_bert(tmp_path / "bert")), train="lora"
+    )
     own = [mentions(f"s{i}", i, 6 + 2 * i) for i in range(4)]
     own[1:] = [
-        replace(site, tags=TagSet(("drug", f"other{i % 2}"))) for i, site in enumerate(own[1:])
+        replace(site, tags=TagSet(("drug", f"other{i % 2}")))
+        for i, site in enumerate(own[1:])
     ]
     own[0] = replace(
         own[0],
@@ -207,9 +235,13 @@ def test_personal(tmp_path: Path, compression: Any) -> None:
     settings = personal.for_sites(base, own)
     assert settings.shared_tags == ("B-other0", "I-other0", "B-drug", "I-drug")
     step = {"rtol": 0.0, "atol": 1e-2}  # a number may round to the next of 25 levels
-    engine, *_ = compare(personal, own, settings, close=LOOSE if compression == "none" else step)
+    engine, *_ = compare(
+        personal, own, settings, close=LOOSE if compression == "none" else step
+    )
     asked = "train" if compression == "none" else "send"
-    (counted, *_) = [total.tensors["counted"] for task, total, _ in engine.pairs if task == asked]
+    (counted, *_) = [
+        total.tensors["counted"] for task, total, _ in engine.pairs if task == asked
+    ]
     wanted = np.array([6 + 8 + 12, 6 + 8 + 12, 8 + 10 + 12, 8 + 10 + 12], np.float64)
     if compression == "packed":  # weighed by what of all notes is a site's
         wanted *= 4 / (6 + 8 + 10 + 12)

@@ -12,7 +12,14 @@ from fault_toy import JOB
 from secure_net import ByHand
 
 from fednotes.core.errors import RefusedError
-from fednotes.core.messages import Attached, Request, WireError, decode_request, encode, plain
+from fednotes.core.messages import (
+    Attached,
+    Request,
+    WireError,
+    decode_request,
+    encode,
+    plain,
+)
 from fednotes.core.update import Update
 from fednotes.engines.secure import SecureSeal
 from fednotes.privacy.secure_sum import messages as wire
@@ -46,13 +53,19 @@ def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
         reply = seal.seal(request("give", 9, attached=attached), update, QUESTION)
         server.chain.add_masked(wire.masked_in(wire.read(Masking, reply.facts), reply))
     requests, following = server.chain.requests()
-    return server.seals, attached, wire.packed_requests(server.chain.number, following, requests)
+    return (
+        server.seals,
+        attached,
+        wire.packed_requests(server.chain.number, following, requests),
+    )
 
 
 def test_a_repeated_message_gets_the_same_answer_and_an_update_is_opened_once() -> None:
     seals, attached, opening = exchanged(Update({"w": torch.ones(3)}))
     seal = seals["a"]
-    assert seal.seal(request("give", 9, attached=attached), Update(), QUESTION).facts["again"]
+    assert seal.seal(request("give", 9, attached=attached), Update(), QUESTION).facts[
+        "again"
+    ]
     one = seal.stage(request("@unmask", 10, attached=opening))
     assert seal.stage(request("@unmask", 10, attached=opening)) is one
     assert one.facts["next_shares"] is not None
@@ -85,7 +98,13 @@ def test_what_is_no_message_of_the_secure_sum_is_refused() -> None:
     with pytest.raises(RefusedError, match="has no task '@open'"):
         seal.stage(request("@open", 20, attached=opening))
     good = stage(1)
-    for wrong in (None, {"number": "1"}, {"keys": {"a": {}}}, {"number": True}, {"more": 1}):
+    for wrong in (
+        None,
+        {"number": "1"},
+        {"keys": {"a": {}}},
+        {"number": True},
+        {"more": 1},
+    ):
         wrong = wrong and {**good, **wrong}
         with pytest.raises(RefusedError, match=r"secure sum|KeysMessage"):
             seal.stage(request("@shares", 20, wrong))
@@ -99,7 +118,9 @@ def test_what_is_no_message_of_the_secure_sum_is_refused() -> None:
         seal.seal(request("give", 21, attached=broken), Update(), QUESTION)
     for change in ({"roster": ["a", "b"]}, {"roster": list(SITES)}):
         broken = replace(attached, facts={**terms, **change})
-        assert seal.seal(request("give", 21, attached=broken), Update(), QUESTION).facts["again"]
+        assert seal.seal(
+            request("give", 21, attached=broken), Update(), QUESTION
+        ).facts["again"]
 
 
 def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
@@ -108,7 +129,9 @@ def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
     later = replace(request("@masked", 20, attached=attached), run=2)
     with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
         seals["a"].stage(later)
-    with pytest.raises(RefusedError, match="'give' is asked for outside the secure sum"):
+    with pytest.raises(
+        RefusedError, match="'give' is asked for outside the secure sum"
+    ):
         seals["b"].seal(request("give", 9), Update({"w": torch.ones(3)}), QUESTION)
     late, (others, _, _) = request("give", 9, preparing=True), exchanged(Update())
     assert others["c"].seal(late, Update({"w": torch.ones(3)}), QUESTION) == Attached()
@@ -117,7 +140,9 @@ def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
     with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
         seals["b"].stage(request("@masked", 20, attached=attached))
     again = seals["c"].stage(request("@masked", 20, attached=attached)).facts
-    assert "stands at 'masked'" in again["again"]  # only this exchange cannot take it twice
+    assert (
+        "stands at 'masked'" in again["again"]
+    )  # only this exchange cannot take it twice
 
 
 def test_a_number_of_the_run_before_is_no_repeated_message() -> None:
@@ -152,11 +177,16 @@ def asked_of_all() -> tuple[Attached, dict[str, UnmaskRequest]]:
         )
         for to in MANY
     }
-    keys = {s: KeysMessage(b"x" * 32, s, b"a" * 32, b"b" * 32, b"c" * 32, b"d" * 64) for s in MANY}
+    keys = {
+        s: KeysMessage(b"x" * 32, s, b"a" * 32, b"b" * 32, b"c" * 32, b"d" * 64)
+        for s in MANY
+    }
     return wire.packed_requests(3, keys, requests), requests
 
 
-def test_the_receipts_of_250_sites_are_bytes_and_cost_four_times_the_message_at_most() -> None:
+def test_the_receipts_of_250_sites_are_bytes_and_cost_four_times_the_message_at_most() -> (
+    None
+):
     attached, requests = asked_of_all()
     frame = bytearray(encode(Request("j", 1, 1, "@unmask", attached=attached)))
     assert 4e6 < len(frame) < 4.4e6  # twice 250 x 250 x 32 bytes, and the keys

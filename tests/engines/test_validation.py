@@ -16,7 +16,10 @@ from fednotes.engines import summing
 from fednotes.engines.summing import agreed, check_update, unlike
 
 GOOD = Update(
-    {"w": torch.tensor([3.0, 0.0, -4.0]), "codes": torch.tensor([[1, 2]], dtype=torch.int8)},
+    {
+        "w": torch.tensor([3.0, 0.0, -4.0]),
+        "codes": torch.tensor([[1, 2]], dtype=torch.int8),
+    },
     2.0,
     {"loss": 0.5},
 )
@@ -44,13 +47,20 @@ def test_what_is_right_passes() -> None:
         (Update(GOOD.tensors, -1.0), r"its weight must be 0 to 1e\+12 \(it is -1.0\)"),
         (Update(GOOD.tensors, math.nan), r"its weight must be .* \(it is nan\)"),
         (Update(GOOD.tensors, math.inf), r"its weight must be .* \(it is inf\)"),
-        (Update(GOOD.tensors, 1.0, {"loss": math.nan}), r"the metric 'loss' is not finite .*nan"),
+        (
+            Update(GOOD.tensors, 1.0, {"loss": math.nan}),
+            r"the metric 'loss' is not finite .*nan",
+        ),
         (changed(w=torch.tensor([0.0, math.nan, 1.0])), r"tensor 'w' is not finite"),
         (changed(w=torch.tensor([0.0, -math.inf, 1.0])), r"tensor 'w' is not finite"),
     ],
 )
-def test_what_is_wrong_is_refused_with_the_site_and_the_reason(update: Update, reason: str) -> None:
-    with pytest.raises(RefusedError, match=f"site 'mercy': its update is refused: .*{reason}"):
+def test_what_is_wrong_is_refused_with_the_site_and_the_reason(
+    update: Update, reason: str
+) -> None:
+    with pytest.raises(
+        RefusedError, match=f"site 'mercy': its update is refused: .*{reason}"
+    ):
         check_update(update, "mercy", quoting=True)
 
 
@@ -58,7 +68,10 @@ def test_what_is_wrong_is_refused_with_the_site_and_the_reason(update: Update, r
     ("update", "reason"),
     [
         (changed(w=torch.zeros(3, 1)), "tensor 'w' has shape (3, 1), expected (3,)"),
-        (changed(w=torch.zeros(3).double()), "'w' has type torch.float64, expected torch.float32"),
+        (
+            changed(w=torch.zeros(3).double()),
+            "'w' has type torch.float64, expected torch.float32",
+        ),
         (changed(more=torch.zeros(1)), "tensor 'more' is unknown here"),
         (Update({"w": GOOD.tensors["w"]}), "tensor 'codes' is missing"),
     ],
@@ -91,7 +104,12 @@ NOT_FINITE = changed(w=torch.tensor([math.inf]))
         (GOOD, {"METRICS": 0}, "it has more than 0 metrics", "1"),
         (GOOD, {"norm": 4.5}, "its norm is above 4.5", "it is 5"),
         (Update({}, math.nan), {}, "its weight must be 0 to 1e+12", "it is nan"),
-        (Update({}, 1.0, {"n": -math.inf}), {}, "the metric 'n' is not finite", "it is -inf"),
+        (
+            Update({}, 1.0, {"n": -math.inf}),
+            {},
+            "the metric 'n' is not finite",
+            "it is -inf",
+        ),
         (NOT_FINITE, {}, "tensor 'w' is not finite (NaN or infinity)", ""),
     ],
 )
@@ -131,6 +149,8 @@ def test_what_most_look_like_or_what_is_known_is_expected() -> None:
     small, wide = (Update({"w": torch.zeros(n)}) for n in (2, 3))
     assert agreed([small, wide, wide]) == expected(wide.tensors)
     assert agreed([small, wide]) == expected(small.tensors)
-    assert agreed([small, wide, wide], expected(small.tensors)) == expected(small.tensors)
+    assert agreed([small, wide, wide], expected(small.tensors)) == expected(
+        small.tensors
+    )
     assert agreed([wide, wide], expected(small.tensors)) == expected(wide.tensors)
     assert agreed([Update()]) == agreed([]) == {}

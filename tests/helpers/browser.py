@@ -58,12 +58,19 @@ class Browser:
         """Keys, as a person gives them to the page."""
         for key in keys:
             found = [{"type": kind, "value": key} for kind in ("keyDown", "keyUp")]
-            self.ask("POST", "/actions", actions=[{"type": "key", "id": "k", "actions": found}])
+            self.ask(
+                "POST",
+                "/actions",
+                actions=[{"type": "key", "id": "k", "actions": found}],
+            )
 
     def dark(self, dark: bool) -> None:
         """Which colours the page is asked for."""
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        command = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": [feature]}}
+        command = {
+            "cmd": "Emulation.setEmulatedMedia",
+            "params": {"features": [feature]},
+        }
         self.ask("POST", "/goog/cdp/execute", **command)
 
     def messages(self) -> list[str]:
@@ -77,7 +84,12 @@ def chromium(width: int = 1280, height: int = 900) -> Iterator[Browser]:
     profile = tempfile.mkdtemp(prefix="fednotes-browser-")
     options = {
         "binary": shutil.which(TOOLS[0]),
-        "args": [*ARGUMENTS, REST, f"--window-size={width},{height}", f"--user-data-dir={profile}"],
+        "args": [
+            *ARGUMENTS,
+            REST,
+            f"--window-size={width},{height}",
+            f"--user-data-dir={profile}",
+        ],
     }
     capabilities = {
         "browserName": "chrome",

@@ -109,7 +109,9 @@ def serve() -> None:
 
     def deploy(job: Any, app_data: bytes, app_name: str, fl_ctx: Any) -> Any:
         change = CHANGES.get(str(job.meta["name"]))
-        message = honest(job, changed(app_data, change) if change else app_data, app_name, fl_ctx)
+        message = honest(
+            job, changed(app_data, change) if change else app_data, app_name, fl_ctx
+        )
         if change:
             told = dict(message.get_header("job_meta") or {})
             message.set_header("job_meta", told | {"byoc": True})
@@ -122,7 +124,11 @@ def ask_as_others(mine: str, other: str, job_id: str) -> dict[str, str]:
     """Messages from a site's job process that it has no right to: what each was answered."""
     from nvflare.apis.shareable import Shareable
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-    from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey
+    from nvflare.fuel.f3.cellnet.defs import (
+        CellChannel,
+        CellChannelTopic,
+        MessageHeaderKey,
+    )
     from nvflare.private.admin_defs import Message
     from nvflare.private.defs import CellMessageHeaderKeys, new_cell_message
 
@@ -135,7 +141,11 @@ def ask_as_others(mine: str, other: str, job_id: str) -> dict[str, str]:
 
     def hears(message: Any) -> None:
         """Keep what the server proves itself with: it says so in every reply."""
-        proof = (name, CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.TOKEN_SIGNATURE)
+        proof = (
+            name,
+            CellMessageHeaderKeys.TOKEN,
+            CellMessageHeaderKeys.TOKEN_SIGNATURE,
+        )
         if message.get_header(name) not in (None, mine):
             heard.update({key: message.get_header(key) for key in proof})
 
@@ -143,10 +153,14 @@ def ask_as_others(mine: str, other: str, job_id: str) -> dict[str, str]:
     cell.add_incoming_reply_filter("*", "*", hears)
     cell.add_incoming_request_filter("*", "*", hears)
 
-    def ask(channel: str, topic: str, target: str, body: Any = None, **false: Any) -> str:
+    def ask(
+        channel: str, topic: str, target: str, body: Any = None, **false: Any
+    ) -> str:
         claimed = {name: false["name"]} if "name" in false else false.get("headers", {})
         request = new_cell_message({claim: claimed} if claimed else {}, body)
-        reply = cell.send_request(channel, topic, target, request, timeout=1.5, optional=True)
+        reply = cell.send_request(
+            channel, topic, target, request, timeout=1.5, optional=True
+        )
         return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
 
     status = Message(topic="train.check_status", body="")
@@ -179,7 +193,9 @@ def give_orders() -> None:
     def ask(topic: str, body: str, job: str) -> str | None:
         order = Message(topic=topic, body=body)
         if job:
-            order.set_headers({"job_id": job, "job_meta": {"name": "first"}, "app_name": "app"})
+            order.set_headers(
+                {"job_id": job, "job_meta": {"name": "first"}, "app_name": "app"}
+            )
         cell, request = CoreCell.ALL_CELLS.get("server"), new_cell_message({}, order)
         to = (CellChannel.CLIENT_MAIN, topic, "h1")
         try:
@@ -193,7 +209,9 @@ def give_orders() -> None:
             time.sleep(0.5)  # the site is not there yet
         orders = json.loads(Path(os.environ["FEDNOTES_TEST_ORDERS"]).read_text())
         path = Path(os.environ["FEDNOTES_TEST_ANSWERS"])
-        path.with_suffix(".part").write_text(json.dumps([ask(*order) for order in orders]))
+        path.with_suffix(".part").write_text(
+            json.dumps([ask(*order) for order in orders])
+        )
         path.with_suffix(".part").rename(path)
 
     threading.Thread(target=give, daemon=True).start()

@@ -40,10 +40,20 @@ def write_backbone(path: Path, model: str, seed: int = 0) -> Path:
     """A tiny random BERT or BART with a tokeniser of whole words."""
     if model == "bert":
         return save_encoder(path, words=WORDS, seed=seed, max_position_embeddings=64)
-    shape: dict[str, Any] = {"d_model": 16, "max_position_embeddings": 64, "bos_token_id": 2}
+    shape: dict[str, Any] = {
+        "d_model": 16,
+        "max_position_embeddings": 64,
+        "bos_token_id": 2,
+    }
     for side in ("encoder", "decoder"):
-        shape |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 24}
-    ends = dict.fromkeys(("eos_token_id", "decoder_start_token_id", "forced_eos_token_id"), 3)
+        shape |= {
+            f"{side}_layers": 1,
+            f"{side}_attention_heads": 2,
+            f"{side}_ffn_dim": 24,
+        }
+    ends = dict.fromkeys(
+        ("eos_token_id", "decoder_start_token_id", "forced_eos_token_id"), 3
+    )
     return save_encoder(path, "BartModel", WORDS, seed, **shape | ends)
 
 

@@ -75,7 +75,9 @@ class Net:
     def keeping(self, site: str) -> float:
         return self.chaos.choice((0.0, 1e9)) if self.chaos else 1e9
 
-    def exchange(self, frames: Mapping[str, Frame], **limits: Any) -> Iterator[tuple[str, Frame]]:
+    def exchange(
+        self, frames: Mapping[str, Frame], **limits: Any
+    ) -> Iterator[tuple[str, Frame]]:
         came, task = 0, decode_request(next(iter(frames.values()))).task
         self.before(task)
         for site, frame in frames.items():
@@ -100,11 +102,20 @@ class Net:
         self.now += limits["timeout"] if came < len(frames) else 0.0
         self.after.pop(task, lambda: None)()
 
-    def engine(self, sites: Sequence[str], patience: Patience = STRICT, **options: Any) -> Deployed:
+    def engine(
+        self, sites: Sequence[str], patience: Patience = STRICT, **options: Any
+    ) -> Deployed:
         options = {"clock": self.clock, "sleep": self.sleep, "job": JOB} | options
-        return Deployed(self, sites, self.folder / "server", patience=patience, **options)
+        return Deployed(
+            self, sites, self.folder / "server", patience=patience, **options
+        )
 
 
 def toys(folder: Path, *chances: random.Random | None, **options: Any) -> Net:
     """The sites of the toy job."""
-    return Net({site: lambda site=site: Toy(site) for site in SITES}, folder, *chances, **options)
+    return Net(
+        {site: lambda site=site: Toy(site) for site in SITES},
+        folder,
+        *chances,
+        **options,
+    )

@@ -94,16 +94,22 @@ class Sockets:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def exchange(self, frames: Mapping[str, Frame], **limits: Any) -> Iterator[tuple[str, Frame]]:
+    def exchange(
+        self, frames: Mapping[str, Frame], **limits: Any
+    ) -> Iterator[tuple[str, Frame]]:
         waiting: dict[Any, str] = {}
         for name, frame in frames.items():
             try:
-                connection: Connection = Client(str(self._folder / f"{name}.sock"), "AF_UNIX")
+                connection: Connection = Client(
+                    str(self._folder / f"{name}.sock"), "AF_UNIX"
+                )
                 connection.send_bytes(frame)
                 waiting[connection] = name
             except OSError:
                 continue  # not there now
-            die_if_asked(self._folder / "server", f"asking {decode_request(frame).task}")
+            die_if_asked(
+                self._folder / "server", f"asking {decode_request(frame).task}"
+            )
         while waiting:
             for ready in wait(list(waiting), limits["timeout"]):
                 assert isinstance(ready, Connection)
@@ -133,7 +139,9 @@ def run(folder: Path, kills: Mapping[str, str]) -> tuple[np.ndarray, int]:
     kills: who ("a" or "server") → where.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fednotes.engines.deployed", "fednotes.engines.host"])
+    context.set_forkserver_preload(
+        ["fednotes.engines.deployed", "fednotes.engines.host"]
+    )
     # Without the path the first process cannot load these once for all.
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
         forkserver.ensure_running()
@@ -142,7 +150,9 @@ def run(folder: Path, kills: Mapping[str, str]) -> tuple[np.ndarray, int]:
         (folder / who / "kill").write_text(place)
 
     def start(who: str) -> Any:
-        target, arguments = (server, (folder,)) if who == "server" else (site, (who, folder))
+        target, arguments = (
+            (server, (folder,)) if who == "server" else (site, (who, folder))
+        )
         process = context.Process(target=target, args=arguments, daemon=True)
         process.start()
         return process

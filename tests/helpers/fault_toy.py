@@ -74,7 +74,11 @@ class Toy:
         return State(self.steps, {"own": self.own}, {"part": self.part})
 
     def restore(self, state: State) -> None:
-        self.own, self.part, self.steps = state.tensors["own"], state.facts["part"], state.round
+        self.own, self.part, self.steps = (
+            state.tensors["own"],
+            state.facts["part"],
+            state.round,
+        )
 
 
 def toy_job(federation: Federation, took: Took) -> np.ndarray:
@@ -92,7 +96,9 @@ def toy_job(federation: Federation, took: Took) -> np.ndarray:
         state = State(0, {"x": torch.ones(4)}, {})
     x = state.tensors["x"]
     for turn in federation.rounds(state.round, ROUNDS):
-        least = total(turn.number, "train", {} if told is x else {"x": x}, round=turn.number)
+        least = total(
+            turn.number, "train", {} if told is x else {"x": x}, round=turn.number
+        )
         scale = {"scale": least.mean()["least"] * 0.125}
         x = x + total(turn.number, "send", scale).mean()["x"]
         evaluated = turn.number % 2 == 1
@@ -117,14 +123,23 @@ def by_hand(took: Mapping[tuple[int, str], tuple[str, ...]]) -> np.ndarray:
     def mean(values: Mapping[str, np.ndarray]) -> np.ndarray:
         total, weight = np.zeros(4), 0
         for site, value in values.items():
-            total, weight = total + value.astype(np.float64) * SIZES[site], weight + SIZES[site]
+            total, weight = (
+                total + value.astype(np.float64) * SIZES[site],
+                weight + SIZES[site],
+            )
         return (total / weight).astype(np.float32)
 
     for round in range(ROUNDS):
         change = {}
         for site in took[round, "train"]:
-            own[site] = own[site] * half + x * part[site] + np.float32(SIZES[site] + round)
+            own[site] = (
+                own[site] * half + x * part[site] + np.float32(SIZES[site] + round)
+            )
             change[site] = own[site] * quarter - x
-        scale = mean({site: abs(value) for site, value in change.items()}) * np.float32(0.125)
+        scale = mean({site: abs(value) for site, value in change.items()}) * np.float32(
+            0.125
+        )
         x = x + mean({site: change[site] * scale for site in took[round, "send"]})
-    return np.concatenate([x, [sum(float(own[s].sum()) for s in took[ROUNDS, "finish"])]])
+    return np.concatenate(
+        [x, [sum(float(own[s].sum()) for s in took[ROUNDS, "finish"])]]
+    )

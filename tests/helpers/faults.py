@@ -24,13 +24,28 @@ from fault_toy import JOB, SITES, Took, Toy, by_hand, toy_job
 from fednotes.core import store
 from fednotes.core import tensors as core_tensors
 from fednotes.core.errors import FednotesError
-from fednotes.core.messages import BEGIN, CHECKPOINT, Frame, decode_reply, decode_request
+from fednotes.core.messages import (
+    BEGIN,
+    CHECKPOINT,
+    Frame,
+    decode_reply,
+    decode_request,
+)
 from fednotes.core.update import Update
 from fednotes.engines.history import OPENED
 from fednotes.engines.requests import Event, Patience
 from fednotes.engines.secure import SecureSum
 
-FAULTS = ("crash", "slow", "duplicate", "stale", "corrupt", "partition", "disk full", "server kill")
+FAULTS = (
+    "crash",
+    "slow",
+    "duplicate",
+    "stale",
+    "corrupt",
+    "partition",
+    "disk full",
+    "server kill",
+)
 PHASES = ("joining", "receiving", "training", "sending", "after the round")
 VICTIM, STRUCK = "b", 2  # the site, and the round in which it happens
 AWAY = 2  # how many tries a crash, a partition or a full disk lasts
@@ -67,7 +82,9 @@ class Line(Net):
         self.late: list[tuple[str, Frame]] = []
         self.seen: list[tuple[str, Frame, Frame]] = []
 
-    def exchange(self, frames: Mapping[str, Frame], **limits: Any) -> Iterator[tuple[str, Frame]]:
+    def exchange(
+        self, frames: Mapping[str, Frame], **limits: Any
+    ) -> Iterator[tuple[str, Frame]]:
         came, self.late = self.late, []
         yield from came
         answered = 0
@@ -80,7 +97,9 @@ class Line(Net):
                 raise Killed
         if answered < len(frames):
             self.now += limits["timeout"]
-        if self._is("server kill", next(iter(frames.values())), VICTIM, "after the round"):
+        if self._is(
+            "server kill", next(iter(frames.values())), VICTIM, "after the round"
+        ):
             raise Killed
 
     def _is(self, fault: str, frame: Frame, site: str, phase: str) -> bool:
@@ -112,7 +131,9 @@ class Line(Net):
                 raise Killed
             return replies
         self.struck = True
-        strike: Callable[[str, Frame], list[Frame]] = getattr(self, self.fault.replace(" ", "_"))
+        strike: Callable[[str, Frame], list[Frame]] = getattr(
+            self, self.fault.replace(" ", "_")
+        )
         return strike(site, frame)
 
     def _ordinary(self, site: str, frame: Frame) -> list[Frame]:
@@ -151,7 +172,10 @@ class Line(Net):
         if self.phase == "after the round":
             self.left = 1  # busy when the next request comes
             return [self.host(site).handle(frame)]
-        if self.phase in ("training", "sending"):  # done, but its answer comes after the deadline
+        if self.phase in (
+            "training",
+            "sending",
+        ):  # done, but its answer comes after the deadline
             self.late.append((site, self.host(site).handle(frame)))
         return []
 
@@ -183,10 +207,14 @@ class Line(Net):
     def corrupt(self, site: str, frame: Frame) -> list[Frame]:
         if self.phase == "sending":
             return [_flipped(self.host(site).handle(frame))]
-        if self.phase == "training":  # a number that is none, made by the site's own training
+        if (
+            self.phase == "training"
+        ):  # a number that is none, made by the site's own training
             with mock.patch.object(Toy, "train", return_value=_nan()):
                 return [self.host(site).handle(frame)]
-        if self.phase == "after the round":  # its newest state on disk, found at its next start
+        if (
+            self.phase == "after the round"
+        ):  # its newest state on disk, found at its next start
             reply = self.host(site).handle(frame)
             newest = max((self.folder / site / "states").iterdir())
             (newest / "facts.json").write_text("{}")
@@ -254,7 +282,11 @@ class Outcome:
 
     def __str__(self) -> str:
         left = sum(len(SITES) - len(sites) for sites in self.took.values())
-        said = f"without b in {left} of {len(self.took)} sums" if left else "all in every sum"
+        said = (
+            f"without b in {left} of {len(self.took)} sums"
+            if left
+            else "all in every sum"
+        )
         if self.starts > 1:
             said += ", server resumed"
         if any(event.kind == "behind" for event in self.events):
@@ -276,14 +308,21 @@ def run(
 
     took: of an earlier run in the same folder, which this one goes on from. options: of `Line`.
     """
-    line, events = Line(folder, fault, phase, threshold=min_sites, **options), list[Event]()
+    line, events = (
+        Line(folder, fault, phase, threshold=min_sites, **options),
+        list[Event](),
+    )
     took, secure = {} if took is None else took, line.seal is not None
-    patience = Patience(min_sites, timeout=10, knock=1, knock_every=0, pause=1, give_up=1000)
+    patience = Patience(
+        min_sites, timeout=10, knock=1, knock_every=0, pause=1, give_up=1000
+    )
     for starts in itertools.count(1):
         try:
             record = folder / OPENED
             summing = (
-                SecureSum(SITES, job=JOB, threshold=min_sites, record=record) if secure else None
+                SecureSum(SITES, job=JOB, threshold=min_sites, record=record)
+                if secure
+                else None
             )
             engine = line.engine(SITES, patience, summing=summing, notify=events.append)
             found = toy_job(engine, took)

@@ -47,8 +47,19 @@ class Guarded:
         table: Mapping[str, Any] = TABLE,
         **options: Any,
     ) -> None:
-        self.kit, self.policy, self.updates, self.site, self.run = kit, policy, updates, site, run
-        self.secure, self.threshold, self.table, self.options = secure, threshold, table, options
+        self.kit, self.policy, self.updates, self.site, self.run = (
+            kit,
+            policy,
+            updates,
+            site,
+            run,
+        )
+        self.secure, self.threshold, self.table, self.options = (
+            secure,
+            threshold,
+            table,
+            options,
+        )
         self.covered: Mapping[str, int] = {"steps": 9, "tokens": 5_000, "patients": 60}
         self.told: list[str] = []
         self.approve()
@@ -72,7 +83,9 @@ class Guarded:
             self.guard.covered = lambda task: self.covered
             return Trainer(self.site, self.updates)
 
-        seal = SecureSeal(self.site, SITES, job=JOB, threshold=3) if self.secure else None
+        seal = (
+            SecureSeal(self.site, SITES, job=JOB, threshold=3) if self.secure else None
+        )
         self.host = SiteHost(
             make,
             self.kit / "state" / self.run,
@@ -85,11 +98,17 @@ class Guarded:
         )
 
     def ask(
-        self, task: str, number: int, counted: int | Mapping[str, int] = 0, **fields: Any
+        self,
+        task: str,
+        number: int,
+        counted: int | Mapping[str, int] = 0,
+        **fields: Any,
     ) -> Reply:
         if isinstance(counted, int):
             counted = dict.fromkeys(SITES, counted)
-        return self.send(Request(JOB, 1, number, task, counted=counted, first=True, **fields))
+        return self.send(
+            Request(JOB, 1, number, task, counted=counted, first=True, **fields)
+        )
 
     def send(self, request: Request) -> Reply:
         return decode_reply(self.host.handle(encode(request)))
@@ -107,7 +126,9 @@ class Network(Net):
     """
 
     def __init__(self, folder: Path, sites: Mapping[str, Guarded]) -> None:
-        super().__init__({}, folder, hosts={name: site.host for name, site in sites.items()})
+        super().__init__(
+            {}, folder, hosts={name: site.host for name, site in sites.items()}
+        )
         self.refusals: list[str] = []
 
     def sum(self, round: int, metrics: Sequence[str]) -> Total:
@@ -115,6 +136,8 @@ class Network(Net):
         summing = SecureSum(SITES, job=JOB, threshold=3)
         summing._metrics["train"] = tuple(metrics)
         told = {"notify": lambda event: self.refusals.append(event.text)}
-        engine = self.engine(SITES, replace(STRICT, min_sites=3), summing=summing, **told)
+        engine = self.engine(
+            SITES, replace(STRICT, min_sites=3), summing=summing, **told
+        )
         next(engine.rounds(round, round + 1))
         return engine.sum("train")

@@ -59,7 +59,10 @@ personal_epochs = 1
 PRIVATE = (
     FEDNER.replace("[federation]", "[federation]\nsecure_sum = true")
     .replace("personal_epochs = 1", "")
-    .replace("[training]", '[privacy]\nepsilon = 8.0\nrate = 0.5\nunit = "document"\n[training]')
+    .replace(
+        "[training]",
+        '[privacy]\nepsilon = 8.0\nrate = 0.5\nunit = "document"\n[training]',
+    )
 )
 DISTILL = f"""
 method = "distill"
@@ -151,7 +154,9 @@ class Network:
                     self.members[site] = site_main(self.setups[site])
                 reply = self.members[site].handle(bytes(frame))
             except FednotesError as error:
-                self.failed[site] = placeless(explained(error, site))  # as a site's executor
+                self.failed[site] = placeless(
+                    explained(error, site)
+                )  # as a site's executor
                 continue
             self.frames += [bytes(frame), reply]
             who, left = self.kill
@@ -202,7 +207,15 @@ class Hospitals:
         out = kit / "job" / "fednotes"
         out.mkdir(parents=True, exist_ok=True)
         return Setup(
-            kit, name, self.declared, "id", run, self.names, self.least, out, kit / "state" / run
+            kit,
+            name,
+            self.declared,
+            "id",
+            run,
+            self.names,
+            self.least,
+            out,
+            kit / "state" / run,
         )
 
     @property
@@ -272,7 +285,9 @@ def corpus(folder: Path, sentences: int = 30) -> dict[str, dict[str, Any]]:
     write_sites(made, folder, "conll")
     parts = ("train", "valid", "test")
     return {
-        site.data.id: {part: str(folder / site.data.id / f"{part}.conll") for part in parts}
+        site.data.id: {
+            part: str(folder / site.data.id / f"{part}.conll") for part in parts
+        }
         for site in made
     }
 
@@ -303,7 +318,9 @@ def patients(folder: Path, number: int) -> dict[str, Any]:
 def simulated_one(job: str, data: Mapping[str, Mapping[str, Any]], out: Path) -> None:
     """The same job in one process."""
     table = tomllib.loads(job)
-    table["sites"] = {name: {**table["sites"][name], **own} for name, own in data.items()}
+    table["sites"] = {
+        name: {**table["sites"][name], **own} for name, own in data.items()
+    }
     table["conditions"] = ["federated"]
     simulate(parse_job(table, "job", out.parent, "job.toml"), out)
 
@@ -323,4 +340,6 @@ def simulated(
 ) -> dict[str, dict[str, bytes]]:
     """Every site's model after it."""
     simulated_one(job, data, out)
-    return {name: weights(out / "federated" / "sites" / name / "model") for name in data}
+    return {
+        name: weights(out / "federated" / "sites" / name / "model") for name in data
+    }

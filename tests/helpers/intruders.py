@@ -32,7 +32,11 @@ from fednotes.apps.deployment.nvflare.authority import (
     no_secret,
     provision,
 )
-from fednotes.apps.deployment.nvflare.certificates import certificate_of, key_of, new_key_pem
+from fednotes.apps.deployment.nvflare.certificates import (
+    certificate_of,
+    key_of,
+    new_key_pem,
+)
 from fednotes.apps.deployment.nvflare.processes import UNWATCHED
 from fednotes.engines import launch
 
@@ -51,7 +55,9 @@ def project(port: int, *sites: str) -> ProjectConfig:
     return ProjectConfig("ward", "localhost", sites, port=port)
 
 
-PROJECT = project(free_port(), "a", "b", "c", "d", "h1", "h2")  # of the fixtures `made` and `kits`
+PROJECT = project(
+    free_port(), "a", "b", "c", "d", "h1", "h2"
+)  # of the fixtures `made` and `kits`
 
 
 def said(kits: Mapping[str, Path]) -> bytes:
@@ -59,7 +65,9 @@ def said(kits: Mapping[str, Path]) -> bytes:
     return (kits["server"].parent / "trust.pem").read_bytes()
 
 
-def revoked(kits: Mapping[str, Path], *names: str, of: ProjectConfig = PROJECT) -> bytes:
+def revoked(
+    kits: Mapping[str, Path], *names: str, of: ProjectConfig = PROJECT
+) -> bytes:
     """What it says once these count no more."""
     provision(of, kits["server"].parent, revoke=names)
     return said(kits)
@@ -110,7 +118,9 @@ def date(
     out: the folder of the authority's kits, if the kit is not there.
     """
     path = kit / "startup" / stem
-    out = out or next(folder for folder in kit.parents if (folder / "authority").exists())
+    out = out or next(
+        folder for folder in kit.parents if (folder / "authority").exists()
+    )
     authority = Authority.of(out / "authority", "ward", no_secret, make=False)
     own, key = certificate_of(path), key_of(path)
     dated = certified(authority.root, authority.key, own, key, days)
@@ -206,10 +216,16 @@ class Network:
             processes.stop(kit, patience=5)
 
     def admin(
-        self, code: str, *arguments: object, kit: Path | None = None, person: str = ADMIN
+        self,
+        code: str,
+        *arguments: object,
+        kit: Path | None = None,
+        person: str = ADMIN,
     ) -> str:
         """The last line that `as_admin` prints, or says of its failure."""
-        done = as_admin(kit or self.kits["admin"], code, *arguments, person=person, seconds=20)
+        done = as_admin(
+            kit or self.kits["admin"], code, *arguments, person=person, seconds=20
+        )
         printed = done.stderr if done.returncode else done.stdout
         return printed.strip().splitlines()[-1]
 

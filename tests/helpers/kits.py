@@ -16,7 +16,9 @@ def site_kit(kit: Path) -> Path:
     """Make a folder a site's kit, of a network that nobody starts."""
     kit.mkdir(exist_ok=True)
     facts = {"name": kit.name, "role": "site", "project": "ward", "server": "localhost"}
-    (kit / KIT_FILE).write_text(json.dumps({**facts, "port": 1, "person": "", "org": "x"}))
+    (kit / KIT_FILE).write_text(
+        json.dumps({**facts, "port": 1, "person": "", "org": "x"})
+    )
     return kit
 
 

@@ -15,13 +15,21 @@ WORDS = "patient has pain in the chest was given aspirin daily denies fever and 
 
 def made_notes(seed: int, count: int) -> list[Note]:
     rng = np.random.default_rng(seed)
-    lines = [". ".join(" ".join(rng.choice(WORDS, 9)) for _ in range(3)) for _ in range(count)]
-    return [Note(f"{seed}-{i}", t, f"{seed}-p{i}", None, "made") for i, t in enumerate(lines)]
+    lines = [
+        ". ".join(" ".join(rng.choice(WORDS, 9)) for _ in range(3))
+        for _ in range(count)
+    ]
+    return [
+        Note(f"{seed}-{i}", t, f"{seed}-p{i}", None, "made")
+        for i, t in enumerate(lines)
+    ]
 
 
 def notes_of(name: str, notes: Sequence[Note]) -> SiteNotes:
     n = len(notes)
-    return SiteNotes(name, lambda: iter(notes), lambda: iter(notes[:2]), n, 2, n, 2, 1, 1, 1)
+    return SiteNotes(
+        name, lambda: iter(notes), lambda: iter(notes[:2]), n, 2, n, 2, 1, 1, 1
+    )
 
 
 def mentions(name: str, seed: int, count: int) -> SiteData:
@@ -32,5 +40,9 @@ def mentions(name: str, seed: int, count: int) -> SiteData:
         at = len(before) + 1
         text = f"{before} aspirin daily."
         documents.append(Document(f"{name}-{i}", text, (Span(at, at + 7, "drug"),)))
-    parts = (tuple(documents[:count]), tuple(documents[count:-3]), tuple(documents[-3:]))
+    parts = (
+        tuple(documents[:count]),
+        tuple(documents[count:-3]),
+        tuple(documents[-3:]),
+    )
     return SiteData(name, TagSet(("drug",)), *parts)

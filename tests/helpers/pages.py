@@ -47,7 +47,9 @@ class Tree(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def report(folder: Path, values: dict[str, Any], lines: list[dict[str, Any]] | None = None) -> str:
+def report(
+    folder: Path, values: dict[str, Any], lines: list[dict[str, Any]] | None = None
+) -> str:
     (folder / "summary.json").write_text(json.dumps(values), encoding="utf-8")
     if lines is not None:
         text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -58,4 +60,7 @@ def report(folder: Path, values: dict[str, Any], lines: list[dict[str, Any]] | N
 
 
 def charts(page: str) -> list[ET.Element]:
-    return [ET.fromstring(svg) for svg in re.findall(r"<svg xmlns.*?</svg>", page, re.DOTALL)]
+    return [
+        ET.fromstring(svg)
+        for svg in re.findall(r"<svg xmlns.*?</svg>", page, re.DOTALL)
+    ]

@@ -16,11 +16,33 @@ from tiny_models import WORDS, save_bart, save_bert
 DRUGS = "aspirin ibuprofen codeine heparin insulin statin".split()
 EFFECTS = "rash nausea cough fever pain cramps".split()
 DISEASES = "asthma diabetes hypertension gout".split()
-PLAIN = "the patient was well today with no other complaint and he went home in the".split()
+PLAIN = (
+    "the patient was well today with no other complaint and he went home in the".split()
+)
 GENRES = ("nw", "tc", "wb", "bn", "bc", "mz")
 ONTONOTES_TYPES = (
-    *("PERSON", "NORP", "FAC", "ORG", "GPE", "LOC", "PRODUCT", "EVENT", "WORK_OF_ART", "LAW"),
-    *("LANGUAGE", "DATE", "TIME", "PERCENT", "MONEY", "QUANTITY", "ORDINAL", "CARDINAL"),
+    *(
+        "PERSON",
+        "NORP",
+        "FAC",
+        "ORG",
+        "GPE",
+        "LOC",
+        "PRODUCT",
+        "EVENT",
+        "WORK_OF_ART",
+        "LAW",
+    ),
+    *(
+        "LANGUAGE",
+        "DATE",
+        "TIME",
+        "PERCENT",
+        "MONEY",
+        "QUANTITY",
+        "ORDINAL",
+        "CARDINAL",
+    ),
 )
 CLINIC_TYPES = ("Drug", "ADE", "Disease", "Finding", "Symptom")
 Sentence = list[tuple[str, str]]  # words with their entity type, empty for none
@@ -76,7 +98,9 @@ def spans_of(words: Sentence) -> Iterator[tuple[int, int, str, str]]:
         at += len(word) + 1
 
 
-def write_brat(texts: Path, annotations: Path, types: Sequence[str], number: int) -> None:
+def write_brat(
+    texts: Path, annotations: Path, types: Sequence[str], number: int
+) -> None:
     """Write one note of two sentences for each number, as CADEC has them in two folders."""
     texts.mkdir(parents=True, exist_ok=True)
     annotations.mkdir(parents=True, exist_ok=True)
@@ -85,7 +109,9 @@ def write_brat(texts: Path, annotations: Path, types: Sequence[str], number: int
         for k in (2 * i, 2 * i + 1):
             words = sentence(k, types)
             for begin, end, label, form in spans_of(words):
-                rows.append(f"T{len(rows) + 1}\t{label} {start + begin} {start + end}\t{form}")
+                rows.append(
+                    f"T{len(rows) + 1}\t{label} {start + begin} {start + end}\t{form}"
+                )
             lines.append(text_of(words))
             start += len(lines[-1]) + 1
         (texts / f"POST.{i}.txt").write_text("\n".join(lines) + "\n")
@@ -122,7 +148,9 @@ def write_conll(path: Path, types: Sequence[str], first: int, number: int) -> No
     for i in range(first, first + number):
         if (i - first) % 2 == 0:
             lines.append(f"# newdoc id = d{i}")
-        lines += [f"{w}\t{f'B-{t}' if t else 'O'}" for w, t in sentence(i, types)] + [""]
+        lines += [f"{w}\t{f'B-{t}' if t else 'O'}" for w, t in sentence(i, types)] + [
+            ""
+        ]
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -140,7 +168,9 @@ def write_ontonotes(folder: Path) -> None:
                 rows.append("")
             place = folder / part / genre
             place.mkdir(parents=True)
-            (place / "x.gold_conll").write_text("\n".join([*rows, "#end document"]) + "\n")
+            (place / "x.gold_conll").write_text(
+                "\n".join([*rows, "#end document"]) + "\n"
+            )
 
 
 def write_clinic(folder: Path) -> None:
@@ -151,7 +181,10 @@ def write_clinic(folder: Path) -> None:
         rows = []
         for i in range(first, first + 30):
             words = sentence(i, CLINIC_TYPES)
-            spans = [{"start": a, "end": b, "label": label} for a, b, label, _ in spans_of(words)]
+            spans = [
+                {"start": a, "end": b, "label": label}
+                for a, b, label, _ in spans_of(words)
+            ]
             rows.append(json.dumps({"text": text_of(words), "spans": spans}))
         (folder / name).mkdir()
         (folder / name / "notes.jsonl").write_text("\n".join(rows) + "\n")
@@ -183,12 +216,20 @@ def write_mimic(folder: Path, patients: int = 60) -> None:
     ]
     for i in range(patients):
         head = f"{i},{100 + i},{2000 + i}"
-        notes.append(f'{head},2130-01-05,,,"Discharge summary","Report",,,"{note(i)}\n"')
-        notes.append(f'{i + 1000},{100 + i},,2130-01-05,,,"Nursing","Report",,,"{note(i + 7)}"')
+        notes.append(
+            f'{head},2130-01-05,,,"Discharge summary","Report",,,"{note(i)}\n"'
+        )
+        notes.append(
+            f'{i + 1000},{100 + i},,2130-01-05,,,"Nursing","Report",,,"{note(i + 7)}"'
+        )
         diagnoses.append(f'{head},1,"{("4019", "25000", "49390", "2749")[i % 4]}"')
         procedures.append(f'{head},1,"{("0331", "3605")[i % 2]}"')
-        services.append(f'{head},"ICU",,"{("99254", "94002")[i % 2]}",99254,,1,"E","C",')
-    (folder / "NOTEEVENTS.csv.gz").write_bytes(gzip.compress("\n".join(notes).encode() + b"\n"))
+        services.append(
+            f'{head},"ICU",,"{("99254", "94002")[i % 2]}",99254,,1,"E","C",'
+        )
+    (folder / "NOTEEVENTS.csv.gz").write_bytes(
+        gzip.compress("\n".join(notes).encode() + b"\n")
+    )
     for name, rows in (
         ("DIAGNOSES_ICD", diagnoses),
         ("PROCEDURES_ICD", procedures),
@@ -200,7 +241,9 @@ def write_mimic(folder: Path, patients: int = 60) -> None:
 def write_umls(folder: Path) -> None:
     """Write MRCONSO.RRF, MRSTY.RRF and vectors of the concepts."""
     folder.mkdir(parents=True)
-    terms = [(f"C{at:07d}", term) for at, term in enumerate((*DISEASES, *EFFECTS, *DRUGS), 1)]
+    terms = [
+        (f"C{at:07d}", term) for at, term in enumerate((*DISEASES, *EFFECTS, *DRUGS), 1)
+    ]
     names = [
         f"{cui}|ENG|P|L{cui}|PF|S{cui}|Y|A{cui}||M|D|SNOMEDCT_US|PT|1|{term}|0|N||"
         for cui, term in terms
@@ -216,16 +259,23 @@ def write_umls(folder: Path) -> None:
 def write_obesity(folder: Path, train: int = 36, test: int = 12) -> None:
     """Write records and judgements of the i2b2 2008 obesity challenge."""
     folder.mkdir(parents=True)
-    for part, first, last in (("training", 1, train), ("test", train + 1, train + test)):
+    for part, first, last in (
+        ("training", 1, train),
+        ("test", train + 1, train + test),
+    ):
         ids = range(first, last + 1)
         texts = "".join(f'<doc id="{i}"><text>\n{note(i)}\n</text></doc>' for i in ids)
         records = f"<root><docs>{texts}</docs></root>"
         (folder / f"obesity_patient_records_{part}.xml").write_text(records)
         judged = ""
         for at, disease in enumerate(("Asthma", "Diabetes", "Hypertension", "Gout")):
-            rows = "".join(f'<doc id="{i}" judgment="{"YN"[(i + at) % 2]}" />' for i in ids)
+            rows = "".join(
+                f'<doc id="{i}" judgment="{"YN"[(i + at) % 2]}" />' for i in ids
+            )
             judged += f'<disease name="{disease}">{rows}</disease>'
-        standoff = f'<diseaseset><diseases source="intuitive">{judged}</diseases></diseaseset>'
+        standoff = (
+            f'<diseaseset><diseases source="intuitive">{judged}</diseases></diseaseset>'
+        )
         (folder / f"obesity_standoff_annotations_{part}.xml").write_text(standoff)
 
 
@@ -255,7 +305,14 @@ def write_i2b2_2010(folder: Path) -> None:
 
 def write_i2b2_2012(folder: Path) -> None:
     """Write the XML of the temporal challenge; offsets count the line break before the text."""
-    types = ("TREATMENT", "PROBLEM", "TEST", "CLINICAL_DEPT", "EVIDENTIAL", "OCCURRENCE")
+    types = (
+        "TREATMENT",
+        "PROBLEM",
+        "TEST",
+        "CLINICAL_DEPT",
+        "EVIDENTIAL",
+        "OCCURRENCE",
+    )
     parts = (
         "2012-07-15.original-annotation.release",
         "2012-08-08.test-data.event-timex-groundtruth/xml",
@@ -287,10 +344,18 @@ def write_elmo(folder: Path) -> None:
         **{"max_characters_per_token": 50, "n_characters": 262, "n_highway": 1},
     }
     lstm = {
-        **{"dim": 6, "projection_dim": 4, "n_layers": 2, "cell_clip": 3.0, "proj_clip": 3.0},
+        **{
+            "dim": 6,
+            "projection_dim": 4,
+            "n_layers": 2,
+            "cell_clip": 3.0,
+            "proj_clip": 3.0,
+        },
         "use_skip_connections": True,
     }
-    (folder / "elmo_options.json").write_text(json.dumps({"char_cnn": cnn, "lstm": lstm}))
+    (folder / "elmo_options.json").write_text(
+        json.dumps({"char_cnn": cnn, "lstm": lstm})
+    )
     shapes: dict[str, tuple[int, ...]] = {"char_embed": (261, 4)}
     for i in range(2):
         shapes |= {f"CNN/W_cnn_{i}": (1, i + 1, 4, 4), f"CNN/b_cnn_{i}": (4,)}
@@ -300,7 +365,11 @@ def write_elmo(folder: Path) -> None:
     for way in range(2):
         for layer in range(2):
             cell = f"RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-            shapes |= {f"{cell}/W_0": (8, 24), f"{cell}/B": (24,), f"{cell}/W_P_0": (6, 4)}
+            shapes |= {
+                f"{cell}/W_0": (8, 24),
+                f"{cell}/B": (24,),
+                f"{cell}/W_P_0": (6, 4),
+            }
     rng = np.random.default_rng(0)
     with h5py.File(folder / "elmo_weights.hdf5", "w") as file:
         for name, shape in shapes.items():
@@ -312,7 +381,10 @@ def write_vectors(path: Path, dimensions: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     words = ["took", ".", *DRUGS, *EFFECTS, *DISEASES, *dict.fromkeys(PLAIN)]
     rng = np.random.default_rng(1)
-    rows = [" ".join([word, *(f"{x:.3f}" for x in rng.normal(size=dimensions))]) for word in words]
+    rows = [
+        " ".join([word, *(f"{x:.3f}" for x in rng.normal(size=dimensions))])
+        for word in words
+    ]
     path.write_text("\n".join(rows) + "\n")
 
 
@@ -321,12 +393,21 @@ def write_public(folder: Path) -> None:
     write_conll(folder / "psytar" / "train.txt", ("DI", "ADR", "WD"), 0, 30)
     write_conll(folder / "psytar" / "dev.txt", ("DI", "ADR", "WD"), 100, 8)
     write_conll(folder / "psytar" / "test.txt", ("DI", "ADR", "WD"), 200, 8)
-    for name, types in (("bc5cdr", ("Chemical", "Disease")), ("ncbi_disease", ("Disease",))):
+    for name, types in (
+        ("bc5cdr", ("Chemical", "Disease")),
+        ("ncbi_disease", ("Disease",)),
+    ):
         write_conll(folder / name / "train.tsv", types, 300, 30)
         write_conll(folder / name / "devel.tsv", types, 400, 8)
         write_conll(folder / name / "test.tsv", types, 500, 8)
-    for part, first, number in (("train", 300, 20), ("dev", 400, 12), ("test", 500, 12)):
-        write_pubtator(folder / "bc5cdr" / "pubtator" / f"{part}_corpus.txt", first, number)
+    for part, first, number in (
+        ("train", 300, 20),
+        ("dev", 400, 12),
+        ("test", 500, 12),
+    ):
+        write_pubtator(
+            folder / "bc5cdr" / "pubtator" / f"{part}_corpus.txt", first, number
+        )
     write_vectors(folder / "vectors" / "glove.twitter.27B.25d.12k.txt", 25)
     write_codiesp(folder / "codiesp")
 
@@ -336,7 +417,10 @@ def write_pubtator(path: Path, first: int, number: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     blocks = []
     for i in range(first, first + number):
-        title, abstract = sentence(i, ("Chemical", "Disease")), sentence(i + 50, ("Chemical",))
+        title, abstract = (
+            sentence(i, ("Chemical", "Disease")),
+            sentence(i + 50, ("Chemical",)),
+        )
         rows = [f"{i}|t|{text_of(title)}", f"{i}|a|{text_of(abstract)}"]
         start = 0
         for words in (title, abstract):
@@ -349,14 +433,27 @@ def write_pubtator(path: Path, first: int, number: int) -> None:
 
 def write_codiesp(folder: Path) -> None:
     """Write coded cases of the training and the development part."""
-    codes = ("I10", "E11.9", "F17.2", "C77.9", "D50.9", "N17.9", "B20", "B18", "I26.9", "E78.5")
+    codes = (
+        "I10",
+        "E11.9",
+        "F17.2",
+        "C77.9",
+        "D50.9",
+        "N17.9",
+        "B20",
+        "B18",
+        "I26.9",
+        "E78.5",
+    )
     for part, number in (("train", 40), ("dev", 16)):
         texts = folder / part / "text_files_en"
         texts.mkdir(parents=True)
         rows = []
         for i in range(number):
             (texts / f"{part}{i}.txt").write_text(note(i) + "\n")
-            rows += [f"{part}{i}\t{codes[(i + k) % len(codes)].lower()}" for k in range(3)]
+            rows += [
+                f"{part}{i}\t{codes[(i + k) % len(codes)].lower()}" for k in range(3)
+            ]
         (folder / part / f"{part}D.tsv").write_text("\n".join(rows) + "\n")
         (folder / part / f"{part}P.tsv").write_text(f"{part}0\tbw03zzz\n")
 
@@ -380,7 +477,9 @@ def write_all(folder: Path) -> dict[str, str]:
     write_i2b2_2012(folder / "i2b2-2012")
     words = (*WORDS, "took", *DRUGS, *EFFECTS, *DISEASES, *PLAIN)
     save_bert(folder / "bert-base", words=words, max_position_embeddings=512)
-    package = folder / "packages" / "tiny_minilm"  # as the published encoder's is laid out
+    package = (
+        folder / "packages" / "tiny_minilm"
+    )  # as the published encoder's is laid out
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     shape = {"num_hidden_layers": 6, "max_position_embeddings": 512}

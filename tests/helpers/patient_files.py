@@ -10,7 +10,11 @@ import numpy as np
 
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
-from fednotes.apps.phenotyping.features import ConceptFeatures, ConceptsConfig, features_for
+from fednotes.apps.phenotyping.features import (
+    ConceptFeatures,
+    ConceptsConfig,
+    features_for,
+)
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import parse_job
@@ -26,7 +30,11 @@ def write(path: Path, header: str, rows: Iterable[str]) -> Path:
 
 def write_terms(folder: Path, *terms: str) -> None:
     """A dictionary of concepts C0000000 …, in this order."""
-    write(folder / "terms.tsv", "", [f"C{at:07d}\t{term}" for at, term in enumerate(terms)])
+    write(
+        folder / "terms.tsv",
+        "",
+        [f"C{at:07d}\t{term}" for at, term in enumerate(terms)],
+    )
 
 
 def job(folder: Path, seed: int = 1, **tables: Any) -> Job:
@@ -54,7 +62,11 @@ def everyone(site: SitePatients) -> list[str]:
 
 def labels_of(site: SitePatients) -> dict[str, list[int]]:
     """Patient → labels, of all parts."""
-    return {p: c.labels[row].tolist() for c in parts(site) for row, p in enumerate(c.patients)}
+    return {
+        p: c.labels[row].tolist()
+        for c in parts(site)
+        for row, p in enumerate(c.patients)
+    }
 
 
 def save_model(folder: Path, dictionary: str, beside: Path, *terms: str) -> Path:
@@ -72,5 +84,7 @@ def save_model(folder: Path, dictionary: str, beside: Path, *terms: str) -> Path
         machines.weight[concept, column] = 10
     machines.intercept[:] = -1
     idf = np.ones(features.space.width)
-    Phenotyper(features.space, idf=idf, phenotypes=terms, machines=machines).save(folder)
+    Phenotyper(features.space, idf=idf, phenotypes=terms, machines=machines).save(
+        folder
+    )
     return folder

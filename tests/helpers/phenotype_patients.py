@@ -33,8 +33,14 @@ def patients(site: str, number: int, seed: int, concepts: int = 12) -> Cohort:
     ill = rng.random((number, len(DISEASES))) < 0.4
     lists = []
     for row in range(number):
-        own = [10 * d + int(rng.integers(10)) for d in np.flatnonzero(ill[row]) for _ in range(2)]
-        lists.append([] if not concepts else [*own, *rng.integers(VOCABULARY, size=concepts)])
+        own = [
+            10 * d + int(rng.integers(10))
+            for d in np.flatnonzero(ill[row])
+            for _ in range(2)
+        ]
+        lists.append(
+            [] if not concepts else [*own, *rng.integers(VOCABULARY, size=concepts)]
+        )
     labels = ill.astype(np.int8)
     labels[rng.random(number) < 0.1] = -1
     ids = tuple(f"{site}-{seed}-{row}" for row in range(number))
@@ -48,7 +54,10 @@ def codes_of(cohort: Cohort, seed: int) -> dict[str, frozenset[str]]:
     for row, patient in enumerate(cohort.patients):
         start, stop = cohort.bags.offsets[row : row + 2]
         most = np.bincount(cohort.bags.concepts[start:stop] // 10, minlength=6).argmax()
-        own = {CODES[most], CODES[most if rng.random() < 0.7 else int(rng.integers(len(CODES)))]}
+        own = {
+            CODES[most],
+            CODES[most if rng.random() < 0.7 else int(rng.integers(len(CODES)))],
+        }
         if rng.random() > 0.125:
             found[patient] = frozenset(f"icd9:{code}" for code in own)
     return found
@@ -59,7 +68,9 @@ def sites_of(number: int) -> tuple[SitePatients, ...]:
     made = []
     for at in range(number):
         name = f"s{at}"
-        parts = [patients(name, n, 10 * at + k) for k, n in enumerate((90 + 25 * at, 40, 60))]
+        parts = [
+            patients(name, n, 10 * at + k) for k, n in enumerate((90 + 25 * at, 40, 60))
+        ]
         codes: dict[str, frozenset[str]] = {}
         for k, part in enumerate(parts):
             codes |= codes_of(part, 10 * at + k)
@@ -91,7 +102,10 @@ def without_stage_1(**settings: Any) -> Config:
 
 
 def trained(
-    sites: Sequence[SitePatients], config: Config, folder: Path | None = None, **options: Any
+    sites: Sequence[SitePatients],
+    config: Config,
+    folder: Path | None = None,
+    **options: Any,
 ) -> tuple[State, list[Site]]:
     """Train at these sites; the first writes its model to `folder`. options: of the engine.
 
@@ -172,12 +186,16 @@ def network_of(state: State) -> dict[str, np.ndarray]:
     }
 
 
-def dense_of(network: dict[str, np.ndarray], cohort: Cohort, scale: str = "none") -> np.ndarray:
+def dense_of(
+    network: dict[str, np.ndarray], cohort: Cohort, scale: str = "none"
+) -> np.ndarray:
     """(patients, hidden): mean of the vectors, linear layer, ReLU; l2: of length 1."""
     means = np.zeros((len(cohort), network["embedding"].shape[1]))
     for row, (start, stop) in enumerate(itertools.pairwise(cohort.bags.offsets)):
         if stop > start:
-            means[row] = network["embedding"][cohort.bags.concepts[start:stop]].mean(axis=0)
+            means[row] = network["embedding"][cohort.bags.concepts[start:stop]].mean(
+                axis=0
+            )
     dense = np.maximum(means @ network["hidden_weight"].T + network["hidden_bias"], 0)
     length = np.sqrt((dense**2).sum(axis=1, keepdims=True))
     return dense if scale == "none" else dense / np.where(length > 0, length, 1)
@@ -185,7 +203,9 @@ def dense_of(network: dict[str, np.ndarray], cohort: Cohort, scale: str = "none"
 
 def code_chances(network: dict[str, np.ndarray], cohort: Cohort) -> np.ndarray:
     """(patients, outputs) of the network."""
-    odds = dense_of(network, cohort) @ network["output_weight"].T + network["output_bias"]
+    odds = (
+        dense_of(network, cohort) @ network["output_weight"].T + network["output_bias"]
+    )
     return 1 / (1 + np.exp(-odds))
 
 
@@ -195,7 +215,10 @@ def code_labels(
     """(patients, outputs) whether any code begins so; -1 in the row of an uncoded patient."""
     return np.array(
         [
-            [any(c.startswith(o) for c in codes[p]) if p in codes else -1 for o in outputs]
+            [
+                any(c.startswith(o) for c in codes[p]) if p in codes else -1
+                for o in outputs
+            ]
             for p in cohort.patients
         ]
     )

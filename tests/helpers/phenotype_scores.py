@@ -29,14 +29,19 @@ def site_score(seed: int, codes: bool = True) -> dict[str, Any]:
     counts = ClassCounts.of(labels, predicted, OUTPUTS)
     found, ranked = counts.scores(), rankings(labels, scores, OUTPUTS, samples=50)
     areas = ("auroc", "auprc")
-    of_codes = {"codes": {"loss": 0.3 + seed / 100, "auroc": 0.7 + seed / 100, "outputs": 9}}
+    of_codes = {
+        "codes": {"loss": 0.3 + seed / 100, "auroc": 0.7 + seed / 100, "outputs": 9}
+    }
     return {
         "phenotypes": found["macro"],
         "present": found["present"]["macro"],
         "ranking": {
             **{key: ranked["macro"][key]["value"] for key in areas},
             **{
-                f"{key}_interval": [ranked["macro"][key]["low"], ranked["macro"][key]["high"]]
+                f"{key}_interval": [
+                    ranked["macro"][key]["low"],
+                    ranked["macro"][key]["high"],
+                ]
                 for key in areas
             },
             "outputs": ranked["macro"]["outputs"],
@@ -68,7 +73,9 @@ def summary_of(sites: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "bytes_down": 2_000_000,
         "sites": sites,
         "mean": {c: mean_scores(scores) for c, scores in each.items()},
-        "micro": {c: found for c, scores in each.items() if (found := summed_scores(scores))},
+        "micro": {
+            c: found for c, scores in each.items() if (found := summed_scores(scores))
+        },
         "command": "fednotes simulate job.toml --out run",
         "notes": [],
     }
@@ -78,7 +85,9 @@ def summary() -> dict[str, Any]:
     """Two sites under three conditions, all of them different."""
     return summary_of(
         {
-            site: {c: site_score(3 * place + order) for order, c in enumerate(CONDITIONS)}
+            site: {
+                c: site_score(3 * place + order) for order, c in enumerate(CONDITIONS)
+            }
             for place, site in enumerate(("north", "south"))
         }
     )

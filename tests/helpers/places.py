@@ -48,7 +48,10 @@ class Place:
 
 def stopped(place: Place) -> None:
     """End everything that was started in a place."""
-    for kit in (place.folder / "kits" / "server", *(place.folder / "kits" / "sites").glob("*")):
+    for kit in (
+        place.folder / "kits" / "server",
+        *(place.folder / "kits" / "sites").glob("*"),
+    ):
         processes.stop(kit, patience=5)
 
 

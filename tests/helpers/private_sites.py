@@ -23,7 +23,9 @@ SECRET = bytes(range(32))
 def patients(number: int = 0, size: int = 6, owners: str = "aabbcc") -> SiteData:
     """A site whose notes belong to patients, by a letter each."""
     site = tiny_site(number, size)
-    owned = tuple(replace(d, patient=p) for d, p in zip(site.train, owners, strict=True))
+    owned = tuple(
+        replace(d, patient=p) for d, p in zip(site.train, owners, strict=True)
+    )
     return replace(site, train=owned)
 
 
@@ -36,7 +38,10 @@ def config_of(site: SiteData, **settings: Any) -> Any:
 
 
 def made(
-    site: SiteData | None = None, secret: bytes = SECRET, question: Any = bytes, **settings: Any
+    site: SiteData | None = None,
+    secret: bytes = SECRET,
+    question: Any = bytes,
+    **settings: Any,
 ) -> PrivateSite:
     """One of them."""
     site, kind = site or patients(), privately(FEDNER).Site

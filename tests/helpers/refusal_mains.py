@@ -94,16 +94,28 @@ def server_main(setup: Setup, transport: Any) -> None:
     recorder = Recorder(transport, setup.state / "frames")
     often = {"checkpoint_seconds": 0.0} if "die" in setup.job else {}
     patience = Patience(
-        min_sites=setup.min_sites, timeout=9, grace=2, pause=0.1, give_up=9, knock=2, **often
+        min_sites=setup.min_sites,
+        timeout=9,
+        grace=2,
+        pause=0.1,
+        give_up=9,
+        knock=2,
+        **often,
     )
-    engine = Deployed(recorder, setup.sites, setup.state / "server", job=JOB, patience=patience)
+    engine = Deployed(
+        recorder, setup.sites, setup.state / "server", job=JOB, patience=patience
+    )
     kept, rows = engine.resume(), []
     x = kept.tensors["x"] if kept else torch.ones(setup.job.get("numbers", 4))
     for turn in engine.rounds(kept.round if kept else 0, setup.job["rounds"]):
         begun = time.monotonic()
         added = engine.sum("add", {"x": x}, round=turn.number)
         x = added.mean()["x"]
-        row = {"included": list(added.included), "x": x[:4].tolist(), **dict(added.metrics)}
+        row = {
+            "included": list(added.included),
+            "x": x[:4].tolist(),
+            **dict(added.metrics),
+        }
         rows.append(row | {"seconds": time.monotonic() - begun})
         turn.commit(State(turn.number + 1, {"x": x}, {}), {})
         transport.publish({"round": turn.number})

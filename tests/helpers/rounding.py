@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-IN_A_ROW = 8  # products, sums and normalisations that follow each other in a layer of BERT
+IN_A_ROW = (
+    8  # products, sums and normalisations that follow each other in a layer of BERT
+)
 EPSILON = 2.0**-23
 
 

@@ -22,7 +22,9 @@ from pathlib import Path
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A new folder, which goes as well."""
-    with _watched(Path(tempfile.mkdtemp(prefix="fednotes-")).resolve(), "delete") as folder:
+    with _watched(
+        Path(tempfile.mkdtemp(prefix="fednotes-")).resolve(), "delete"
+    ) as folder:
         yield folder
 
 

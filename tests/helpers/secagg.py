@@ -13,11 +13,18 @@ from unittest import mock
 
 import torch
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
 
 from fednotes.core.update import Total, Update
 from fednotes.privacy.secure_sum import Parties
-from fednotes.privacy.secure_sum.messages import MaskedMessage, UnmaskMessage, UnmaskRequest
+from fednotes.privacy.secure_sum.messages import (
+    MaskedMessage,
+    UnmaskMessage,
+    UnmaskRequest,
+)
 from fednotes.privacy.secure_sum.server import SecureServer
 from fednotes.privacy.secure_sum.site import SecureSite
 
@@ -49,11 +56,17 @@ class Exchange:
         parties = Parties(self.names, self.threshold, self.confirmed)
         self._secrets = repeatable(self.seed)
         with self._drawing():
-            self.sites = {name: SecureSite(name, parties, self.context) for name in self.names}
+            self.sites = {
+                name: SecureSite(name, parties, self.context) for name in self.names
+            }
         self.server = SecureServer(parties, self.context)
 
     def _drawing(self) -> AbstractContextManager[Any]:
-        return mock.patch.multiple(secrets, **self._secrets) if self.seed else nullcontext()
+        return (
+            mock.patch.multiple(secrets, **self._secrets)
+            if self.seed
+            else nullcontext()
+        )
 
     def set_up(self, without: Collection[str] = ()) -> dict[str, dict[str, bytes]]:
         """Keys of all, shares of all but `without`; what each site of the roster gets."""
@@ -90,8 +103,12 @@ class Exchange:
                 if name not in without:
                     self.server.add_confirm(self.sites[name].confirm(request))
             self.requests = self.server.requests()
-        asked = {name: each for name, each in self.requests.items() if name not in without}
-        return {name: self.sites[name].unmask(request) for name, request in asked.items()}
+        asked = {
+            name: each for name, each in self.requests.items() if name not in without
+        }
+        return {
+            name: self.sites[name].unmask(request) for name, request in asked.items()
+        }
 
     def total(self, answers: Collection[UnmaskMessage] | None = None) -> Total:
         """The sum of what came, opened by all survivors unless other answers are given."""
@@ -142,6 +159,8 @@ class Ed25519Identity:
 def identities(sites: Sequence[str]) -> dict[str, Ed25519Identity]:
     """One for each site, who know each other."""
     private = {site: bytes([number]) * 32 for number, site in enumerate(sites, start=1)}
-    keys = {site: Ed25519PrivateKey.from_private_bytes(raw) for site, raw in private.items()}
+    keys = {
+        site: Ed25519PrivateKey.from_private_bytes(raw) for site, raw in private.items()
+    }
     known = {site: key.public_key().public_bytes_raw() for site, key in keys.items()}
     return {site: Ed25519Identity(raw, known) for site, raw in private.items()}

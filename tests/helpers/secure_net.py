@@ -20,7 +20,12 @@ from fednotes.engines.requests import Event
 from fednotes.engines.secure import SecureSeal, SecureSum, context_of
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum import messages as wire
-from fednotes.privacy.secure_sum.messages import KeysMessage, SharesMessage, Stage, Terms
+from fednotes.privacy.secure_sum.messages import (
+    KeysMessage,
+    SharesMessage,
+    Stage,
+    Terms,
+)
 from fednotes.privacy.secure_sum.server import ServerChain
 
 SITES = ("a", "b", "c", "d")
@@ -31,7 +36,9 @@ class Giver:
 
     tasks: ClassVar[frozenset[str]] = frozenset({"give"})
 
-    def __init__(self, name: str, updates: list[Update], asked: Counter[str] | None = None) -> None:
+    def __init__(
+        self, name: str, updates: list[Update], asked: Counter[str] | None = None
+    ) -> None:
         self.id, self.updates, self.at = name, updates, 0
         self.asked = Counter[str]() if asked is None else asked
 
@@ -110,7 +117,10 @@ def random_updates(seed: int, rounds: int = 3) -> dict[str, list[Update]]:
                 "empty": torch.empty(0, 3),
                 "scalar": torch.randn((), generator=generator),
             }
-            metrics = {"loss": float(torch.randn((), generator=generator)), "notes": 1000 + number}
+            metrics = {
+                "loss": float(torch.randn((), generator=generator)),
+                "notes": 1000 + number,
+            }
             found[site].append(Update(tensors, 31.0 * number, metrics))
     return found
 

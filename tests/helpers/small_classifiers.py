@@ -18,7 +18,9 @@ LABELS = {"nausea": "ADR", "pain": "ADR", "metoprolol": "Drug"}
 WORDS = ["no", "pain", "took", "metoprolol", "nausea"]
 
 
-def document(number: int, *sentences: list[str], types: tuple[str, ...] = TAGS.types) -> Document:
+def document(
+    number: int, *sentences: list[str], types: tuple[str, ...] = TAGS.types
+) -> Document:
     """Sentences on lines of their own; each finding and drug is a mention."""
     spans, bounds, at = [], [], 0
     for words in sentences:
@@ -53,8 +55,15 @@ def notes(count: int = 3) -> tuple[Document, ...]:
     )
 
 
-def build(directory: Path, tags: TagSet = TAGS, seed: int = 1, **settings: Any) -> TokenClassifier:
-    table = {"kind": "token-classifier", "encoder": str(directory), "dropout": 0.0, **settings}
+def build(
+    directory: Path, tags: TagSet = TAGS, seed: int = 1, **settings: Any
+) -> TokenClassifier:
+    table = {
+        "kind": "token-classifier",
+        "encoder": str(directory),
+        "dropout": 0.0,
+        **settings,
+    }
     model = build_model(model_config(table), tags, seed)
     assert isinstance(model, TokenClassifier)
     return model
@@ -77,5 +86,7 @@ def same_gradients(model: TokenClassifier, other: Any) -> None:
     """Of every trained parameter, against the library's BERT after a backward pass."""
     theirs = dict(other.named_parameters())
     for name, parameter in model.trainable().items():
-        grad = theirs[name.replace("encoder.", "bert.", 1) if name[0] == "e" else name].grad
+        grad = theirs[
+            name.replace("encoder.", "bert.", 1) if name[0] == "e" else name
+        ].grad
         torch.testing.assert_close(parameter.grad, grad, rtol=1e-6, atol=1e-9)

@@ -40,5 +40,7 @@ path = "south.conll"
 
 def corpus(path: Path, label: str, word: str) -> None:
     """Forty sentences of one mention each, no two alike."""
-    rows = [f"Case O\n{word}{n} O\ntook O\n{word}ol B-{label}\n. O\n\n" for n in range(40)]
+    rows = [
+        f"Case O\n{word}{n} O\ntook O\n{word}ol B-{label}\n. O\n\n" for n in range(40)
+    ]
     path.write_text("".join(rows), encoding="utf-8")

@@ -38,7 +38,9 @@ def save_bert(
         ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
     )
     names = {f"{m.strip('[]').lower()}_token": m for m in MARKS}
-    made = transformers.BertTokenizerFast(tokenizer_object=tokenizer, do_lower_case=lower, **names)
+    made = transformers.BertTokenizerFast(
+        tokenizer_object=tokenizer, do_lower_case=lower, **names
+    )
     made.save_pretrained(folder)
     settings: dict[str, Any] = {
         "vocab_size": len(vocabulary),
@@ -59,7 +61,9 @@ MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SUB_WORDS = "metop ##rol ##ol nau ##sea no pain took and .".split()
 
 
-def save_tokenizer(path: Path, words: Sequence[str] = SUB_WORDS, **settings: Any) -> None:
+def save_tokenizer(
+    path: Path, words: Sequence[str] = SUB_WORDS, **settings: Any
+) -> None:
     """BERT's tokenizer of these words behind the marks."""
     import transformers
 
@@ -83,7 +87,11 @@ def save_encoder(
     save_tokenizer(path, words)
     shape: dict[str, Any] = {"vocab_size": len(MARKS) + len(words), "hidden_size": 16}
     shape |= {"num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
-    shape |= {"max_position_embeddings": 14, "initializer_range": 0.5, "pad_token_id": 0}
+    shape |= {
+        "max_position_embeddings": 14,
+        "initializer_range": 0.5,
+        "pad_token_id": 0,
+    }
     made = getattr(transformers, kind)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -113,7 +121,9 @@ def save_bart(path: Path, **changes: Any) -> Path:
     vocabulary, merges = pieces()
     import transformers
 
-    transformers.RobertaTokenizerFast(vocab=vocabulary, merges=merges).save_pretrained(path)
+    transformers.RobertaTokenizerFast(vocab=vocabulary, merges=merges).save_pretrained(
+        path
+    )
     settings: dict[str, Any] = {
         "vocab_size": len(vocabulary),
         "d_model": 32,
@@ -127,5 +137,7 @@ def save_bart(path: Path, **changes: Any) -> Path:
         "init_std": 0.3,
     }
     torch.manual_seed(0)
-    transformers.BartModel(transformers.BartConfig(**settings | changes)).save_pretrained(path)
+    transformers.BartModel(
+        transformers.BartConfig(**settings | changes)
+    ).save_pretrained(path)
     return path

@@ -23,6 +23,7 @@ NOTE = Document(
 def tiny_site(number: int, size: int = 4) -> SiteData:
     """Site s`number`: its documents begin at another one of four; all three parts are the same."""
     documents = tuple(
-        Document(f"{number}-{i}", *TEXTS[(i + number) % len(TEXTS)]) for i in range(size)
+        Document(f"{number}-{i}", *TEXTS[(i + number) % len(TEXTS)])
+        for i in range(size)
     )
     return SiteData(f"s{number}", DRUGS, documents, documents, documents)

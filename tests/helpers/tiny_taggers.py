@@ -20,7 +20,12 @@ from fednotes.taggers.saving import build_model, save_model
 from fednotes.taggers.tagger import TaggerConfig
 
 MODEL = TaggerConfig(
-    char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4
+    char_dim=6,
+    char_filters=8,
+    cnn_filters=10,
+    lstm_units=5,
+    hashed_words=50,
+    word_dim=4,
 )
 NO_DROPOUT = replace(MODEL, dropout=0.0)
 
@@ -56,7 +61,9 @@ def resumed(run: Callable[..., Any], folder: Path, kill: int) -> Any:
 
 
 def plain_adamw(
-    parameters: Mapping[str, Tensor], config: Any, losses: Sequence[Callable[[], Tensor]]
+    parameters: Mapping[str, Tensor],
+    config: Any,
+    losses: Sequence[Callable[[], Tensor]],
 ) -> None:
     """Ordinary training: torch's AdamW in two groups, a linear rise and fall, gradients clipped.
 
@@ -91,7 +98,9 @@ class HashEncoder:
 
     def encode(self, sentences: Sequence[Passage]) -> np.ndarray:
         rows = [
-            np.random.default_rng([place, *word.encode()]).standard_normal((self.layers, self.dim))
+            np.random.default_rng([place, *word.encode()]).standard_normal(
+                (self.layers, self.dim)
+            )
             for sentence in sentences
             for place, word in enumerate(sentence.forms)
         ]
@@ -101,7 +110,12 @@ class HashEncoder:
 def save_three_words(path: Path) -> Path:
     """A saved tagger with numbers set by hand: it marks three words, of one it is less sure."""
     flat = TaggerConfig(
-        hashed_words=997, word_dim=2, characters=False, cnn_filters=0, lstm_units=0, dropout=0.0
+        hashed_words=997,
+        word_dim=2,
+        characters=False,
+        cnn_filters=0,
+        lstm_units=0,
+        dropout=0.0,
     )
     model = build_model(flat, TagSet(("ADR", "Drug")), seed=4)
     rows = hash_forms(("pain", "nausea", "metoprolol"), 997)

@@ -35,7 +35,11 @@ def tokenizer_of(family: str, texts: Sequence[str] = TEXTS) -> Any:
 
 
 def save_family(
-    folder: Path, family: str, texts: Sequence[str] = TEXTS, positions: int = 256, seed: int = 0
+    folder: Path,
+    family: str,
+    texts: Sequence[str] = TEXTS,
+    positions: int = 256,
+    seed: int = 0,
 ) -> Path:
     """A masked language model of this family: its tokenizer, and 2 random layers of 16."""
     import transformers
@@ -49,14 +53,18 @@ def save_family(
         "xlm-roberta": "XLMRoberta",
         "deberta-v2": "DebertaV2",
     }[family]
-    shifted = family in ("roberta", "xlm-roberta")  # they count positions behind the padding id
+    shifted = family in (
+        "roberta",
+        "xlm-roberta",
+    )  # they count positions behind the padding id
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=len(tokenizer),
         hidden_size=16,
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=24,
-        max_position_embeddings=positions + (tokenizer.pad_token_id + 1 if shifted else 0),
+        max_position_embeddings=positions
+        + (tokenizer.pad_token_id + 1 if shifted else 0),
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.cls_token_id,
         eos_token_id=tokenizer.sep_token_id,
@@ -74,9 +82,14 @@ def _word_piece(texts: Sequence[str]) -> dict[str, int]:
     """The texts' words as BERT parts them, and letters; its trainer's order is not fixed."""
     from tokenizers import normalizers, pre_tokenizers
 
-    lower, split = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    lower, split = (
+        normalizers.BertNormalizer(lowercase=True),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     words = [
-        word for text in texts for word, _ in split.pre_tokenize_str(lower.normalize_str(text))
+        word
+        for text in texts
+        for word, _ in split.pre_tokenize_str(lower.normalize_str(text))
     ]
     letters = sorted({letter for word in words for letter in word})
     whole = [*words[::2], "37°c", "pain"]  # other words have several pieces
@@ -87,7 +100,14 @@ def _word_piece(texts: Sequence[str]) -> dict[str, int]:
 def _byte_level(family: str, texts: Sequence[str]) -> Any:
     """RoBERTa's own class; ModernBERT's is the library's general one, around tokenizer.json."""
     import transformers
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import (
+        Tokenizer,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
 
     marks = ROBERTA if family == "roberta" else WORDPIECE
     made = Tokenizer(models.BPE())
@@ -118,7 +138,10 @@ def _unigram(texts: Sequence[str], marks: Sequence[str]) -> list[tuple[str, floa
     made = Tokenizer(models.Unigram())
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=120, special_tokens=list(marks), unk_token=marks[1], show_progress=False
+        vocab_size=120,
+        special_tokens=list(marks),
+        unk_token=marks[1],
+        show_progress=False,
     )
     made.train_from_iterator([*texts] * 3, trainer)
     pieces = json.loads(made.to_str())["model"]["vocab"]

@@ -59,7 +59,9 @@ def test_every_model_of_a_run_has_its_card(run: Path) -> None:
     front = head(text)
     assert front["license"] == "other"
     assert front["pipeline_tag"] == "token-classification"
-    metrics = {m["name"]: m["value"] for m in front["model-index"][0]["results"][0]["metrics"]}
+    metrics = {
+        m["name"]: m["value"] for m in front["model-index"][0]["results"][0]["metrics"]
+    }
     own = summary["sites"][site]["federated"]
     assert metrics["Strict f1"] == pytest.approx(own["strict"]["f1"], abs=5e-5)
     assert f"| Strict | f1 | {own['strict']['f1']:.3f} |" in text
@@ -89,7 +91,9 @@ def test_one_site_alone_is_not_told_as_all_sites(run: Path) -> None:
 
 
 @pytest.mark.parametrize("whose", ["sites/{site}/model", "model"])
-def test_of_two_sites_nothing_tells_the_others(run: Path, tmp_path: Path, whose: str) -> None:
+def test_of_two_sites_nothing_tells_the_others(
+    run: Path, tmp_path: Path, whose: str
+) -> None:
     """Neither the model of one, nor one of both; what is hidden is there with three."""
     summary = json.loads((run / "summary.json").read_text())
     first, second, third = sorted(summary["sites"].items())
@@ -99,7 +103,9 @@ def test_of_two_sites_nothing_tells_the_others(run: Path, tmp_path: Path, whose:
         place = tmp_path / str(len(sites))
         model = place / "federated" / whose.format(site=first[0])
         model.mkdir(parents=True)
-        (place / "summary.json").write_text(json.dumps({**summary, "sites": dict(sites)}))
+        (place / "summary.json").write_text(
+            json.dumps({**summary, "sites": dict(sites)})
+        )
         (model / "tagger.json").write_bytes(source.read_bytes())
         text = card(model)
         own = f"{first[1]['federated']['strict']['f1']:.3f}"
@@ -116,13 +122,24 @@ def test_a_real_sites_card_is_of_what_it_knows(run: Path, tmp_path: Path) -> Non
     model.mkdir(parents=True)
     source = run / "federated" / "sites" / name / "model" / "tagger.json"
     (model / "tagger.json").write_bytes(source.read_bytes())
-    facts = {"sites": {name: {"federated": own["federated"]}, other: {}}, "run": "run1", "seed": 2}
-    facts |= {"method": "fedner", "config": {"federation": {"secure_sum": True}}, "title": "A #1"}
+    facts = {
+        "sites": {name: {"federated": own["federated"]}, other: {}},
+        "run": "run1",
+        "seed": 2,
+    }
+    facts |= {
+        "method": "fedner",
+        "config": {"federation": {"secure_sum": True}},
+        "title": "A #1",
+    }
     known = OwnRun(name, RunResult(**facts), {"job": "j", "fingerprint": "abc"})
     write_cards(model.parent, known)
     text = (model / "README.md").read_text()
     f1 = own["federated"]["strict"]["f1"]
-    metrics = {m["name"]: m["value"] for m in head(text)["model-index"][0]["results"][0]["metrics"]}
+    metrics = {
+        m["name"]: m["value"]
+        for m in head(text)["model-index"][0]["results"][0]["metrics"]
+    }
     assert metrics["Strict f1"] == pytest.approx(f1, abs=5e-5)
     assert "notes of the site whose model this is" in text
     assert "95 % interval of strict F1" in text
@@ -130,7 +147,9 @@ def test_a_real_sites_card_is_of_what_it_knows(run: Path, tmp_path: Path) -> Non
     assert "Secure sum of the sites' updates: yes" in text
     assert "Job `j`, SHA-256 `abc`" in text
     assert "A \\#1" in text
-    assert not any(word in text for word in ("mean", "examples", "simulated", name, other))
+    assert not any(
+        word in text for word in ("mean", "examples", "simulated", name, other)
+    )
 
 
 def test_what_others_wrote_stays_a_line(run: Path) -> None:
@@ -161,7 +180,9 @@ def test_a_title_of_any_characters_is_read_again(run: Path, tmp_path: Path) -> N
         {"kind": "phenotyper", "phenotypes": 4},
     ],
 )
-def test_a_damaged_description_has_a_card(tmp_path: Path, facts: dict[str, Any]) -> None:
+def test_a_damaged_description_has_a_card(
+    tmp_path: Path, facts: dict[str, Any]
+) -> None:
     (tmp_path / "model.json").write_text(json.dumps(facts))
     assert f"Kind: `{facts['kind']}`" in card(tmp_path)
 
@@ -206,7 +227,10 @@ def test_a_card_tells_its_run_s_audit(run: Path) -> None:
         alone = card(next(run.glob("alone/*/sites/*/model")))
     finally:
         (run / AUDIT).unlink()
-    assert "- Attack on one site's notes, words \\| a: 0.500 (0.250 to 0.750) of what" in text
+    assert (
+        "- Attack on one site's notes, words \\| a: 0.500 (0.250 to 0.750) of what"
+        in text
+    )
     assert "named at 1 % false alarms; by chance 0.010, undefended 1.000.\n" in text
     assert "undefended 0.200, so it says nothing.\n" in text
     assert "none here" not in text

@@ -59,7 +59,9 @@ def test_all_problems_of_all_files(tmp_path: Path) -> None:
     """The refusal lists all; skipping leaves out the line, mention or document and counts it."""
     folder = brat(tmp_path / "notes")
     found = check_files([folder]).to_dict()
-    assert [(Path(p["file"]).name, p["line"], p["kind"]) for p in found["problems"]] == [
+    assert [
+        (Path(p["file"]).name, p["line"], p["kind"]) for p in found["problems"]
+    ] == [
         ("alone.txt", None, "document"),
         ("beyond.ann", 2, "mention"),
         ("cut.ann", 3, "line"),
@@ -67,11 +69,16 @@ def test_all_problems_of_all_files(tmp_path: Path) -> None:
         ("moved.ann", 2, "mention"),
         ("twice.ann", 2, "line"),
     ]
-    assert found["counts"] == {"problems": 6, "kinds": {"document": 2, "mention": 2, "line": 2}}
+    assert found["counts"] == {
+        "problems": 6,
+        "kinds": {"document": 2, "mention": 2, "line": 2},
+    }
     texts = [f for f in found["findings"] if f["code"] == "texts_without_annotations"]
     assert [f["counts"] for f in texts] == [{"texts": 1}]
     assert "rash" not in json.dumps(found)
-    with pytest.raises(DataError, match=r"alone.txt: no such file \(and 5 more\)") as caught:
+    with pytest.raises(
+        DataError, match=r"alone.txt: no such file \(and 5 more\)"
+    ) as caught:
         read(folder)
     assert len(caught.value.problems) == 6
     kept = {d.id: len(d.spans) for d in read(folder, None, "skip")}
@@ -88,18 +95,32 @@ def test_all_problems_of_all_files(tmp_path: Path) -> None:
     [
         ("a.conll", "a O\nb B-X\n\nc O O\nd O\n\ne B-X\n", [(4, "line")], 2),
         ("a.conll", "a X\nb Y\n", [(1, "line"), (2, "line")], 0),
-        ("a.jsonl", '{"text": "ab"}\n{"text"\n{"text": 3}\n', [(2, "line"), (3, "document")], 1),
+        (
+            "a.jsonl",
+            '{"text": "ab"}\n{"text"\n{"text": 3}\n',
+            [(2, "line"), (3, "document")],
+            1,
+        ),
         (
             "a.jsonl",
             '{"text": "ab", "spans": [{"start": 0, "end": 9, "label": "X"}, [0, 1, "X"]]}\n',
             [(1, "mention")],
             1,
         ),
-        ("a.pubtator", "1|t|ab\n1\t0\t9\tab\tX\n2\t0\t1\ta\tX\n", [(2, "mention"), (3, "line")], 1),
+        (
+            "a.pubtator",
+            "1|t|ab\n1\t0\t9\tab\tX\n2\t0\t1\ta\tX\n",
+            [(2, "mention"), (3, "line")],
+            1,
+        ),
     ],
 )
 def test_every_line_that_is_wrong(
-    tmp_path: Path, name: str, content: str, places: list[tuple[int, str]], documents: int
+    tmp_path: Path,
+    name: str,
+    content: str,
+    places: list[tuple[int, str]],
+    documents: int,
 ) -> None:
     """In a file whose name says its format, however much of it is wrong."""
     (tmp_path / name).write_text(content)
@@ -121,7 +142,9 @@ def test_ids_that_repeat(tmp_path: Path) -> None:
     for folder in ("b/one", "b/two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "n.conll").write_text("a B-X\n")
-    assert not [p for p in check_files([tmp_path / "b"]).wrong if p.kind == "repeated_id"]
+    assert not [
+        p for p in check_files([tmp_path / "b"]).wrong if p.kind == "repeated_id"
+    ]
 
 
 def lines(path: Path, numbers: range, patient: int = 0, same: str = "") -> Path:
@@ -130,7 +153,9 @@ def lines(path: Path, numbers: range, patient: int = 0, same: str = "") -> Path:
     for i in numbers:
         text = f"Case number {i} took aspirin today.\nShe went home on day {i} of it."
         start = text.index("aspirin")
-        rows.append({"id": f"n{i}", "text": text, "spans": [[start, start + 7, "Drug"]]})
+        rows.append(
+            {"id": f"n{i}", "text": text, "spans": [[start, start + 7, "Drug"]]}
+        )
     for row in rows[:patient]:
         row["patient"] = "p"
     if same:
@@ -183,15 +208,17 @@ def test_equal_file_names_are_no_equal_notes(tmp_path: Path) -> None:
             words = "both" if number == 3 else f"site{own}"
             name = tmp_path / site / f"{number:03}"
             name.parent.mkdir(exist_ok=True)
-            body = (
-                f"Took drug{number} for pain at {words} twice.\nNothing of {words} {number} else."
-            )
+            body = f"Took drug{number} for pain at {words} twice.\nNothing of {words} {number} else."
             name.with_suffix(".txt").write_text(body)
-            name.with_suffix(".ann").write_text("T1\tDrug 0 4\tTook\n" if number % 4 else "")
+            name.with_suffix(".ann").write_text(
+                "T1\tDrug 0 4\tTook\n" if number % 4 else ""
+            )
     (wrong,) = check_files([tmp_path / "mercy", tmp_path / "north"]).wrong
     assert wrong.kind == "shared_notes"
     assert "1 notes are in mercy and in north" in wrong.message
-    (north := tmp_path / "north" / "003.txt").write_text(north.read_text().replace("both", "own"))
+    (north := tmp_path / "north" / "003.txt").write_text(
+        north.read_text().replace("both", "own")
+    )
     for found in (
         check_files([tmp_path / "mercy", tmp_path / "north"]),
         of_site(tmp_path, 'train = "mercy"\ntest = "north"'),
@@ -225,7 +252,10 @@ def test_a_job_of_sites_that_skip(tmp_path: Path) -> None:
     found = of_site(tmp_path, 'path = "a.jsonl"\non_error = "skip"')
     assert not found.wrong
     assert found.sites is not None
-    assert "warning: north: 2 lines of a.jsonl cannot be used: left out" in found.sites.told
+    assert (
+        "warning: north: 2 lines of a.jsonl cannot be used: left out"
+        in found.sites.told
+    )
 
 
 def test_types_that_only_held_out_data_have(tmp_path: Path) -> None:
@@ -249,7 +279,10 @@ def test_types_that_only_held_out_data_have(tmp_path: Path) -> None:
 
 
 def test_problems_of_every_site_and_of_the_model(tmp_path: Path) -> None:
-    for name, line in (("north", "a B-X\nb O\nc\n"), ("south", "a B-X\nb O\n\nc O O O\n")):
+    for name, line in (
+        ("north", "a B-X\nb O\nc\n"),
+        ("south", "a B-X\nb O\n\nc O O O\n"),
+    ):
         (tmp_path / f"{name}.conll").write_text(line)
     job = tmp_path / "job.toml"
     job.write_text(JOB.replace("[model]", '[model]\nword_vectors = "none.txt"') + SITES)
@@ -318,7 +351,9 @@ def test_the_command_itself(tmp_path: Path, give: Any) -> None:
 def test_an_error_lists_twenty(capsys: pytest.CaptureFixture[str]) -> None:
     path = "a.jsonl"
     names = [f"{a}{b}" for a in "abcde" for b in "abcdefghij"]
-    problems = [Problem(path, n, "line", f"no {name}") for n, name in enumerate(names, 1)]
+    problems = [
+        Problem(path, n, "line", f"no {name}") for n, name in enumerate(names, 1)
+    ]
     with pytest.raises(SystemExit):
         fail(str(DataError.of(problems)), problems[1:])
     rows = capsys.readouterr().err.splitlines()
@@ -366,7 +401,11 @@ class Finder:
 
 @pytest.mark.parametrize(
     ("types", "precision", "silent", "left"),
-    [((), 1.0, ("ADE",), ()), (("ADE", "Drug"), 0.5, (), ()), (("ADE",), 0.0, (), ("Drug",))],
+    [
+        ((), 1.0, ("ADE",), ()),
+        (("ADE", "Drug"), 0.5, (), ()),
+        (("ADE",), 0.0, (), ("Drug",)),
+    ],
 )
 def test_only_annotated_types_are_scored(
     tmp_path: Path,
@@ -406,7 +445,10 @@ def test_two_annotators(tmp_path: Path) -> None:
     """F1 by nervaluate, kappa by scikit-learn, of random annotations of words."""
     drawn = random.Random(3)
     words = [[drawn.choice("abc") * 3 for _ in range(12)] for _ in range(9)]
-    tags = [[[drawn.choice(["O", "O", "X", "Y"]) for _ in row] for row in words] for _ in range(2)]
+    tags = [
+        [[drawn.choice(["O", "O", "X", "Y"]) for _ in row] for row in words]
+        for _ in range(2)
+    ]
     made = [
         tuple(
             Document(f"d{n}", " ".join(row), tuple(
@@ -423,7 +465,10 @@ def test_two_annotators(tmp_path: Path) -> None:
     flat = [[tag for row in own for tag in row] for own in tags]
     assert scores["kappa"] == pytest.approx(cohen_kappa_score(*flat), abs=1e-12)
     spans = [
-        [[{"label": s.label, "start": s.start, "end": s.end} for s in d.spans] for d in own]
+        [
+            [{"label": s.label, "start": s.start, "end": s.end} for s in d.spans]
+            for d in own
+        ]
         for own in made
     ]
     whole = Evaluator(*spans, tags=["X", "Y"]).evaluate()["overall"]
@@ -441,7 +486,11 @@ def test_two_annotators(tmp_path: Path) -> None:
 def test_annotators_who_say_nothing_agree_in_nothing(tmp_path: Path) -> None:
     """No mention on either side: no kappa, no division by zero; an empty text has no token."""
     for name in "ab":
-        write([Document("d", "x y"), Document("e", "")], tmp_path / f"{name}.jsonl", "jsonl")
+        write(
+            [Document("d", "x y"), Document("e", "")],
+            tmp_path / f"{name}.jsonl",
+            "jsonl",
+        )
     found = check_against(tmp_path / "a.jsonl", tmp_path / "b.jsonl", None, "refuse")
     assert found.agreement is not None
     assert (found.agreement["kappa"], found.agreement["tokens"]) == (None, 2)
@@ -459,7 +508,10 @@ def test_problems_alike_are_folded(
     assert len(lines) == 4
     assert lines[-1] == "37 more like it: no such file"
     assert "problems: 40 " in err
-    assert 'hint: --on-error skip (on_error = "skip" of a job\'s site) leaves these out' in err
+    assert (
+        'hint: --on-error skip (on_error = "skip" of a job\'s site) leaves these out'
+        in err
+    )
     assert len(json.loads(give("check", tmp_path, "--json")[1])["problems"]) == 40
 
 
@@ -467,7 +519,9 @@ def test_a_repeated_id_is_counted_once(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"id": "7", "text": "Had rash"}\n' * 3)
     found = check_files([path])
-    repeated = [problem.line for problem in found.wrong if problem.kind == "repeated_id"]
+    repeated = [
+        problem.line for problem in found.wrong if problem.kind == "repeated_id"
+    ]
     assert repeated == [2, 3]
     assert not [problem for problem in found.wrong if problem.kind == "repeated_ids"]
     assert found.to_dict()["counts"]["kinds"]["repeated_id"] == 2
@@ -478,7 +532,9 @@ def test_a_corpus_of_json_lines_is_not_held(
 ) -> None:
     """Each document may go before the second one behind it is read."""
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(f'{{"id": "{n}", "text": "Had rash {n}"}}\n' for n in range(50)))
+    path.write_text(
+        "".join(f'{{"id": "{n}", "text": "Had rash {n}"}}\n' for n in range(50))
+    )
     alive = most = 0
 
     class Kept(Document):
@@ -502,5 +558,7 @@ def test_a_corpus_of_json_lines_is_not_held(
     found = check_files([path], heard=heard.append)
     assert most <= 3
     assert heard == [20, 40]
-    (bare,) = (finding for finding in found.findings if finding.code == "bare_documents")
+    (bare,) = (
+        finding for finding in found.findings if finding.code == "bare_documents"
+    )
     assert bare.counts == {"documents": 50, "of": 50}

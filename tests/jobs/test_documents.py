@@ -13,15 +13,21 @@ from fednotes.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SHOWN = [ROOT / "docs" / name for name in ("privacy.md", "security.md")]  # by the tests they name
-BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)  # also in a list
+SHOWN = [
+    ROOT / "docs" / name for name in ("privacy.md", "security.md")
+]  # by the tests they name
+BLOCK = re.compile(
+    r"^ *```\w*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL
+)  # also in a list
 each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 
 
 def code(text: str) -> list[str]:
     """Code spans, and the lines of blocks without comments; a span may go on in a second line."""
     lines = [
-        line.split(" #")[0].strip() for block in BLOCK.findall(text) for line in block.splitlines()
+        line.split(" #")[0].strip()
+        for block in BLOCK.findall(text)
+        for line in block.splitlines()
     ]
     return lines + [
         " ".join(span.split()) for span in re.findall(r"`([^`]+)`", BLOCK.sub("", text))
@@ -32,31 +38,43 @@ def unknown_commands(text: str) -> list[str]:
     """Commands `fednotes …` that our program has not, and options that a command has not."""
     wrong = []
     for piece in code(text):
-        for words in re.findall(r"(?<![\w/=.-])(?<!import )fednotes +([a-z-][^|;&>]*)", piece):
+        for words in re.findall(
+            r"(?<![\w/=.-])(?<!import )fednotes +([a-z-][^|;&>]*)", piece
+        ):
             found: Any = get_command(app)
             given = words.split()
             while given and (inside := getattr(found, "commands", {}).get(given[0])):
                 found = inside
                 given.pop(0)
             params = found.params
-            options = {n for p in params for n in (*p.opts, *p.secondary_opts, "--help")}
+            options = {
+                n for p in params for n in (*p.opts, *p.secondary_opts, "--help")
+            }
             if getattr(found, "commands", None) and not set(given[:1]) & options:
                 wrong.append(f"fednotes {words}")
-            named = {word.partition("=")[0].rstrip(")") for word in given if word[:2] == "--"}
+            named = {
+                word.partition("=")[0].rstrip(")") for word in given if word[:2] == "--"
+            }
             wrong += [f"fednotes {words}: {name}" for name in sorted(named - options)]
     return wrong
 
 
 def unknown_tests(text: str) -> list[str]:
     """Tests that there are none of: by path, by `::name` of the path before, by a name alone."""
-    files = {path.name: path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    files = {
+        path.name: path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")
+    }
     wrong, last = [], ""
-    for path, of, name in re.findall(r"((?:tests/[\w/]*)?\btest_\w+\.py)?(::)?\b(test_\w+)?", text):
+    for path, of, name in re.findall(
+        r"((?:tests/[\w/]*)?\btest_\w+\.py)?(::)?\b(test_\w+)?", text
+    ):
         if path:
             last = Path(path).name
             wrong += [] if (ROOT / path).is_file() or path in files else [path]
         places = [files.get(last, "")] if of else files.values()
-        if name and not any(re.search(rf"^def {name}\(", p, re.MULTILINE) for p in places):
+        if name and not any(
+            re.search(rf"^def {name}\(", p, re.MULTILINE) for p in places
+        ):
             wrong.append(f"{last}::{name}" if of else name)
     return wrong
 
@@ -66,7 +84,9 @@ def test_the_checks_see() -> None:
     text = "`fednotes site fly KIT`, `fednotes site\nstop KIT --hard`, `fednotes site approve KIT`"
     said = ["fednotes site fly KIT", "fednotes site stop KIT --hard: --hard"]
     assert unknown_commands(text) == said
-    assert unknown_commands("```sh\nfednotes pay  # fednotes or not\n```") == ["fednotes pay"]
+    assert unknown_commands("```sh\nfednotes pay  # fednotes or not\n```") == [
+        "fednotes pay"
+    ]
     assert unknown_commands("`import fednotes as fn`") == []
     here = "tests/jobs/test_documents.py"
     text = f"`{here}::test_the_checks_see`, `::test_no`, `tests/test_no.py`, `test_documents.py`"
@@ -95,6 +115,8 @@ def test_pages_lead_to_files_that_exist(path: Path) -> None:
 def test_every_page_is_in_the_menu() -> None:
     nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
     named = set(re.findall(r": (\S+\.md)$", nav, re.MULTILINE))
-    pages = {path.with_suffix(".md").name for path in (ROOT / "docs").glob("*.[mi][dp]*")}
+    pages = {
+        path.with_suffix(".md").name for path in (ROOT / "docs").glob("*.[mi][dp]*")
+    }
     outside = {"index.md", "CONTRIBUTING.md", "CHANGELOG.md"}
     assert named == pages | outside, "name the page in mkdocs.yml, nav"

@@ -42,7 +42,9 @@ BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
 
 def job(**changes: Any) -> Job:
     table = {**BASE, "synthetic": {"sites": 2}, **changes}
-    return parse_job({k: v for k, v in table.items() if v is not None}, "j", Path("/x"), "j.toml")
+    return parse_job(
+        {k: v for k, v in table.items() if v is not None}, "j", Path("/x"), "j.toml"
+    )
 
 
 def with_site(**site: Any) -> Job:
@@ -56,7 +58,11 @@ def test_a_job_has_what_its_file_says() -> None:
     )  # fmt: skip
     assert (made.title, made.seed, made.threads) == ("T", 3, 2)
     assert made.conditions == ("alone", "pooled")  # in the order in which they are run
-    assert (made.config.private, made.config.epochs, made.config.seed) == (("crf",), 4, 3)
+    assert (made.config.private, made.config.epochs, made.config.seed) == (
+        ("crf",),
+        4,
+        3,
+    )
     assert made.config.model.tagger == "cnn-crf"
     assert made.module is fedner.METHOD
     assert job().title == "j"
@@ -73,7 +79,10 @@ def test_a_job_has_what_its_file_says() -> None:
         ({"threads": 0}, "threads = 0: expected 1 to"),
         ({"conditions": []}, "conditions = .*: name some of alone, federated, pooled"),
         ({"conditions": ["alon"]}, "conditions has 'alon'; did you mean 'alone'"),
-        ({"training": {"epoch": 1}}, r"\[training\]: unknown key 'epoch'; did you mean 'epochs'"),
+        (
+            {"training": {"epoch": 1}},
+            r"\[training\]: unknown key 'epoch'; did you mean 'epochs'",
+        ),
         ({"training": {"epochs": 0}}, r"\[training\]: epochs = 0"),
         ({"training": {"learning_rate": float("nan")}}, "learning_rate = nan"),
         ({"training": {"private": ["lstn"]}}, "no layer is called 'lstn'"),
@@ -81,31 +90,58 @@ def test_a_job_has_what_its_file_says() -> None:
         ({"training": 3}, r"training is a value, expected a table \[training\]"),
         ({"model": "x"}, r"model is a value, expected a table \[model\]"),
         ({"model": {"lstm": 3}}, r"\[model\]: unknown key 'lstm'; known: "),
-        ({"model": {"lstm_unit": 3}}, r"\[model\]: unknown key .*; did you mean 'lstm_units'"),
-        ({"model": {"lstm_units": "3"}}, r"\[model\]: lstm_units = '3': expected a whole number"),
-        ({"model": {"tagger": "elmonr"}}, "unknown tagger 'elmonr'; did you mean 'elmoner'"),
+        (
+            {"model": {"lstm_unit": 3}},
+            r"\[model\]: unknown key .*; did you mean 'lstm_units'",
+        ),
+        (
+            {"model": {"lstm_units": "3"}},
+            r"\[model\]: lstm_units = '3': expected a whole number",
+        ),
+        (
+            {"model": {"tagger": "elmonr"}},
+            "unknown tagger 'elmonr'; did you mean 'elmoner'",
+        ),
         ({"model": {"characters": False}}, "has no input"),
         ({"synthetic": 3}, "synthetic is a value"),
         ({"synthetic": {"site": 3}}, "unknown key 'site'; did you mean 'sites'"),
         ({"synthetic": {"sites": 0}}, "sites = 0: at least 1 is needed"),
-        ({"synthetic": None}, r"give either \[sites\.NAME\] tables or a \[synthetic\] table"),
+        (
+            {"synthetic": None},
+            r"give either \[sites\.NAME\] tables or a \[synthetic\] table",
+        ),
         ({"sites": {"a": {"path": "x"}}}, "give either"),
         ({"synthetic": None, "sites": {}}, r"expected one table \[sites\.NAME\]"),
         ({"synthetic": None, "sites": {"a": 1}}, "sites.a is a value"),
         ({"synthetic": None, "sites": {"a b": {"path": "x"}}}, "letters, digits"),
         ({"synthetic": None, "sites": {"../x": {"path": "x"}}}, "letters, digits"),
         ({"synthetic": None, "sites": {"pooled": {"path": "x"}}}, "this name is taken"),
-        ({"synthetic": None, "sites": {"Pooled": {"path": "x"}}}, r"taken, .* \(it is 'pooled'"),
         (
-            {"synthetic": None, "sites": {"mercy": {"path": "x"}, "Mercy": {"path": "y"}}},
+            {"synthetic": None, "sites": {"Pooled": {"path": "x"}}},
+            r"taken, .* \(it is 'pooled'",
+        ),
+        (
+            {
+                "synthetic": None,
+                "sites": {"mercy": {"path": "x"}, "Mercy": {"path": "y"}},
+            },
             r"\[sites\.Mercy\]: this name is taken, .* \(it is 'mercy' where case does not count",
         ),
         ({"tags": 3}, r"tags is a value, expected a table \[tags\]"),
         ({"tags": {"desing": "given"}}, "unknown key 'desing'; did you mean 'design'"),
-        ({"tags": {"design": "disjunct"}}, "design = 'disjunct': expected one of 'given'"),
-        ({"tags": {"design": "disjoint", "types": ["A", "A"]}}, "a type is named twice"),
+        (
+            {"tags": {"design": "disjunct"}},
+            "design = 'disjunct': expected one of 'given'",
+        ),
+        (
+            {"tags": {"design": "disjoint", "types": ["A", "A"]}},
+            "a type is named twice",
+        ),
         ({"tags": {"design": "disjoint", "per_site": -1}}, "per_site = -1"),
-        ({"tags": {"design": "appendix-d", "per_site": 1}}, "per_site = 1: a number for design"),
+        (
+            {"tags": {"design": "appendix-d", "per_site": 1}},
+            "per_site = 1: a number for design",
+        ),
         ({"tags": {"design": "disjoint", "runs_per_sampling": 0}}, "at least 1"),
         ({"tags": {"design": "given"}}, "generated sites have types of their own"),
         (
@@ -117,9 +153,15 @@ def test_a_job_has_what_its_file_says() -> None:
             r"\[sites\.a\]: test_types does not go with design = 'disjoint'",
         ),
         ({"silos": 3}, r"silos is a value, expected a table \[silos\]"),
-        ({"silos": {"numbr": 3}}, r"\[silos\]: unknown key 'numbr'; did you mean 'number'"),
+        (
+            {"silos": {"numbr": 3}},
+            r"\[silos\]: unknown key 'numbr'; did you mean 'number'",
+        ),
         ({"silos": {"number": 0}}, r"\[silos\]: number = 0: at least 1 is needed"),
-        ({"silos": {"by": "ward"}}, "by = 'ward': expected one of 'patient', 'document'"),
+        (
+            {"silos": {"by": "ward"}},
+            "by = 'ward': expected one of 'patient', 'document'",
+        ),
         (
             {"silos": {}, "tags": {"design": "disjoint"}},
             r"\[silos\]: silos annotate alike, design = 'disjoint' samples other types",
@@ -140,7 +182,10 @@ def test_a_mistake_names_its_place(changes: dict[str, Any], message: str) -> Non
         ({"path": "x", "fraction": 0}, "fraction = 0"),
         ({"path": "x", "fraction": 1.5}, r"fraction = 1\.5: at most 1 is needed"),
         ({"path": "x", "mask_overlap": -0.1}, "mask_overlap"),
-        ({"path": "x", "valid_fraction": 0.5, "test_fraction": 0.5}, "nothing is left to train"),
+        (
+            {"path": "x", "valid_fraction": 0.5, "test_fraction": 0.5},
+            "nothing is left to train",
+        ),
         ({"path": "x", "scheme": "BILOU"}, "scheme = 'BILOU': expected one of 'BIO'"),
         ({"path": "x", "flatten": "inner"}, "flatten = 'inner'"),
         ({"path": "x", "lable_map": {}}, "did you mean 'label_map'"),
@@ -153,8 +198,14 @@ def test_a_mistake_names_its_place(changes: dict[str, Any], message: str) -> Non
             "maps 'b' to 'I-Drug', which is a tag",
         ),
         ({"path": "x", "types": "Drug"}, "types = 'Drug': expected a list"),
-        ({"path": "x", "test_types": ["A", "A"]}, r"test_types = \['A', 'A'\]: a type is named"),
-        ({"path": "x", "max_sentences": -1}, "max_sentences = -1: at least 0 is needed"),
+        (
+            {"path": "x", "test_types": ["A", "A"]},
+            r"test_types = \['A', 'A'\]: a type is named",
+        ),
+        (
+            {"path": "x", "max_sentences": -1},
+            "max_sentences = -1: at least 0 is needed",
+        ),
         ({"path": "x", "where": "nw"}, "where = 'nw': expected KEY=VALUE"),
         ({"path": "x", "share": "4/3"}, "share = '4/3': expected such as"),
         ({"path": "x", "share": "0/3"}, "share = '0/3': expected such as"),
@@ -172,23 +223,44 @@ def test_tables_are_part_of_a_job_and_of_its_fingerprint() -> None:
     tags = job(tags=table).tags
     assert tags == TagsConfig("appendix-d", ("A", "B"), runs_per_sampling=3)
     assert tags.sampled
-    assert [tags.sampling(seed) for seed in range(-3, 8)] == [-1, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert [tags.sampling(seed) for seed in range(-3, 8)] == [
+        -1,
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+        2,
+        2,
+        2,
+        3,
+    ]
     assert job(silos={}).silos == SilosConfig(5, None)
     assert job(silos={"number": 2, "by": "patient"}).silos == SilosConfig(2, "patient")
     assert (job().tags, job().silos, job().kind.name) == (None, None, "documents")
-    changes = ({}, {"seed": 2}, {"training": {"epochs": 9}}, {"synthetic": {"sites": 3}})
+    changes = (
+        {},
+        {"seed": 2},
+        {"training": {"epochs": 9}},
+        {"synthetic": {"sites": 3}},
+    )
     made = [job(**change) for change in (*changes, {"tags": table}, {"silos": {}})]
     assert len({each.fingerprint for each in (job(), *made)}) == 6
 
 
 def test_settings_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
-    path.write_text('method = "fedner"\n[model]\nhashed_words = 8\n[synthetic]\nsites = 2\n')
+    path.write_text(
+        'method = "fedner"\n[model]\nhashed_words = 8\n[synthetic]\nsites = 2\n'
+    )
     made = load_job(path, ("seed=5", "training.private=['crf']", "training.epochs=2"))
     assert (made.name, made.seed, made.config.private) == ("my", 5, ("crf",))
     assert made.folder == tmp_path
     assert made.fingerprint != load_job(path).fingerprint
-    with pytest.raises(ConfigError, match=r"my\.toml \[training\]: unknown key 'epoch'"):
+    with pytest.raises(
+        ConfigError, match=r"my\.toml \[training\]: unknown key 'epoch'"
+    ):
         load_job(path, ("training.epoch=2",))
 
 
@@ -202,7 +274,9 @@ def test_built_in_jobs_are_found_by_name(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(ConfigError, match="nor a built-in job; did you mean 'demo'"):
         load_job("dmo")
     monkeypatch.delenv("FEDNOTES_CORPORA", raising=False)
-    with pytest.raises(ConfigError, match=r"FEDNOTES_CORPORA is not set; for example: export"):
+    with pytest.raises(
+        ConfigError, match=r"FEDNOTES_CORPORA is not set; for example: export"
+    ):
         load_job("fedner/real")
 
 
@@ -215,20 +289,30 @@ def test_every_built_in_job_is_right(tmp_path: Path, monkeypatch) -> None:
         made, table = load_job(name), tomllib.loads(path.read_text("utf-8"))
         assert made.module is methods.find(table["method"]) or "privacy" in table
         for key, value in table.get("privacy", {}).items():
-            assert says(value, getattr(made.config.privacy, key)), f"{name}: privacy.{key}"
+            assert says(value, getattr(made.config.privacy, key)), (
+                f"{name}: privacy.{key}"
+            )
         assert (made.title, made.seed) == (table["title"], table["seed"])
-        control = ["own-mix"] if table["method"] == "personal" and "privacy" not in table else []
+        control = (
+            ["own-mix"]
+            if table["method"] == "personal" and "privacy" not in table
+            else []
+        )
         default = ["alone", *control, "federated", "pooled"]
         assert list(made.conditions) == table.get("conditions", default)
         assert list(made.sites) == list(table.get("sites", []))
         preset = made.module.presets[table.get("preset", "best")]
-        plain = {f.name: getattr(type(made.config)(), f.name) for f in fields(made.config)}
+        plain = {
+            f.name: getattr(type(made.config)(), f.name) for f in fields(made.config)
+        }
         told = table.get("training", {})
         for key, value in {**plain, **preset.get("training", {}), **told}.items():
             if key in told or key not in FILLED_IN:
                 assert says(value, getattr(made.config, key)), f"{name}: {key}"
         own, given = preset.get("model", {}), table.get("model", {})
-        if any(own.get(key) != given[key] for key in ("kind", "tagger") if key in given):
+        if any(
+            own.get(key) != given[key] for key in ("kind", "tagger") if key in given
+        ):
             own = {}  # a model of the job's own
         chosen = {**own, **given}
         if table.get("model", {}).get("word_vectors"):
@@ -252,7 +336,9 @@ def test_model_files_beside_the_job_are_found_from_anywhere(tmp_path: Path) -> N
     table = {**BASE, "synthetic": {}, "model": {"word_vectors": "vectors.txt"}}
     made = parse_job(table, "j", tmp_path, "j.toml")
     assert made.config.model.word_vectors == str(tmp_path / "vectors.txt")
-    assert made.table["model"]["word_vectors"] == "vectors.txt"  # the record moves with the job
+    assert (
+        made.table["model"]["word_vectors"] == "vectors.txt"
+    )  # the record moves with the job
     table["model"] = {"contextual": "minilm"}
     assert parse_job(table, "j", tmp_path, "j.toml").config.model.contextual == "minilm"
 
@@ -289,7 +375,9 @@ def test_tables_of_patients_become_configs() -> None:
     assert made.sites["a"] == PatientsConfig(("x", "y"), codes="z", codes_format="omop")
     assert made.sites["b"].notes == ("w",)
     assert made.patients is not None
-    assert made.patients.concepts == ConceptsConfig("terms.tsv", scopes=("EXACT",), most=5)
+    assert made.patients.concepts == ConceptsConfig(
+        "terms.tsv", scopes=("EXACT",), most=5
+    )
     assert made.patients.concepts.options == {"scopes": ("EXACT",)}
     assert made.patients.held_out == ("icd9:401", "icd9:274", "icd9proc:81", "icd9:250")
     generated = of_patients(synthetic={"patients": 50}, concepts={"context": "mark"})
@@ -302,7 +390,10 @@ def test_tables_of_patients_become_configs() -> None:
     ("tables", "message"),
     [
         ({"sites": {"a": {}}}, r"\[sites\.a\]: the site has no notes"),
-        ({"sites": {"a": {"notes": "x", "concepts": "y"}}}, "either `notes` or `concepts`"),
+        (
+            {"sites": {"a": {"notes": "x", "concepts": "y"}}},
+            "either `notes` or `concepts`",
+        ),
         ({"sites": {"a": {"notes": ["x", "x"]}}}, "notes: a path is named twice"),
         ({"sites": {"a": {"notes": 3}}}, "notes = 3: expected a path or a list"),
         ({"sites": {"a": {"notes": "x", "types": ["A"]}}}, "unknown key 'types'"),
@@ -312,27 +403,64 @@ def test_tables_of_patients_become_configs() -> None:
         ({"sites": {"a": {"notes": "x", "test_codes": "y"}}}, "test_codes belong to"),
         ({"sites": {"a": {"notes": "x", "labelled": 0.0}}}, "labelled = 0.0"),
         ({"sites": {"a": {"notes": "x", "test_fraction": 0.95}}}, "nothing is trained"),
-        ({"sites": {"a": {"notes": "x"}}, "tags": {}}, r"\[tags\]: is for methods on documents"),
-        ({"sites": {"a": {"notes": "x"}}, "silos": {"by": "document"}}, "dealt by patient"),
-        ({"sites": {"a": {"notes": "x"}}, "text": {}}, r"either \[concepts\] or \[text\]"),
-        ({"sites": {"a": {"notes": "x"}}, "concepts": {}}, r"\[concepts\]: dictionary: name"),
-        ({"sites": {"a": {"notes": "x"}}, "concepts": {"dictionry": "x"}}, "'dictionary'"),
-        ({"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": ["I10"]}}, r"p: 'I10' is no code"),
-        ({"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": []}}, "p = .*a list of codes"),
-        ({"sites": {"a": {"notes": "x"}}, "phenotypes": PHENOTYPES}, "are made of codes"),
-        ({"sites": {"a": {"labels": "x"}}, "phenotypes": PHENOTYPES}, "labels do not go with"),
-        ({"sites": {"a": {"notes": "x"}}, "hold_out": {"codes": ["x:1"]}}, "unknown coding"),
+        (
+            {"sites": {"a": {"notes": "x"}}, "tags": {}},
+            r"\[tags\]: is for methods on documents",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "silos": {"by": "document"}},
+            "dealt by patient",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "text": {}},
+            r"either \[concepts\] or \[text\]",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "concepts": {}},
+            r"\[concepts\]: dictionary: name",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "concepts": {"dictionry": "x"}},
+            "'dictionary'",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": ["I10"]}},
+            r"p: 'I10' is no code",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": []}},
+            "p = .*a list of codes",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "phenotypes": PHENOTYPES},
+            "are made of codes",
+        ),
+        (
+            {"sites": {"a": {"labels": "x"}}, "phenotypes": PHENOTYPES},
+            "labels do not go with",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "hold_out": {"codes": ["x:1"]}},
+            "unknown coding",
+        ),
         ({"synthetic": {"sentences": 3}}, r"\[synthetic\]: unknown key 'sentences'"),
         ({"synthetic": {"patients": 3}}, "patients = 3: at least 30"),
-        ({"synthetic": {}, "phenotypes": PHENOTYPES}, "generated patients have their own"),
+        (
+            {"synthetic": {}, "phenotypes": PHENOTYPES},
+            "generated patients have their own",
+        ),
     ],
 )
-def test_a_mistake_about_patients_names_its_place(tables: dict[str, Any], message: str) -> None:
+def test_a_mistake_about_patients_names_its_place(
+    tables: dict[str, Any], message: str
+) -> None:
     if "synthetic" not in tables:
         tables = {"concepts": CONCEPTS, **tables}
     with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
         of_patients(**tables)
-    with pytest.raises(ConfigError, match=r"\[concepts\]: is for methods on patients, not fedner"):
+    with pytest.raises(
+        ConfigError, match=r"\[concepts\]: is for methods on patients, not fedner"
+    ):
         job(concepts=CONCEPTS)
     with pytest.raises(ConfigError, match=r"j\.toml: say how notes are read"):
         of_patients(sites={"a": {"notes": "x"}})
@@ -367,7 +495,9 @@ def test_every_key_of_every_table() -> None:
     with pytest.raises(ConfigError, match="called 'site'; did you mean 'sites'"):
         reference("site")
     page = Path(__file__).parents[2] / "docs" / "job.md"
-    assert page.read_text("utf-8") == markdown(), "fednotes job keys --markdown > docs/job.md"
+    assert page.read_text("utf-8") == markdown(), (
+        "fednotes job keys --markdown > docs/job.md"
+    )
 
 
 @pytest.mark.parametrize(
@@ -375,7 +505,10 @@ def test_every_key_of_every_table() -> None:
     [
         ("sites", "  split = "),
         ("sites", '  on_error = "refuse"  ("refuse" or "skip")'),
-        ("sites", "      Largest number of training sentences, chosen at random; 0 uses all."),
+        (
+            "sites",
+            "      Largest number of training sentences, chosen at random; 0 uses all.",
+        ),
         ("training", "  learning_rate = 0.001  (number, more than 0)"),
         ("top", "  method = (required)  (text)"),
     ],
@@ -409,7 +542,9 @@ def test_every_key_of_the_jobs_that_there_are(schema: dict[str, Any]) -> None:
         known = of_method(schema, table["method"])
         for site in table.get("sites", {}).values():
             assert set(site) <= listed("sites"), name
-            assert set(site) <= set(known["sites"]["additionalProperties"]["properties"]), name
+            assert set(site) <= set(
+                known["sites"]["additionalProperties"]["properties"]
+            ), name
         for key, value in table.items():
             if not isinstance(value, dict):
                 assert key in listed("top"), name
@@ -421,7 +556,9 @@ def test_every_key_of_the_jobs_that_there_are(schema: dict[str, Any]) -> None:
         assert any(set(table.get("model", {})) <= keys for keys in models), name
 
 
-def test_a_method_says_which_models_it_takes(schema: dict[str, Any], tmp_path: Path) -> None:
+def test_a_method_says_which_models_it_takes(
+    schema: dict[str, Any], tmp_path: Path
+) -> None:
     """The schema offers no other, and the only kind of a method may be named."""
 
     def kinds(method: str) -> set[str | None]:
@@ -437,7 +574,9 @@ def test_a_method_says_which_models_it_takes(schema: dict[str, Any], tmp_path: P
     path.write_text(f'{text}kind = "tagger"\n')
     assert load_job(str(path)).config == plain
     path.write_text(f'{text}kind = "prompt-bart"\n')
-    with pytest.raises(ConfigError, match='no model for method = "fedner", which takes "tagger"'):
+    with pytest.raises(
+        ConfigError, match='no model for method = "fedner", which takes "tagger"'
+    ):
         load_job(str(path))
 
 
@@ -448,7 +587,9 @@ def test_the_schema_has_bounds_and_choices(schema: dict[str, Any]) -> None:
     assert site["additionalProperties"] is False
     assert site["properties"]["on_error"]["enum"] == ["refuse", "skip"]
     assert schema["required"] == ["method"]
-    assert {"dictionary", "vectors"} <= set(schema["properties"]["concepts"]["properties"])
+    assert {"dictionary", "vectors"} <= set(
+        schema["properties"]["concepts"]["properties"]
+    )
     assert "seed" not in known["training"]["properties"]
 
 

@@ -55,7 +55,16 @@ class Runs:
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", START, "simulate", "job.toml", "--out", "run", *words],
+            [
+                sys.executable,
+                "-c",
+                START,
+                "simulate",
+                "job.toml",
+                "--out",
+                "run",
+                *words,
+            ],
             cwd=self.folder,
             env={
                 **os.environ,
@@ -91,7 +100,11 @@ class Runs:
 
     def files(self) -> dict[str, bytes]:
         """Every file's bytes; a lock that nobody holds is none."""
-        found = [path for path in self.folder.rglob("*") if path.is_file() and path.name != LOCK]
+        found = [
+            path
+            for path in self.folder.rglob("*")
+            if path.is_file() and path.name != LOCK
+        ]
         return {str(path.relative_to(self.folder)): path.read_bytes() for path in found}
 
 

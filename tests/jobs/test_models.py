@@ -42,7 +42,11 @@ def test_the_import_reads_nothing() -> None:
         "{n for n in dir(fn) if n[0] != '_'} == set(fn.__all__))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stdout == "[] [] True\n"
     assert all(callable(getattr(fn, name)) for name in fn.__all__)
@@ -57,10 +61,17 @@ def test_patients(tmp_path: Path) -> None:
     assert isinstance(model, fn.PatientModel)
     assert model.types == ("asthma", "gout")
     assert "not calibrated" in model.confidence
-    of_all = model({"p1": ["Known asthma.", "Known gout."], "p2": "No evidence of gout."})
-    said = CliRunner().invoke(app, ["predict", str(place), "--text", "Known asthma. Known gout."])
+    of_all = model(
+        {"p1": ["Known asthma.", "Known gout."], "p2": "No evidence of gout."}
+    )
+    said = CliRunner().invoke(
+        app, ["predict", str(place), "--text", "Known asthma. Known gout."]
+    )
     row = json.loads(said.stdout)
-    assert (of_all[0].probabilities, of_all[0].labels) == (row["probabilities"], row["labels"])
+    assert (of_all[0].probabilities, of_all[0].labels) == (
+        row["probabilities"],
+        row["labels"],
+    )
     assert of_all[0].labels == {"asthma": "present", "gout": "present"}
     assert [(f.patient, f.concepts) for f in of_all] == [("p1", 2), ("p2", 0)]
     assert model("Known asthma.").labels == {"asthma": "present", "gout": "absent"}
@@ -70,9 +81,13 @@ def test_patients(tmp_path: Path) -> None:
     assert model([]) == model({}) == []
     labelled = [
         {"patient": str(n), "text": t, "labels": {"gout": "present"}}
-        for n, t in enumerate(["Known gout.", "No evidence of gout.", "Known gout.", "Seen today."])
+        for n, t in enumerate(
+            ["Known gout.", "No evidence of gout.", "Known gout.", "Seen today."]
+        )
     ]
-    (tmp_path / "gold.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
+    (tmp_path / "gold.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in labelled)
+    )
     found = fn.evaluate(model, tmp_path / "gold.jsonl")
     command = ["evaluate", str(place), str(tmp_path / "gold.jsonl"), "--json"]
     assert found.scores == json.loads(CliRunner().invoke(app, command).stdout)
@@ -93,7 +108,9 @@ def test_patients(tmp_path: Path) -> None:
 
 def test_the_same_spans_as_the_command(folder: Path, tmp_path: Path) -> None:
     """Given as texts, documents, a list or a stream of any batch; confidences too."""
-    jsonl.write([Document(str(n), t) for n, t in enumerate(texts(9), 1)], tmp_path / "in.jsonl")
+    jsonl.write(
+        [Document(str(n), t) for n, t in enumerate(texts(9), 1)], tmp_path / "in.jsonl"
+    )
     predict(folder, str(tmp_path / "in.jsonl"), "jsonl", tmp_path / "out.jsonl", "cpu")
     wanted = list(read(tmp_path / "out.jsonl", "jsonl", "refuse"))
     model = fn.load(folder)
@@ -132,7 +149,9 @@ def test_a_threshold(folder: Path) -> None:
     assert isinstance(model, fn.MentionModel)
     sure = sorted(s.confidence or 0 for d in model(texts(9)) for s in d.spans)
     least = sure[len(sure) // 2]
-    kept = [s.confidence or 0 for d in model(texts(9), threshold=least) for s in d.spans]
+    kept = [
+        s.confidence or 0 for d in model(texts(9), threshold=least) for s in d.spans
+    ]
     assert sorted(kept) == [c for c in sure if c >= least]
     assert 0 < len(kept) < len(sure)
     text = max(texts(9), key=len)
@@ -155,12 +174,26 @@ def test_explained(folder: Path) -> None:
     assert "not calibrated" in model.confidence
     document = model(DOCUMENTS[2])
     for span in document.spans:
-        assert model.explain(document, span)[span.label] == pytest.approx(span.confidence)
-        assert model.explain(document.text, (span.start, span.end)) == model.explain(document, span)
+        assert model.explain(document, span)[span.label] == pytest.approx(
+            span.confidence
+        )
+        assert model.explain(document.text, (span.start, span.end)) == model.explain(
+            document, span
+        )
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "\x00", "\n\n", "🙂 pain 👩‍👩‍👧", "e\u0301 pain", "pain\r\ntook", "a" * 5000]
+    "text",
+    [
+        "",
+        " ",
+        "\x00",
+        "\n\n",
+        "🙂 pain 👩‍👩‍👧",
+        "e\u0301 pain",
+        "pain\r\ntook",
+        "a" * 5000,
+    ],
 )
 def test_odd_texts(folder: Path, text: str) -> None:
     model = fn.load(folder)

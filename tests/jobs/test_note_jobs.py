@@ -22,7 +22,9 @@ SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 
 
 def job(folder: Path, seed: int = 1, **tables: Any) -> Job:
-    return parse_job({"method": "pretrain", "seed": seed, **tables}, "j", folder, "j.toml")
+    return parse_job(
+        {"method": "pretrain", "seed": seed, **tables}, "j", folder, "j.toml"
+    )
 
 
 def load(folder: Path, **tables: Any) -> Sites:
@@ -31,7 +33,10 @@ def load(folder: Path, **tables: Any) -> Sites:
 
 def write(folder: Path, name: str, number: int, first: int = 0) -> str:
     """A table of notes, two of each patient."""
-    rows = [f'p{i // 2},"{SECRET} was seen, note {i}."' for i in range(first, first + number)]
+    rows = [
+        f'p{i // 2},"{SECRET} was seen, note {i}."'
+        for i in range(first, first + number)
+    ]
     (folder / name).write_text("\n".join(["patient,text", *rows]) + "\n")
     return name
 
@@ -52,16 +57,24 @@ def held(site: SiteNotes) -> list[str]:
             {"sites": {"a": {"path": "x", "valid_fraction": 1}}},
             "valid_fraction = 1: less than 1 is needed",
         ),
-        ({"sites": {"a": {"path": "x", "max_notes": -1}}}, "max_notes = -1: at least 0 is needed"),
+        (
+            {"sites": {"a": {"path": "x", "max_notes": -1}}},
+            "max_notes = -1: at least 0 is needed",
+        ),
         ({"sites": {"a": {"path": "x", "types": ["A"]}}}, "unknown key 'types'"),
         (
             {"sites": {"a": {"path": "x"}}, "tags": {}},
             r"\[tags\]: is for methods on documents, not pretrain",
         ),
-        ({"sites": {"a": {"path": "x"}}, "silos": {"number": 0}}, r"\[silos\]: number = 0"),
+        (
+            {"sites": {"a": {"path": "x"}}, "silos": {"number": 0}},
+            r"\[silos\]: number = 0",
+        ),
     ],
 )
-def test_a_mistake_names_its_place(tmp_path: Path, tables: dict[str, Any], message: str) -> None:
+def test_a_mistake_names_its_place(
+    tmp_path: Path, tables: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
         job(tmp_path, **tables)
 
@@ -77,7 +90,10 @@ def test_each_table_is_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     asked = job(tmp_path, sites={"x": table, "y": {"path": "c"}})
     assert asked.kind.name == "notes"
     assert asked.sites["x"] == NotesConfig(paths=(a, f"$NOTES_HERE/{b}"), max_notes=30)
-    assert [site.files for site in asked.sites.values()] == [tuple(table["paths"]), ("c",)]
+    assert [site.files for site in asked.sites.values()] == [
+        tuple(table["paths"]),
+        ("c",),
+    ]
     made = load_sites(asked)
     assert [site.id for site in made.data] == ["x", "y"]
     expected = [n.text for name in (a, b) for n in read_notes(tmp_path / name)]
@@ -94,13 +110,16 @@ def test_silos_pool_the_tables(tmp_path: Path) -> None:
     made = load(tmp_path, sites=sites, silos={"number": 4})
     assert [site.id for site in made.data] == ["silo1", "silo2", "silo3", "silo4"]
     patients = [
-        {patient_of(n) for p in (site.train, site.valid) for n in p()} for site in made.data
+        {patient_of(n) for p in (site.train, site.valid) for n in p()}
+        for site in made.data
     ]
     assert [len(own) for own in patients] == [5] * 4
     assert len(set().union(*patients)) == 20
     by_note = load(tmp_path, sites=sites, silos={"number": 3, "by": "document"})
     assert sorted(len(held(site)) for site in by_note.data) == [13, 13, 14]
-    with pytest.raises(ConfigError, match=r"\[silos\] number = 21: 20 patients .* ask for 20"):
+    with pytest.raises(
+        ConfigError, match=r"\[silos\] number = 21: 20 patients .* ask for 20"
+    ):
         load(tmp_path, sites=sites, silos={"number": 21})
 
 
@@ -128,7 +147,9 @@ def test_excluded_corpora(tmp_path: Path) -> None:
         file.write(f'p9,"Plan:\n{line.upper()}"\n')
     made = load(tmp_path, sites={"a": {"path": notes, "exclude": ["gold.conll"]}})
     assert len(held(made.data[0])) == 8
-    assert made.notes == ("a: notes left out: 1 that share a sentence with an excluded corpus",)
+    assert made.notes == (
+        "a: notes left out: 1 that share a sentence with an excluded corpus",
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,12 +157,32 @@ def test_excluded_corpora(tmp_path: Path) -> None:
     [
         ({"path": "none.csv"}, DataError, r"site 'a': .*none\.csv: no such file"),
         ({"path": "$NO_SUCH_PLACE/x"}, ConfigError, r"sites\.a\.path = .*is not set"),
-        ({"path": "a.csv", "format": "cvs"}, ConfigError, "site 'a': unknown format 'cvs'"),
-        ({"path": "a.csv", "column": "texts"}, DataError, "site 'a': .*a.csv:1: no column of this"),
-        ({"path": "a.csv", "categories": ["x"]}, DataError, "site 'a': .*for the categories"),
+        (
+            {"path": "a.csv", "format": "cvs"},
+            ConfigError,
+            "site 'a': unknown format 'cvs'",
+        ),
+        (
+            {"path": "a.csv", "column": "texts"},
+            DataError,
+            "site 'a': .*a.csv:1: no column of this",
+        ),
+        (
+            {"path": "a.csv", "categories": ["x"]},
+            DataError,
+            "site 'a': .*for the categories",
+        ),
         ({"path": "a.csv", "exclude": ["none"]}, DataError, "none: no such file"),
-        ({"path": "latin.txt"}, DataError, r"site 'a': .*latin\.txt:1: a byte is not UTF-8"),
-        ({"path": "blank"}, ConfigError, r"site 'a': there is no note in .*blank but 2 without"),
+        (
+            {"path": "latin.txt"},
+            DataError,
+            r"site 'a': .*latin\.txt:1: a byte is not UTF-8",
+        ),
+        (
+            {"path": "blank"},
+            ConfigError,
+            r"site 'a': there is no note in .*blank but 2 without",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_site_is_named(
@@ -158,7 +199,9 @@ def test_what_is_wrong_with_a_site_is_named(
 
 
 @pytest.fixture
-def run(give: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+def run(
+    give: Any, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
     """Give a command; returns exit code, stdout and stderr, none of which holds a text."""
     monkeypatch.setenv("COLUMNS", "160")
 
@@ -183,7 +226,10 @@ def test_check_counts_the_notes_of_a_job(tmp_path: Path, run: Any, bert: Path) -
     assert "mercy: notes left out: 1 without text" in out
     (site,) = load(tmp_path, sites={"mercy": {"path": name}}).data
     cells = [" ".join(line.replace("│", " ").split()) for line in out.splitlines()]
-    assert f"mercy train 38 19 {sum(len(n.text) for n in site.train()):,} {site.longest}" in cells
+    assert (
+        f"mercy train 38 19 {sum(len(n.text) for n in site.train()):,} {site.longest}"
+        in cells
+    )
     assert f"held out 2 1 {sum(len(n.text) for n in site.valid()):,}" in cells
     code, out, err = run("check", path, "--set", "silos.number=99")
     assert (code, err) == (1, "problems: 1 (job 1)\n")
@@ -203,18 +249,26 @@ def test_overlap_is_counted_and_refused_if_strict(tmp_path: Path, run: Any) -> N
     given = (*given, "--documents", tmp_path / "gold.conll")
     code, out, _ = run(*given, "--documents", tmp_path / "other.conll")
     assert code == 0
-    rows = [line.replace("│", " ").split()[2:] for line in out.splitlines() if ".conll" in line]
+    rows = [
+        line.replace("│", " ").split()[2:]
+        for line in out.splitlines()
+        if ".conll" in line
+    ]
     assert rows == [["2", "1", "1", "0", "0"], ["2", "0", "0", "0", "0"]]
     code, _, err = run(*given, "--strict")
     assert code == 2
-    assert err.startswith("error: 1 sentences of the notes occur in the documents: leave")
+    assert err.startswith(
+        "error: 1 sentences of the notes occur in the documents: leave"
+    )
     given = ("corpus", "overlap", "--notes", tmp_path / "notes.csv", "--strict")
     assert run(*given, "--documents", tmp_path / "other.conll")[0] == 0
 
 
 def test_attention_names_what_is_wrong(tmp_path: Path, run: Any) -> None:
     notes = tmp_path / write(tmp_path, "a.csv", 4)
-    code, _, err = run("attention", "--model", "x", "--notes", notes, "--out", tmp_path / "o")
+    code, _, err = run(
+        "attention", "--model", "x", "--notes", notes, "--out", tmp_path / "o"
+    )
     assert code == 2
     assert len(err.splitlines()) == 1
     assert "x" in err
@@ -239,7 +293,10 @@ def test_the_papers_job_loads(
 ) -> None:
     """On an invented NOTEEVENTS.csv, or NOTEEVENTS.csv.gz as PhysioNet gives it."""
     head = "ROW_ID,SUBJECT_ID,CATEGORY,ISERROR,TEXT"
-    rows = [f"{i},{i // 2},{'Discharge summary' if i % 2 else 'Nursing'},,n{i}" for i in range(40)]
+    rows = [
+        f"{i},{i // 2},{'Discharge summary' if i % 2 else 'Nursing'},,n{i}"
+        for i in range(40)
+    ]
     table = "\n".join([head, *rows]) + "\n"
     if packed:
         (tmp_path / "NOTEEVENTS.csv.gz").write_bytes(gzip.compress(table.encode()))
@@ -248,7 +305,9 @@ def test_the_papers_job_loads(
     monkeypatch.setenv("BERT_BASE", str(tmp_path))
     monkeypatch.delenv("MIMIC_III", raising=False)
     monkeypatch.setenv("MIMIC3", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"MIMIC_III is not set; .* export MIMIC_III=\$MIMIC3"):
+    with pytest.raises(
+        ConfigError, match=r"MIMIC_III is not set; .* export MIMIC_III=\$MIMIC3"
+    ):
         load_sites(load_job("bert/mimic"))
     monkeypatch.setenv("MIMIC_III", str(tmp_path))
     made = load_sites(load_job("bert/mimic"))

@@ -48,7 +48,9 @@ def rows_of(*columns: Callable[[int], Any]) -> list[list[Any]]:
 
 
 def _simple(delimiter: str = ",") -> bytes:
-    about = rows_of(lambda i: IDS[i], lambda i: f"p{i}", lambda i: 40 + i, lambda i: TEXTS[i])
+    about = rows_of(
+        lambda i: IDS[i], lambda i: f"p{i}", lambda i: 40 + i, lambda i: TEXTS[i]
+    )
     return table("note_id,patient_id,visit_id,text", about, delimiter)
 
 
@@ -69,13 +71,20 @@ def _mimic_iv() -> bytes:
 
 
 def _omop() -> bytes:
-    rows = rows_of(lambda i: IDS[i], lambda i: f"p{i}", lambda i: TEXTS[i], lambda i: 40 + i)
+    rows = rows_of(
+        lambda i: IDS[i], lambda i: f"p{i}", lambda i: TEXTS[i], lambda i: 40 + i
+    )
     return table("note_id,person_id,note_text,visit_occurrence_id", rows)
 
 
 def _records() -> list[dict[str, Any]]:
-    rows = rows_of(lambda i: IDS[i], lambda i: f"p{i}", lambda i: 40 + i, lambda i: TEXTS[i])
-    return [dict(zip(("note_id", "subject_id", "hadm_id", "text"), r, strict=True)) for r in rows]
+    rows = rows_of(
+        lambda i: IDS[i], lambda i: f"p{i}", lambda i: 40 + i, lambda i: TEXTS[i]
+    )
+    return [
+        dict(zip(("note_id", "subject_id", "hadm_id", "text"), r, strict=True))
+        for r in rows
+    ]
 
 
 def _lines(records: list[dict[str, Any]]) -> bytes:
@@ -154,18 +163,26 @@ def test_the_notes_of_every_table_keep_their_ids(
         (IDS[i], f"p{i}", str(40 + i), text) for i, text in enumerate(TEXTS)
     ]
     expected = fn.load(model)(list(TEXTS))
-    labels = [[(s.start, s.end, s.label) for s in document.spans] for document in expected]
-    assert [[(s["start"], s["end"], s["label"]) for s in f["spans"]] for f in found] == labels
+    labels = [
+        [(s.start, s.end, s.label) for s in document.spans] for document in expected
+    ]
+    assert [
+        [(s["start"], s["end"], s["label"]) for s in f["spans"]] for f in found
+    ] == labels
 
     opened = fn.load(model)
     assert isinstance(opened, fn.MentionModel)
     again = list(opened.predict_file(path))
     assert [document.id for document in again] == [*IDS]
-    assert [document.spans for document in again] == [document.spans for document in expected]
+    assert [document.spans for document in again] == [
+        document.spans for document in expected
+    ]
     assert [document.text for document in fn.read(path)] == [*TEXTS]
 
 
-def test_few_notes_are_held_at_a_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_notes_are_held_at_a_time(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A generator counts the notes that were read and are not yet answered."""
     monkeypatch.setattr(predicting, "_DOCUMENTS", 4)
     read = answered = most = 0
@@ -185,7 +202,9 @@ def test_few_notes_are_held_at_a_time(model: Path, monkeypatch: pytest.MonkeyPat
     assert most == 4
 
 
-def test_long_notes_are_read_in_small_batches(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_notes_are_read_in_small_batches(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(predicting, "_CHARACTERS", 100)
     opened = fn.load(model)
     assert isinstance(opened, fn.MentionModel)
@@ -238,7 +257,9 @@ def test_what_is_wrong_is_refused_before_anything_is_predicted(
 ) -> None:
     path = tmp_path / "notes.csv"
     path.write_bytes(_simple() + b"1,2\r\n3\r\n")
-    with pytest.raises(DataError, match=r"notes.csv:6: the row has 2 columns.*and 1 more"):
+    with pytest.raises(
+        DataError, match=r"notes.csv:6: the row has 2 columns.*and 1 more"
+    ):
         predict(model, str(path), "jsonl", None, "cpu")
     assert capsys.readouterr().out == ""
     predict(model, str(path), "jsonl", None, "cpu", on_error="skip")
@@ -252,7 +273,9 @@ def test_brat_and_conll_of_a_table(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "notes.csv"
-    path.write_bytes(table("id,text", [["x", TEXTS[0]], ["x", TEXTS[2]], ["x~2", "Third."]]))
+    path.write_bytes(
+        table("id,text", [["x", TEXTS[0]], ["x", TEXTS[2]], ["x~2", "Third."]])
+    )
     predict(model, str(path), "brat", tmp_path / "out", "cpu")
     texts = {p.stem: p.read_text() for p in (tmp_path / "out").glob("*.txt")}
     assert texts == {"x": TEXTS[0], "x~2": TEXTS[2], "x~2~2": "Third."}
@@ -264,21 +287,29 @@ def test_brat_and_conll_of_a_table(
 
 
 @pytest.mark.parametrize("name", ["notes.md", "notes", "notes.csv.bak", "notes.html"])
-def test_a_file_of_an_unknown_format_is_refused(model: Path, tmp_path: Path, name: str) -> None:
+def test_a_file_of_an_unknown_format_is_refused(
+    model: Path, tmp_path: Path, name: str
+) -> None:
     path = tmp_path / name
     path.write_text("He took aspirin.")
     told = r"cannot tell the format: let the name of a text end in .txt, or name the format: one of"
     with pytest.raises(DataError, match=told) as caught:
         predict(model, str(path), "jsonl", tmp_path / "out", "cpu")
-    assert all(name in str(caught.value) for name in ("mimic", "omop", "parquet", "brat"))
+    assert all(
+        name in str(caught.value) for name in ("mimic", "omop", "parquet", "brat")
+    )
     predict(model, str(path), "jsonl", tmp_path / "out", "cpu", read_as="text")
     assert json.loads((tmp_path / "out").read_text())["text"] == "He took aspirin."
 
 
-def test_an_unnamed_column_is_refused_and_can_be_named(model: Path, tmp_path: Path) -> None:
+def test_an_unnamed_column_is_refused_and_can_be_named(
+    model: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "notes.csv"
     path.write_bytes(table("id,body", [["1", TEXTS[0]]]))
-    with pytest.raises(DataError, match="no column of this table is known to hold notes: name it"):
+    with pytest.raises(
+        DataError, match="no column of this table is known to hold notes: name it"
+    ):
         predict(model, str(path), "jsonl", tmp_path / "out", "cpu")
     predict(model, str(path), "jsonl", tmp_path / "out", "cpu", column="body")
     assert json.loads((tmp_path / "out").read_text())["text"] == TEXTS[0]
@@ -290,7 +321,9 @@ def test_a_packed_table_that_is_cut_off_is_refused(
 ) -> None:
     path = tmp_path / f"notes.csv{packed}"
     path.write_bytes(PACKING[packed](_simple())[:-12])
-    with pytest.raises(DataError, match=r"cannot read to its end .*: is the file whole"):
+    with pytest.raises(
+        DataError, match=r"cannot read to its end .*: is the file whole"
+    ):
         predict(model, str(path), "jsonl", tmp_path / "out", "cpu")
     assert not (tmp_path / "out").exists()
 
@@ -307,19 +340,27 @@ def test_a_line_without_end_is_refused_before_it_is_held(
             list(inputs_of(str(path)))
     path = tmp_path / f"m.csv{packed}"
     path.write_bytes(PACKING[packed](b'id,text\n1,"' + b"a\n" * 5000))
-    with pytest.raises(DataError, match=r":2: the row has more than 1,000 characters: is a quote"):
+    with pytest.raises(
+        DataError, match=r":2: the row has more than 1,000 characters: is a quote"
+    ):
         list(inputs_of(str(path)))
 
 
 def test_patients_are_read_from_tables_too(tmp_path: Path) -> None:
     place = save_patients(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
     path = tmp_path / "notes.csv.gz"
-    rows = [["1", "p", "Known asthma."], ["2", "q", "Known gout."], ["3", "p", "Known gout."]]
+    rows = [
+        ["1", "p", "Known asthma."],
+        ["2", "q", "Known gout."],
+        ["3", "p", "Known gout."],
+    ]
     path.write_bytes(gzip.compress(table("id,patient,text", rows)))
     opened = fn.load(place)
     assert isinstance(opened, fn.PatientModel)
     found = opened.predict_file(path)
-    assert {f.patient: [n for n, v in f.labels.items() if v == "present"] for f in found} == {
+    assert {
+        f.patient: [n for n, v in f.labels.items() if v == "present"] for f in found
+    } == {
         "p": ["asthma", "gout"],
         "q": ["gout"],
     }
@@ -337,6 +378,10 @@ def test_models_of_mentions_need_no_module_of_patients(model: Path) -> None:
         "print(sorted(m for m in sys.modules if m.startswith('fednotes.apps.phenotyping')))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stdout.splitlines()[-1] == "[]"

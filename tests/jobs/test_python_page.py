@@ -23,6 +23,10 @@ def test_the_blocks_of_the_page_run(
     space: dict[str, object] = {}
     for block in found:
         line = text.count("\n", 0, block.start(1))
-        exec(compile("\n" * line + block[1], str(PAGE), "exec"), space)  # its own lines in errors
+        exec(
+            compile("\n" * line + block[1], str(PAGE), "exec"), space
+        )  # its own lines in errors
     assert "discharge federated" in capsys.readouterr().out
-    assert [name for name in fn.__all__ if not re.search(rf"\bfn\.{name}\b", text)] == []
+    assert [
+        name for name in fn.__all__ if not re.search(rf"\bfn\.{name}\b", text)
+    ] == []

@@ -18,13 +18,22 @@ import pytest
 from fednotes import methods
 from fednotes.core.settings import read_toml
 from fednotes.jobs.job import Job
-from fednotes.jobs.job_file import FILLED_IN, KINDS, TopConfig, built_in_jobs, load_job, parse_job
+from fednotes.jobs.job_file import (
+    FILLED_IN,
+    KINDS,
+    TopConfig,
+    built_in_jobs,
+    load_job,
+    parse_job,
+)
 from fednotes.jobs.reference import Key, Table, documented, reference, schema, tables
 from fednotes.taggers import saving
 from fednotes.taggers.tagger import PRESETS as TAGGERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "job.md"
-CASES = [(name, preset) for name in methods.names() for preset in methods.find(name).presets]
+CASES = [
+    (name, preset) for name in methods.names() for preset in methods.find(name).presets
+]
 
 
 def kinds_of(method: str) -> list[str]:
@@ -43,7 +52,9 @@ def job(method: str, preset: str, kind: str = "", **more: Any) -> Job:
     data = {"synthetic": {}} if holds == "patients" else {"sites": sites}
     model = {"kind": kind} if kind else {}
     if kind == "prompt-bart" and preset == "best":
-        more["training"] = {"unannotated": "pseudo"}  # it has no CRF for what the preset asks
+        more["training"] = {
+            "unannotated": "pseudo"
+        }  # it has no CRF for what the preset asks
     table = {"method": method, "preset": preset, "model": model, **data, **more}
     return parse_job(table, "j", Path(), "j.toml")
 
@@ -99,7 +110,9 @@ def documented_model(method: str, preset: str, kind: str) -> dict[str, Any]:
     found = {}
     for table in tables():
         name, _, rest = table.heading.partition("]")
-        if f"[model]{rest}" == model_heading(method, kind) and name.startswith("[model"):
+        if f"[model]{rest}" == model_heading(method, kind) and name.startswith(
+            "[model"
+        ):
             inner = name.removeprefix("[model").removeprefix(".")
             for key in table.keys:
                 found[f"{inner}.{key.name}".removeprefix(".")] = value_of(key, *labels)
@@ -114,19 +127,25 @@ def test_training_defaults_are_the_effective_ones(method: str, preset: str) -> N
 
 
 @pytest.mark.parametrize("method", methods.names())
-def test_training_defaults_with_differential_privacy_are_the_effective_ones(method: str) -> None:
+def test_training_defaults_with_differential_privacy_are_the_effective_ones(
+    method: str,
+) -> None:
     if isinstance(methods.find(method).private, str):
         pytest.skip("this method cannot train with differential privacy")
     more: dict[str, Any] = {
         "privacy": {"noise": 1.0, "counts": 1.0 if method == "phenotype" else 0.0}
     }
-    made = job(method, "best", "token-classifier" if method == "distill" else "", **more)
+    made = job(
+        method, "best", "token-classifier" if method == "distill" else "", **more
+    )
     keys = table_of(f"[training] of {method}").keys
     assert {key.name: value_of(key, "with [privacy]") for key in keys} == training(made)
 
 
 @pytest.mark.parametrize(("method", "preset", "kind"), MODELS)
-def test_model_defaults_are_the_effective_ones(method: str, preset: str, kind: str) -> None:
+def test_model_defaults_are_the_effective_ones(
+    method: str, preset: str, kind: str
+) -> None:
     """Also where the job leaves out the kind that the preset names."""
     shown = documented_model(method, preset, kind)
     shown.pop("kind", None)
@@ -153,7 +172,10 @@ def test_the_defaults_of_each_tagger_are_the_effective_ones(tagger: str) -> None
 @pytest.mark.parametrize(("method", "preset"), CASES)
 def test_the_schema_has_the_effective_defaults(method: str, preset: str) -> None:
     tables_of = schema_tables(method, preset)
-    shown = {name: key.get("default") for name, key in tables_of["training"]["properties"].items()}
+    shown = {
+        name: key.get("default")
+        for name, key in tables_of["training"]["properties"].items()
+    }
     assert shown == training(job(method, preset))
     for kind in kinds_of(method):
         (model,) = [
@@ -215,7 +237,9 @@ def test_other_tables_have_their_effective_defaults() -> None:
     for key in keys:
         if key.name != "path":
             assert key.default == getattr(site, key.name), key.name
-    top = {key.name: key.default for key in table_of("at the top, before any table").keys}
+    top = {
+        key.name: key.default for key in table_of("at the top, before any table").keys
+    }
     assert top["preset"] == "best"
     assert (top["seed"], top["threads"], top["conditions"]) == (
         made.seed,
@@ -225,7 +249,9 @@ def test_other_tables_have_their_effective_defaults() -> None:
     for preset in ("best", "paper"):
         patients: Any = job("phenotype", preset).patients
         concepts = {
-            key.name: value_of(key, f'preset "{preset}" of phenotype', "with [synthetic]")
+            key.name: value_of(
+                key, f'preset "{preset}" of phenotype', "with [synthetic]"
+            )
             for key in table_of("[concepts] of patients").keys
         }
         assert concepts == flat(patients.concepts)
@@ -235,7 +261,13 @@ def test_every_built_in_job_has_the_documented_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each [training] and [model] key that a job's file does not give."""
-    for variable in ("FEDNOTES_CORPORA", "CLINIC", "ONTONOTES", "MIMIC_III", "I2B2_2010"):
+    for variable in (
+        "FEDNOTES_CORPORA",
+        "CLINIC",
+        "ONTONOTES",
+        "MIMIC_III",
+        "I2B2_2010",
+    ):
         monkeypatch.setenv(variable, str(tmp_path))
     for variable in ("I2B2_2012", "BERT_BASE"):
         monkeypatch.setenv(variable, str(tmp_path))
@@ -252,9 +284,14 @@ def test_every_built_in_job_has_the_documented_defaults(
                 assert expected == found[key.name], (name, key.name)
         model = raw.get("model", {})
         kind = getattr(made.config.model, "kind", "")
-        if "tagger" in model:  # a light tagger of the job's own starts from its own defaults
+        if (
+            "tagger" in model
+        ):  # a light tagger of the job's own starts from its own defaults
             rows = {key.name: key for key in table_of('[model] kind = "tagger"').keys}
-            shown = {n: value_of(row, f'tagger = "{model["tagger"]}"') for n, row in rows.items()}
+            shown = {
+                n: value_of(row, f'tagger = "{model["tagger"]}"')
+                for n, row in rows.items()
+            }
         else:
             shown = documented_model(made.method, preset, kind)
         for key_name, value in flat(made.config.model).items():
@@ -269,7 +306,10 @@ def test_what_a_job_fills_in_is_no_key() -> None:
         if table.name == "training":
             assert not {key.name for key in table.keys} & FILLED_IN, table.heading
     for method, preset in CASES:
-        assert not schema_tables(method, preset)["training"]["properties"].keys() & FILLED_IN
+        assert (
+            not schema_tables(method, preset)["training"]["properties"].keys()
+            & FILLED_IN
+        )
 
 
 def test_every_key_says_what_it_does() -> None:
@@ -298,7 +338,9 @@ def test_the_page_has_a_row_for_each_key() -> None:
         rows = [line for line in section.splitlines() if line.startswith("| `")]
         assert [row.split("`")[1] for row in rows] == [key.name for key in table.keys]
         columns = {
-            line.replace(r"\|", "").count("|") for line in section.splitlines() if "|" in line
+            line.replace(r"\|", "").count("|")
+            for line in section.splitlines()
+            if "|" in line
         }
         assert len(columns) == 1, table.heading
     row = next(
@@ -306,7 +348,9 @@ def test_the_page_has_a_row_for_each_key() -> None:
         for line in page.split("## [training] of finetune")[1].splitlines()
         if "`cycles`" in line
     )
-    assert row.startswith('| `cycles` | whole number, at least 1 | `24` | `6`: preset "paper" | ')
+    assert row.startswith(
+        '| `cycles` | whole number, at least 1 | `24` | `6`: preset "paper" | '
+    )
 
 
 def test_the_text_has_every_default_and_where_it_differs() -> None:
@@ -319,7 +363,9 @@ def test_the_text_has_every_default_and_where_it_differs() -> None:
     assert '  tagger = "elmoner"  (text)' in text
     assert json.dumps(TAGGERS["gram-cnn"].cnn_widths) + ': tagger = "gram-cnn"' in text
     required = [
-        key.name for key in table_of("at the top, before any table").keys if key.default is MISSING
+        key.name
+        for key in table_of("at the top, before any table").keys
+        if key.default is MISSING
     ]
     assert required == ["method"]
     assert "  method = (required)  (text)" in reference("top")

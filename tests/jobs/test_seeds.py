@@ -63,7 +63,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SeedsResult]:
 
 @pytest.mark.parametrize(
     ("text", "seeds"),
-    [("1-5", (1, 2, 3, 4, 5)), ("1,2,7", (1, 2, 7)), ("3", (3,)), ("5-6, 0", (5, 6, 0))],
+    [
+        ("1-5", (1, 2, 3, 4, 5)),
+        ("1,2,7", (1, 2, 7)),
+        ("3", (3,)),
+        ("5-6, 0", (5, 6, 0)),
+    ],
 )
 def test_seeds_are_numbers_and_ranges(text: str, seeds: tuple[int, ...]) -> None:
     assert parse_seeds(text) == seeds
@@ -92,7 +97,9 @@ def test_each_seed_is_the_run_of_that_seed(done, tmp_path: Path) -> None:
     alone = fn.simulate(job(seed=7), tmp_path / "run")
     same = read_result(out / "seed-7")
     assert (same.sites, same.seed) == (alone.sites, 7)
-    assert (out / "seed-7" / "federated" / "sites" / "posts" / "model" / "README.md").is_file()
+    assert (
+        out / "seed-7" / "federated" / "sites" / "posts" / "model" / "README.md"
+    ).is_file()
 
 
 def test_means_and_deviations_are_over_the_seeds(done) -> None:
@@ -126,7 +133,10 @@ def test_means_and_deviations_are_over_the_seeds(done) -> None:
     assert read_seeds(out) == result
     row = result.table()[0]
     assert (row["site"], row["condition"]) == ("discharge", "alone")
-    assert row["strict_f1_mean"] == result.sites["discharge"]["alone"]["strict"]["f1"]["mean"]
+    assert (
+        row["strict_f1_mean"]
+        == result.sites["discharge"]["alone"]["strict"]["f1"]["mean"]
+    )
 
 
 def test_two_seeds_have_no_test(done) -> None:
@@ -136,7 +146,9 @@ def test_two_seeds_have_no_test(done) -> None:
     assert "a paired test needs 3 seeds or more" in result.notes[0]
 
 
-def test_finished_seeds_are_not_run_again(done, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_seeds_are_not_run_again(
+    done, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, result = done
     monkeypatch.setattr("fednotes.jobs.seeds.simulate", None)  # a call would fail
     assert fn.simulate(job(), out, seeds=[1, 2, 7], resume=True) == result
@@ -154,7 +166,9 @@ def test_another_job_or_another_folder_is_refused(done, tmp_path: Path) -> None:
         simulate_seeds(other, out, [1], resume=True)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("")
-    with pytest.raises(ConfigError, match="holds something else than runs of several seeds"):
+    with pytest.raises(
+        ConfigError, match="holds something else than runs of several seeds"
+    ):
         simulate_seeds(job(), tmp_path / "notes", [1], overwrite=True)
     with pytest.raises(DataError, match=r"no seeds\.json there"):
         read_seeds(tmp_path)
@@ -175,7 +189,12 @@ def test_overwriting_keeps_the_earlier_runs(tmp_path: Path) -> None:
 def test_progress_names_the_seed(tmp_path: Path) -> None:
     short = job(conditions=["federated"], training={"rounds": 1, "batch_size": 24})
     parts: list[str] = []
-    fn.simulate(short, tmp_path / "runs", seeds=[3, 4], progress=lambda part, _: parts.append(part))
+    fn.simulate(
+        short,
+        tmp_path / "runs",
+        seeds=[3, 4],
+        progress=lambda part, _: parts.append(part),
+    )
     assert list(dict.fromkeys(parts)) == ["seed-3/federated", "seed-4/federated"]
 
 
@@ -186,7 +205,10 @@ def test_the_page_has_the_table(done) -> None:
     assert f"<td>{f1['mean']:.3f} ± {f1['std']:.3f}</td>" in page
     assert 'href="seed-7/report.html"' in page
     test = result.differences[-1]
-    assert f"<td>{test.low:+.3f} to {test.high:+.3f}</td><td>{test.p_value:.4f}</td>" in page
+    assert (
+        f"<td>{test.low:+.3f} to {test.high:+.3f}</td><td>{test.p_value:.4f}</td>"
+        in page
+    )
 
 
 def test_a_result_of_a_later_version_is_refused(tmp_path: Path) -> None:
@@ -196,7 +218,16 @@ def test_a_result_of_a_later_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_refuses_two_kinds_of_seeds(tmp_path: Path) -> None:
-    words = ["simulate", "demo", "--out", str(tmp_path / "x"), "--seeds", "1-2", "--set", "seed=3"]
+    words = [
+        "simulate",
+        "demo",
+        "--out",
+        str(tmp_path / "x"),
+        "--seeds",
+        "1-2",
+        "--set",
+        "seed=3",
+    ]
     with pytest.raises(ConfigError, match="--seeds and --set seed"):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
@@ -222,7 +253,9 @@ def command(folder: Path, out: str, *words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_after_a_kill_the_result_is_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
+def test_after_a_kill_the_result_is_that_of_an_uninterrupted_run(
+    tmp_path: Path,
+) -> None:
     """Killed in the middle of the second seed; the first one is not run again."""
     (tmp_path / "job.toml").write_text(JOB)
     killed = command(tmp_path, "killed")
@@ -245,15 +278,21 @@ def test_after_a_kill_the_result_is_that_of_an_uninterrupted_run(tmp_path: Path)
     assert "seed 1 (1 of 3)" not in told
     assert "seed 2 (2 of 3)" in told
     assert "mean ± SD of 3 seeds" in told
-    assert all(len(line) <= 80 for line in told.partition("report: ")[2].splitlines()[1:])
+    assert all(
+        len(line) <= 80 for line in told.partition("report: ")[2].splitlines()[1:]
+    )
     assert (tmp_path / "killed/seed-3/report.html").is_file()
 
     whole = command(tmp_path, "whole")
     told, _ = whole.communicate(timeout=400)
     assert whole.returncode == 0, told
-    results = [json.loads((tmp_path / out / SEEDS_FILE).read_text()) for out in ("killed", "whole")]
+    results = [
+        json.loads((tmp_path / out / SEEDS_FILE).read_text())
+        for out in ("killed", "whole")
+    ]
     commands = [result.pop("command") for result in results]
     assert results[0] == results[1]
     assert commands == [
-        f"fednotes simulate job.toml --out {out} --seeds 1-3" for out in ("killed", "whole")
+        f"fednotes simulate job.toml --out {out} --seeds 1-3"
+        for out in ("killed", "whole")
     ]

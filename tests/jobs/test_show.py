@@ -58,7 +58,15 @@ def test_what_is_shown_is_the_job_that_runs(
     job = load_job(name)
     table = tomllib.loads(str(show_job(name)))
     again = parse_job(table, job.name, job.folder, "again")
-    for part in ("config", "sites", "synthetic", "federation", "privacy", "tags", "silos"):
+    for part in (
+        "config",
+        "sites",
+        "synthetic",
+        "federation",
+        "privacy",
+        "tags",
+        "silos",
+    ):
         assert getattr(again, part) == getattr(job, part), part
     assert again.patients == job.patients
     assert (again.title, again.seed, again.method) == (job.title, job.seed, job.method)
@@ -106,9 +114,16 @@ def test_the_text_is_toml_with_the_sources_beside(file: Path) -> None:
 
 
 def test_what_differential_privacy_fixes_is_named() -> None:
-    table = {"method": "finetune", "synthetic": {}, "privacy": {"noise": 1.0, "counts": 1.0}}
+    table = {
+        "method": "finetune",
+        "synthetic": {},
+        "privacy": {"noise": 1.0, "counts": 1.0},
+    }
     shown = {f"{s.table}.{s.key}": s for s in show_job(table).settings}
-    assert (shown["training.batch"].value, shown["training.batch"].source) == ("each", "[privacy]")
+    assert (shown["training.batch"].value, shown["training.batch"].source) == (
+        "each",
+        "[privacy]",
+    )
     assert shown["training.cycles"].source == 'preset "best"'
     assert shown["privacy.noise"].origin == "job"
 
@@ -155,6 +170,8 @@ def test_a_mistake_is_told_as_elsewhere(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         show_job(name, settings)
-    code, out, error = give("job", "show", name, *(f"--set={each}" for each in settings))
+    code, out, error = give(
+        "job", "show", name, *(f"--set={each}" for each in settings)
+    )
     assert (code, out) == (2, "")
     assert message in error

@@ -32,7 +32,9 @@ SITES = ("discharge", "reports", "posts")
 
 def job(folder: Path, **changes: Any) -> Job:
     table = {**TABLE, **changes}
-    return parse_job({k: v for k, v in table.items() if v is not None}, "tiny", folder, "tiny.toml")
+    return parse_job(
+        {k: v for k, v in table.items() if v is not None}, "tiny", folder, "tiny.toml"
+    )
 
 
 def files(folder: Path, pattern: str = "*") -> dict[str, bytes]:
@@ -42,7 +44,9 @@ def files(folder: Path, pattern: str = "*") -> dict[str, bytes]:
 
 def lines(out: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without the clock."""
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
@@ -69,7 +73,10 @@ def test_the_verdict_of_a_run_is_that_of_compare(done) -> None:
             test.p_value,
         )
         scores = result.sites[site]
-        assert compared.scores[site] == (scores["federated"]["strict"], scores["alone"]["strict"])
+        assert compared.scores[site] == (
+            scores["federated"]["strict"],
+            scores["alone"]["strict"],
+        )
     whole = result.verdict()
     assert whole is not None
     f1 = {c: result.mean[c]["strict"]["f1"] for c in ("alone", "federated")}
@@ -93,7 +100,9 @@ def test_the_folder_is_as_documented(done) -> None:
     parts |= {"federated": list(SITES), "pooled": ["pooled"]}
     for part, sites in parts.items():
         assert (out / part / "done.json").is_file()
-        assert not (out / part / "checkpoints").exists()  # private modules do not stay about
+        assert not (
+            out / part / "checkpoints"
+        ).exists()  # private modules do not stay about
         for site in sites:
             folder = out / part / "sites" / site
             assert {p.name for p in folder.iterdir()} == {"model", "scores.json"}
@@ -101,7 +110,11 @@ def test_the_folder_is_as_documented(done) -> None:
     record = json.loads((out / "job.json").read_text())
     assert record["table"]["seed"] == 2
     assert record["versions"]["torch"] == torch.__version__
-    assert not [path for path in out.rglob("*") if path.suffix in {".tmp", ".old", ".pkl", ".pt"}]
+    assert not [
+        path
+        for path in out.rglob("*")
+        if path.suffix in {".tmp", ".old", ".pkl", ".pt"}
+    ]
 
 
 def test_the_summary_has_the_documented_keys(done) -> None:
@@ -109,7 +122,9 @@ def test_the_summary_has_the_documented_keys(done) -> None:
     written = json.loads((out / "summary.json").read_text())
     assert written == summary.model_dump(exclude_defaults=True)
     assert read_result(out) == summary
-    assert {"version", "method", "seed", "seconds", "bytes_up", "sites", "mean"} <= set(written)
+    assert {"version", "method", "seed", "seconds", "bytes_up", "sites", "mean"} <= set(
+        written
+    )
     assert (summary.method, summary.seed) == ("fedner", 2)
     assert list(summary.sites) == list(SITES)
     for by_condition in summary.sites.values():
@@ -140,7 +155,11 @@ def test_that_the_pooled_model_is_trained_less_stands_beside_its_scores(done) ->
     assert [*summary.marks] == ["pooled"]
     model = out / "pooled" / "sites" / "pooled" / "model"
     other = card(out / "federated" / "sites" / "reports" / "model")
-    for text in (summary.marks["pooled"], (out / "report.html").read_text(), card(model)):
+    for text in (
+        summary.marks["pooled"],
+        (out / "report.html").read_text(),
+        card(model),
+    ):
         assert told in text
     assert told not in other
 
@@ -150,14 +169,24 @@ def test_the_validation_scores_are_of_the_models_that_were_kept(done) -> None:
     out, summary = done
     for site in load_sites(job(out.parent)).data:
         for condition in ("alone", "federated"):
-            part = out / condition / site.id if condition == "alone" else out / condition
-            predicted = load_model(part / "sites" / site.id / "model").predict(site.valid)
+            part = (
+                out / condition / site.id if condition == "alone" else out / condition
+            )
+            predicted = load_model(part / "sites" / site.id / "model").predict(
+                site.valid
+            )
             gold, found = (
-                {(n, s.start, s.end, s.label) for n, d in enumerate(documents) for s in d.spans}
+                {
+                    (n, s.start, s.end, s.label)
+                    for n, d in enumerate(documents)
+                    for s in d.spans
+                }
                 for documents in (site.valid, predicted)
             )
             f1 = 2 * len(gold & found) / (len(gold) + len(found))
-            assert summary.valid[condition]["sites"][site.id] == pytest.approx(f1, abs=1e-12)
+            assert summary.valid[condition]["sites"][site.id] == pytest.approx(
+                f1, abs=1e-12
+            )
     for of in summary.valid.values():
         assert of["mean"] == pytest.approx(mean(of["sites"].values()), abs=1e-12)
     assert list(summary.valid["pooled"]["sites"]) == ["pooled"]
@@ -170,12 +199,25 @@ def test_a_line_for_each_evaluation(done) -> None:
     parts = [*(f"alone/{site}" for site in SITES), "federated", "pooled"]
     assert [row["part"] for row in rows] == [part for part in parts for _ in range(2)]
     for row in rows:
-        assert {"condition", "round", "loss", "valid_f1", "bytes_up", "bytes_down"} <= set(row)
-        known = {"alone": {row.get("site")}, "federated": set(SITES), "pooled": {"pooled"}}
+        assert {
+            "condition",
+            "round",
+            "loss",
+            "valid_f1",
+            "bytes_up",
+            "bytes_down",
+        } <= set(row)
+        known = {
+            "alone": {row.get("site")},
+            "federated": set(SITES),
+            "pooled": {"pooled"},
+        }
         assert set(row["sites"]) == known[row["condition"]]
     federated = [row for row in rows if row["part"] == "federated"]
     assert federated[-1]["round"] + 1 == summary.conditions["federated"]["rounds"]
-    assert federated[-1]["bytes_up"] < summary.bytes_up  # the last counts travel after it
+    assert (
+        federated[-1]["bytes_up"] < summary.bytes_up
+    )  # the last counts travel after it
 
 
 def test_the_same_job_gives_the_same_bits(done, tmp_path: Path) -> None:
@@ -223,7 +265,9 @@ def test_killed_and_resumed_is_bit_identical_to_never_killed(tmp_path: Path) -> 
     killed = tmp_path / "killed"
     words = ("-m", "fednotes.cli.app", "simulate", str(file), "--out", str(killed))
     pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, *words], start_new_session=True, **pipes) as process:
+    with subprocess.Popen(
+        [sys.executable, *words], start_new_session=True, **pipes
+    ) as process:
         deadline = time.monotonic() + 120
         while not list(killed.glob("federated/checkpoints/round-*")):
             assert process.poll() is None, process.stderr.read().decode()
@@ -233,7 +277,9 @@ def test_killed_and_resumed_is_bit_identical_to_never_killed(tmp_path: Path) -> 
     assert not (killed / "federated" / "done.json").exists()
     assert not (killed / "summary.json").exists()
     with (killed / "metrics.jsonl").open("a") as log:
-        log.write('{"part": "federated", "rou')  # what a kill in the middle of a line leaves
+        log.write(
+            '{"part": "federated", "rou'
+        )  # what a kill in the middle of a line leaves
     whole = simulate(job(tmp_path, **LONG), tmp_path / "whole")
     again = simulate(job(tmp_path, **LONG), killed, resume=True)
     assert again.sites == whole.sites
@@ -250,7 +296,9 @@ class Stop(Exception):
     pass
 
 
-def test_no_line_of_the_log_is_lost_or_written_twice(tmp_path: Path, monkeypatch) -> None:
+def test_no_line_of_the_log_is_lost_or_written_twice(
+    tmp_path: Path, monkeypatch
+) -> None:
     """Killed at the worst moments: before a checkpoint is saved, and right after."""
     made = job(tmp_path, **LONG | {"conditions": ["federated"]})
     simulate(made, tmp_path / "whole")
@@ -283,7 +331,9 @@ def test_what_is_there_is_left_alone(done, tmp_path: Path) -> None:
     """An earlier run, another job's, or what is no run at all."""
     out, _ = done
     before = files(out)
-    with pytest.raises(ConfigError, match="holds a run already: give another --out, --resume"):
+    with pytest.raises(
+        ConfigError, match="holds a run already: give another --out, --resume"
+    ):
         simulate(job(out.parent), out)
     with pytest.raises(ConfigError, match="a run of another job"):
         simulate(job(out.parent, seed=3), out, resume=True)
@@ -298,7 +348,11 @@ def test_what_is_there_is_left_alone(done, tmp_path: Path) -> None:
 
 
 def quick(folder: Path, **changes: Any) -> Job:
-    table = {"conditions": ["alone"], "synthetic": {"sites": 1, "sentences": 12}, **changes}
+    table = {
+        "conditions": ["alone"],
+        "synthetic": {"sites": 1, "sentences": 12},
+        **changes,
+    }
     return job(folder, **table)
 
 
@@ -345,15 +399,22 @@ def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
 # pooled
 
 
-def site(folder: Path, name: str, labels: tuple[str, str], first: int) -> dict[str, Any]:
+def site(
+    folder: Path, name: str, labels: tuple[str, str], first: int
+) -> dict[str, Any]:
     """CoNLL files of sentences `Case <i> took <drug> and had <finding> .`"""
-    drugs, findings = "aspirin statin insulin".split(), "rash nausea cough fever".split()
+    drugs, findings = (
+        "aspirin statin insulin".split(),
+        "rash nausea cough fever".split(),
+    )
     for part, start, number in (("train", 0, 24), ("valid", 24, 8), ("test", 32, 8)):
         rows = []
         for i in range(first + start, first + start + number):
             words = f"Case {i} took {drugs[i % 3]} and had {findings[i % 4]} .".split()
             tags = ["O", "O", "O", f"B-{labels[0]}", "O", "O", f"B-{labels[1]}", "O"]
-            rows += [f"{word} {tag}" for word, tag in zip(words, tags, strict=True)] + [""]
+            rows += [f"{word} {tag}" for word, tag in zip(words, tags, strict=True)] + [
+                ""
+            ]
         (folder / f"{name}-{part}").write_text("\n".join(rows) + "\n")
     return {part: f"{name}-{part}" for part in ("train", "valid", "test")}
 
@@ -363,10 +424,15 @@ def tag_sets(out: Path) -> dict[str, list[str]]:
     return {p.parts[-3]: json.loads(p.read_text())["tagset"]["types"] for p in found}
 
 
-def two_sites(folder: Path, drug: str, finding: str = "ADE", **other: Any) -> dict[str, Any]:
+def two_sites(
+    folder: Path, drug: str, finding: str = "ADE", **other: Any
+) -> dict[str, Any]:
     """Of a job whose second site has these labels."""
     second = site(folder, "b", (drug, finding), 50) | other
-    return {"synthetic": None, "sites": {"a": site(folder, "a", ("Drug", "ADE"), 0), "b": second}}
+    return {
+        "synthetic": None,
+        "sites": {"a": site(folder, "a", ("Drug", "ADE"), 0), "b": second},
+    }
 
 
 def test_equal_tag_sets_are_pooled_into_one_model(tmp_path: Path) -> None:
@@ -384,10 +450,15 @@ def test_different_tag_sets_are_pooled_with_a_head_each(
     monkeypatch.setattr("fednotes.jobs.simulate.shutil.rmtree", lambda *_, **__: None)
     made = job(tmp_path, **two_sites(tmp_path, "Chemical"), conditions=["pooled"])
     simulate(made, tmp_path / "run")
-    assert tag_sets(tmp_path / "run") == {"a": ["ADE", "Drug"], "b": ["ADE", "Chemical"]}
+    assert tag_sets(tmp_path / "run") == {
+        "a": ["ADE", "Drug"],
+        "b": ["ADE", "Chemical"],
+    }
     last = max((tmp_path / "run" / "pooled" / "checkpoints").glob("round-*"))
     names = load_file(last / "tensors.safetensors")
-    shared = {n.removeprefix("server/shared.").split(".")[0] for n in names if "/shared." in n}
+    shared = {
+        n.removeprefix("server/shared.").split(".")[0] for n in names if "/shared." in n
+    }
     private = {n.split("private.")[1].split(".")[0] for n in names if "/private." in n}
     assert (shared, private) == ({"words", "characters", "cnn", "lstm"}, {"crf"})
 
@@ -416,7 +487,8 @@ def test_a_site_without_held_out_data_trains(tmp_path: Path) -> None:
     table = site(tmp_path, "a", ("Drug", "ADE"), 0)
     sites = {"a": {"path": table["train"], "valid_fraction": 0, "test_fraction": 0}}
     summary = simulate(
-        job(tmp_path, synthetic=None, sites=sites, conditions=["federated"]), tmp_path / "run"
+        job(tmp_path, synthetic=None, sites=sites, conditions=["federated"]),
+        tmp_path / "run",
     )
     assert summary.sites["a"]["federated"]["support"] == 0
     assert summary.valid["federated"] == {"mean": None, "sites": {"a": None}}

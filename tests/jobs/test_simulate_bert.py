@@ -73,10 +73,14 @@ def test_pretraining_from_job_to_report(bert: Path, tmp_path: Path) -> None:
     page = write_report(out).read_text("utf-8")
     assert "Masked words" in page
     assert "Held-out loss" in page
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
     federated = [line for line in lines if line["condition"] == "federated"]
     assert len(federated) == 2
-    assert all(set(site) >= {"loss", "valid_loss"} for site in federated[-1]["sites"].values())
+    assert all(
+        set(site) >= {"loss", "valid_loss"} for site in federated[-1]["sites"].values()
+    )
 
 
 def personal(bert: Path, **changes: Any) -> Job:
@@ -85,7 +89,9 @@ def personal(bert: Path, **changes: Any) -> Job:
     return job(bert, "personal", model=model, **changes)
 
 
-def test_a_personal_run_shows_the_mix_of_two_own_models_beside(bert: Path, tmp_path: Path) -> None:
+def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
+    bert: Path, tmp_path: Path
+) -> None:
     """Without a word in the job. The control's scores do not depend on the partners: with another
     federation, in which less is shared, they stay as they are."""
     out = tmp_path / "run"
@@ -103,13 +109,19 @@ def test_a_personal_run_shows_the_mix_of_two_own_models_beside(bert: Path, tmp_p
         assert verdict.gain == pytest.approx(f1["federated"] - f1["own-mix"])
         assert scores["own-mix"]["parts"]["own"]["strict"] == scores["alone"]["strict"]
     assert (
-        result.conditions["own-mix"]["bytes_up"] < 0.1 * result.conditions["federated"]["bytes_up"]
+        result.conditions["own-mix"]["bytes_up"]
+        < 0.1 * result.conditions["federated"]["bytes_up"]
     )
     titles = [str(table.title) for table in result_tables(result)]
     assert titles[-1].startswith("federated against the mix of two own models")
     page = write_report(out).read_text("utf-8")
     assert "Against the mix of two own models" in page
-    training = {"cycles": 2, "batch_size": 8, "learning_rate": 1e-3, "share_outputs": "none"}
+    training = {
+        "cycles": 2,
+        "batch_size": 8,
+        "learning_rate": 1e-3,
+        "share_outputs": "none",
+    }
     other = personal(bert, conditions=["own-mix", "federated"], training=training)
     again = simulate(other, tmp_path / "other")
     assert {s: of["own-mix"] for s, of in again.sites.items()} == {
@@ -118,13 +130,19 @@ def test_a_personal_run_shows_the_mix_of_two_own_models_beside(bert: Path, tmp_p
 
 
 def test_only_personal_has_the_control(bert: Path) -> None:
-    with pytest.raises(ConfigError, match='"own-mix", which is a control of method = "personal"'):
+    with pytest.raises(
+        ConfigError, match='"own-mix", which is a control of method = "personal"'
+    ):
         job(bert, "finetune", conditions=["own-mix"])
     privacy = {"epsilon": 8.0, "rate": 0.5}
     with pytest.raises(ConfigError, match=r"without \[privacy\]"):
         personal(bert, conditions=["own-mix"], privacy=privacy)
     assert "own-mix" not in personal(bert, conditions=None, privacy=privacy).conditions
-    assert job(bert, "finetune", conditions=None).conditions == ("alone", "federated", "pooled")
+    assert job(bert, "finetune", conditions=None).conditions == (
+        "alone",
+        "federated",
+        "pooled",
+    )
 
 
 def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:
@@ -132,7 +150,13 @@ def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:
     simulate(job(bert, "pretrain", conditions=["federated"]), tmp_path / "first")
     encoder = str(tmp_path / "first" / "federated" / "model")
     table = {"number": 3, "by": "document"}
-    tuned = job(bert, "finetune", model={"encoder": encoder}, silos=table, conditions=["federated"])
+    tuned = job(
+        bert,
+        "finetune",
+        model={"encoder": encoder},
+        silos=table,
+        conditions=["federated"],
+    )
     summary = simulate(tuned, tmp_path / "second")
     assert list(summary.sites) == ["silo1", "silo2", "silo3"]
     counts = [site["federated"]["counts"] for site in summary.sites.values()]
@@ -142,45 +166,59 @@ def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:
     folder = tmp_path / "second" / "federated" / "model"
     transformers.AutoModelForTokenClassification.from_pretrained(folder)
     lines = [
-        json.loads(x) for x in (tmp_path / "second" / "metrics.jsonl").read_text().splitlines()
+        json.loads(x)
+        for x in (tmp_path / "second" / "metrics.jsonl").read_text().splitlines()
     ]
     last = {site: scores["f1"] for site, scores in lines[-1]["sites"].items()}
     assert summary.valid["federated"]["sites"] == last  # the last cycle's model is kept
 
 
 @pytest.mark.parametrize("compression", ["none", "packed"])
-def test_bytes_under_the_secure_sum_are_told(bert: Path, tmp_path: Path, compression: str) -> None:
+def test_bytes_under_the_secure_sum_are_told(
+    bert: Path, tmp_path: Path, compression: str
+) -> None:
     """A number takes eight there, whatever it was; some 40 KB of keys a site come on top."""
     training = {"cycles": 2, "batch_size": 32, "compression": compression}
     made: dict[str, Any] = {"training": training, "conditions": ["federated"]}
-    made |= {"synthetic": {"sites": 3, "sentences": 30}, "federation": {"secure_sum": True}}
+    made |= {
+        "synthetic": {"sites": 3, "sentences": 30},
+        "federation": {"secure_sum": True},
+    }
     display = Stop(0)
     summary = simulate(job(bert, "finetune", **made), tmp_path / "run", display=display)
     assert 0 < summary.bytes_up - 3 * display.traffic.up < 150_000
 
 
 @pytest.mark.parametrize("method", ["pretrain", "finetune"])
-def test_a_stopped_run_goes_on_to_the_same_model(bert: Path, tmp_path: Path, method: str) -> None:
+def test_a_stopped_run_goes_on_to_the_same_model(
+    bert: Path, tmp_path: Path, method: str
+) -> None:
     asked = job(bert, method, conditions=["federated"])
     display = Stop(0)
     summary = simulate(asked, tmp_path / "whole", display=display)
     # what was told of its cost, against the engine's count of both sites
     assert summary.conditions["federated"]["rounds"] == display.traffic.rounds
-    assert 2 * display.traffic.up == pytest.approx(summary.bytes_up, rel=0.05)  # counts travel too
+    assert 2 * display.traffic.up == pytest.approx(
+        summary.bytes_up, rel=0.05
+    )  # counts travel too
     assert 2 * display.traffic.down == pytest.approx(summary.bytes_down, rel=0.02)
     with pytest.raises(KeyboardInterrupt):
         simulate(asked, tmp_path / "cut", display=Stop(2))
     simulate(asked, tmp_path / "cut", resume=True)
     names = ("federated/model/model.safetensors", "federated/model/config.json")
     for name in names:
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "cut" / name).read_bytes() == (
+            tmp_path / "whole" / name
+        ).read_bytes()
 
 
 def test_sharing_everything_warns(bert: Path, tmp_path: Path) -> None:
     display = Stop(0)
     model = {"encoder": str(bert), "train": "all"}
     settings = {"cycles": 1, "min_tokens": 0, "min_steps": 0}
-    asked = job(bert, "pretrain", model=model, training=settings, conditions=["federated"])
+    asked = job(
+        bert, "pretrain", model=model, training=settings, conditions=["federated"]
+    )
     summary = simulate(asked, tmp_path / "run", display=display)
     assert "tell which words" in display.warnings[0]
     assert display.warnings[0] in summary.notes
@@ -193,7 +231,9 @@ def test_private_classifiers_are_saved_at_each_site(bert: Path, tmp_path: Path) 
     for site in summary.sites:
         folder = tmp_path / "run" / "federated" / "sites" / site / "model"
         model = transformers.AutoModelForTokenClassification.from_pretrained(folder)
-        types = {name.partition("-")[2] for name in model.config.id2label.values()} - {""}
+        types = {name.partition("-")[2] for name in model.config.id2label.values()} - {
+            ""
+        }
         assert types == set(summary.annotated[site])
 
 
@@ -205,7 +245,11 @@ def test_no_token_of_a_note_is_in_what_a_run_leaves(bert: Path, tmp_path: Path) 
         text = "Zyxomycin 40 mg was given. The patient quibbledorf has pain. " * 6
         (folder / f"{number}.txt").write_text(text)
     sites = {name: {"path": str(folder)} for name in ("a", "b")}
-    table = {"synthetic": None, "sites": sites, "training": {"cycles": 1, "batch_size": 4}}
+    table = {
+        "synthetic": None,
+        "sites": sites,
+        "training": {"cycles": 1, "batch_size": 4},
+    }
     simulate(job(bert, "pretrain", conditions=["federated"], **table), tmp_path / "run")
     for path in (tmp_path / "run").rglob("*"):
         if path.is_file():
@@ -222,7 +266,9 @@ def test_models_of_all_sites_are_compared(bert: Path, tmp_path: Path) -> None:
         tmp_path / "run", tmp_path / "run", "federated", "pooled", samples=20
     ).tests
     assert list(found) == ["silo1", "silo2"]
-    same = compare_runs(tmp_path / "run", tmp_path / "run", "pooled", "pooled", samples=20).tests
+    same = compare_runs(
+        tmp_path / "run", tmp_path / "run", "pooled", "pooled", samples=20
+    ).tests
     assert all(test.difference == 0 for test in same.values())
     simulate(job(bert, "pretrain", conditions=["federated"]), tmp_path / "notes")
     with pytest.raises(DataError, match="finds no entities"):

@@ -24,7 +24,9 @@ DRUGS = "aspirin metformin ibuprofen warfarin insulin statin codeine heparin".sp
 FINDINGS = "rash nausea cough fever pain ulcer cramps vertigo".split()
 
 
-def conll(path: Path, first: int, number: int, labels: tuple[str, str] = ("Drug", "ADE")) -> str:
+def conll(
+    path: Path, first: int, number: int, labels: tuple[str, str] = ("Drug", "ADE")
+) -> str:
     """Sentences `Case <i> took <drug> and had <finding> .`, of one document each three."""
     lines = []
     for i in range(first, first + number):
@@ -37,9 +39,16 @@ def conll(path: Path, first: int, number: int, labels: tuple[str, str] = ("Drug"
     return path.name
 
 
-def load(folder: Path, seed: int = 4, tables: Any = None, **sites: dict[str, Any]) -> Sites:
+def load(
+    folder: Path, seed: int = 4, tables: Any = None, **sites: dict[str, Any]
+) -> Sites:
     """The sites of a job; tables: its others. Which method would train on them is of no account."""
-    table = {"method": "fedner", "model": {"hashed_words": 8}, "seed": seed, **(tables or {})}
+    table = {
+        "method": "fedner",
+        "model": {"hashed_words": 8},
+        "seed": seed,
+        **(tables or {}),
+    }
     table |= {"sites": sites} if sites else {}
     return load_sites(parse_job(table, "j", folder, "j.toml"))
 
@@ -67,17 +76,24 @@ def test_one_file_is_split(tmp_path: Path) -> None:
 
 def test_patients_stay_together_where_the_corpus_names_them(tmp_path: Path) -> None:
     lines = [
-        {"text": f"took aspirin {i}", "spans": [{"start": 5, "end": 12, "label": "Drug"}]}
+        {
+            "text": f"took aspirin {i}",
+            "spans": [{"start": 5, "end": 12, "label": "Drug"}],
+        }
         | ({"patient": f"p{i % 20}"} if i < 60 else {})
         for i in range(80)
     ]
-    (tmp_path / "all.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "all.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     (site,) = load(tmp_path, a={"path": "all.jsonl"}).data
     parts = (site.train, site.valid, site.test)
     patients = [{d.patient for d in part} - {None} for part in parts]
     assert sum(map(len, patients)) == len(set().union(*patients)) == 20
     assert sum(len(part) for part in parts) == 80  # those without a patient, too
-    with pytest.raises(DataError, match="cannot split by patient: 20 of 80 documents have none"):
+    with pytest.raises(
+        DataError, match="cannot split by patient: 20 of 80 documents have none"
+    ):
         load(tmp_path, a={"path": "all.jsonl", "split": "patient"})
 
 
@@ -103,7 +119,10 @@ def test_sentences_of_the_test_data_leave_the_training_data(tmp_path: Path) -> N
     (site,) = made.data
     assert sum(len(d.sentences) for d in (*site.train, *site.valid)) == 40
     assert made.notes == ("a: 10 training sentences dropped that occur in test",)
-    kept = load(tmp_path, a={"train": train, "test": test, "repeats": "keep", "valid_fraction": 0})
+    kept = load(
+        tmp_path,
+        a={"train": train, "test": test, "repeats": "keep", "valid_fraction": 0},
+    )
     assert sum(len(d.sentences) for d in kept.data[0].train) == 50
     assert kept.data[0].valid == kept.notes == ()
 
@@ -121,17 +140,25 @@ def test_labels_are_mapped_dropped_and_chosen(tmp_path: Path) -> None:
 
 
 def test_a_type_may_be_missing_from_a_part_but_not_from_all(tmp_path: Path) -> None:
-    train, test = conll(tmp_path / "a", 0, 50), conll(tmp_path / "b", 60, 9, ("Drug", "Drug"))
+    train, test = (
+        conll(tmp_path / "a", 0, 50),
+        conll(tmp_path / "b", 60, 9, ("Drug", "Drug")),
+    )
     site = {"train": train, "test": test, "types": ["ADE", "Drug"]}
     assert load(tmp_path, a=site).data[0].tags.types == ("ADE", "Drug")
-    with pytest.raises(DataError, match=r"site 'a' asks for the type 'AED'.* ADE, Drug; did you"):
+    with pytest.raises(
+        DataError, match=r"site 'a' asks for the type 'AED'.* ADE, Drug; did you"
+    ):
         load(tmp_path, a=site | {"types": ["AED"]})
 
 
 def test_masking_hides_the_forms_that_another_site_annotates(tmp_path: Path) -> None:
     """Both sites annotate the same eight drugs, and only the first one findings: at a ratio of 1
     no drug is left in its training data, and every finding is."""
-    a, b = conll(tmp_path / "a", 0, 100), conll(tmp_path / "b", 200, 100, ("Drug", "ADE"))
+    a, b = (
+        conll(tmp_path / "a", 0, 100),
+        conll(tmp_path / "b", 200, 100, ("Drug", "ADE")),
+    )
     drugs_alone = {"path": b, "label_map": {"ADE": ""}}
     made = load(tmp_path, a={"path": a, "mask_overlap": 1.0}, b=drugs_alone)
     words = {word for document in made.data[0].train for word in document.text.split()}
@@ -164,11 +191,23 @@ def test_mentions_that_one_tag_cannot_hold_are_counted(tmp_path: Path) -> None:
     [
         ({"path": "nothing"}, DataError, "nothing: no such file"),
         ({"path": "$NO_SUCH_VARIABLE/x"}, ConfigError, "sites.a.path = .*is not set"),
-        ({"path": "all", "format": "conl"}, ConfigError, "'conl': did you mean 'conll'"),
+        (
+            {"path": "all", "format": "conl"},
+            ConfigError,
+            "'conl': did you mean 'conll'",
+        ),
         ({"path": "all", "split": "ward"}, DataError, "site 'a': cannot split by ward"),
-        ({"path": "one"}, DataError, "site 'a': cannot split 1 documents .* give more notes"),
+        (
+            {"path": "one"},
+            DataError,
+            "site 'a': cannot split 1 documents .* give more notes",
+        ),
         ({"path": "plain"}, ConfigError, "site 'a': no entity is annotated"),
-        ({"path": "all", "label_map": {"Drug": "", "ADE": ""}}, ConfigError, "no entity"),
+        (
+            {"path": "all", "label_map": {"Drug": "", "ADE": ""}},
+            ConfigError,
+            "no entity",
+        ),
         ({"train": "one", "test": "one"}, ConfigError, "site 'a': no training"),
     ],
 )
@@ -192,7 +231,9 @@ def test_generated_sites_come_twice() -> None:
     for own, complete in zip(made.data, made.complete, strict=True):
         assert [d.text for d in own.train] == [d.text for d in complete.train]
         assert set(own.tags.types) < set(complete.tags.types)
-    drawn = load(Path(), tables=GENERATED | {"tags": {"design": "disjoint"}})  # can be sampled too
+    drawn = load(
+        Path(), tables=GENERATED | {"tags": {"design": "disjoint"}}
+    )  # can be sampled too
     assert drawn.complete is not None
     types = [t for site in drawn.data for t in site.tags.types]
     assert sorted(types) == sorted(drawn.complete[0].tags.types)
@@ -205,7 +246,10 @@ WORDS = ((DRUGS, "Drug"), (FINDINGS, "ADE"), ("10mg 20mg 40mg".split(), "Dose"))
 
 
 def rich(
-    path: Path, first: int, number: int, labels: tuple[str, ...] = ("ADE", "Dose", "Drug")
+    path: Path,
+    first: int,
+    number: int,
+    labels: tuple[str, ...] = ("ADE", "Dose", "Drug"),
 ) -> str:
     """Sentences with a drug, an effect, a dose and a sign each; only `labels` are annotated."""
     lines = []
@@ -213,22 +257,31 @@ def rich(
         if i % 3 == 0:
             lines.append(f"# newdoc id = d{i}")
         lines += [f"Case{i} O"]
-        lines += [f"{w[i % len(w)]} {f'B-{t}' if t in labels else 'O'}" for w, t in WORDS]
+        lines += [
+            f"{w[i % len(w)]} {f'B-{t}' if t in labels else 'O'}" for w, t in WORDS
+        ]
         lines += [f"pallor {'B-Sign' if 'Sign' in labels else 'O'}", ". O", ""]
     path.write_text("\n".join(lines) + "\n")
     return path.name
 
 
-def sampled(folder: Path, tags: dict[str, Any], seed: int = 4, **sites: dict[str, Any]) -> Sites:
+def sampled(
+    folder: Path, tags: dict[str, Any], seed: int = 4, **sites: dict[str, Any]
+) -> Sites:
     return load(folder, seed, {"tags": tags}, **sites)
 
 
 def three(folder: Path) -> dict[str, dict[str, Any]]:
-    return {name: {"path": rich(folder / name, 100 * i, 60, TYPES)} for i, name in enumerate("abc")}
+    return {
+        name: {"path": rich(folder / name, 100 * i, 60, TYPES)}
+        for i, name in enumerate("abc")
+    }
 
 
 @pytest.mark.parametrize("design", ["disjoint", "appendix-d"])
-def test_sampled_types_alone_are_annotated_in_training(tmp_path: Path, design: str) -> None:
+def test_sampled_types_alone_are_annotated_in_training(
+    tmp_path: Path, design: str
+) -> None:
     """Each part is compared with the complete one, span by span."""
     made = sampled(tmp_path, {"design": design}, **three(tmp_path))
     assert made.complete is not None
@@ -238,10 +291,15 @@ def test_sampled_types_alone_are_annotated_in_training(tmp_path: Path, design: s
         for part, full in ((site.train, whole.train), (site.valid, whole.valid)):
             assert [d.text for d in part] == [d.text for d in full]
             for own, every in zip(part, full, strict=True):
-                assert own.spans == tuple(s for s in every.spans if s.label in site.tags.types)
+                assert own.spans == tuple(
+                    s for s in every.spans if s.label in site.tags.types
+                )
                 assert {s.label for s in every.spans} == set(TYPES)
         assert site.test == whole.test
-        assert f"{site.id}: annotates {', '.join(site.tags.types)} (of 4 types)" in made.notes
+        assert (
+            f"{site.id}: annotates {', '.join(site.tags.types)} (of 4 types)"
+            in made.notes
+        )
     named = [t for site in made.data for t in site.tags.types]
     assert set(named) == set(TYPES)
     assert len(named) == 4 or design == "appendix-d"
@@ -258,7 +316,9 @@ def test_seeds_share_a_sampling_but_not_a_split(tmp_path: Path) -> None:
     few = sampled(tmp_path, {"design": "disjoint", "per_site": 1}, **sites)
     drawn = {t for site in few.data for t in site.tags.types}
     assert len(drawn) == 3
-    assert {site.test_types for site in few.data} == {tuple(t for t in TYPES if t in drawn)}
+    assert {site.test_types for site in few.data} == {
+        tuple(t for t in TYPES if t in drawn)
+    }
     (left,) = set(TYPES) - drawn
     assert few.notes[0] == f"annotated at no site in this sampling, left out: {left}"
 
@@ -296,7 +356,9 @@ def test_given_types_are_tested_on_more(tmp_path: Path) -> None:
     assert types_of(second.test) == ("ADE",)
     (alone,) = load(tmp_path, a=sites["a"]).data  # needs no [tags]
     assert alone == first
-    (same,) = load(tmp_path, a=sites["a"]).data  # the tag set is part of what a run is on
+    (same,) = load(
+        tmp_path, a=sites["a"]
+    ).data  # the tag set is part of what a run is on
     more = replace(same, test_types=("Drug",))
     assert fingerprint(alone) == fingerprint(same) != fingerprint(more)
 
@@ -304,7 +366,11 @@ def test_given_types_are_tested_on_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tags", "site", "message"),
     [
-        ({"types": ["ADE", "Drugg"]}, {}, r"'Drugg', which is annotated at no site; did you mean"),
+        (
+            {"types": ["ADE", "Drugg"]},
+            {},
+            r"'Drugg', which is annotated at no site; did you mean",
+        ),
         ({"types": ["ADE"]}, {"types": ["Drug"]}, "site 'a' has the type 'Drug'"),
         (
             {"types": ["ADE", "Drug"]},
@@ -314,7 +380,11 @@ def test_given_types_are_tested_on_more(tmp_path: Path) -> None:
         ({"design": "disjoint"}, {"types": ["ADE"]}, "leave out its `types`"),
         ({"design": "disjoint", "per_site": 3}, {}, "need 6 types, there are 3"),
         ({}, {"types": ["Drugg"]}, "site 'a' asks for the type 'Drugg'"),
-        ({}, {"types": ["Drug"], "test_types": ["AED"]}, "asks for the type 'AED'.*did you mean"),
+        (
+            {},
+            {"types": ["Drug"], "test_types": ["AED"]},
+            "asks for the type 'AED'.*did you mean",
+        ),
     ],
 )
 def test_tag_sets_that_do_not_fit_are_named(
@@ -327,12 +397,15 @@ def test_tag_sets_that_do_not_fit_are_named(
 
 
 @pytest.mark.parametrize("unit", ["document", "sentence"])
-def test_shares_of_a_corpus_are_disjoint_and_together_everything(tmp_path: Path, unit: str) -> None:
+def test_shares_of_a_corpus_are_disjoint_and_together_everything(
+    tmp_path: Path, unit: str
+) -> None:
     name = rich(tmp_path / "all", 0, 90)
     site = {"path": name, "split": unit, "valid_fraction": 0}
     made = load(tmp_path, **{f"s{i}": site | {"share": f"{i}/3"} for i in (1, 2, 3)})
     lines = [
-        sorted(line for d in (*s.train, *s.test) for line in d.text.split("\n")) for s in made.data
+        sorted(line for d in (*s.train, *s.test) for line in d.text.split("\n"))
+        for s in made.data
     ]
     assert [len(share) for share in lines] == [30, 30, 30]
     assert len({line for share in lines for line in share}) == 90
@@ -342,7 +415,11 @@ def test_shares_of_a_corpus_are_disjoint_and_together_everything(tmp_path: Path,
 
 
 def test_at_most_so_many_sentences_are_used(tmp_path: Path) -> None:
-    site = {"path": rich(tmp_path / "all", 0, 90), "split": "document", "valid_fraction": 0}
+    site = {
+        "path": rich(tmp_path / "all", 0, 90),
+        "split": "document",
+        "valid_fraction": 0,
+    }
     (full,) = load(tmp_path, a=site).data
     made = load(tmp_path, a=site | {"max_sentences": 20, "max_test_sentences": 7})
     (less,) = made.data
@@ -370,7 +447,9 @@ def test_one_genre_of_a_corpus_can_be_a_site(tmp_path: Path) -> None:
     (bc,) = load(tmp_path, a=site).data
     found = [d.text for part in (bc.train, bc.valid, bc.test) for d in part]
     assert sorted(found) == sorted(f"Case {i} had rash." for i in range(0, 60, 3))
-    with pytest.raises(DataError, match=r"site 'a': where = 'genre=tc': .* one of bc, nw"):
+    with pytest.raises(
+        DataError, match=r"site 'a': where = 'genre=tc': .* one of bc, nw"
+    ):
         load(tmp_path, a=site | {"where": "genre=tc"})
     with pytest.raises(DataError, match=r"where = 'gnre=bc'.*their meta has genre"):
         load(tmp_path, a=site | {"where": "gnre=bc"})
@@ -378,7 +457,9 @@ def test_one_genre_of_a_corpus_can_be_a_site(tmp_path: Path) -> None:
 
 @pytest.mark.corpora
 @pytest.mark.parametrize("name", ["gum", "maccrobat", "mapped"])
-def test_the_built_in_jobs_on_heterogeneous_tag_sets_load(corpora: Path, name: str) -> None:
+def test_the_built_in_jobs_on_heterogeneous_tag_sets_load(
+    corpora: Path, name: str
+) -> None:
     """Every site can teach its types and is tested on more than it can teach."""
     made = stub_load(f"tagsets/{name}")
     complete = {t for site in made.data for t in site.tags.types}
@@ -394,7 +475,12 @@ def test_the_built_in_jobs_on_heterogeneous_tag_sets_load(corpora: Path, name: s
 def stub_load(name: str) -> Sites:
     """A built-in job's sites."""
     path = built_in_jobs()[name]
-    stub = {"method": "fedner", "preset": "best", "model": {"hashed_words": 8}, "training": {}}
+    stub = {
+        "method": "fedner",
+        "preset": "best",
+        "model": {"hashed_words": 8},
+        "training": {},
+    }
     return load_sites(parse_job(read_toml(path) | stub, name, path.parent, str(path)))
 
 
@@ -419,15 +505,28 @@ def test_the_papers_jobs_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert tuple(site.id for site in made.data) == genres
     assert sorted(t for site in made.data for t in site.tags.types) == sorted(types)
     for site in made.data:
-        assert {d.meta["genre"] for d in (*site.train, *site.valid, *site.test)} == {site.id}
+        assert {d.meta["genre"] for d in (*site.train, *site.valid, *site.test)} == {
+            site.id
+        }
         assert len(types_of(site.train)) == len(types_of(site.valid)) == 3
         assert types_of(site.test) == tuple(sorted(types))
     for name in ("cadec", "ade", "smm4h"):
         folder = tmp_path / name
         folder.mkdir()
-        labels = ("Drug", "ADR" if name == "cadec" else "ADE", "Disease", "Finding", "Symptom")
-        spans = [{"start": 2 * i, "end": 2 * i + 1, "label": t} for i, t in enumerate(labels)]
-        lines = [json.dumps({"text": f"a b c d e {name} {i}", "spans": spans}) for i in range(20)]
+        labels = (
+            "Drug",
+            "ADR" if name == "cadec" else "ADE",
+            "Disease",
+            "Finding",
+            "Symptom",
+        )
+        spans = [
+            {"start": 2 * i, "end": 2 * i + 1, "label": t} for i, t in enumerate(labels)
+        ]
+        lines = [
+            json.dumps({"text": f"a b c d e {name} {i}", "spans": spans})
+            for i in range(20)
+        ]
         (folder / "notes.jsonl").write_text("\n".join(lines) + "\n")
     monkeypatch.setenv("CLINIC", str(tmp_path))
     for site in stub_load("tagsets/clinic").data:
@@ -443,7 +542,9 @@ def test_annotated_types_that_the_job_lacks_are_named(tmp_path: Path) -> None:
     both, tags = {"path": "both.conll"}, {"types": ["Drug"]}
     notes = sampled(tmp_path, tags, both=both).notes
     assert "both: annotates ADE, which [tags] types lacks: left out" in notes
-    with pytest.raises(ConfigError, match=r"'ade' annotates ADE; \[tags\] types has Drug"):
+    with pytest.raises(
+        ConfigError, match=r"'ade' annotates ADE; \[tags\] types has Drug"
+    ):
         sampled(tmp_path, tags, both=both, ade={"path": "ade.conll"})
 
 
@@ -472,11 +573,15 @@ def test_silos_share_out_every_part_by_document(tmp_path: Path) -> None:
     assert made.notes[-1] == "documents in 3 silos: train 42, valid 6, test 12"
 
 
-def test_two_corpora_are_one_pool_and_sentences_stay_with_their_document(tmp_path: Path) -> None:
+def test_two_corpora_are_one_pool_and_sentences_stay_with_their_document(
+    tmp_path: Path,
+) -> None:
     a, b = conll(tmp_path / "a", 0, 90), conll(tmp_path / "b", 200, 60)
     asked = {"split": "sentence"}
     made = silos(tmp_path, {"number": 4}, a=asked | {"path": a}, b=asked | {"path": b})
-    notes = [{(d.text.split()[1], d.meta["document"]) for d in s.train} for s in made.data]
+    notes = [
+        {(d.text.split()[1], d.meta["document"]) for d in s.train} for s in made.data
+    ]
     sources = [{(int(case) >= 200, note) for case, note in own} for own in notes]
     assert sum(map(len, sources)) == len(set().union(*sources))  # none in two silos
     assert all({large for large, _ in own} == {False, True} for own in sources)
@@ -485,12 +590,17 @@ def test_two_corpora_are_one_pool_and_sentences_stay_with_their_document(tmp_pat
 
 def test_a_patients_documents_stay_together(tmp_path: Path) -> None:
     lines = [
-        {"text": f"took aspirin {i}", "spans": [{"start": 5, "end": 12, "label": "Drug"}]}
+        {
+            "text": f"took aspirin {i}",
+            "spans": [{"start": 5, "end": 12, "label": "Drug"}],
+        }
         | ({"patient": f"p{i % 10}"} if i % 2 else {})
         for i in range(60)
     ]
     for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+        (tmp_path / f"{name}.jsonl").write_text(
+            "\n".join(map(json.dumps, lines)) + "\n"
+        )
         lines = [line | {"text": line["text"] + " more"} for line in lines]
     site = {"train": "train.jsonl", "test": "test.jsonl", "valid_fraction": 0}
     made = silos(tmp_path, {"number": 5, "by": "patient"}, a=site)
@@ -504,9 +614,24 @@ def test_a_patients_documents_stay_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "a", "b", "message"),
     [
-        ({"number": 5}, {}, None, r"number = 5: the valid data have 3 documents, .* 3 silos at"),
-        ({"number": 40}, {}, None, r"the train data have 21 documents, .* or give more documents"),
-        ({}, {"types": ["Drug"]}, {"types": ["ADE"]}, "'a' annotates Drug, and 'b' ADE: give"),
+        (
+            {"number": 5},
+            {},
+            None,
+            r"number = 5: the valid data have 3 documents, .* 3 silos at",
+        ),
+        (
+            {"number": 40},
+            {},
+            None,
+            r"the train data have 21 documents, .* or give more documents",
+        ),
+        (
+            {},
+            {"types": ["Drug"]},
+            {"types": ["ADE"]},
+            "'a' annotates Drug, and 'b' ADE: give",
+        ),
         ({}, {}, {"types": ["ADE"]}, "'a' annotates ADE, Drug, and 'b' ADE: give both"),
         ({}, {"scheme": "IO"}, {}, "'a' has the scheme IO, and 'b' BIO: give both"),
         (
@@ -518,7 +643,11 @@ def test_a_patients_documents_stay_together(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_dealt_out_is_named(
-    tmp_path: Path, table: dict[str, Any], a: dict[str, Any], b: dict[str, Any], message: str
+    tmp_path: Path,
+    table: dict[str, Any],
+    a: dict[str, Any],
+    b: dict[str, Any],
+    message: str,
 ) -> None:
     site = {"path": conll(tmp_path / "all", 0, 90), "split": "document"}
     sites = {"a": site | a} | ({"b": site | b} if b is not None else {})
@@ -528,24 +657,37 @@ def test_what_cannot_be_dealt_out_is_named(
 
 def test_generated_sites_are_dealt_out_with_all_their_types() -> None:
     generated = {"synthetic": {"sites": 2, "sentences": 60}}
-    made, whole = load(Path(), 1, generated | {"silos": {"number": 2}}), load(Path(), 1, generated)
+    made, whole = (
+        load(Path(), 1, generated | {"silos": {"number": 2}}),
+        load(Path(), 1, generated),
+    )
     assert whole.complete is not None
     assert {s.tags for s in made.data} == {s.tags for s in whole.complete}
     for part in ("train", "valid", "test"):
         dealt = [d.id for s in made.data for d in getattr(s, part)]
-        assert sorted(dealt) == sorted(d.id for s in whole.complete for d in getattr(s, part))
+        assert sorted(dealt) == sorted(
+            d.id for s in whole.complete for d in getattr(s, part)
+        )
 
 
 @pytest.mark.corpora
-@pytest.mark.parametrize(("name", "sizes"), [("maccrobat", (136, 21, 43)), ("bc5cdr", (500,) * 3)])
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("maccrobat", (136, 21, 43)), ("bc5cdr", (500,) * 3)]
+)
 def test_the_built_in_jobs_of_fine_tuning_load(
     corpora: Path, name: str, sizes: tuple[int, ...]
 ) -> None:
     made = stub_load(f"bert/{name}")
-    expected = ("Chemical", "Disease") if name == "bc5cdr" else ("problem", "test", "treatment")
+    expected = (
+        ("Chemical", "Disease")
+        if name == "bc5cdr"
+        else ("problem", "test", "treatment")
+    )
     assert [s.tags.types for s in made.data] == [expected] * 5
     for part, size in zip(("train", "valid", "test"), sizes, strict=True):
-        notes = [{d.meta.get("document", d.id) for d in getattr(s, part)} for s in made.data]
+        notes = [
+            {d.meta.get("document", d.id) for d in getattr(s, part)} for s in made.data
+        ]
         assert sum(map(len, notes)) == size
         assert max(map(len, notes)) - min(map(len, notes)) <= 1
 
@@ -558,7 +700,10 @@ def i2b2(path: Path, year: str, number: int) -> None:
     words = [f"w{number}{label.lower()}" for label in LABELS]
     text = "\n".join(words) + "\n"
     if year == "2010":
-        rows = [f'c="{words[i]}" {i + 1}:0 {i + 1}:0||t="{LABELS[i].lower()}"' for i in range(3)]
+        rows = [
+            f'c="{words[i]}" {i + 1}:0 {i + 1}:0||t="{LABELS[i].lower()}"'
+            for i in range(3)
+        ]
         path.with_suffix(".txt").write_text(text)
         path.with_suffix(".con").write_text("\n".join(rows) + "\n")
         return
@@ -578,7 +723,12 @@ def i2b2(path: Path, year: str, number: int) -> None:
 @pytest.mark.parametrize(
     ("year", "train", "test", "mentions"),
     [
-        ("2010", "concept_assertion_relation_training_data", "reference_standard_for_test_data", 3),
+        (
+            "2010",
+            "concept_assertion_relation_training_data",
+            "reference_standard_for_test_data",
+            3,
+        ),
         (
             "2012",
             "2012-07-15.original-annotation.release",
@@ -588,7 +738,12 @@ def i2b2(path: Path, year: str, number: int) -> None:
     ],
 )
 def test_the_papers_jobs_of_fine_tuning_train_on_every_training_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, year: str, train: str, test: str, mentions: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    year: str,
+    train: str,
+    test: str,
+    mentions: int,
 ) -> None:
     """On invented records of which the test data repeat some: nothing is held out or dropped."""
     monkeypatch.setenv(f"I2B2_{year}", str(tmp_path))
@@ -617,7 +772,9 @@ NEGATIVE = """\
 """
 
 
-def test_the_papers_ade_corpus_has_no_sentence_of_its_negative_file(tmp_path: Path) -> None:
+def test_the_papers_ade_corpus_has_no_sentence_of_its_negative_file(
+    tmp_path: Path,
+) -> None:
     """By hand: three sentences have relations, one of them is in ADE-NEG.txt too.
 
     2 of the 3 sentences that a publication would count are 33.3 % fewer: a warning.
@@ -625,7 +782,12 @@ def test_the_papers_ade_corpus_has_no_sentence_of_its_negative_file(tmp_path: Pa
     paper = read_toml(built_in_jobs()["fedner/paper"])["sites"]["ade"]
     (tmp_path / "DRUG-AE.rel").write_text(ADE)
     (tmp_path / "ADE-NEG.txt").write_text(NEGATIVE)
-    own = {"path": ".", "where": paper["where"], "test_fraction": 0.4, "valid_fraction": 0.0}
+    own = {
+        "path": ".",
+        "where": paper["where"],
+        "test_fraction": 0.4,
+        "valid_fraction": 0.0,
+    }
     made = load(tmp_path, a={**own, "split": "sentence", "expected_sentences": 3})
     assert texts((*made.data[0].train, *made.data[0].test)) == {
         "He took gold for pain.",
@@ -634,16 +796,24 @@ def test_the_papers_ade_corpus_has_no_sentence_of_its_negative_file(tmp_path: Pa
     }
     assert not any(finding.code == "other_size" for finding in made.findings)
 
-    for expected, level, difference in ((4, "warning", "-25.0"), (2, "warning", "+50.0")):
-        other = load(tmp_path, a={**own, "split": "sentence", "expected_sentences": expected})
+    for expected, level, difference in (
+        (4, "warning", "-25.0"),
+        (2, "warning", "+50.0"),
+    ):
+        other = load(
+            tmp_path, a={**own, "split": "sentence", "expected_sentences": expected}
+        )
         (finding,) = (f for f in other.findings if f.code == "other_size")
         assert finding.level == level
-        assert f"3 sentences, where the publication counts {expected} ({difference} %)" in str(
-            finding
+        assert (
+            f"3 sentences, where the publication counts {expected} ({difference} %)"
+            in str(finding)
         )
 
 
-def test_the_papers_sizes_are_those_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_papers_sizes_are_those_of_its_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Table 1 of Ge et al. 2020."""
     monkeypatch.setenv("FEDNOTES_CORPORA", "corpora")
     sites = load_job("fedner/paper").sites
@@ -655,7 +825,9 @@ def test_the_papers_sizes_are_those_of_its_table(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("unit", ["sentence", "document"])
-def test_data_held_out_of_training_leave_the_test_part_as_it_is(tmp_path: Path, unit: str) -> None:
+def test_data_held_out_of_training_leave_the_test_part_as_it_is(
+    tmp_path: Path, unit: str
+) -> None:
     conll(tmp_path / "all.txt", 0, 60)
     own = {"path": "all.txt", "split": unit, "valid_fraction": 0.0}
     (plain,) = load(tmp_path, a=own).data
@@ -665,9 +837,18 @@ def test_data_held_out_of_training_leave_the_test_part_as_it_is(tmp_path: Path, 
     assert texts(held.train) | texts(held.valid) == texts(plain.train)
     assert not texts(held.train) & texts(held.valid)
     sentences = sum(len(split_sentences(d)) for d in plain.train)
-    assert sum(len(split_sentences(d)) for d in held.valid) == pytest.approx(sentences / 4, abs=1)
+    assert sum(len(split_sentences(d)) for d in held.valid) == pytest.approx(
+        sentences / 4, abs=1
+    )
 
     conll(tmp_path / "test.txt", 100, 20)
-    given = {"train": "all.txt", "test": "test.txt", "valid_fraction": 0.0, "split": unit}
+    given = {
+        "train": "all.txt",
+        "test": "test.txt",
+        "valid_fraction": 0.0,
+        "split": unit,
+    }
     (parts,) = load(tmp_path, a={**given, "hold_out": 0.25}).data
-    assert texts(parts.train) | texts(parts.valid) == texts(plain.train) | texts(plain.test)
+    assert texts(parts.train) | texts(parts.valid) == texts(plain.train) | texts(
+        plain.test
+    )

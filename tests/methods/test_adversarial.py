@@ -42,7 +42,9 @@ VARIANTS = ("ganin", "peng", "hong")
 
 def draw(*shape: int, seed: int = 0, grad: bool = True) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_(grad)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_(
+        grad
+    )
 
 
 def slopes(function: Callable[[], float], at: Tensor, step: float = 1e-5) -> np.ndarray:
@@ -67,7 +69,9 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 def entropy(scores: np.ndarray) -> np.ndarray:
     """Over the candidates that may be, one at a time."""
-    return np.array([-sum(p * np.log(p) for p in row if p > 0) for row in softmax(scores)])
+    return np.array(
+        [-sum(p * np.log(p) for p in row if p > 0) for row in softmax(scores)]
+    )
 
 
 def cross_entropy(states: np.ndarray, weight: np.ndarray, label: int) -> float:
@@ -91,7 +95,9 @@ def test_reversal_against_finite_differences() -> None:
     value = domain_loss(reverse(states, torch.tensor([[0.3]])), weight, 1)
     expected = cross_entropy(states.detach().numpy(), weight.detach().numpy(), 1)
     assert value.item() == plain() == pytest.approx(expected, rel=1e-12)
-    np.testing.assert_allclose(grad_of(value, states), -0.3 * slopes(plain, states), atol=1e-8)
+    np.testing.assert_allclose(
+        grad_of(value, states), -0.3 * slopes(plain, states), atol=1e-8
+    )
     np.testing.assert_allclose(grad_of(value, weight), slopes(plain, weight), atol=1e-9)
 
 
@@ -114,7 +120,9 @@ def test_strengths_unless_a_job_says_otherwise() -> None:
     assert (settings.strength, settings.entropy) == (0.1, 0.1)
     assert reversal_strength(0.0) == 0.0
     for progress in np.linspace(0, 1, 9):
-        assert reversal_strength(progress) == pytest.approx(np.tanh(5 * progress), abs=1e-15)
+        assert reversal_strength(progress) == pytest.approx(
+            np.tanh(5 * progress), abs=1e-15
+        )
 
 
 MASKED = np.array([1, 4])  # candidates that may not be
@@ -148,7 +156,9 @@ def made(seed: int = 0) -> tuple[Losses, dict[str, Tensor], nn.Parameter]:
 def plain_domain(losses: Losses, weights: dict[str, Tensor], label: int) -> float:
     """The mean over layers of NumPy's cross-entropies."""
     each = (
-        cross_entropy(h.detach().numpy(), weights[f"domain.{i}"].detach().numpy(), label)
+        cross_entropy(
+            h.detach().numpy(), weights[f"domain.{i}"].detach().numpy(), label
+        )
         for i, h in enumerate(losses.hidden)
     )
     return float(np.mean(list(each)))
@@ -168,7 +178,9 @@ def test_the_loss_of_each_variant(variant: str) -> None:
     settings = adversarial.Config(variant=variant, strength=0.7, entropy=0.2)
     value = adversarial_loss(losses, weights, 2, 0.25, settings)
     domain = plain_domain(losses, weights, 2)
-    outputs, own = (t.detach().numpy() for t in (losses.outputs, weights["domain.outputs"]))
+    outputs, own = (
+        t.detach().numpy() for t in (losses.outputs, weights["domain.outputs"])
+    )
     specific = outputs @ np.linalg.pinv(own) @ own
     expected = {
         "ganin": domain,
@@ -183,7 +195,8 @@ def test_the_loss_of_each_variant(variant: str) -> None:
     for layer, hidden in enumerate(losses.hidden):
         weight = weights[f"domain.{layer}"]
         up, down = (
-            scale * slopes(lambda: plain_domain(losses, weights, 2), at) for at in (hidden, weight)
+            scale * slopes(lambda: plain_domain(losses, weights, 2), at)
+            for at in (hidden, weight)
         )
         probability = softmax((hidden @ weight.T).detach().numpy())[:, 2:3]
         up *= -0.7 * np.tanh(1.25) * (probability > 1 / 3)
@@ -220,8 +233,12 @@ def test_the_projection_parts_a_state() -> None:
     states, weight = draw(7, 9, seed=1, grad=False), draw(3, 9, seed=2, grad=False)
     specific = domain_specific(states, weight)
     own = weight.numpy()
-    np.testing.assert_allclose(specific, states.numpy() @ np.linalg.pinv(own) @ own, atol=1e-5)
-    np.testing.assert_allclose(specific @ weight.T, states @ weight.T, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        specific, states.numpy() @ np.linalg.pinv(own) @ own, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        specific @ weight.T, states @ weight.T, rtol=0, atol=1e-5
+    )
     invariant = states - specific
     np.testing.assert_allclose(invariant @ weight.T, 0, atol=1e-5)
     np.testing.assert_allclose((invariant * specific).sum(1), 0, atol=1e-5)
@@ -306,7 +323,12 @@ def test_the_parts_on_a_prompt_tuned_bart(bart: Path) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "sites", "expected"),
-    [("ganin", 6, 27_648), ("peng", 6, 32_256), ("hong", 3, 13_824), ("peng", 3, 16_128)],
+    [
+        ("ganin", 6, 27_648),
+        ("peng", 6, 32_256),
+        ("hong", 3, 13_824),
+        ("peng", 3, 16_128),
+    ],
 )
 def test_numbers_of_bart_base(variant: str, sites: int, expected: int) -> None:
     """6·K·d for its six encoder layers, and K·d more for Peng et al.; d = 768."""
@@ -350,7 +372,9 @@ def federate(sites, settings, **options):
 
 def by_distill(sites: list[SiteData]) -> tuple[InProcess, dict[str, Tensor]]:
     """The same two rounds by `distill`: its engine and its final state."""
-    base = distill.Config(model=MODEL, rounds=2, seed=3, learning_rate=0.01, weighting=False)
+    base = distill.Config(
+        model=MODEL, rounds=2, seed=3, learning_rate=0.01, weighting=False
+    )
     settings = distill.for_sites(base, sites)
     engine = InProcess([distill.Site(site, settings) for site in sites])
     return engine, dict(distill.train(engine, settings).tensors)
@@ -390,7 +414,9 @@ def test_one_site_has_nothing_to_tell_apart(sites) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_global_discriminators_are_the_mean_of_the_sites(sites, variant: str) -> None:
+def test_the_global_discriminators_are_the_mean_of_the_sites(
+    sites, variant: str
+) -> None:
     """Each site trained by itself for a round, then NumPy's mean; they did learn."""
     settings = config(sites, variant=variant, rounds=1)
     _, state = federate(sites, settings)
@@ -419,7 +445,9 @@ def test_discriminators_begin_as_unit_noise(sites) -> None:
     wide = replace(MODEL, cnn_filters=900, lstm_units=300)
     settings = config(sites, variant="peng", model=wide)
     first = adversarial.initial(settings)
-    domains = {name: value for name, value in first.items() if name.startswith("domain.")}
+    domains = {
+        name: value for name, value in first.items() if name.startswith("domain.")
+    }
     widths = {"domain.0": 900, "domain.1": 600, "domain.outputs": 600}
     assert {name: tuple(v.shape) for name, v in domains.items()} == {
         name: (3, width) for name, width in widths.items()
@@ -431,7 +459,9 @@ def test_discriminators_begin_as_unit_noise(sites) -> None:
         np.testing.assert_allclose(lengths, 1, atol=5 / np.sqrt(2 * widths[name]))
 
     rows = torch.cat([value[:, :600] for value in domains.values()]).double()
-    cosines = torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(rows).T
+    cosines = (
+        torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(rows).T
+    )
     assert (cosines - torch.eye(9)).abs().max() < 5 / np.sqrt(600)
     other = adversarial.initial(replace(settings, seed=settings.seed + 1))
     assert not torch.equal(first["domain.0"], other["domain.0"])
@@ -452,13 +482,17 @@ def test_each_site_learns_its_own_name(sites) -> None:
         trained = member.train({}, round=0).tensors
         for layer, hidden in enumerate(losses.hidden):
             before, after = (
-                softmax(hidden.detach().numpy() @ weights[f"domain.{layer}"].numpy().T).mean(axis=0)
+                softmax(
+                    hidden.detach().numpy() @ weights[f"domain.{layer}"].numpy().T
+                ).mean(axis=0)
                 for weights in (start, trained)
             )
             assert np.argmax(after - before) == label
 
 
-def test_the_schedule_runs_over_the_rounds(sites, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_schedule_runs_over_the_rounds(
+    sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Round r of R is r / R of the way, at every site."""
     seen = set()
     loss = adversarial.adversarial_loss
@@ -469,29 +503,41 @@ def test_the_schedule_runs_over_the_rounds(sites, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(adversarial, "adversarial_loss", spy)
     federate(sites, config(sites, rounds=4))
-    assert seen == {(label, part) for label in range(3) for part in (0.0, 0.25, 0.5, 0.75)}
+    assert seen == {
+        (label, part) for label in range(3) for part in (0.0, 0.25, 0.5, 0.75)
+    }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_without_strength_and_entropy_it_is_distill(sites, reference, variant: str) -> None:
+def test_without_strength_and_entropy_it_is_distill(
+    sites, reference, variant: str
+) -> None:
     """Bit for bit, while the discriminators learn; with them it is another tagger."""
     settings = config(sites, variant=variant, strength=0.0, entropy=0.0)
     found = federate(sites, settings)[1].tensors
-    own = {name: v for name, v in found.items() if not name.startswith("shared.domain.")}
+    own = {
+        name: v for name, v in found.items() if not name.startswith("shared.domain.")
+    }
     assert_same(own, reference[1])
     start = adversarial.initial(settings)
     assert len(found) > len(own)
     for name in found.keys() - own.keys():
         assert not torch.equal(found[name], start[name.removeprefix("shared.")])
     other = federate(sites, replace(settings, strength=1.0))[1].tensors
-    assert any(not torch.equal(other[name], value) for name, value in reference[1].items())
+    assert any(
+        not torch.equal(other[name], value) for name, value in reference[1].items()
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_killed_run_goes_on_to_the_same_bits(sites, variant: str, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_bits(
+    sites, variant: str, tmp_path: Path
+) -> None:
     settings = config(sites, variant=variant, rounds=4, select="best")
     _, expected = federate(sites, settings)
-    _, state = resumed(lambda **options: federate(sites, settings, **options), tmp_path, 2)
+    _, state = resumed(
+        lambda **options: federate(sites, settings, **options), tmp_path, 2
+    )
     assert_same(dict(state.tensors), dict(expected.tensors))
     assert state.facts == expected.facts
 
@@ -524,7 +570,9 @@ def test_a_job_runs_it(variant: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_baselines_run_on_a_prompt_tuned_bart(sites, bart: Path, variant: str) -> None:
+def test_the_baselines_run_on_a_prompt_tuned_bart(
+    sites, bart: Path, variant: str
+) -> None:
     """Two rounds at two sites: a discriminator for each encoder layer, and every prompt
     parameter and discriminator learns."""
     limits = {"max_subwords": 12, "max_entities": 2}
@@ -542,7 +590,9 @@ def test_the_baselines_run_on_a_prompt_tuned_bart(sites, bart: Path, variant: st
 def test_a_tagger_without_a_layer_that_learns_is_refused(sites) -> None:
     """Characters and hashed words go straight to the CRF; alone it needs no such layer."""
     bare = replace(MODEL, cnn_filters=0, lstm_units=0)
-    with pytest.raises(ConfigError, match="give the tagger project, cnn_filters or lstm_units"):
+    with pytest.raises(
+        ConfigError, match="give the tagger project, cnn_filters or lstm_units"
+    ):
         adversarial.Site(sites[0], config(sites, model=bare))
     one = config(sites[:1], model=bare, rounds=1)
     assert federate(sites[:1], one)[1].round == 1

@@ -30,7 +30,15 @@ from fednotes.methods.averaging import (
     run_cycles,
     traffic_of,
 )
-from fednotes.training.compression import BLOCK, agreed, decode, encode, opened, require_code, told
+from fednotes.training.compression import (
+    BLOCK,
+    agreed,
+    decode,
+    encode,
+    opened,
+    require_code,
+    told,
+)
 from fednotes.training.sites import Adam
 
 CONFIG = Averaging(cycles=3, batch_size=4, learning_rate=0.05, weight_decay=0.1, seed=7)
@@ -57,7 +65,9 @@ HEAD = ("2.weight", "2.bias")
 class Fit(AveragingSite):
     """A linear map fitted to random points."""
 
-    def __init__(self, number: int, config: Averaging, size: int = 12, **options: Any) -> None:
+    def __init__(
+        self, number: int, config: Averaging, size: int = 12, **options: Any
+    ) -> None:
         generator = torch.Generator().manual_seed(number)
         self.x = torch.randn(size, 5, generator=generator)
         self.y = torch.randn(size, 3, generator=generator)
@@ -95,7 +105,9 @@ class Fit(AveragingSite):
 def net() -> torch.nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        return torch.nn.Sequential(
+            torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)
+        )
 
 
 def judged(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -113,7 +125,9 @@ def trained(
     noted = {"observer": lambda result: seen.append((result, dict(server.shared)))}
     engine = InProcess(sites, **noted | options)
     initial = {n: p for n, p in net().named_parameters() if n in sites[0].shared}
-    server = Server(config, initial, judged, engine.resume(), before=warm_up, warm_up=HEAD)
+    server = Server(
+        config, initial, judged, engine.resume(), before=warm_up, warm_up=HEAD
+    )
     run_cycles(engine, server)
     return server, engine, seen
 
@@ -123,7 +137,10 @@ def run(sites: list[Fit], config: Averaging, **options: Any) -> dict[str, torch.
 
 
 def by_hand(
-    site: Fit, config: Averaging, epochs: int, losses: list[tuple[float, int]] | None = None
+    site: Fit,
+    config: Averaging,
+    epochs: int,
+    losses: list[tuple[float, int]] | None = None,
 ) -> dict[str, torch.Tensor]:
     """A plain torch loop. losses: receives each step's, and over how many points."""
     model = net()
@@ -134,7 +151,9 @@ def by_hand(
             losses.append((float(mean.detach()), len(rows)))
         return mean
 
-    steps = [partial(loss, rows) for epoch in range(epochs) for rows in site.batches(epoch)]
+    steps = [
+        partial(loss, rows) for epoch in range(epochs) for rows in site.batches(epoch)
+    ]
     plain_adamw(dict(model.named_parameters()), config, steps)
     return values(dict(model.named_parameters()))
 
@@ -155,7 +174,9 @@ def test_a_cycles_loss_is_the_mean_over_its_examples() -> None:
     by_hand(Fit(1, config, 14), config, 2, losses)
     assert [points for _, points in losses] == [4, 4, 4, 2] * 2
     each, points = np.array(losses).T
-    assert result.metrics["loss"] == pytest.approx(np.average(each, weights=points), rel=1e-6)
+    assert result.metrics["loss"] == pytest.approx(
+        np.average(each, weights=points), rel=1e-6
+    )
 
 
 def test_the_mean_is_weighted_by_sample_sizes() -> None:
@@ -166,7 +187,8 @@ def test_the_mean_is_weighted_by_sample_sizes() -> None:
     apart = [by_hand(Fit(k, config, size), config, 1) for k, size in enumerate(sizes)]
     for name, value in together.items():
         mean = sum(
-            n * q[name].numpy().astype(np.float64) for n, q in zip(sizes, apart, strict=True)
+            n * q[name].numpy().astype(np.float64)
+            for n, q in zip(sizes, apart, strict=True)
         )
         np.testing.assert_array_equal(value.numpy(), (mean / 24).astype(np.float32))
 
@@ -176,19 +198,27 @@ def test_the_mean_is_weighted_by_sample_sizes() -> None:
 def test_adaptive_servers_follow_reddi(server: str, rate: float) -> None:
     """Algorithm 2 of Reddi et al. 2021 in NumPy, float64, over three given means; at 1e-3 where
     no rate is given."""
-    config = replace(CONFIG, server=server, server_learning_rate=rate, betas=(0.8, 0.95))
+    config = replace(
+        CONFIG, server=server, server_learning_rate=rate, betas=(0.8, 0.95)
+    )
     rng = np.random.default_rng(3)
     start = rng.normal(size=6).astype(np.float32)
     acting = Server(config, {"w": torch.from_numpy(start)}, judged, None)
     w, m, v, tau = start.astype(np.float64), np.zeros(6), np.full(6, 1e-6), 1e-3
     for _ in range(3):
         mean = rng.normal(size=6).astype(np.float32)
-        told = Update({"w": torch.from_numpy(mean)}, 2.0, {"loss": 1.0, "examples": 1.0})
+        told = Update(
+            {"w": torch.from_numpy(mean)}, 2.0, {"loss": 1.0, "examples": 1.0}
+        )
         acting.step(told.tensors, Total.of([told]))
         change = mean - w
         m = 0.8 * m + 0.2 * change
         sign = np.sign(v - change**2) if server == "yogi" else 1.0
-        v = v - 0.05 * change**2 * sign if server == "yogi" else 0.95 * v + 0.05 * change**2
+        v = (
+            v - 0.05 * change**2 * sign
+            if server == "yogi"
+            else 0.95 * v + 0.05 * change**2
+        )
         w = w + (rate or 1e-3) * m / (np.sqrt(v) + tau)
     np.testing.assert_allclose(acting.shared["w"].numpy(), w, rtol=2e-5)
 
@@ -196,11 +226,15 @@ def test_adaptive_servers_follow_reddi(server: str, rate: float) -> None:
 @pytest.mark.parametrize("rate", [0.0, 0.7])
 def test_nesterov_at_the_server_is_torchs(rate: float) -> None:
     """DiLoCo's outer step: torch's SGD with Nesterov's momentum on the negative change."""
-    config = replace(CONFIG, cycles=4, server="nesterov", server_learning_rate=rate, momentum=0.4)
+    config = replace(
+        CONFIG, cycles=4, server="nesterov", server_learning_rate=rate, momentum=0.4
+    )
     sites = [Fit(number, config) for number in (1, 2)]
     server, _, seen = trained(sites, config)
     weights = {n: p.detach().clone() for n, p in net().named_parameters()}
-    outer = torch.optim.SGD(weights.values(), lr=rate or 1.0, momentum=0.4, nesterov=True)
+    outer = torch.optim.SGD(
+        weights.values(), lr=rate or 1.0, momentum=0.4, nesterov=True
+    )
     plain = [Fit(number, replace(config, server="average")) for number in (1, 2)]
     for cycle, (_, shared) in enumerate(seen):
         ends = [site.train(weights, cycle=cycle).tensors for site in plain]
@@ -234,7 +268,9 @@ def test_more_sites_than_examples_in_a_batch_take_as_many_steps_as_one_place() -
     assert [site.taken for site in sites] == [8, 24, 24, 24]
     assert [site.covered("train")["steps"] for site in sites] == [4, 12, 12, 12]
     assert examples_of(config, sizes) == 48
-    sites[1].take_share({}, examples=10**9)  # no sum that a server tells makes more of them
+    sites[1].take_share(
+        {}, examples=10**9
+    )  # no sum that a server tells makes more of them
     assert sites[1].covered("train")["steps"] == 12
     again = Fit(1, config, 6)
     again.restore(sites[1].state())
@@ -242,10 +278,14 @@ def test_more_sites_than_examples_in_a_batch_take_as_many_steps_as_one_place() -
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_a_site_alone_has_the_batch_that_it_has_in_the_federation(accumulate: int) -> None:
+def test_a_site_alone_has_the_batch_that_it_has_in_the_federation(
+    accumulate: int,
+) -> None:
     """Of 60, 6 and 5 examples, where the smallest has the least part; in parts as large."""
     sizes = (60, 6, 5)
-    config = replace(CONFIG, batch="shared", batch_size=32, sites=3, accumulate=accumulate)
+    config = replace(
+        CONFIG, batch="shared", batch_size=32, sites=3, accumulate=accumulate
+    )
     together = [Fit(number, config, size) for number, size in enumerate(sizes)]
     for site in together:
         site.take_share({}, examples=sum(sizes))
@@ -263,7 +303,9 @@ def test_a_site_alone_has_the_batch_that_it_has_in_the_federation(accumulate: in
         {"aggregation": "median", "proximal": 5.0},
     ],
 )
-def test_training_in_one_place_has_nothing_of_a_federation(changes: dict[str, Any]) -> None:
+def test_training_in_one_place_has_nothing_of_a_federation(
+    changes: dict[str, Any],
+) -> None:
     """The server's step, the code for updates, robust rules and FedProx serve a federation alone.
 
     Without them, for the conditions "pooled" and "alone", training is a plain loop of AdamW.
@@ -280,12 +322,16 @@ def test_training_that_went_astray_says_so(compression: Any) -> None:
     config = replace(CONFIG, batch_size=12, compression=compression)
     site = Fit(1, config)
     site.rate = lambda: math.inf  # type: ignore[method-assign]
-    with pytest.raises(TrainingError, match=r"cycle 1: parameter .* no longer finite at some sit"):
+    with pytest.raises(
+        TrainingError, match=r"cycle 1: parameter .* no longer finite at some sit"
+    ):
         run([site], config)
 
 
 @pytest.mark.parametrize(("sites", "share"), [(0, 1), (2, 4), (5, 2), (100, 1)])
-def test_no_sum_that_a_server_tells_makes_a_part_too_small(sites: int, share: int) -> None:
+def test_no_sum_that_a_server_tells_makes_a_part_too_small(
+    sites: int, share: int
+) -> None:
     """A quarter of an equal share of 32 is left, whatever the others are said to have."""
     config = replace(CONFIG, batch="shared", batch_size=32, sites=sites)
     site = Fit(1, config)
@@ -305,7 +351,9 @@ def test_local_steps_go_through_the_epochs_in_turn(local: int) -> None:
     def loss(rows: np.ndarray) -> torch.Tensor:
         return (model(site.x[rows]) - site.y[rows]).square().mean()
 
-    batches = [partial(loss, rows) for epoch in range(5) for rows in site.batches(epoch)]
+    batches = [
+        partial(loss, rows) for epoch in range(5) for rows in site.batches(epoch)
+    ]
     plain_adamw(dict(model.named_parameters()), config, batches[: cycles * local])
     assert_same(result, values(dict(model.named_parameters())))
     assert site.taken == cycles * local
@@ -315,7 +363,9 @@ def test_local_steps_go_through_the_epochs_in_turn(local: int) -> None:
 def test_a_site_without_an_example_takes_no_local_step() -> None:
     config = replace(CONFIG, local_steps=3)
     site = Fit(1, config, size=0)
-    assert site.train({n: p.detach() for n, p in site.shared.items()}, cycle=0).weight == 0
+    assert (
+        site.train({n: p.detach() for n, p in site.shared.items()}, cycle=0).weight == 0
+    )
     assert site.taken == 0
 
 
@@ -342,27 +392,38 @@ def test_the_proximal_term_is_the_gradient_of_its_penalty(clip: float) -> None:
     FedProx changes the objective, so the gradient that is clipped is that of loss and penalty
     together. The norm of each step's gradient is far above this clip.
     """
-    config = replace(CONFIG, cycles=1, proximal=3.0, clip=clip, weight_decay=0.0, warmup=0.0)
+    config = replace(
+        CONFIG, cycles=1, proximal=3.0, clip=clip, weight_decay=0.0, warmup=0.0
+    )
     config = replace(config, decay="constant")
     site, model = Fit(1, config), net()
     found = run([site], config)
     start = [p.detach().clone() for p in model.parameters()]
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=config.learning_rate, fused=True
+    )
     for rows in site.batches(0):
         optimizer.zero_grad()
         loss = (model(site.x[rows]) - site.y[rows]).square().mean()
-        pull = sum((p - s).square().sum() for p, s in zip(model.parameters(), start, strict=True))
+        pull = sum(
+            (p - s).square().sum()
+            for p, s in zip(model.parameters(), start, strict=True)
+        )
         (loss + 1.5 * pull).backward()
         if clip:
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
             assert norm > 2 * clip
         optimizer.step()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            found[name], parameter.detach(), rtol=1e-4, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("kill", [0, 1, 2])
-def test_a_warm_up_that_is_cut_and_resumed_ends_in_the_same_bits(tmp_path: Path, kill: int) -> None:
+def test_a_warm_up_that_is_cut_and_resumed_ends_in_the_same_bits(
+    tmp_path: Path, kill: int
+) -> None:
     """The optimizer of the warm-up keeps its moments, too, and its steps count as such."""
     config = replace(CONFIG, cycles=2)
     warming = {"before": 3, "warm_up": HEAD, "first_rate": 0.01}
@@ -425,12 +486,16 @@ def test_shared_and_private_gradients_are_clipped_by_their_common_norm() -> None
 
 def test_a_private_layer_is_not_pulled_back() -> None:
     """FedProx holds the shared parameters near those that the server sent, and no others."""
-    config = replace(CONFIG, cycles=1, proximal=3.0, clip=0.0, weight_decay=0.0, warmup=0.0)
+    config = replace(
+        CONFIG, cycles=1, proximal=3.0, clip=0.0, weight_decay=0.0, warmup=0.0
+    )
     config = replace(config, decay="constant")
     site, model = Fit(1, config, private=HEAD), net()
     found = run([site], config) | values(site.private)
     start = [p.detach().clone() for p in model[0].parameters()]
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=config.learning_rate, fused=True
+    )
     for rows in site.batches(0):
         optimizer.zero_grad()
         loss = (model(site.x[rows]) - site.y[rows]).square().mean()
@@ -438,7 +503,9 @@ def test_a_private_layer_is_not_pulled_back() -> None:
         (loss + 1.5 * sum((p - s).square().sum() for p, s in pulled)).backward()
         optimizer.step()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            found[name], parameter.detach(), rtol=1e-4, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("server", ["average", "nesterov", "yogi"])
@@ -468,7 +535,9 @@ def test_a_site_trains_the_parameters_of_the_job_alone() -> None:
     whole = values(dict(net().named_parameters()))
     head = {name: whole[name] for name in HEAD}
     for cycle, wrong in ((0, whole), (0, {"2.weight": whole["2.weight"]}), (1, head)):
-        with pytest.raises(RefusedError, match=f"cycle {cycle} of the job trains other param"):
+        with pytest.raises(
+            RefusedError, match=f"cycle {cycle} of the job trains other param"
+        ):
             site.train(wrong, cycle=cycle)
     assert site.taken == 0
     assert site.train(head, cycle=0).tensors.keys() == set(HEAD)
@@ -530,7 +599,9 @@ def test_bytes_that_are_saved(compression: Any, least: float) -> None:
     for asked in ("none", compression):
         config = replace(CONFIG, cycles=2, compression=asked)
         site = Fit(1, config)
-        site.model = torch.nn.Sequential(torch.nn.Linear(5, 4000), torch.nn.Linear(4000, 3))
+        site.model = torch.nn.Sequential(
+            torch.nn.Linear(5, 4000), torch.nn.Linear(4000, 3)
+        )
         parameters = dict(site.model.named_parameters())
         AveragingSite.__init__(site, "s1", config, parameters, weight=12, examples=12)
         engine = InProcess([site])
@@ -557,7 +628,9 @@ def test_what_was_not_sent_goes_with_the_next_change() -> None:
     site.train(start, cycle=0)
     first = {n: v.clone() for n, v in site._change.items()}
     code = {name: torch.zeros(0, dtype=torch.int32) for name in start}
-    site.send(code | {"2.bias": torch.zeros(1, dtype=torch.int32)}, weight=12.0, sites=1)
+    site.send(
+        code | {"2.bias": torch.zeros(1, dtype=torch.int32)}, weight=12.0, sites=1
+    )
     first["2.bias"].zero_()
     site.train(start, cycle=1)
     for name, value in site._change.items():
@@ -613,12 +686,16 @@ def test_a_value_that_cannot_be_is_named(change: dict[str, Any]) -> None:
 def test_a_loss_that_is_not_finite_stops_with_the_site() -> None:
     site = Fit(1, CONFIG)
     site.y[3] = float("nan")
-    with pytest.raises(TrainingError, match=r"site 's1': the loss is nan at step \d: lower"):
+    with pytest.raises(
+        TrainingError, match=r"site 's1': the loss is nan at step \d: lower"
+    ):
         run([site], CONFIG)
 
 
 def test_a_site_that_was_restarted_says_so() -> None:
-    with pytest.raises(TrainingError, match="site 's1' has no parameters: it was restarted"):
+    with pytest.raises(
+        TrainingError, match="site 's1' has no parameters: it was restarted"
+    ):
         Fit(1, CONFIG).train({}, cycle=1)
     with pytest.raises(TrainingError, match="before it trained"):
         Fit(1, replace(CONFIG, compression="packed")).send({}, weight=1.0, sites=1)
@@ -627,7 +704,9 @@ def test_a_site_that_was_restarted_says_so() -> None:
 @pytest.mark.parametrize(
     ("weight", "sites"), [(11.0, 2), (math.nan, 2), (math.inf, 2), (99.0, 4), (99.0, 0)]
 )
-def test_a_sum_that_a_site_cannot_be_in_weighs_nothing(weight: float, sites: int) -> None:
+def test_a_sum_that_a_site_cannot_be_in_weighs_nothing(
+    weight: float, sites: int
+) -> None:
     """Of a site of weight 12, of three at most."""
     site = Fit(1, replace(CONFIG, compression="packed", sites=3))
     asked = site.train(values(dict(net().named_parameters())), cycle=0).tensors
@@ -649,12 +728,16 @@ def change(seed: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("weights", [(1,), (6, 8, 22), (1, 1, 1, 1, 996), (3,) * 40])
-def test_packed_numbers_add_and_what_they_lack_is_kept(weights: tuple[int, ...]) -> None:
+def test_packed_numbers_add_and_what_they_lack_is_kept(
+    weights: tuple[int, ...],
+) -> None:
     """Python's integers: nearest multiples of 4 rms / 12 of a change times its weight, of which the
     mean is 1, at most 12 times the weight; and of a sum nothing is lost."""
     count, whole = len(weights), sum(weights)
     sites = [change(seed) for seed in range(count)]
-    means = Total.of([Update(told(s, "packed"), w) for s, w in zip(sites, weights, strict=True)])
+    means = Total.of(
+        [Update(told(s, "packed"), w) for s, w in zip(sites, weights, strict=True)]
+    )
     code = agreed(means.mean(), "packed", 0)
     sent, levels = [], dict.fromkeys(code, 0)
     for site, weight in zip(sites, weights, strict=True):
@@ -676,7 +759,10 @@ def test_packed_numbers_add_and_what_they_lack_is_kept(weights: tuple[int, ...])
     found = decode(total.mean(), code, sites[0], "packed")
     for name, wanted in levels.items():
         rms = np.sqrt(
-            sum(w * np.mean(s[name].numpy() ** 2) for s, w in zip(sites, weights, strict=True))
+            sum(
+                w * np.mean(s[name].numpy() ** 2)
+                for s, w in zip(sites, weights, strict=True)
+            )
             / whole
         )
         assert code[name].item() == pytest.approx(4 * rms / 12, rel=1e-5)
@@ -701,11 +787,17 @@ def test_packed_numbers_at_their_largest_do_not_carry(sites: int) -> None:
 def test_the_blocks_with_the_largest_sums_are_sent() -> None:
     """NumPy: mean squares over two sites by block; the largest third of all blocks."""
     sites = [change(1), change(2)]
-    means = {n: (told(sites[0], "top-k")[n] + told(sites[1], "top-k")[n]) / 2 for n in sites[0]}
+    means = {
+        n: (told(sites[0], "top-k")[n] + told(sites[1], "top-k")[n]) / 2
+        for n in sites[0]
+    }
     code = agreed(means, "top-k", 1 / 3)
     blocks = []
     for name in ("a", "b"):
-        flat = [np.pad(s[name].numpy().ravel(), (0, -s[name].numel() % BLOCK)) for s in sites]
+        flat = [
+            np.pad(s[name].numpy().ravel(), (0, -s[name].numel() % BLOCK))
+            for s in sites
+        ]
         energy = sum(f.reshape(-1, BLOCK) ** 2 for f in flat).mean(1)
         blocks += [(float(e), name, i) for i, e in enumerate(energy)]
     wanted = {(name, i) for _, name, i in sorted(blocks, reverse=True)[:2]}
@@ -727,15 +819,21 @@ def test_error_feedback_sends_everything_in_time(compression: Any) -> None:
         code = agreed(told(now, compression), compression, 0.34)
         sent, left = encode(now, code, compression)
         summed = Total.of([Update(sent, metrics={"part": 1.0})])
-        got = decode(opened(summed, constant, compression, 1).mean(), code, constant, compression)
+        got = decode(
+            opened(summed, constant, compression, 1).mean(), code, constant, compression
+        )
         total = {n: got[n] + total.get(n, 0) for n in got}
     for name, value in constant.items():
         torch.testing.assert_close(total[name] / 60, value, rtol=0, atol=0.4)
-        torch.testing.assert_close(total[name] + left[name], 60 * value, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(
+            total[name] + left[name], 60 * value, rtol=1e-4, atol=1e-3
+        )
 
 
 @pytest.mark.parametrize(("part", "cycle"), [(1.0, 1), (0.1, 2), (0.02, 9)])
-def test_a_small_site_is_late_by_as_much_as_the_page_says(part: float, cycle: int) -> None:
+def test_a_small_site_is_late_by_as_much_as_the_page_says(
+    part: float, cycle: int
+) -> None:
     """Each number changes by the root mean square. A step is a third of that, and half of one is
     sent: by hand, after 1 / (6 part) cycles. What was sent and what is left are the whole."""
     moved, left, sent = torch.ones(4), torch.zeros(4), torch.zeros(4)
@@ -743,8 +841,15 @@ def test_a_small_site_is_late_by_as_much_as_the_page_says(part: float, cycle: in
     first = 0
     for now in range(1, 40):
         words, rest = encode({"w": moved + left}, code, "packed", part, 5)
-        total = Total.of([Update(words, metrics={"part": 5.0})])  # of all five, only this one moves
-        got = decode(opened(total, {"w": moved}, "packed", 5).mean(), code, {"w": moved}, "packed")
+        total = Total.of(
+            [Update(words, metrics={"part": 5.0})]
+        )  # of all five, only this one moves
+        got = decode(
+            opened(total, {"w": moved}, "packed", 5).mean(),
+            code,
+            {"w": moved},
+            "packed",
+        )
         left, sent = rest["w"], sent + got["w"] * 5 / part
         first = first or now * bool(got["w"].any())
         torch.testing.assert_close(sent + left, now * moved, rtol=1e-4, atol=1e-4)
@@ -771,11 +876,17 @@ def test_a_code_that_narrows_an_update_down_is_refused() -> None:
         {"a": int32(0, 1).reshape(1, 2), "b": int32()},
         {"a": int32(0, 1)},
     ):
-        with pytest.raises(RefusedError, match="the code for the changes is none of this job"):
+        with pytest.raises(
+            RefusedError, match="the code for the changes is none of this job"
+        ):
             require_code(wrong, one, "top-k", 1 / 3)
     steps = {"a": torch.tensor([0.1]), "b": torch.tensor([0.0])}
     require_code(steps, one, "packed", 1.0)
-    for step in (torch.tensor([-0.1]), torch.tensor([torch.inf]), torch.tensor([torch.nan])):
+    for step in (
+        torch.tensor([-0.1]),
+        torch.tensor([torch.inf]),
+        torch.tensor([torch.nan]),
+    ):
         with pytest.raises(RefusedError, match="none of this job"):
             require_code(steps | {"b": step}, one, "packed", 1.0)
     with pytest.raises(RefusedError, match="none of this job"):

@@ -56,10 +56,18 @@ def test_only_a_shared_batch_of_averaging_grows() -> None:
 
 
 def test_a_run_says_so_before_training_and_in_its_notes(tmp_path: Path) -> None:
-    table = {**TABLE, "conditions": ["federated"], "training": {"rounds": 1, "batch_size": 2}}
+    table = {
+        **TABLE,
+        "conditions": ["federated"],
+        "training": {"rounds": 1, "batch_size": 2},
+    }
     shown = Warned()
     job = parse_job(table, "tiny", tmp_path, "tiny.toml")
     result = simulate(job, tmp_path / "run", display=shown)
-    told = [text for text in shown.texts if text.startswith("batch_size = 2 becomes 3: each of")]
+    told = [
+        text
+        for text in shown.texts
+        if text.startswith("batch_size = 2 becomes 3: each of")
+    ]
     assert len(told) == 1
     assert told[0] in result.notes

@@ -36,7 +36,9 @@ def words_of(data: dict[str, dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
-def test_more_epochs_are_more_steps_over_the_same_words(job: str, tmp_path: Path) -> None:
+def test_more_epochs_are_more_steps_over_the_same_words(
+    job: str, tmp_path: Path
+) -> None:
     data = corpus(tmp_path / "notes")
     words = len(words_of(data))
     one, five = (member(job, epochs, data).covered("train") for epochs in (1, 5))
@@ -52,5 +54,8 @@ def test_sub_words_of_a_fine_tuned_encoder(bert: Path, tmp_path: Path) -> None:
     assert one["tokens"] == five["tokens"]
     assert five["steps"] == 5 * one["steps"] > 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(bert)
-    pieces = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in words_of(data)]
+    pieces = [
+        tokenizer(word, add_special_tokens=False)["input_ids"]
+        for word in words_of(data)
+    ]
     assert one["tokens"] == sum(map(len, pieces))

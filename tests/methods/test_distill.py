@@ -28,7 +28,11 @@ from fednotes.taggers.prompt_bart import PromptBartConfig
 from fednotes.taggers.saving import build_model, load_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
-QUICK: dict[str, Any] = {"unannotated": "marginal", "batch_size": 4, "learning_rate": 0.03}
+QUICK: dict[str, Any] = {
+    "unannotated": "marginal",
+    "batch_size": 4,
+    "learning_rate": 0.03,
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +42,9 @@ def sites() -> list[SiteData]:
 
 @pytest.fixture(scope="module")
 def complete() -> list[SiteData]:
-    return [site.complete for site in generate(num_sites=3, sentences_per_site=30, seed=5)]
+    return [
+        site.complete for site in generate(num_sites=3, sentences_per_site=30, seed=5)
+    ]
 
 
 def test_rates_at_which_a_token_classifier_diverges_are_told_of() -> None:
@@ -46,11 +52,16 @@ def test_rates_at_which_a_token_classifier_diverges_are_told_of() -> None:
     for model, rate, told in ((encoder, 3e-3, 1), (encoder, 1e-3, 0), (MODEL, 3e-3, 0)):
         made = distill.Config(model=model, learning_rate=rate)
         assert len(distill.METHOD.warnings(made)) == told
-        assert not told or "0.003: a token classifier diverges" in distill.METHOD.warnings(made)[0]
+        assert (
+            not told
+            or "0.003: a token classifier diverges" in distill.METHOD.warnings(made)[0]
+        )
 
 
 def config(sites: list[SiteData], **changes: Any) -> distill.Config:
-    base = distill.Config(model=MODEL, batch_size=8, rounds=2, seed=3, learning_rate=0.01)
+    base = distill.Config(
+        model=MODEL, batch_size=8, rounds=2, seed=3, learning_rate=0.01
+    )
     return distill.for_sites(replace(base, **changes), sites)
 
 
@@ -63,13 +74,17 @@ def shared(state) -> dict[str, torch.Tensor]:
     return below(state.tensors, "shared.")
 
 
-def plain_training(data: SiteData, settings: distill.Config, start, round: int, corpus, loss):
+def plain_training(
+    data: SiteData, settings: distill.Config, start, round: int, corpus, loss
+):
     """Epochs as anybody would write them, torch's Adam. corpus(model): what is trained on; loss:
     of a mini-batch, of the losses of its sentences."""
     model = build_model(settings.model, settings.tags, settings.seed)
     load_into(model.trainable(), start)
     read = corpus(model)
-    adam = torch.optim.Adam(list(model.trainable().values()), lr=settings.learning_rate, fused=True)
+    adam = torch.optim.Adam(
+        list(model.trainable().values()), lr=settings.learning_rate, fused=True
+    )
     step = 0
     for epoch in range(int(settings.local_epochs)):
         rng = rng_of(settings.seed, "order", data.id, round, epoch)
@@ -89,7 +104,9 @@ def local_training(data: SiteData, settings: distill.Config, start, round: int =
     def loss(losses: Losses, batch: np.ndarray) -> torch.Tensor:
         return losses.source.mean()
 
-    return plain_training(data, settings, start, round, lambda m: m.prepare(data.train), loss)
+    return plain_training(
+        data, settings, start, round, lambda m: m.prepare(data.train), loss
+    )
 
 
 def test_eq_1_is_the_plain_mean_of_the_sites_models(complete) -> None:
@@ -100,7 +117,9 @@ def test_eq_1_is_the_plain_mean_of_the_sites_models(complete) -> None:
     trained = [local_training(site, settings, start) for site in complete]
     for name, value in shared(state).items():
         own = [t[name].double().numpy() for t in trained]
-        assert np.array_equal(value.numpy(), (sum(own) / len(own)).astype(np.float32)), name
+        assert np.array_equal(
+            value.numpy(), (sum(own) / len(own)).astype(np.float32)
+        ), name
 
 
 def test_soft_targets_have_no_gradient_where_they_are_made(sites) -> None:
@@ -145,7 +164,9 @@ def test_a_complete_tag_set_leaves_nothing_to_distil(complete, unannotated) -> N
     """[tagsets eq 5] T_k = T at every site: each way ends in plain federated averaging."""
     plain = config(complete, weighting=False, unannotated="outside")
     other = config(complete, weighting=False, unannotated=unannotated)
-    assert_same(federate(complete, other)[1].tensors, federate(complete, plain)[1].tensors)
+    assert_same(
+        federate(complete, other)[1].tensors, federate(complete, plain)[1].tensors
+    )
 
 
 def test_weights_of_one_give_the_unweighted_loss() -> None:
@@ -166,7 +187,9 @@ class OnlySums:
         self.totals: dict[str, Total] = {}
 
     def sum(self, task, tensors=None, /, **options):
-        replies = {m.id: getattr(m, task)(tensors or {}, **options) for m in self.members}
+        replies = {
+            m.id: getattr(m, task)(tensors or {}, **options) for m in self.members
+        }
         kept = {name: r for name, r in replies.items() if name not in self.left_out}
         total = replace(Total.of(kept.values()), included=tuple(kept))
         self.totals[task] = total
@@ -217,8 +240,12 @@ def plain_weights(members, settings, included) -> list[np.ndarray]:
         targets.append(total / corpus.sentences)
     weights = []
     for k, source in enumerate(sources):
-        others = sum(t for j, t in enumerate(targets) if j != k and members[j].id in included)
-        cosine = source @ others / np.linalg.norm(source, axis=1) / np.linalg.norm(others)
+        others = sum(
+            t for j, t in enumerate(targets) if j != k and members[j].id in included
+        )
+        cosine = (
+            source @ others / np.linalg.norm(source, axis=1) / np.linalg.norm(others)
+        )
         weights.append(settings.momentum + (1 - settings.momentum) * cosine)
     return weights
 
@@ -244,7 +271,9 @@ def test_a_sentence_without_a_gradient_keeps_its_weight(sites) -> None:
         member._source[quiet] = 0
         member.weights = np.linspace(0.3, 1.7, member.num_examples)
     distill._update_weights(federation, federation.totals["begin"], 0)
-    for member, first in zip(members, plain_weights(members, settings, names), strict=True):
+    for member, first in zip(
+        members, plain_weights(members, settings, names), strict=True
+    ):
         before = np.linspace(0.3, 1.7, member.num_examples)
         expected = first + settings.momentum * (before - 1)
         expected[quiet] = before[quiet]
@@ -256,7 +285,9 @@ def test_a_site_that_is_not_in_the_sum_takes_nothing_out(sites) -> None:
     four = [*sites, replace(sites[0], id="fourth", tags=sites[0].tags)]
     settings, members, _ = weighed(four, left_out=("fourth",))
     included = [s.id for s in sites]
-    for member, expected in zip(members, plain_weights(members, settings, included), strict=True):
+    for member, expected in zip(
+        members, plain_weights(members, settings, included), strict=True
+    ):
         np.testing.assert_allclose(next_weights(member), expected, atol=2e-5)
 
 
@@ -281,13 +312,17 @@ def test_a_round_trains_with_the_weights_of_the_round_before(sites) -> None:
         second = [each.train({}, round=1).tensors for each in (member, late, other)]
         assert_same(second[0], second[1])
         assert_same(second[0], second[2])
-        assert not torch.equal(second[0]["crf.project.weight"], first.tensors["crf.project.weight"])
+        assert not torch.equal(
+            second[0]["crf.project.weight"], first.tensors["crf.project.weight"]
+        )
 
 
 def test_weights_of_a_round_that_a_site_did_not_train_in_are_not_lost(sites) -> None:
     settings, members, federation = weighed(sites)
     made, member = next_weights(members[0]), members[0]
-    member.begin(distill.initial(settings), round=0)  # the same round again: nothing is due yet
+    member.begin(
+        distill.initial(settings), round=0
+    )  # the same round again: nothing is due yet
     assert (member.weights == 1).all()
     distill._update_weights(federation, federation.totals["begin"], 0)
     members[1].begin(distill.initial(settings), round=1)
@@ -301,11 +336,16 @@ def test_two_contributors_are_refused_on_both_sides(sites) -> None:
     members = [distill.Site(site, settings) for site in sites[:2]]
     with pytest.raises(RefusedError, match="need 3 sites"):
         distill.train(InProcess(members), settings)
-    with pytest.raises(RefusedError, match="need 3 sites"):  # before anything is trained
+    with pytest.raises(
+        RefusedError, match="need 3 sites"
+    ):  # before anything is trained
         config(sites[:2])
     _, members, federation = begun(sites)
     total = federation.totals["begin"]
-    for names, contributing in (("discharge,reports", 3), ("discharge,reports,posts", 2)):
+    for names, contributing in (
+        ("discharge,reports", 3),
+        ("discharge,reports,posts", 2),
+    ):
         with pytest.raises(RefusedError, match="2 sites"):
             members[0].update_weights(
                 total.tensors, round=0, included=names, contributing=contributing
@@ -323,8 +363,12 @@ def test_a_site_that_contributes_nothing_is_not_counted(sites, complete) -> None
         assert all(member._next is None for member in members)
 
 
-@pytest.mark.parametrize(("epochs", "batches"), [(0.01, 1), (0.5, 3), (1, 6), (1.5, 9), (2, 12)])
-def test_a_part_of_an_epoch_is_so_many_of_its_batches(sites, epochs: float, batches: int) -> None:
+@pytest.mark.parametrize(
+    ("epochs", "batches"), [(0.01, 1), (0.5, 3), (1, 6), (1.5, 9), (2, 12)]
+)
+def test_a_part_of_an_epoch_is_so_many_of_its_batches(
+    sites, epochs: float, batches: int
+) -> None:
     """45 sentences in batches of 8 are 6; the first ones of the epoch's own order."""
     settings = config(sites, weighting=False, local_epochs=epochs, batch_size=8)
     member = distill.Site(sites[0], settings)
@@ -332,7 +376,8 @@ def test_a_part_of_an_epoch_is_so_many_of_its_batches(sites, epochs: float, batc
     lengths = member.train_set.lengths
     found = list(member._batches(member.train_set, 3))
     orders = [
-        buckets(lengths, 8, rng_of(settings.seed, "order", member.id, 3, epoch)) for epoch in (0, 1)
+        buckets(lengths, 8, rng_of(settings.seed, "order", member.id, 3, epoch))
+        for epoch in (0, 1)
     ]
     wanted = [*orders[0], *orders[1]][:batches]
     assert len(found) == len(wanted) == batches
@@ -343,14 +388,20 @@ def test_a_part_of_an_epoch_is_so_many_of_its_batches(sites, epochs: float, batc
     assert told["tokens"] == least <= lengths[np.unique(np.concatenate(found))].sum()
     member.begin(distill.initial(settings), round=0)
     metrics = member.train({}, round=0).metrics
-    assert metrics["examples"] == 45  # the loss is the mean over what was seen, times these
+    assert (
+        metrics["examples"] == 45
+    )  # the loss is the mean over what was seen, times these
     assert 0 < metrics["source"] / 45 < 200
 
 
-def test_local_training_is_two_weighted_epochs_on_the_completed_annotation(sites) -> None:
+def test_local_training_is_two_weighted_epochs_on_the_completed_annotation(
+    sites,
+) -> None:
     """Site.train against a loop written out: predicted mentions added by hand, w_i on the
     source loss alone, E_loc = 2; and what a round of warm-up trains on instead."""
-    settings = config(sites, model=NO_DROPOUT, weighting=False, local_epochs=2, warmup=1)
+    settings = config(
+        sites, model=NO_DROPOUT, weighting=False, local_epochs=2, warmup=1
+    )
     data, start = sites[0], talkative(distill.initial(settings))
     known = set(data.tags.types)
     for round in (0, 1):
@@ -363,13 +414,20 @@ def test_local_training_is_two_weighted_epochs_on_the_completed_annotation(sites
         def completed(model, round=round):
             corpus = model.prepare(data.train)
             merged = [
-                replace(gold, spans=tuple(sorted((*gold.spans, *foreign(gold, guess, known)))))
+                replace(
+                    gold,
+                    spans=tuple(sorted((*gold.spans, *foreign(gold, guess, known)))),
+                )
                 for gold, guess in zip(data.train, model.predict(corpus), strict=True)
             ]
             return model.annotate(corpus, merged if round else data.train, known)
 
-        def loss(losses: Losses, batch: np.ndarray, round=round, weights=weights) -> torch.Tensor:
-            mean = (torch.tensor(weights[batch], dtype=torch.float32) * losses.source).mean()
+        def loss(
+            losses: Losses, batch: np.ndarray, round=round, weights=weights
+        ) -> torch.Tensor:
+            mean = (
+                torch.tensor(weights[batch], dtype=torch.float32) * losses.source
+            ).mean()
             return mean + losses.target.mean() if round else mean
 
         wanted = plain_training(data, settings, start, round, completed, loss)
@@ -402,7 +460,8 @@ def foreign(gold: Document, guess: Document, known: set[str]) -> list[Span]:
     return [
         s
         for s in guess.spans
-        if s.label not in known and not any(s.start < g.end and g.start < s.end for g in gold.spans)
+        if s.label not in known
+        and not any(s.start < g.end and g.start < s.end for g in gold.spans)
     ]
 
 
@@ -433,7 +492,10 @@ def test_figure_2() -> None:
     """Clozapine induced akathisia in children with schizophrenia: ADE from the platform's own
     annotation, Drug and Disease from the global model, whose own ADE is not taken."""
     text = "Clozapine induced akathisia in children with schizophrenia."
-    at = {word: (text.index(word), text.index(word) + len(word)) for word in text[:-1].split()}
+    at = {
+        word: (text.index(word), text.index(word) + len(word))
+        for word in text[:-1].split()
+    }
     own = Document("1", text, (Span(*at["akathisia"], "ADE"),))
     guess = (
         Span(*at["Clozapine"], "Drug"),
@@ -482,7 +544,9 @@ def test_a_killed_run_goes_on_to_the_same_bits(sites, tmp_path: Path) -> None:
     whole = config(sites, rounds=4)
     _, expected = federate(sites, whole)
     federate(sites, replace(whole, rounds=2), directory=tmp_path)
-    members = [distill.Site(site, whole, directory=tmp_path / site.id) for site in sites]
+    members = [
+        distill.Site(site, whole, directory=tmp_path / site.id) for site in sites
+    ]
     state = distill.train(InProcess(members, directory=tmp_path, resume=True), whole)
     assert_same(state.tensors, expected.tensors)
     for member in members:
@@ -500,7 +564,8 @@ def test_the_best_model_is_kept_where_asked(sites) -> None:
     members = [distill.Site(site, settings) for site in sites]
     seen: list[tuple[float, int]] = []
     engine = InProcess(
-        members, observer=lambda result: seen.append((result.metrics["valid_f1"], result.round))
+        members,
+        observer=lambda result: seen.append((result.metrics["valid_f1"], result.round)),
     )
     state = distill.train(engine, settings)
     best_f1, best_round = max(seen)
@@ -523,7 +588,9 @@ class Scripted(distill.Site):
 
 
 @pytest.mark.parametrize(("select", "rounds"), [("best", 3), ("last", 4)])
-def test_sites_and_the_job_end_with_the_selected_model(sites, tmp_path, select, rounds) -> None:
+def test_sites_and_the_job_end_with_the_selected_model(
+    sites, tmp_path, select, rounds
+) -> None:
     """The F1 of four rounds is 0.2, 0.9, 0.9 and 0.5; the later of two equal models is better.
 
     The expected model is that of a plain run that ends after the selected round.
@@ -536,16 +603,24 @@ def test_sites_and_the_job_end_with_the_selected_model(sites, tmp_path, select, 
     wanted = shared(plain)
     for member in members:
         assert_same(values(member.model.trainable()), wanted)
-        assert_same(values(load_model(tmp_path / member.id / "model").trainable()), wanted)
+        assert_same(
+            values(load_model(tmp_path / member.id / "model").trainable()), wanted
+        )
     distill.METHOD.save(settings, state, tmp_path / "job")
     assert_same(values(load_model(tmp_path / "job").trainable()), wanted)
 
 
-def test_the_global_model_predicts_types_that_a_site_never_annotated(sites, tmp_path) -> None:
+def test_the_global_model_predicts_types_that_a_site_never_annotated(
+    sites, tmp_path
+) -> None:
     """Saved at a site, loaded again: all types, some of them predicted there."""
-    larger = replace(MODEL, hashed_words=512, word_dim=24, cnn_filters=32, lstm_units=16)
+    larger = replace(
+        MODEL, hashed_words=512, word_dim=24, cnn_filters=32, lstm_units=16
+    )
     settings = config(sites, rounds=10, weighting=False, model=larger, **QUICK)
-    members = [distill.Site(site, settings, directory=tmp_path / site.id) for site in sites]
+    members = [
+        distill.Site(site, settings, directory=tmp_path / site.id) for site in sites
+    ]
     distill.train(InProcess(members), settings)
     model = load_model(tmp_path / sites[0].id / "model")
     assert set(model.tagset.types) == {t for site in sites for t in site.tags.types}
@@ -560,13 +635,19 @@ def test_the_global_model_predicts_types_that_a_site_never_annotated(sites, tmp_
 
 
 def test_clipping_and_normalising_are_switches(sites) -> None:
-    member = distill.Site(sites[0], config(sites, clip_weights=True, normalise_weights=True))
+    member = distill.Site(
+        sites[0], config(sites, clip_weights=True, normalise_weights=True)
+    )
     member.weights = np.linspace(-1, 1, member.num_examples)
     made = member._effective_weights()
     expected = np.maximum(np.linspace(-1, 1, member.num_examples), 0)
     np.testing.assert_allclose(made, expected / expected.mean())
     member.weights[:] = 0.0
-    member.weights[:3] = (-0.3, -0.1, 0.1)  # by hand: one positive weight, so it counts n times
+    member.weights[:3] = (
+        -0.3,
+        -0.1,
+        0.1,
+    )  # by hand: one positive weight, so it counts n times
     assert member._effective_weights().tolist() == pytest.approx(
         [0, 0, member.num_examples] + [0] * (member.num_examples - 3)
     )
@@ -583,7 +664,9 @@ def test_alone_a_pointer_model_has_the_words_of_its_own_types(sites) -> None:
     whole = replace(config(sites), model=PromptBartConfig(label_words=words))
     for site, own in zip(sites, distill.alone(whole, sites), strict=True):
         assert isinstance(own.model, PromptBartConfig)
-        assert own.model.label_words == {label: label.lower() for label in site.tags.types}
+        assert own.model.label_words == {
+            label: label.lower() for label in site.tags.types
+        }
         assert len(own.model.label_words) < len(words)
 
 
@@ -605,7 +688,9 @@ def test_a_site_without_mentions_of_its_types_takes_part(sites) -> None:
         ({"warmup": -1}, "warmup"),
     ],
 )
-def test_impossible_settings_are_refused(sites, changes: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(
+    sites, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         distill.Config(**changes)
     settings = replace(config(sites), tags=TagSet(("Weather",)))

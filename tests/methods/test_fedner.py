@@ -38,7 +38,9 @@ def sites() -> list[SiteData]:
 
 
 def config(sites: list[SiteData], **changes: object) -> fedner.Config:
-    base = fedner.Config(model=MODEL, batch_size=12, epochs=2, seed=3, tags=all_tags(sites))
+    base = fedner.Config(
+        model=MODEL, batch_size=12, epochs=2, seed=3, tags=all_tags(sites)
+    )
     return replace(base, **changes)
 
 
@@ -126,9 +128,17 @@ def test_equal_platforms_all_shared_are_one_large_batch(sites) -> None:
     """
     documents = sentence_documents(sites[0].train)[:24]
     tags = sites[0].tags
-    halves = [SiteData(name, tags, documents[i::2], (), ()) for i, name in enumerate("ab")]
+    halves = [
+        SiteData(name, tags, documents[i::2], (), ()) for i, name in enumerate("ab")
+    ]
     settings = fedner.Config(
-        model=NO_DROPOUT, private=(), batch_size=8, epochs=2, seed=3, tags=tags, patience=9
+        model=NO_DROPOUT,
+        private=(),
+        batch_size=8,
+        epochs=2,
+        seed=3,
+        tags=tags,
+        patience=9,
     )
     members, _ = federate(halves, settings)
 
@@ -145,7 +155,9 @@ def test_equal_platforms_all_shared_are_one_large_batch(sites) -> None:
         ]
         for left, right in zip(*orders, strict=True):
             adam.zero_grad()
-            tagger.loss(union, np.concatenate([left, right + len(lengths[0])])).backward()
+            tagger.loss(
+                union, np.concatenate([left, right + len(lengths[0])])
+            ).backward()
             adam.step()
     expected = {name: value.detach() for name, value in tagger.trainable().items()}
     for name, value in weights(members[0]).items():
@@ -156,7 +168,10 @@ def test_loss_is_the_mean_of_the_sentences_negative_log_likelihoods() -> None:
     """Eq. 1: p(y | s) = exp(-loss) sums to one over every tag sequence that BIO permits, and
     the loss of several sentences is the mean of theirs."""
     tags = TagSet(("Drug",))
-    documents = [Document("a", "Took aspirin today", (Span(5, 12, "Drug"),)), Document("b", "Well")]
+    documents = [
+        Document("a", "Took aspirin today", (Span(5, 12, "Drug"),)),
+        Document("b", "Well"),
+    ]
     tagger = build_tagger(NO_DROPOUT, tags, seed=1)
     prepared = tagger.prepare(documents)
     losses = []
@@ -170,11 +185,15 @@ def test_loss_is_the_mean_of_the_sentences_negative_log_likelihoods() -> None:
                     continue  # I without B
                 written = prepared.encoded.tags.copy()
                 written[part] = y
-                other = replace(prepared, encoded=replace(prepared.encoded, tags=written))
+                other = replace(
+                    prepared, encoded=replace(prepared.encoded, tags=written)
+                )
                 likelihood[y] = np.exp(-float(tagger.loss(other, [sentence])))
             assert sum(likelihood.values()) == pytest.approx(1, abs=1e-5)
             losses.append(-np.log(likelihood[gold]))
-        assert float(tagger.loss(prepared, [0, 1])) == pytest.approx(np.mean(losses), rel=1e-5)
+        assert float(tagger.loss(prepared, [0, 1])) == pytest.approx(
+            np.mean(losses), rel=1e-5
+        )
         whole = 2 * float(tagger.loss(prepared, [0, 1]))
         assert whole == pytest.approx(np.sum(losses), rel=1e-5)
 
@@ -190,7 +209,9 @@ def test_an_epoch_ends_with_what_is_left_over(sites, left_over: int) -> None:
     settings = config([data], epochs=3, select="last")
     rounds: list[bool] = []
     member = fedner.Site(data, settings)
-    engine = InProcess([member], observer=lambda result: rounds.append(result.evaluated))
+    engine = InProcess(
+        [member], observer=lambda result: rounds.append(result.evaluated)
+    )
     fedner.train(engine, settings)
 
     each = 2 if left_over == 0 else 3
@@ -225,22 +246,40 @@ def test_eq_2_weighs_gradients_by_sentences_and_steps_once(sites) -> None:
     """Σ |S_i| g_i / Σ |S_j| in NumPy's float64, a step of torch's Adam along it for the shared
     layers, one along its own gradient for each platform's private ones; the loss likewise."""
     platforms = unequal(sites)
-    settings = config(platforms, rounds=1, batch_size=16, least_share=1, tags=platforms[0].tags)
+    settings = config(
+        platforms, rounds=1, batch_size=16, least_share=1, tags=platforms[0].tags
+    )
     members = [fedner.Site(data, settings) for data in platforms]
     losses: list[float] = []
-    engine = InProcess(members, observer=lambda result: losses.append(result.metrics["loss"]))
+    engine = InProcess(
+        members, observer=lambda result: losses.append(result.metrics["loss"])
+    )
     state = fedner.train(engine, settings)
     sizes, shares = (24, 15, 9), agreed_by_hand([24, 15, 9], 16)
     assert shares == [8, 5, 3]
-    plain = [first_batch(*each) for each in zip(platforms, [settings] * 3, shares, strict=True)]
-    assert losses == [pytest.approx(np.average([p[1] for p in plain], weights=sizes), rel=1e-6)]
+    plain = [
+        first_batch(*each)
+        for each in zip(platforms, [settings] * 3, shares, strict=True)
+    ]
+    assert losses == [
+        pytest.approx(np.average([p[1] for p in plain], weights=sizes), rel=1e-6)
+    ]
     start = build_tagger(settings.model, settings.tags, settings.seed)
-    shared = {n: p for n, p in start.trainable().items() if n.split(".")[0] not in ("lstm", "crf")}
+    shared = {
+        n: p
+        for n, p in start.trainable().items()
+        if n.split(".")[0] not in ("lstm", "crf")
+    }
     for name, parameter in shared.items():
         each = [p[0].trainable()[name].grad.double().numpy() for p in plain]
-        parameter.grad = torch.from_numpy(np.average(each, axis=0, weights=sizes)).float()
+        parameter.grad = torch.from_numpy(
+            np.average(each, axis=0, weights=sizes)
+        ).float()
         np.testing.assert_allclose(
-            state.tensors[f"adam.exp_avg.{name}"], 0.1 * parameter.grad, rtol=1e-5, atol=1e-9
+            state.tensors[f"adam.exp_avg.{name}"],
+            0.1 * parameter.grad,
+            rtol=1e-5,
+            atol=1e-9,
         )
     torch.optim.Adam(shared.values(), lr=settings.learning_rate, fused=True).step()
     for name, parameter in shared.items():
@@ -257,7 +296,9 @@ def test_eq_2_weighs_gradients_by_sentences_and_steps_once(sites) -> None:
 def test_eq_2_weighs_weights_by_sentences(sites) -> None:
     """Σ |S_i| θ_i / Σ |S_j| by NumPy's average, of what each platform trains to alone."""
     platforms = unequal(sites)
-    settings = config(platforms, exchange="weights", rounds=1, batch_size=16, least_share=1)
+    settings = config(
+        platforms, exchange="weights", rounds=1, batch_size=16, least_share=1
+    )
     losses: list[float] = []
     engine = InProcess(
         [fedner.Site(data, settings) for data in platforms],
@@ -276,7 +317,9 @@ def test_eq_2_weighs_weights_by_sentences(sites) -> None:
             continue
         each = [tagger[name].double().numpy() for tagger in apart]
         wanted = np.average(each, axis=0, weights=(24, 15, 9))
-        np.testing.assert_allclose(state.tensors[f"shared.{name}"], wanted, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(
+            state.tensors[f"shared.{name}"], wanted, rtol=1e-6, atol=1e-7
+        )
 
 
 def test_alone_a_platform_has_its_own_part_of_the_mini_batch(sites) -> None:
@@ -285,13 +328,18 @@ def test_alone_a_platform_has_its_own_part_of_the_mini_batch(sites) -> None:
     Of 24, 15 and 9 sentences with N = 16: 8, 5 and 3 sentences in every step.
     """
     platforms = unequal(sites)
-    settings = replace(config(platforms, batch_size=16, least_share=1, select="last"), sites=3)
+    settings = replace(
+        config(platforms, batch_size=16, least_share=1, select="last"), sites=3
+    )
     own = fedner.alone(settings, platforms)
     shares = agreed_by_hand([24, 15, 9], 16)
     assert [each.batch_size for each in own] == shares == [8, 5, 3]
     for data, part, share in zip(platforms, own, shares, strict=True):
         (member,), _ = federate([data], replace(part, tags=data.tags))
-        assert (member.share, member.steps) == (share, 2 * 3)  # epochs, mini-batches of each
+        assert (member.share, member.steps) == (
+            share,
+            2 * 3,
+        )  # epochs, mini-batches of each
         plain = plain_loop(data, replace(settings, tags=data.tags, batch_size=share))
         assert_same(weights(member), plain)
 
@@ -326,7 +374,9 @@ def test_pooled_heads_train_as_long_as_a_federation_that_exchanges_weights(
 
     apart, _ = federate(platforms, settings)
     for member in apart:  # two personal epochs come after the federation
-        assert member.steps == (epochs + 2) * math.ceil(member.num_examples / member.share)
+        assert member.steps == (epochs + 2) * math.ceil(
+            member.num_examples / member.share
+        )
     sentences = sum(member.num_examples for member in members)
     shares = sum(member.share for member in members)
     assert state.round == epochs * math.ceil(sentences / shares)
@@ -350,7 +400,11 @@ def test_the_private_module_is_never_sent_nor_changed_by_aggregation(sites) -> N
     settings = config(sites, epochs=1)
     engine = Spy([fedner.Site(site, settings) for site in sites])
     fedner.train(engine, settings)
-    assert {name.split(".")[0] for name in engine.crossed} == {"words", "characters", "cnn"}
+    assert {name.split(".")[0] for name in engine.crossed} == {
+        "words",
+        "characters",
+        "cnn",
+    }
 
 
 def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
@@ -360,8 +414,14 @@ def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
     own = {member.model.crf.project.weight.shape for member in members}
     assert len(own) == len({len(site.tags.types) for site in sites})
     assert all(name.startswith(("shared.", "adam.")) for name in state.tensors)
-    server = {n.removeprefix("shared."): v for n, v in state.tensors.items() if n[:6] == "shared"}
-    starts = [build_tagger(MODEL, site.tags, settings.seed).trainable() for site in sites]
+    server = {
+        n.removeprefix("shared."): v
+        for n, v in state.tensors.items()
+        if n[:6] == "shared"
+    }
+    starts = [
+        build_tagger(MODEL, site.tags, settings.seed).trainable() for site in sites
+    ]
     for member, start in zip(members, starts, strict=True):
         assert_same(values(member.shared), server)
         for name, value in member.private.items():
@@ -381,11 +441,14 @@ def test_mixed_schemes_train_together(sites) -> None:
     assert_same(*(values(member.shared) for member in members))
     for member in members:
         with torch.no_grad():
-            member.model.crf.project.weight.normal_(generator=torch.Generator().manual_seed(1))
+            member.model.crf.project.weight.normal_(
+                generator=torch.Generator().manual_seed(1)
+            )
         predicted = member.model.predict(member.data.test)
         counts = member.counts("test").scores()["strict"]
         gold, found = (
-            {(d.id, s) for d in part for s in d.spans} for part in (member.data.test, predicted)
+            {(d.id, s) for d in part for s in d.spans}
+            for part in (member.data.test, predicted)
         )
         both = gold & found
         assert len(both) > 0
@@ -396,7 +459,9 @@ def test_mixed_schemes_train_together(sites) -> None:
 class SizeOnly(fedner.Site):
     """A site that has nothing but a size, to test the protocol alone."""
 
-    def __init__(self, name: str, size: int, config: fedner.Config | None = None) -> None:
+    def __init__(
+        self, name: str, size: int, config: fedner.Config | None = None
+    ) -> None:
         self.data = SiteData(name, TagSet(()), (), (), ())
         self.config = config or fedner.Config()
         self.num_examples = size
@@ -413,7 +478,11 @@ def agreed_by_hand(sizes: list[int], batch: int, least: int = 1) -> list[int]:
 def test_shares_are_computed_at_the_sites_from_one_sum(seed: int) -> None:
     """Of a hundred platforms, more than the batch has sentences, each has one."""
     rng = np.random.default_rng(seed)
-    sizes = [int(n) for n in rng.integers(1, 900, size=rng.integers(1, 9))] if seed else [10] * 100
+    sizes = (
+        [int(n) for n in rng.integers(1, 900, size=rng.integers(1, 9))]
+        if seed
+        else [10] * 100
+    )
     members = [SizeOnly(f"s{i}", n) for i, n in enumerate(sizes)]
     total, batch = fedner.agree_on_shares(InProcess(members))
     expected = agreed_by_hand(sizes, 64)
@@ -421,7 +490,9 @@ def test_shares_are_computed_at_the_sites_from_one_sum(seed: int) -> None:
     assert [m.share for m in members] == expected
 
 
-@pytest.mark.parametrize(("least", "sites", "share"), [(0, 3, 6), (0, 0, 1), (8, 3, 8), (1, 3, 1)])
+@pytest.mark.parametrize(
+    ("least", "sites", "share"), [(0, 3, 6), (0, 0, 1), (8, 3, 8), (1, 3, 1)]
+)
 def test_no_sum_that_a_server_tells_makes_a_batch_of_one(
     least: int, sites: int, share: int
 ) -> None:
@@ -449,16 +520,22 @@ def test_nor_does_the_end_of_an_epoch(size: int) -> None:
         assert sorted(np.concatenate(batches).tolist()) == list(range(size))
         assert min(map(len, batches)) >= min(6, size)
         assert len(batches) == member._epoch()[0]
-        assert member.covered("gradients") == {"steps": 1, "batch": min(map(len, batches))}
+        assert member.covered("gradients") == {
+            "steps": 1,
+            "batch": min(map(len, batches)),
+        }
 
 
 LARGE = replace(MODEL, hashed_words=2048)  # a table that travels by rows
 
 
 @pytest.mark.parametrize(
-    ("exchange", "model"), [("gradients", MODEL), ("gradients", LARGE), ("weights", MODEL)]
+    ("exchange", "model"),
+    [("gradients", MODEL), ("gradients", LARGE), ("weights", MODEL)],
 )
-def test_resumed_after_a_kill_is_bit_identical(sites, tmp_path, exchange, model) -> None:
+def test_resumed_after_a_kill_is_bit_identical(
+    sites, tmp_path, exchange, model
+) -> None:
     """From the newest checkpoint; or from the one before, where that is damaged."""
     settings = config(sites, epochs=4, exchange=exchange, model=model)
     whole, state = federate(sites, settings)
@@ -483,12 +560,18 @@ def test_resumed_after_a_kill_is_bit_identical(sites, tmp_path, exchange, model)
         (2, (5, 0, 0), [False, False, True]),  # a collapse after success is no progress
     ],
 )
-def test_training_stops_when_validation_stops_improving(sites, patience, right, stops) -> None:
+def test_training_stops_when_validation_stops_improving(
+    sites, patience, right, stops
+) -> None:
     """F1 0, 0.5, then never better: the first two count as progress, then `patience` more."""
     server = fedner.Server(config(sites, patience=patience), None)
     history = []
     for found in right:
-        counts = {"strict/Drug/tp": found, "support/Drug/gold": 10, "support/Drug/predicted": 10}
+        counts = {
+            "strict/Drug/tp": found,
+            "support/Drug/gold": 10,
+            "support/Drug/predicted": 10,
+        }
         server.judge(Total({}, 1.0, counts))
         history.append(server.converged)
     assert history == stops
@@ -519,7 +602,8 @@ def test_without_a_mention_in_validation_the_last_tagger_is_kept(sites) -> None:
     other, _ = federate([data], config(sites[:1], epochs=2))
     assert_same(weights(member[0]), plain_loop(data, config(sites[:1], epochs=3)))
     assert not torch.equal(
-        weights(member[0])["crf.project.weight"], weights(other[0])["crf.project.weight"]
+        weights(member[0])["crf.project.weight"],
+        weights(other[0])["crf.project.weight"],
     )
 
 
@@ -532,7 +616,11 @@ def test_all_rounds_are_run_and_the_last_is_kept_where_that_is_selected(
     f1 = iter([9, 8, 7, 6, 9, 8, 7, 6])  # of three epochs and the test data
 
     def counts(self, part, seen=()) -> SpanCounts:
-        told = {"strict/Drug/tp": next(f1), "support/Drug/gold": 10, "support/Drug/predicted": 10}
+        told = {
+            "strict/Drug/tp": next(f1),
+            "support/Drug/gold": 10,
+            "support/Drug/predicted": 10,
+        }
         return SpanCounts.from_metrics(told)
 
     monkeypatch.setattr(fedner.Site, "counts", counts)
@@ -565,12 +653,16 @@ def test_a_loss_that_is_not_finite_names_site_and_step(sites) -> None:
     member = fedner.Site(sites[0], settings)
     with torch.no_grad():
         member.model.crf.project.weight.fill_(float("nan"))
-    with pytest.raises(TrainingError, match="the loss is nan at mini-batch 0") as caught:
+    with pytest.raises(
+        TrainingError, match="the loss is nan at mini-batch 0"
+    ) as caught:
         fedner.train(InProcess([member]), settings)
     with pytest.raises(ConfigError, match=r"no layer is called 'lstn'.*characters"):
         config(sites, private=("lstn",))
     told = outward(caught.value, member.id)  # a server could make one word fail
-    assert told.startswith(f"site {member.id!r}: the loss is not finite: lower learning_rate")
+    assert told.startswith(
+        f"site {member.id!r}: the loss is not finite: lower learning_rate"
+    )
 
 
 # rows of word tables
@@ -581,9 +673,12 @@ def large(sites: list[SiteData], **changes: Any) -> fedner.Config:
 
 
 @pytest.mark.parametrize(
-    ("private", "secure"), [(("lstm", "crf"), False), ((), False), (("lstm", "crf"), True)]
+    ("private", "secure"),
+    [(("lstm", "crf"), False), ((), False), (("lstm", "crf"), True)],
 )
-def test_a_run_has_the_bits_of_whole_tables(sites, private, secure, monkeypatch) -> None:
+def test_a_run_has_the_bits_of_whole_tables(
+    sites, private, secure, monkeypatch
+) -> None:
     """Server, its optimizer's moments and every site; moments move rows that no batch has. Under
     the secure sum marks are integers, exact there: a row that nobody reads stays out; the grid of
     rounding is of the largest sum, which is that of the whole table."""
@@ -603,7 +698,11 @@ def test_a_run_has_the_bits_of_whole_tables(sites, private, secure, monkeypatch)
 class Lossy:
     """A federation that loses chosen sites' replies to tasks, by how often each was asked."""
 
-    def __init__(self, members: list[fedner.Site], lost: Mapping[tuple[str, int], tuple[int, ...]]):
+    def __init__(
+        self,
+        members: list[fedner.Site],
+        lost: Mapping[tuple[str, int], tuple[int, ...]],
+    ):
         self.members, self.lost = members, lost
         self.asked: dict[str, int] = {}
         self.sent: list[tuple[str, int, int]] = []  # task, bytes there, bytes back
@@ -652,7 +751,12 @@ def test_after_a_lost_reply_rows_are_asked_for_anew(sites) -> None:
 def test_a_site_that_misses_the_marks_too_trains_on_the_rows_it_had(sites) -> None:
     """Its gradient counts in the rows that came; marks are asked for until all sites are back."""
     settings = large(sites)
-    lost = {("gradients", 1): (2,), ("gradients", 2): (2,), ("mark", 1): (2,), ("mark", 2): (2,)}
+    lost = {
+        ("gradients", 1): (2,),
+        ("gradients", 2): (2,),
+        ("mark", 1): (2,),
+        ("mark", 2): (2,),
+    }
     federation = Lossy([fedner.Site(site, settings) for site in sites], lost)
     server = rounds(federation, settings, 5)
     assert federation.asked["mark"] == 2  # before rounds 0, 2 and 3
@@ -673,7 +777,9 @@ def test_a_server_that_leaves_rows_out_learns_less(sites) -> None:
     assert 1 < len(asked) < len(read)
     update = one.gradients(word_rows.some(shared, {"words.hashed": asked}), round=0)
     assert (update.weight, update.metrics) == (dense.weight, dense.metrics)
-    assert torch.equal(update.tensors["words.hashed"], dense.tensors["words.hashed"][asked])
+    assert torch.equal(
+        update.tensors["words.hashed"], dense.tensors["words.hashed"][asked]
+    )
     assert_same(one.private, other.private)
 
 
@@ -703,7 +809,10 @@ def test_marks_are_of_the_rows_that_a_batch_reads(sites) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"words.hashed.ids": torch.tensor([3, 3])}, "numbers of rows, 0 to 2,047, ascending"),
+        (
+            {"words.hashed.ids": torch.tensor([3, 3])},
+            "numbers of rows, 0 to 2,047, ascending",
+        ),
         ({"words.hashed.ids": torch.tensor([5, 3])}, "ascending"),
         ({"words.hashed.ids": torch.tensor([-1, 3])}, "ascending"),
         ({"words.hashed.ids": torch.tensor([3, 2048])}, "ascending"),
@@ -748,7 +857,9 @@ DTYPES = (torch.int8, torch.bool, torch.complex64, torch.float64, torch.float8_e
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nothing_is_cast(dtype: torch.dtype) -> None:
     target = {"a": torch.zeros(2), "b": torch.zeros(2)}
-    with pytest.raises(TrainingError, match=rf"'b': expected torch.float32, got {dtype}"):
+    with pytest.raises(
+        TrainingError, match=rf"'b': expected torch.float32, got {dtype}"
+    ):
         load_into(target, {"a": torch.ones(2), "b": torch.ones(2).to(dtype)})
     assert target["a"].tolist() == [0, 0]  # nor is a part taken
     with pytest.raises(TrainingError, match=r"'b': expected torch\.float32"):

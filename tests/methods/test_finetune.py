@@ -41,7 +41,9 @@ def documents(seed: int, count: int, types: Sequence[str] = ("drug", "finding"))
         text, spans = "", []
         for _ in range(3):
             words = [str(w) for w in rng.choice(FILL, 4)]
-            label, known = (("drug", DRUGS), ("finding", FINDINGS))[int(rng.integers(2))]
+            label, known = (("drug", DRUGS), ("finding", FINDINGS))[
+                int(rng.integers(2))
+            ]
             words.insert(int(rng.integers(5)), str(rng.choice(known)))
             for word in words:
                 if word in known and label in types:
@@ -78,7 +80,9 @@ def test_it_is_trained_with_differential_privacy(bert: Path, tmp_path: Path) -> 
     sites = [site_data(name, seed, 5) for seed, name in enumerate("abc")]
     settings = {**finetune.METHOD.private.settings, "cycles": 1, "local_steps": 2}
     made = config(bert, sites, private=("classifier",), **settings)
-    made = replace(made, privacy=Privacy(noise=0.5, unit="document", rate=0.8, clip=0.1))
+    made = replace(
+        made, privacy=Privacy(noise=0.5, unit="document", rate=0.8, clip=0.1)
+    )
     method = privately(finetune.METHOD)
     members = [method.Site(data, made, directory=tmp_path / data.id) for data in sites]
     for unit in members[0].units:
@@ -93,7 +97,9 @@ def test_it_is_trained_with_differential_privacy(bert: Path, tmp_path: Path) -> 
         assert (tmp_path / member.id / "model").is_dir()
         for name, value in member.site.shared.items():
             assert torch.equal(value, final.tensors[f"shared.{name}"])
-        assert not any(torch.equal(value, own[n]) for n, value in member.site.private.items())
+        assert not any(
+            torch.equal(value, own[n]) for n, value in member.site.private.items()
+        )
 
 
 def values(site: Site) -> dict[str, torch.Tensor]:
@@ -113,7 +119,9 @@ def test_one_silo_is_ordinary_fine_tuning_bit_for_bit(bert: Path) -> None:
         torch.manual_seed(seed_of(3, "dropout", "a", step))
         return model.losses(corpus, batch).source.sum() / int(corpus.words[batch].sum())
 
-    epochs = (buckets(corpus.lengths, 4, rng_of(3, "order", "a", epoch)) for epoch in range(2))
+    epochs = (
+        buckets(corpus.lengths, 4, rng_of(3, "order", "a", epoch)) for epoch in range(2)
+    )
     batches = [batch for epoch in epochs for batch in epoch]
     steps = [partial(loss, step, batch) for step, batch in enumerate(batches)]
     plain_adamw(model.trainable(), settings, steps)
@@ -122,12 +130,18 @@ def test_one_silo_is_ordinary_fine_tuning_bit_for_bit(bert: Path) -> None:
 
 def test_an_earlier_classifier_is_told_of(bert: Path, tmp_path: Path) -> None:
     """With the types that are taken over; of a job whose types are not known yet all of them."""
-    earlier = build_model(TokenClassifierConfig(encoder=str(bert)), TagSet(("Dose", "ADR")), 7)
+    earlier = build_model(
+        TokenClassifierConfig(encoder=str(bert)), TagSet(("Dose", "ADR")), 7
+    )
     save_model(earlier, tmp_path / "model")
     model = TokenClassifierConfig(encoder=str(tmp_path / "model"), train="lora")
     for method in (finetune, personal, distill):
         given = {"weighting": False} if method is distill else {}
-        for types, told in ((("Drug", "ADR"), "ADR"), ((), "Dose, ADR"), (("Drug",), "")):
+        for types, told in (
+            (("Drug", "ADR"), "ADR"),
+            ((), "Dose, ADR"),
+            (("Drug",), ""),
+        ):
             made = method.METHOD.Config(model=model, tags=TagSet(types), **given)
             warnings = method.METHOD.warnings(made)
             assert len(warnings) == bool(told)
@@ -155,14 +169,18 @@ def test_silos_count_by_their_notes(bert: Path) -> None:
 def test_notes_of_two_patients_are_two_whatever_they_are_called() -> None:
     """By hand: (p, 1), (q, 1) and (q, 2), of the last one two sentences."""
     notes = [Document("1", "a", patient="p"), Document("1", "a", patient="q")]
-    cut = [Document(f"2#{i}", "b", patient="q", meta={"document": "2"}) for i in range(2)]
+    cut = [
+        Document(f"2#{i}", "b", patient="q", meta={"document": "2"}) for i in range(2)
+    ]
     assert num_notes([*notes, *cut]) == 3
 
 
 def test_the_cycle_is_judged_by_exact_mentions() -> None:
     """By hand: of three mentions one is found exactly and one by half, and one is invented:
     strict F1 2/6, where any overlap would be 4/6."""
-    gold = Document("1", "a b c d e f", (Span(0, 3, "x"), Span(4, 5, "x"), Span(8, 9, "x")))
+    gold = Document(
+        "1", "a b c d e f", (Span(0, 3, "x"), Span(4, 5, "x"), Span(8, 9, "x"))
+    )
     found = replace(gold, spans=(Span(0, 1, "x"), Span(4, 5, "x"), Span(10, 11, "x")))
     counts = SpanCounts.of([gold], [found], types=["x"])
     assert finetune.METHOD.judged(counts.to_metrics()) == {
@@ -171,7 +189,9 @@ def test_the_cycle_is_judged_by_exact_mentions() -> None:
     }
 
 
-def test_it_learns_and_saves_what_hugging_face_loads(bert: Path, tmp_path: Path) -> None:
+def test_it_learns_and_saves_what_hugging_face_loads(
+    bert: Path, tmp_path: Path
+) -> None:
     import transformers
 
     sites = [site_data("a", 1, 40), site_data("b", 2, 30)]
@@ -186,7 +206,9 @@ def test_it_learns_and_saves_what_hugging_face_loads(bert: Path, tmp_path: Path)
         d.spans for d in members[0].model.predict(held)
     ]
     state = theirs.state_dict()
-    assert torch.equal(state["classifier.weight"], members[0].shared["classifier.weight"])
+    assert torch.equal(
+        state["classifier.weight"], members[0].shared["classifier.weight"]
+    )
     assert "which words" in finetune.warnings(settings)[0]
 
 
@@ -212,7 +234,9 @@ def test_silence_about_a_type_is_no_negative_example(bert: Path) -> None:
     site = Site(sites[0], settings)
     site.model.train(False)
     with torch.no_grad():
-        site.parameters["classifier.bias"][3:] = 50.0  # "finding" everywhere costs site a nothing
+        site.parameters["classifier.bias"][3:] = (
+            50.0  # "finding" everywhere costs site a nothing
+        )
     model: Any = site.model
     part = _Sentences(model, site._read, np.arange(6))
     words = model._read(site._read, np.arange(6))
@@ -225,14 +249,21 @@ def test_silence_about_a_type_is_no_negative_example(bert: Path) -> None:
     assert wanted < 1e-3
     logs = torch.log_softmax(words.logits, 1).detach().numpy()
     wanted -= logs[np.arange(len(tags)), tags][tags > 0].sum()
-    assert float(part.loss([part]).detach()) == pytest.approx(wanted / len(tags), rel=1e-4)
+    assert float(part.loss([part]).detach()) == pytest.approx(
+        wanted / len(tags), rel=1e-4
+    )
 
 
 def test_sites_with_different_types_make_one_model_of_all(bert: Path) -> None:
     """Each is tested on both types and has annotated one; O would hide the other."""
     full = [site_data(name, seed, 60) for name, seed in (("a", 1), ("b", 2))]
     sites = [
-        replace(site, tags=TagSet((kind,)), train=documents(seed, 60, (kind,)), test_types=both)
+        replace(
+            site,
+            tags=TagSet((kind,)),
+            train=documents(seed, 60, (kind,)),
+            test_types=both,
+        )
         for site, seed, kind in zip(full, (1, 2), ("drug", "finding"), strict=True)
         for both in [("drug", "finding")]
     ]
@@ -307,7 +338,11 @@ def test_mistakes_are_named(bert: Path) -> None:
     small: Any = {"model": {"train": "all"}, "min_tokens": 10_000, "min_steps": 10}
     empty = [replace(sites[0], train=())]
     for message, given, changes in (
-        (r"no layer is called 'crf'; this model has classifier", sites, {"private": ("crf",)}),
+        (
+            r"no layer is called 'crf'; this model has classifier",
+            sites,
+            {"private": ("crf",)},
+        ),
         ("nothing is left to share", sites, {"private": ("classifier", "encoder")}),
         (r"min_tokens = 10,000 and min_steps = 10 are asked", sites, small),
         ("site 'a' has no training sentence", empty, {}),

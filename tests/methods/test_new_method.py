@@ -113,7 +113,13 @@ JOB = {
     "method": "plain_averaging",
     "conditions": ["federated", "pooled"],
     "synthetic": {"sites": 2, "sentences": 40},
-    "model": {"hashed_words": 50, "word_dim": 4, "char_dim": 4, "char_filters": 4, "lstm_units": 4},
+    "model": {
+        "hashed_words": 50,
+        "word_dim": 4,
+        "char_dim": 4,
+        "char_filters": 4,
+        "lstm_units": 4,
+    },
 }
 
 
@@ -125,14 +131,18 @@ def test_a_method_in_a_folder_of_its_own_is_found_and_trained(
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "fednotes.methods.plain_averaging", raising=False)
     assert {"fedner", "plain_averaging"} <= set(methods.names())
-    with pytest.raises(ConfigError, match=r"plain_averagin'; did you mean 'plain_averaging'\?"):
+    with pytest.raises(
+        ConfigError, match=r"plain_averagin'; did you mean 'plain_averaging'\?"
+    ):
         methods.find("plain_averagin")
     with pytest.raises(ConfigError, match="method = 'no_method'"):
         methods.find("no_method")
     job = parse_job(JOB, "job", tmp_path, "job.toml")
     simulate(job, tmp_path / "run")
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    losses = [json.loads(line)["loss"] for line in lines if '"part": "federated"' in line]
+    losses = [
+        json.loads(line)["loss"] for line in lines if '"part": "federated"' in line
+    ]
     assert len(losses) == 2
     assert losses[1] < losses[0]
     for site in (tmp_path / "run" / "federated" / "sites").iterdir():

@@ -57,7 +57,10 @@ THREE = (("a", 1, 9, *ADR), ("b", 2, 7, *BOTH), ("c", 3, 6, *DRUG, "Dose"))
 
 def three(times: int = 1) -> list[SiteData]:
     """Of three types over all, "ADR" and "Drug" are at two sites each, "Dose" at one."""
-    return [site_data(name, seed, times * count, *types) for name, seed, count, *types in THREE]
+    return [
+        site_data(name, seed, times * count, *types)
+        for name, seed, count, *types in THREE
+    ]
 
 
 def config(encoder: Path, sites: Sequence[SiteData], **changes: Any) -> Config:
@@ -86,24 +89,39 @@ def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
     (whole,) = fresh._whole
     start = {n: p.detach().clone() for n, p in whole.named_parameters()}
     maps = [
-        f"bert.encoder.layer.{i}.attention.self.{n}" for i in range(3) for n in ("query", "value")
+        f"bert.encoder.layer.{i}.attention.self.{n}"
+        for i in range(3)
+        for n in ("query", "value")
     ]
-    trained = {n: p for n, p in fresh.named_parameters() if n.split(".")[0] in ("lora", "private")}
-    trained |= {n: torch.nn.Parameter(start[n]) for n in ("classifier.weight", "classifier.bias")}
+    trained = {
+        n: p
+        for n, p in fresh.named_parameters()
+        if n.split(".")[0] in ("lora", "private")
+    }
+    trained |= {
+        n: torch.nn.Parameter(start[n])
+        for n in ("classifier.weight", "classifier.bias")
+    }
     assert not torch.equal(trained["lora.down"], trained["private.down"])
 
     def sentence(index: int) -> torch.Tensor:
         words = data.train[index].text.split()
         read = fresh.tokenizer(words, is_split_into_words=True, return_tensors="pt")
         first = [read.word_ids().index(k) for k in range(len(words))]
-        weights = start | {n: p for n, p in trained.items() if n.startswith("classifier")}
+        weights = start | {
+            n: p for n, p in trained.items() if n.startswith("classifier")
+        }
         for at, name in enumerate(maps):
             for change in ("lora", "private"):
                 product = trained[f"{change}.up"][at] @ trained[f"{change}.down"][at]
-                weights[f"{name}.weight"] = weights[f"{name}.weight"] + 8.0 * product  # 16 / 2
+                weights[f"{name}.weight"] = (
+                    weights[f"{name}.weight"] + 8.0 * product
+                )  # 16 / 2
         whole.eval()
         ids = read["input_ids"]
-        out = torch.func.functional_call(whole, weights, (ids,), {"attention_mask": ids * 0 + 1})
+        out = torch.func.functional_call(
+            whole, weights, (ids,), {"attention_mask": ids * 0 + 1}
+        )
         labels = {"pain": 1, "nausea": 1, "metoprolol": 3}
         gold = torch.tensor([labels.get(word, 0) for word in words])
         return F.cross_entropy(out.logits[0, first], gold, reduction="sum")
@@ -112,11 +130,15 @@ def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
         number = sum(len(data.train[i].text.split()) for i in batch)
         return torch.stack([sentence(i) for i in batch]).sum() / number
 
-    epochs = (buckets(site.train_set.lengths, 4, rng_of(3, "order", "a", e)) for e in range(2))
+    epochs = (
+        buckets(site.train_set.lengths, 4, rng_of(3, "order", "a", e)) for e in range(2)
+    )
     steps = [partial(loss, batch) for epoch in epochs for batch in epoch]
     plain_adamw(trained, settings, steps)
     for name in ("lora.down", "lora.up", "private.down", "private.up"):
-        torch.testing.assert_close(site.parameters[name], trained[name], rtol=2e-4, atol=2e-5)
+        torch.testing.assert_close(
+            site.parameters[name], trained[name], rtol=2e-4, atol=2e-5
+        )
     for part in ("weight", "bias"):
         rows = [site.parameters[f"classifier.{part}.{tag}"] for tag in data.tags.tags]
         wanted = trained[f"classifier.{part}"]
@@ -135,7 +157,9 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
     server = Server(settings, initial(settings), personal.judged_mentions, None)
     updates = [member.train(server.sent, cycle=0) for member in members]
     rows = {f"classifier.{part}.{tag}" for part in ("weight", "bias") for tag in tags}
-    shapes = [{name: value.shape for name, value in each.tensors.items()} for each in updates]
+    shapes = [
+        {name: value.shape for name, value in each.tensors.items()} for each in updates
+    ]
     assert shapes[0].keys() == rows | {"lora.down", "lora.up", "counted"}
     assert shapes[0] == shapes[1] == shapes[2]
     assert not updates[0].tensors["classifier.weight.B-Drug"].any()
@@ -148,12 +172,18 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
         "classifier.bias.I-Drug": (1, 2),
     }
     for name, places in has.items():
-        each = {k: members[k].parameters[name].detach().double().numpy() for k in places}
+        each = {
+            k: members[k].parameters[name].detach().double().numpy() for k in places
+        }
         notes = {k: (9, 7, 6)[k] for k in places}
         wanted = sum(notes[k] * each[k] for k in places) / sum(notes.values())
         np.testing.assert_array_equal(mean[name].numpy(), wanted.astype(np.float32))
-    apart = server.mean(Total.of(updates[:1]))  # b and c dropped out: a row of theirs stays
-    assert torch.equal(apart["classifier.weight.B-Drug"], server.sent["classifier.weight.B-Drug"])
+    apart = server.mean(
+        Total.of(updates[:1])
+    )  # b and c dropped out: a row of theirs stays
+    assert torch.equal(
+        apart["classifier.weight.B-Drug"], server.sent["classifier.weight.B-Drug"]
+    )
     assert torch.equal(apart["lora.down"], updates[0].tensors["lora.down"])
 
 
@@ -176,7 +206,9 @@ def test_which_rows_are_shared(
     one, two = train(sites, settings)
     assert_same(values(one.shared), values(two.shared))
     assert not torch.equal(one.private["private.up"], two.private["private.up"])
-    own = {name.split(".", 2)[2] for name in one.private if name.startswith("classifier")}
+    own = {
+        name.split(".", 2)[2] for name in one.private if name.startswith("classifier")
+    }
     assert own == set(TagSet(tuple(types[0])).tags) - set(settings.shared_tags)
 
 
@@ -184,7 +216,13 @@ def test_which_rows_are_shared(
     "changes",
     [
         {},
-        {"batch": "shared", "batch_size": 8, "server": "nesterov", "keep_cycle": -1, "cycles": 3},
+        {
+            "batch": "shared",
+            "batch_size": 8,
+            "server": "nesterov",
+            "keep_cycle": -1,
+            "cycles": 3,
+        },
         {"local_steps": 2, "lora_learning_rate": 0.05, "compression": "packed"},
     ],
     ids=["each", "shared", "steps"],
@@ -194,7 +232,9 @@ def test_the_own_model_is_the_one_alone(encoder: Path, changes: dict[str, Any]) 
     sites = three()
     settings = config(encoder, sites, **changes)
     members = train(sites, settings)
-    for data, own, member in zip(sites, personal.alone(settings, sites), members, strict=True):
+    for data, own, member in zip(
+        sites, personal.alone(settings, sites), members, strict=True
+    ):
         assert isinstance(own, finetune.Config)
         (alone,) = train([data], own)
         assert type(alone) is finetune.Site
@@ -209,14 +249,20 @@ def test_where_nothing_is_shared_a_site_has_two_models_of_its_own(
     """No number but counts leaves it, and both models have the bits that they have where the other
     sites hold other notes."""
     sites = three()
-    control = {"share_change": False, "share_outputs": "none", "batch": batch, "server": "nesterov"}
+    control = {
+        "share_change": False,
+        "share_outputs": "none",
+        "batch": batch,
+        "server": "nesterov",
+    }
     settings = config(encoder, sites, **control)
     assert initial(settings) == {}
     members = train(sites, settings)
     sent = members[0].train({}, cycle=1)
     assert not sent.tensors
     others = [
-        site_data(s.id, 50, len(s.train), *s.tags.types) if n else s for n, s in enumerate(sites)
+        site_data(s.id, 50, len(s.train), *s.tags.types) if n else s
+        for n, s in enumerate(sites)
     ]
     again = train(others, settings)
     members = train(sites, settings)
@@ -260,7 +306,9 @@ def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:
     at = 0
     for n, each in enumerate(sites[1].train):
         own, federated = (
-            torch.log_softmax(model._read(site.train_set, np.array([n])).logits, 1).detach().numpy()
+            torch.log_softmax(model._read(site.train_set, np.array([n])).logits, 1)
+            .detach()
+            .numpy()
             for model in (site.own.model.eval(), site.model.eval())
         )
         mixed = np.exp(0.75 * own + 0.25 * federated)
@@ -300,9 +348,13 @@ def test_what_is_saved_is_what_was_tested(encoder: Path, tmp_path: Path) -> None
         members = train(sites, settings, out=tmp_path / name)
         for data, member in zip(sites, members, strict=True):
             again = load_model(tmp_path / name / data.id / "model")
-            counts = SpanCounts.of(data.test, again.predict(data.test), types=data.tags.types)
+            counts = SpanCounts.of(
+                data.test, again.predict(data.test), types=data.tags.types
+            )
             assert counts.scores()["strict"] == member.scores["strict"]
-            judged = SpanCounts.of(data.valid, again.predict(data.valid), types=data.tags.types)
+            judged = SpanCounts.of(
+                data.valid, again.predict(data.valid), types=data.tags.types
+            )
             assert judged.strict_f1 == member.valid_score
             assert member.scores_on(data) == {
                 k: v for k, v in member.scores.items() if k != "parts"
@@ -338,10 +390,17 @@ def test_compressed_rows_have_their_own_weights(encoder: Path) -> None:
 
 
 @pytest.mark.parametrize("kill", [0, 2])
-def test_a_killed_run_resumes_to_the_same_bits(encoder: Path, tmp_path: Path, kill: int) -> None:
+def test_a_killed_run_resumes_to_the_same_bits(
+    encoder: Path, tmp_path: Path, kill: int
+) -> None:
     """Both models, moments, steps and the best so far."""
     sites = three()
-    shared: Any = {"batch": "shared", "batch_size": 9, "server": "nesterov", "local_steps": 2}
+    shared: Any = {
+        "batch": "shared",
+        "batch_size": 9,
+        "server": "nesterov",
+        "local_steps": 2,
+    }
     settings = config(encoder, sites, cycles=3, keep_cycle=-1, **shared)
     whole = train(sites, settings)
     again = resumed(lambda **options: train(sites, settings, **options), tmp_path, kill)
@@ -388,7 +447,9 @@ def test_a_site_that_drops_out_does_not_stop_the_others(
     for member in members:
         member.finish(server.result)
         assert_same(values(made[member.id].parameters), values(member.parameters))
-        assert_same(values(made[member.id].own.parameters), values(member.own.parameters))
+        assert_same(
+            values(made[member.id].own.parameters), values(member.own.parameters)
+        )
         assert made[member.id].scores == member.scores
     assert_same(dict(final.tensors), dict(server.state().tensors))
 
@@ -406,7 +467,9 @@ def test_pooling_and_mistakes(encoder: Path) -> None:
         ConfigError, match='trains low-rank changes of a frozen encoder: train = "l'
     ):
         Config(model=TokenClassifierConfig(train="all"))
-    with pytest.raises(ConfigError, match="'tagger' is no model for method = \"personal\""):
+    with pytest.raises(
+        ConfigError, match="'tagger' is no model for method = \"personal\""
+    ):
         personal.model_config({"kind": "tagger", "hashed_words": 8})
     assert personal.model_config({"rank": 4}).train == "lora"
     sent, got = personal.traffic(settings, [9, 7, 6])

@@ -23,7 +23,10 @@ from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
 TEXT = (Path(__file__).parents[2] / "docs" / "papers.md").read_text("utf-8")
 METHODS = {  # by the section of docs/papers.md; a section that is not here has a test of its own
     "FedNER": ("fedner",),
-    "Federated domain adaptation with heterogeneous tag sets": ("distill", "adversarial"),
+    "Federated domain adaptation with heterogeneous tag sets": (
+        "distill",
+        "adversarial",
+    ),
     "Federated pre-training and fine-tuning of BERT": ("pretrain", "finetune"),
 }
 JOBS = {
@@ -39,7 +42,16 @@ SECTION = re.compile(
 )
 LINE = re.compile(r"^\| (`.+?`) \| `(.+?)` \| (.+?) \|$", re.M)
 # What is no setting of the paper: where files are, how this project names things.
-UNTOLD = ("title", "method", "preset", "seed", "conditions", "label_map", "where", "format")
+UNTOLD = (
+    "title",
+    "method",
+    "preset",
+    "seed",
+    "conditions",
+    "label_map",
+    "where",
+    "format",
+)
 
 
 class Row(NamedTuple):
@@ -58,14 +70,18 @@ def rows(section: str) -> tuple[Row, ...]:
         value = tomllib.loads(f"value = {value}")["value"]
         found += [Row(s, value, source) for s in re.findall(r"`([^`]+)`", settings)]
     lines = sum(line.startswith("| `") for line in table.splitlines())
-    assert len(LINE.findall(table)) == lines, f"{section}: a line of the table cannot be read"
+    assert len(LINE.findall(table)) == lines, (
+        f"{section}: a line of the table cannot be read"
+    )
     return tuple(found)
 
 
 def of(section: str, start: str) -> dict[str, Any]:
     """Setting → value, of those that begin so."""
     found = [row for row in rows(section) if row.setting.startswith(start)]
-    assert len(found) == len({row.setting for row in found}), "a setting is listed twice"
+    assert len(found) == len({row.setting for row in found}), (
+        "a setting is listed twice"
+    )
     return {row.setting.removeprefix(start): row.value for row in found}
 
 
@@ -87,7 +103,9 @@ def settings_of(config: Any) -> Iterator[tuple[str, Any]]:
     for field in fields(config):
         value = getattr(config, field.name)
         if field.name == "model":
-            yield from ((f"model.{f.name}", getattr(value, f.name)) for f in fields(value))
+            yield from (
+                (f"model.{f.name}", getattr(value, f.name)) for f in fields(value)
+            )
         else:
             yield f"training.{field.name}", value
 
@@ -95,21 +113,32 @@ def settings_of(config: Any) -> Iterator[tuple[str, Any]]:
 EACH = [(section, method) for section, names in METHODS.items() for method in names]
 
 
-@pytest.mark.parametrize(("section", "method"), EACH, ids=[method for _, method in EACH])
+@pytest.mark.parametrize(
+    ("section", "method"), EACH, ids=[method for _, method in EACH]
+)
 def test_a_preset_is_the_tables(section: str, method: str) -> None:
     """In both directions, and what a job gets of it, which names neither."""
     told = of(section, f"{method}.")
     preset = flat(methods.find(method).presets["paper"])
-    preset = {key.replace("with_word_vectors.", "model."): v for key, v in preset.items()}
+    preset = {
+        key.replace("with_word_vectors.", "model."): v for key, v in preset.items()
+    }
     assert preset == told
-    model = {"fedner": {"word_vectors": "v.txt"}, "distill": {"backbone": "b"}}.get(method, {})
+    model = {"fedner": {"word_vectors": "v.txt"}, "distill": {"backbone": "b"}}.get(
+        method, {}
+    )
     sites = {f"site{i}": {"path": "x"} for i in range(3)}
     table = {"method": method, "preset": "paper", "model": model, "sites": sites}
     got = dict(settings_of(parse_job(table, "j", Path(), "j.toml").config))
     assert {key: listed(got[key]) for key in told} == told
-    for key in ("kind", "tagger"):  # a job that names the preset's own model gets it too
+    for key in (
+        "kind",
+        "tagger",
+    ):  # a job that names the preset's own model gets it too
         if name := preset.get(f"model.{key}"):
-            again = parse_job(table | {"model": {**model, key: name}}, "j", Path(), "j.toml")
+            again = parse_job(
+                table | {"model": {**model, key: name}}, "j", Path(), "j.toml"
+            )
             assert dict(settings_of(again.config)) == got
 
 
@@ -117,7 +146,13 @@ def test_a_preset_is_the_tables(section: str, method: str) -> None:
 def test_a_job_on_the_papers_corpora_is_the_tables(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in ("FEDNOTES_CORPORA", "CLINIC", "ONTONOTES", "MIMIC_III", "I2B2_2010"):
+    for variable in (
+        "FEDNOTES_CORPORA",
+        "CLINIC",
+        "ONTONOTES",
+        "MIMIC_III",
+        "I2B2_2010",
+    ):
         monkeypatch.setenv(variable, str(tmp_path))
     for variable in ("I2B2_2012", "BERT_BASE"):
         monkeypatch.setenv(variable, str(tmp_path))
@@ -134,7 +169,9 @@ def test_a_job_on_the_papers_corpora_is_the_tables(
             assert listed(getattr(each, key)) == value, setting
     raw = read_toml(built_in_jobs()[name])
     assert raw["preset"] == "paper"
-    for setting, value in flat({k: v for k, v in raw.items() if k not in UNTOLD}).items():
+    for setting, value in flat(
+        {k: v for k, v in raw.items() if k not in UNTOLD}
+    ).items():
         if isinstance(value, str) and "$" in value:
             continue  # a path
         parts = setting.split(".")

@@ -42,7 +42,9 @@ def notes(seed: int, count: int, patients: int) -> list[Note]:
     ]
 
 
-def site_notes(name: str, train: Sequence[Note], valid: Sequence[Note] = ()) -> SiteNotes:
+def site_notes(
+    name: str, train: Sequence[Note], valid: Sequence[Note] = ()
+) -> SiteNotes:
     patients = len({note.patient for note in train})
     return SiteNotes(
         name, lambda: iter(train), lambda: iter(valid),
@@ -52,7 +54,13 @@ def site_notes(name: str, train: Sequence[Note], valid: Sequence[Note] = ()) -> 
 
 def config(bert: Path, **changes: Any) -> Config:
     model = LanguageModelConfig(encoder=str(bert), **changes.pop("model", {}))
-    settings = {"cycles": 2, "batch_size": 4, "length": 24, "learning_rate": 1e-3, "seed": 5}
+    settings = {
+        "cycles": 2,
+        "batch_size": 4,
+        "length": 24,
+        "learning_rate": 1e-3,
+        "seed": 5,
+    }
     return Config(model=model, **settings | changes)
 
 
@@ -62,7 +70,9 @@ def train(
     """The sites after training, and the parameters that they end with."""
     folder = tmp_path / "out" if "directory" not in options else None
     members = [
-        Site(data, config, cache=tmp_path / "cache", directory=folder if not i else None)
+        Site(
+            data, config, cache=tmp_path / "cache", directory=folder if not i else None
+        )
         for i, data in enumerate(sites)
     ]
     engine = InProcess(members, **options)
@@ -70,7 +80,9 @@ def train(
     return members, values(members[0].shared)
 
 
-def test_one_silo_is_ordinary_pretraining_bit_for_bit(bert: Path, tmp_path: Path) -> None:
+def test_one_silo_is_ordinary_pretraining_bit_for_bit(
+    bert: Path, tmp_path: Path
+) -> None:
     """The judge: one plain loop with torch's AdamW, masks and order by their documented seeds."""
     settings = config(bert)
     own = notes(1, 12, 12)
@@ -114,37 +126,51 @@ def test_the_result_is_a_hugging_face_directory(bert: Path, tmp_path: Path) -> N
     """AutoModel and AutoModelForMaskedLM read the trained weights back, to the bit."""
     import transformers
 
-    sites, found = train([site_notes("a", notes(1, 8, 8), notes(2, 3, 3))], config(bert), tmp_path)
+    sites, found = train(
+        [site_notes("a", notes(1, 8, 8), notes(2, 3, 3))], config(bert), tmp_path
+    )
     folder = tmp_path / "out" / "model"
     whole = transformers.AutoModelForMaskedLM.from_pretrained(folder).state_dict()
-    plain = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).state_dict()
+    plain = transformers.AutoModel.from_pretrained(
+        folder, add_pooling_layer=False
+    ).state_dict()
     for name, value in found.items():
         assert torch.equal(whole[name], value)
         if name.startswith("bert.") and "pooler" not in name:
             assert torch.equal(plain[name.removeprefix("bert.")], value)
     scores = sites[0].scores
-    assert scores["masked"]["perplexity"] == pytest.approx(np.exp(scores["masked"]["loss"]))
+    assert scores["masked"]["perplexity"] == pytest.approx(
+        np.exp(scores["masked"]["loss"])
+    )
     texts = "".join(p.read_text("utf-8") for p in folder.glob("*.json"))
     assert "aspirin daily" not in texts
 
 
-def test_held_out_loss_is_the_mean_over_masked_tokens(bert: Path, tmp_path: Path) -> None:
+def test_held_out_loss_is_the_mean_over_masked_tokens(
+    bert: Path, tmp_path: Path
+) -> None:
     """Hugging Face's own loss over the same masked batch, masks by their documented seed."""
     import transformers
 
     own = notes(2, 6, 6)
     sites, _ = train([site_notes("a", notes(1, 8, 8), own)], config(bert), tmp_path)
-    judge = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model").eval()
+    judge = transformers.AutoModelForMaskedLM.from_pretrained(
+        tmp_path / "out" / "model"
+    ).eval()
     model = sites[0].model
     tokens = tokens_of([model.tokenizer.tokenize(sentences(note.text)) for note in own])
     plan = plan_full(tokens, 24, 5, 0)
     batch = gather(tokens, plan, np.arange(len(plan)), model.specials)
-    masked = mask(batch.ids, model.specials, model.vocabulary, rng_of(5, "held out", "a"))
+    masked = mask(
+        batch.ids, model.specials, model.vocabulary, rng_of(5, "held out", "a")
+    )
     with torch.no_grad():
         out = judge(
             input_ids=torch.from_numpy(masked.inputs),
             attention_mask=torch.from_numpy(
-                (np.arange(batch.ids.shape[1]) < batch.lengths[:, None]).astype(np.int64)
+                (np.arange(batch.ids.shape[1]) < batch.lengths[:, None]).astype(
+                    np.int64
+                )
             ),
             labels=torch.from_numpy(masked.labels),
         )
@@ -159,7 +185,9 @@ def test_embeddings_and_output_bias_stay(bert: Path, tmp_path: Path) -> None:
 
     train([site_notes("a", notes(1, 8, 8))], config(bert), tmp_path)
     before = transformers.AutoModelForMaskedLM.from_pretrained(bert)
-    after = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model")
+    after = transformers.AutoModelForMaskedLM.from_pretrained(
+        tmp_path / "out" / "model"
+    )
     for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
         assert torch.equal(before.state_dict()[name], after.state_dict()[name])
     name = "bert.encoder.layer.0.attention.self.query.weight"
@@ -181,7 +209,11 @@ def test_a_new_head_is_trained_first_and_alone(bare_bert: Path, tmp_path: Path) 
     changed = {n for n in initial if not torch.equal(seen[0][n], initial[n])}
     assert changed
     assert all(name.startswith("cls.") for name in changed)
-    assert any(not torch.equal(seen[1][n], initial[n]) for n in initial if n.startswith("bert."))
+    assert any(
+        not torch.equal(seen[1][n], initial[n])
+        for n in initial
+        if n.startswith("bert.")
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,12 +223,19 @@ def test_a_new_head_is_trained_first_and_alone(bare_bert: Path, tmp_path: Path) 
         ({"objective": "denoise"}, {}),
         ({"train": "lora"}, {"compression": "packed"}),
         ({"train": "top", "top": 1}, {"server": "adam", "server_learning_rate": 1e-3}),
-        ({}, {"whole_words": True, "long_length": 48, "long_cycles": 1, "accumulate": 2}),
+        (
+            {},
+            {"whole_words": True, "long_length": 48, "long_cycles": 1, "accumulate": 2},
+        ),
         ({}, {"precision": "bfloat16", "compression": "top-k", "top_share": 0.2}),
     ],
 )
 def test_every_way_learns(
-    bert: Path, bart: Path, tmp_path: Path, model: dict[str, Any], changes: dict[str, Any]
+    bert: Path,
+    bart: Path,
+    tmp_path: Path,
+    model: dict[str, Any],
+    changes: dict[str, Any],
 ) -> None:
     """Held-out loss falls below that of the untrained model, by the same counts."""
     own, held = notes(1, 30, 30), notes(2, 8, 8)
@@ -217,7 +256,10 @@ def test_a_killed_run_resumes_to_the_same_bits(
     settings = config(bert, cycles=3, keep_cycle=-1)
     if not head:
         settings = config(bare_bert, cycles=1, head_cycles=3, server="adam")
-    sites = [site_notes("a", notes(1, 9, 3), notes(3, 3, 3)), site_notes("b", notes(2, 6, 6))]
+    sites = [
+        site_notes("a", notes(1, 9, 3), notes(3, 3, 3)),
+        site_notes("b", notes(2, 6, 6)),
+    ]
     _, whole = train(sites, settings, tmp_path)
     folder = tmp_path / "checkpoints"
     _, again = resumed(
@@ -230,7 +272,9 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert_same(again, whole)
 
 
-def test_parts_of_a_batch_add_to_the_whole_with_pairs_too(bert: Path, tmp_path: Path) -> None:
+def test_parts_of_a_batch_add_to_the_whole_with_pairs_too(
+    bert: Path, tmp_path: Path
+) -> None:
     """Equal masks in one part and in three; pairs count by rows, tokens by what is masked."""
     own, found = notes(1, 24, 24), []
     for accumulate in (1, 3):
@@ -244,7 +288,10 @@ def test_parts_of_a_batch_add_to_the_whole_with_pairs_too(bert: Path, tmp_path: 
         for part in parts:
             cls, sep = site.model.specials.cls, site.model.specials.sep
             for ids, segments, length in zip(
-                part.sequences.ids, part.sequences.segments, part.sequences.lengths, strict=True
+                part.sequences.ids,
+                part.sequences.segments,
+                part.sequences.lengths,
+                strict=True,
             ):  # by hand: B is what stands behind the first [SEP], up to the second
                 first, last = np.flatnonzero(ids == sep)[[0, -1]]
                 assert (ids[0], last) == (cls, length - 1)
@@ -255,7 +302,9 @@ def test_parts_of_a_batch_add_to_the_whole_with_pairs_too(bert: Path, tmp_path: 
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
-def test_another_run_of_the_process_leaves_nothing_behind(bare_bert: Path, tmp_path: Path) -> None:
+def test_another_run_of_the_process_leaves_nothing_behind(
+    bare_bert: Path, tmp_path: Path
+) -> None:
     """A warm-up sends the head alone: the encoder below must be the published one again."""
     settings = config(bare_bert, cycles=1, learning_rate=0.01)
     first, second = site_notes("a", notes(1, 8, 8)), site_notes("b", notes(2, 8, 8))
@@ -266,12 +315,18 @@ def test_another_run_of_the_process_leaves_nothing_behind(bare_bert: Path, tmp_p
     assert_same(after, fresh)
 
 
-def test_lengths_words_and_rates_are_those_asked_for(bare_bert: Path, tmp_path: Path) -> None:
+def test_lengths_words_and_rates_are_those_asked_for(
+    bare_bert: Path, tmp_path: Path
+) -> None:
     asked: dict[str, Any] = {"long_cycles": 2, "long_length": 48, "keep_cycle": 3}
     settings = config(bare_bert, cycles=4, head_cycles=2, whole_words=True, **asked)
-    own = [replace(note, text=note.text.replace("a", "ec")) for note in notes(1, 12, 12)]
+    own = [
+        replace(note, text=note.text.replace("a", "ec")) for note in notes(1, 12, 12)
+    ]
     site = Site(site_notes("a", own), settings, cache=tmp_path)
-    longest = [max(len(s.sequences.ids[0]) for (s,) in site.steps(epoch)) for epoch in range(6)]
+    longest = [
+        max(len(s.sequences.ids[0]) for (s,) in site.steps(epoch)) for epoch in range(6)
+    ]
     assert max(longest[:3]) <= 24 < min(longest[3:])
     assert [site._length(epoch) for epoch in range(6)] == [24, 24, 24, 48, 48, 48]
     assert site._first._rate == settings.head_learning_rate
@@ -303,7 +358,9 @@ def test_the_best_cycle_needs_something_to_judge_by(bert: Path, tmp_path: Path) 
         train([site_notes("a", notes(1, 4, 4))], config(bert, keep_cycle=-1), tmp_path)
 
 
-def test_scores_of_a_site_do_not_depend_on_who_trained(bert: Path, tmp_path: Path) -> None:
+def test_scores_of_a_site_do_not_depend_on_who_trained(
+    bert: Path, tmp_path: Path
+) -> None:
     """The same weights, judged by the site and by another on that site's notes."""
     held = site_notes("a", notes(1, 8, 8), notes(2, 5, 5))
     sites, found = train([held], config(bert), tmp_path)
@@ -315,10 +372,14 @@ def test_scores_of_a_site_do_not_depend_on_who_trained(bert: Path, tmp_path: Pat
 # what an update tells
 
 
-def test_a_small_update_of_the_embeddings_is_refused(bert: Path, tmp_path: Path) -> None:
+def test_a_small_update_of_the_embeddings_is_refused(
+    bert: Path, tmp_path: Path
+) -> None:
     settings = config(bert, model={"train": "all"}, min_tokens=10_000)
     data, fewer = site_notes("a", notes(1, 8, 8)), replace(settings, min_tokens=100)
-    with pytest.raises(ConfigError, match=r"site 'a'.*\d+ tokens in \d+ steps, min_tokens"):
+    with pytest.raises(
+        ConfigError, match=r"site 'a'.*\d+ tokens in \d+ steps, min_tokens"
+    ):
         Site(data, settings, cache=tmp_path)
     Site(data, replace(fewer, min_steps=2), cache=tmp_path)
     with pytest.raises(ConfigError, match=r"min_steps = 1000"):
@@ -327,7 +388,9 @@ def test_a_small_update_of_the_embeddings_is_refused(bert: Path, tmp_path: Path)
     assert pretrain.warnings(config(bert)) == ()
 
 
-def test_the_sign_of_the_bias_gradient_tells_the_masked_words(bert: Path, tmp_path: Path) -> None:
+def test_the_sign_of_the_bias_gradient_tells_the_masked_words(
+    bert: Path, tmp_path: Path
+) -> None:
     """Why the default leaves the bias alone: its gradient is negative at masked words alone."""
     settings = config(bert, model={"train": "all"}, min_tokens=0, min_steps=0)
     site = Site(site_notes("a", notes(1, 2, 2)), settings, cache=tmp_path)

@@ -18,13 +18,26 @@ from fednotes.apps.phenotyping import two_stage as phenotype
 from fednotes.apps.phenotyping.cohort import Cohort, FeatureSpace, SitePatients, Vectors
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.encoders.language_model import LanguageModelConfig
-from fednotes.methods import adversarial, distill, fedner, finetune, names, personal, pretrain
+from fednotes.methods import (
+    adversarial,
+    distill,
+    fedner,
+    finetune,
+    names,
+    personal,
+    pretrain,
+)
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 NAMES = ("a", "b", "c", "d")
 TAGGER = TaggerConfig(
-    char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4
+    char_dim=6,
+    char_filters=8,
+    cnn_filters=10,
+    lstm_units=5,
+    hashed_words=50,
+    word_dim=4,
 )
 
 
@@ -42,15 +55,20 @@ def of_two_types() -> list[SiteData]:
     """The same, of which each second one annotates another type."""
 
     def renamed(document: Document) -> Document:
-        return replace(document, spans=tuple(replace(s, label="thing") for s in document.spans))
+        return replace(
+            document, spans=tuple(replace(s, label="thing") for s in document.spans)
+        )
 
     def other(site: SiteData) -> SiteData:
         parts = {
-            part: tuple(map(renamed, getattr(site, part))) for part in ("train", "valid", "test")
+            part: tuple(map(renamed, getattr(site, part)))
+            for part in ("train", "valid", "test")
         }
         return replace(site, tags=THINGS, **parts)
 
-    return [other(site) if place % 2 else site for place, site in enumerate(documents())]
+    return [
+        other(site) if place % 2 else site for place, site in enumerate(documents())
+    ]
 
 
 def dense_patients() -> list[SitePatients]:
@@ -65,7 +83,9 @@ def dense_patients() -> list[SitePatients]:
         return Cohort(site, ids, Vectors(values), labels, ("asthma", "gout"))
 
     return [
-        SitePatients(name, space, cohort(name, 60), cohort(name, 9), cohort(name, 9), {})
+        SitePatients(
+            name, space, cohort(name, 60), cohort(name, 9), cohort(name, 9), {}
+        )
         for name in NAMES
     ]
 
@@ -77,7 +97,9 @@ def settings_of(module: Any, base: Any) -> Callable[[Sequence[Any]], Any]:
 def fedner_case(**changes: Any) -> Case:
     base = fedner.Config(model=TAGGER, seed=3, least_share=1, **changes)
 
-    def settings(sites: Sequence[Any]) -> Any:  # whoever writes the jobs makes equal parts
+    def settings(
+        sites: Sequence[Any],
+    ) -> Any:  # whoever writes the jobs makes equal parts
         return fedner.for_sites(replace(base, batch_size=6 * len(sites)), sites)
 
     by_weights = base.exchange == "weights"
@@ -88,7 +110,9 @@ def fedner_case(**changes: Any) -> Case:
 def distill_case(task: str, **changes: Any) -> Case:
     base = distill.Config(model=TAGGER, rounds=2, seed=3, learning_rate=0.01, **changes)
     settings = settings_of(distill, base)
-    return Case(distill.METHOD, settings, of_two_types(), task, is_change=task == "train")
+    return Case(
+        distill.METHOD, settings, of_two_types(), task, is_change=task == "train"
+    )
 
 
 def adversarial_case() -> Case:
@@ -108,7 +132,9 @@ def finetune_case(bert: Path) -> Case:
 
 def personal_case(bert: Path) -> Case:
     model = TokenClassifierConfig(encoder=str(bert), train="lora")
-    base = personal.Config(model=model, cycles=2, batch_size=4, learning_rate=3e-3, warmup=0.0)
+    base = personal.Config(
+        model=model, cycles=2, batch_size=4, learning_rate=3e-3, warmup=0.0
+    )
     settings = settings_of(personal, base)
     return Case(personal.METHOD, settings, documents(), "train", is_change=True)
 
@@ -120,7 +146,9 @@ def pretrain_case(bert: Path, objective: str) -> Case:
         head_cycles=0,
     )  # fmt: skip
     sites = [notes_of(name, made_notes(seed, 12)) for seed, name in enumerate(NAMES)]
-    return Case(pretrain.METHOD, settings_of(pretrain, base), sites, "train", is_change=True)
+    return Case(
+        pretrain.METHOD, settings_of(pretrain, base), sites, "train", is_change=True
+    )
 
 
 def codes_case() -> Case:

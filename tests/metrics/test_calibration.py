@@ -35,7 +35,11 @@ def drawn(slope: float, intercept: float, seed: int = 0) -> tuple[np.ndarray, ..
     rng = np.random.default_rng(seed)
     chances = rng.beta(4, 1, DOCUMENTS * EACH)
     truth = 1 / (1 + np.exp(-(slope * np.log(chances / (1 - chances)) + intercept)))
-    return chances, rng.random(len(chances)) < truth, np.repeat(np.arange(DOCUMENTS), EACH)
+    return (
+        chances,
+        rng.random(len(chances)) < truth,
+        np.repeat(np.arange(DOCUMENTS), EACH),
+    )
 
 
 def fitted(slope: float, intercept: float) -> Calibrated:
@@ -48,13 +52,17 @@ def test_the_reliability_table_is_scikit_learns() -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     chances, right, _ = drawn(0.6, -0.5)
     found = Reliability.of(chances, right, DOCUMENTS)
-    share, mean = curves.calibration_curve(right, chances, n_bins=BINS, strategy="uniform")
+    share, mean = curves.calibration_curve(
+        right, chances, n_bins=BINS, strategy="uniform"
+    )
     counts = np.histogram(chances, BINS, (0, 1))[0]
     counts = counts[counts > 0]
     assert [b.spans for b in found.bins] == counts.tolist()
     assert [b.right for b in found.bins] == pytest.approx(share.tolist())
     assert [b.confidence for b in found.bins] == pytest.approx(mean.tolist())
-    assert found.ece == pytest.approx((counts * np.abs(share - mean)).sum() / len(chances))
+    assert found.ece == pytest.approx(
+        (counts * np.abs(share - mean)).sum() / len(chances)
+    )
     assert found.log_loss == pytest.approx(metrics.log_loss(right, chances))
     sure = Reliability.of(np.array([0.0, 1.0, 1.0]), np.array([False, True, True]), 1)
     assert sure.ece == 0
@@ -75,8 +83,12 @@ def test_the_picture_has_the_tables_numbers(tmp_path: Path, monkeypatch: Any) ->
         for one, segment in zip(each.bins, bars.get_segments(), strict=True):
             test = stats.binomtest(round(one.right * one.spans), one.spans)
             wanted = test.proportion_ci(method="wilson")
-            assert segment[:, 1].tolist() == pytest.approx([wanted.low, wanted.high], abs=1e-4)
-        assert [b.get_height() for b in below.containers[number]] == [b.spans for b in each.bins]
+            assert segment[:, 1].tolist() == pytest.approx(
+                [wanted.low, wanted.high], abs=1e-4
+            )
+        assert [b.get_height() for b in below.containers[number]] == [
+            b.spans for b in each.bins
+        ]
     found.plot(tmp_path / "new" / "a.SVG")
     assert (tmp_path / "new" / "a.SVG").read_bytes().startswith(b"<?xml")
     found.before.plot(tmp_path / "one.svg")
@@ -97,10 +109,14 @@ def test_the_fit_is_scikit_learns() -> None:
     curves = pytest.importorskip("sklearn.calibration")
     chances, right, _ = drawn(0.5, -0.7)
     other = curves._SigmoidCalibration().fit(log_odds(chances), right)
-    assert _platt(log_odds(chances), right) == pytest.approx((-other.a_, -other.b_), rel=1e-3)
+    assert _platt(log_odds(chances), right) == pytest.approx(
+        (-other.a_, -other.b_), rel=1e-3
+    )
     kept = fitted(0.5, -0.7).calibration
     assert kept is not None
-    assert kept.values(chances) == pytest.approx(other.predict(log_odds(chances)), rel=1e-3)
+    assert kept.values(chances) == pytest.approx(
+        other.predict(log_odds(chances)), rel=1e-3
+    )
 
 
 def test_what_is_wrong_is_mended_and_what_is_right_is_left() -> None:
@@ -157,7 +173,9 @@ def test_each_document_is_judged_by_a_fit_that_did_not_see_it() -> None:
     gains = losses[0] - losses[1]
     off = [(gains[owner == one] - gains.mean()).sum() for one in range(12)]
     error = np.sqrt(12 / 11 * np.square(off).sum()) / len(owner)
-    assert found.after.log_loss == pytest.approx(metrics.log_loss(right, after), rel=1e-6)
+    assert found.after.log_loss == pytest.approx(
+        metrics.log_loss(right, after), rel=1e-6
+    )
     assert found.gain == pytest.approx(gains.mean(), rel=1e-6)
     assert found.error == pytest.approx(error, rel=1e-6)
     seen = curves._SigmoidCalibration().fit(odds, right).predict(odds)
@@ -166,10 +184,21 @@ def test_each_document_is_judged_by_a_fit_that_did_not_see_it() -> None:
 
 def test_spans_are_judged_by_document() -> None:
     """Right is who has the same offsets and label in its own document; other types do not count."""
-    gold = [Document("a", "x" * 9, (Span(0, 2, "A"),)), Document("b", "x" * 9, (Span(3, 5, "B"),))]
+    gold = [
+        Document("a", "x" * 9, (Span(0, 2, "A"),)),
+        Document("b", "x" * 9, (Span(3, 5, "B"),)),
+    ]
     said = [
-        Document("a", "x" * 9, (Span(0, 2, "A", confidence=0.9), Span(3, 5, "B", confidence=0.2))),
-        Document("b", "x" * 9, (Span(3, 6, "B", confidence=0.4), Span(0, 1, "C", confidence=1.0))),
+        Document(
+            "a",
+            "x" * 9,
+            (Span(0, 2, "A", confidence=0.9), Span(3, 5, "B", confidence=0.2)),
+        ),
+        Document(
+            "b",
+            "x" * 9,
+            (Span(3, 6, "B", confidence=0.4), Span(0, 1, "C", confidence=1.0)),
+        ),
     ]
     chances, right, owner = judged(gold, said, ("A", "B"))
     assert chances.tolist() == [0.9, 0.2, 0.4]
@@ -187,7 +216,9 @@ def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:
         weights_digest(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert Calibration.of(tmp_path) is None
-    made = Calibration(0.5, -0.25, weights_digest(tmp_path), 9, 5, (0.2, 0.1), (0.5, 0.4))
+    made = Calibration(
+        0.5, -0.25, weights_digest(tmp_path), 9, 5, (0.2, 0.1), (0.5, 0.4)
+    )
     before = folder_fingerprint(tmp_path)
     made.write(tmp_path)
     assert Calibration.of(tmp_path) == made
@@ -196,7 +227,12 @@ def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:
     by_hand = 1 / (1 + np.exp(-(0.5 * np.log(4) - 0.25)))
     assert document.spans[0].confidence == pytest.approx(by_hand)
     table = json.loads((tmp_path / FILE).read_text())
-    for wrong in ({"slope": -1.0}, {"slope": "steep"}, {"format": 2}, {"colour": "red"}):
+    for wrong in (
+        {"slope": -1.0},
+        {"slope": "steep"},
+        {"format": 2},
+        {"colour": "red"},
+    ):
         (tmp_path / FILE).write_text(json.dumps(table | wrong))
         with pytest.raises(ModelError, match="calibrate the model again, or delete"):
             Calibration.of(tmp_path)

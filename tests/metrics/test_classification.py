@@ -36,14 +36,23 @@ from fednotes.metrics.compare import (
 )
 from fednotes.metrics.spans import SpanCounts
 
-NAMES = ("Asthma", "Venous/Insufficiency", "Gout", "one class", "never predicted", "unlabelled")
+NAMES = (
+    "Asthma",
+    "Venous/Insufficiency",
+    "Gout",
+    "one class",
+    "never predicted",
+    "unlabelled",
+)
 
 
 def random_labels(patients: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Labels and predictions; the last outputs are what the names say."""
     rng = np.random.default_rng(seed)
     labels = rng.choice([-1, 0, 0, 1, 1, 2], (patients, len(NAMES)))
-    predicted = np.where(rng.random(labels.shape) < 0.6, np.maximum(labels, 0), labels[::-1] % 3)
+    predicted = np.where(
+        rng.random(labels.shape) < 0.6, np.maximum(labels, 0), labels[::-1] % 3
+    )
     labels[:, 3] = predicted[:, 3] = 1
     predicted[:, 4] = 0
     labels[:, 5] = -1
@@ -77,7 +86,9 @@ def test_macro_is_scikit_learns() -> None:
     for column, name in enumerate(NAMES[:5]):
         gold, said = labels[:, column], predicted[:, column]
         kept = gold >= 0
-        wanted = precision_recall_fscore_support(gold[kept], said[kept], zero_division=0)
+        wanted = precision_recall_fscore_support(
+            gold[kept], said[kept], zero_division=0
+        )
         present = np.unique([gold[kept], said[kept]])
         for c, row in zip(present, np.transpose(wanted), strict=True):
             found = scores["by_output"][name][CLASSES[c]]
@@ -86,7 +97,10 @@ def test_macro_is_scikit_learns() -> None:
         assert values(scores["by_output"][name]["macro"]) == pytest.approx(
             np.mean(np.transpose(wanted)[:, :3], axis=0)
         )
-        assert set(scores["by_output"][name]) == {"macro", *(CLASSES[c] for c in present)}
+        assert set(scores["by_output"][name]) == {
+            "macro",
+            *(CLASSES[c] for c in present),
+        }
     assert "unlabelled" not in scores["by_output"]
 
 
@@ -97,11 +111,19 @@ def test_micro_and_present_are_scikit_learns() -> None:
     kept = labels >= 0
     gold, said = labels[kept], predicted[kept]
     three = (precision_score, recall_score, f1_score)
-    assert values(scores["micro"]) == pytest.approx([f(gold, said, average="micro") for f in three])
+    assert values(scores["micro"]) == pytest.approx(
+        [f(gold, said, average="micro") for f in three]
+    )
     binary = [f(gold == 1, said == 1, zero_division=0) for f in three]
     assert values(scores["present"]["micro"]) == pytest.approx(binary)
-    columns = [(labels[k, c] == 1, predicted[k, c] == 1) for c, k in enumerate(kept.T) if k.any()]
-    macro = np.mean([[f(g, s, zero_division=0) for f in three] for g, s in columns], axis=0)
+    columns = [
+        (labels[k, c] == 1, predicted[k, c] == 1)
+        for c, k in enumerate(kept.T)
+        if k.any()
+    ]
+    macro = np.mean(
+        [[f(g, s, zero_division=0) for f in three] for g, s in columns], axis=0
+    )
     assert values(scores["present"]["macro"]) == pytest.approx(macro)
 
 
@@ -109,16 +131,26 @@ def test_counts_add_over_sites() -> None:
     """Oracle: all patients at one site; through the metrics of an Update and back."""
     labels, predicted = random_labels()
     whole = ClassCounts.of(labels, predicted, NAMES)
-    parts = [ClassCounts.of(labels[r], predicted[r], NAMES) for r in (slice(0, 9), slice(9, 80))]
+    parts = [
+        ClassCounts.of(labels[r], predicted[r], NAMES)
+        for r in (slice(0, 9), slice(9, 80))
+    ]
     total = Total.of([Update(metrics=p.to_metrics() | {"loss": 1.0}) for p in parts])
-    found = ClassCounts.from_metrics(total.metrics | {"classes/x": 1.0, "classes/x/y/z": 1.0})
+    found = ClassCounts.from_metrics(
+        total.metrics | {"classes/x": 1.0, "classes/x/y/z": 1.0}
+    )
     assert found.scores() == whole.scores()
     assert (parts[0] + parts[1]).scores() == whole.scores()
     assert (ClassCounts() + whole).scores() == whole.scores()
     empty = ClassCounts.of(labels[:0], predicted[:0], NAMES)
     assert empty.to_metrics().keys() == whole.to_metrics().keys()
     assert empty.scores()["outputs"] == 0
-    assert ClassCounts().scores()["macro"] == {"precision": 0, "recall": 0, "f1": 0, "support": 0}
+    assert ClassCounts().scores()["macro"] == {
+        "precision": 0,
+        "recall": 0,
+        "f1": 0,
+        "support": 0,
+    }
 
 
 def test_questionable_left_out_and_no_prediction() -> None:
@@ -151,7 +183,9 @@ def test_the_papers_average_is_the_mean_over_diseases() -> None:
     precision, recall, f1 = table[6]
     assert abs(2 * precision * recall / (precision + recall) - f1) > 0.03
     gold = np.array([1] * 10 + [0] * 90)[:, None]
-    said = np.array([1] * 2 + [0] * 98)[:, None]  # as rare a disease: high precision, low recall
+    said = np.array([1] * 2 + [0] * 98)[
+        :, None
+    ]  # as rare a disease: high precision, low recall
     macro = ClassCounts.of(gold, said, ["d"]).scores()["macro"]
     assert macro["f1"] == pytest.approx(np.mean([2 * 2 / 12, 2 * 90 / 188]))
     assert macro["f1"] < 2 / (1 / macro["precision"] + 1 / macro["recall"]) - 0.05
@@ -160,15 +194,21 @@ def test_the_papers_average_is_the_mean_over_diseases() -> None:
 # ---- bootstrap -------------------------------------------------------------------------------
 
 
-def is_the_loop(found: Bootstrap, score: Callable[..., float], a: Any, b: Any, units: int) -> None:
+def is_the_loop(
+    found: Bootstrap, score: Callable[..., float], a: Any, b: Any, units: int
+) -> None:
     """Oracle: a loop over the same draws (seed 5), which scores each anew."""
     draws = np.random.default_rng(5).integers(0, units, (found.samples, units))
     each = [score(draw, a) - score(draw, b) for draw in draws]
     everyone = np.arange(units)
     observed = score(everyone, a) - score(everyone, b)
-    assert (found.f1_a, found.f1_b) == pytest.approx((score(everyone, a), score(everyone, b)))
+    assert (found.f1_a, found.f1_b) == pytest.approx(
+        (score(everyone, a), score(everyone, b))
+    )
     assert found.difference == pytest.approx(observed)
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(each, (0.025, 0.975))))
+    assert (found.low, found.high) == pytest.approx(
+        tuple(np.quantile(each, (0.025, 0.975)))
+    )
     extreme = sum(abs(d - observed) >= abs(observed) - 1e-12 for d in each)
     assert found.p_value == pytest.approx((1 + extreme) / (1 + found.samples))
 
@@ -177,7 +217,9 @@ def test_paired_macro_f1_is_the_loop() -> None:
     labels, a = random_labels(30)
     b = np.where(np.random.default_rng(3).random(a.shape) < 0.2, 0, a).astype(np.int8)
     found = paired_patients(labels, a, b, samples=200, seed=5)
-    is_the_loop(found, lambda draw, said: scikit_learn(labels[draw], said[draw])[2], a, b, 30)
+    is_the_loop(
+        found, lambda draw, said: scikit_learn(labels[draw], said[draw])[2], a, b, 30
+    )
 
 
 def test_paired_areas_are_the_loop() -> None:
@@ -185,7 +227,9 @@ def test_paired_areas_are_the_loop() -> None:
     rng = np.random.default_rng(1)
     labels = (rng.random((40, 3)) < 0.3).astype(np.int8)
     labels[rng.random((40, 3)) < 0.1] = -1
-    labels[:, 2] = np.where(labels[:, 2] == 1, 0, labels[:, 2])  # nobody has the last one
+    labels[:, 2] = np.where(
+        labels[:, 2] == 1, 0, labels[:, 2]
+    )  # nobody has the last one
     labels[0, 2] = 2
     a, b = (labels * s + rng.normal(size=labels.shape).round(1) for s in (1.5, 0.2))
 
@@ -197,7 +241,9 @@ def test_paired_areas_are_the_loop() -> None:
                 each.append(roc_auc_score(labels[own, c], scores[own, c]))
         return float(np.mean(each))
 
-    is_the_loop(paired_patients(labels, a, b, "auroc", samples=200, seed=5), area, a, b, 40)
+    is_the_loop(
+        paired_patients(labels, a, b, "auroc", samples=200, seed=5), area, a, b, 40
+    )
 
 
 # ---- rankings --------------------------------------------------------------------------------
@@ -211,7 +257,9 @@ def test_areas_are_scikit_learns(ties: bool) -> None:
     scores = rng.normal(size=200) + (labels == 1)
     scores = np.round(scores) if ties else scores
     kept = (labels == 0) | (labels == 1)
-    found = rankings(labels[:, None], scores[:, None], ["d"], samples=0)["by_output"]["d"]
+    found = rankings(labels[:, None], scores[:, None], ["d"], samples=0)["by_output"][
+        "d"
+    ]
     for name, area in (("auroc", roc_auc_score), ("auprc", average_precision_score)):
         assert found[name]["value"] == pytest.approx(area(labels[kept], scores[kept]))
 
@@ -255,11 +303,24 @@ def test_one_class_has_no_area() -> None:
     found = rankings(labels, scores, ["all", "some", "none"], samples=20)
     nothing = {"value": None, "low": None, "high": None}
     for name in ("all", "none"):
-        assert found["by_output"][name]["auroc"] == found["by_output"][name]["auprc"] == nothing
+        assert (
+            found["by_output"][name]["auroc"]
+            == found["by_output"][name]["auprc"]
+            == nothing
+        )
     assert found["macro"]["outputs"] == 1
-    assert found["macro"]["auroc"]["value"] == found["by_output"]["some"]["auroc"]["value"] == 1
-    assert rankings(labels[:0], scores[:0], ["a", "b", "c"])["macro"]["auroc"] == nothing
-    assert rankings(labels, scores, ["a", "b", "c"], samples=0)["macro"]["auroc"]["low"] is None
+    assert (
+        found["macro"]["auroc"]["value"]
+        == found["by_output"]["some"]["auroc"]["value"]
+        == 1
+    )
+    assert (
+        rankings(labels[:0], scores[:0], ["a", "b", "c"])["macro"]["auroc"] == nothing
+    )
+    assert (
+        rankings(labels, scores, ["a", "b", "c"], samples=0)["macro"]["auroc"]["low"]
+        is None
+    )
     assert rankings(labels[:, :0], scores[:, :0], [])["macro"]["outputs"] == 0
 
 
@@ -278,13 +339,24 @@ def test_one_class_has_no_area() -> None:
         (lambda z: paired_patients(z, z[:, :1], z, "auroc"), "must be alike"),
         (lambda z: rankings(z, np.zeros((4, 3)), "ab"), r"scores \(4, 3\)"),
         (lambda z: rankings(z, np.full((4, 2), np.nan), "ab"), "not a finite number"),
-        (lambda z: paired_bootstrap(*systems(3, (0.1, 0.1)), "relaxd"), "did you mean 'relaxed'"),
-        (lambda z: paired_bootstrap(*systems(3, (0.1, 0.1)), samples=0), "at least one sample"),
+        (
+            lambda z: paired_bootstrap(*systems(3, (0.1, 0.1)), "relaxd"),
+            "did you mean 'relaxed'",
+        ),
+        (
+            lambda z: paired_bootstrap(*systems(3, (0.1, 0.1)), samples=0),
+            "at least one sample",
+        ),
         (lambda z: paired_bootstrap([], [], []), "at least one document"),
-        (lambda z: paired_bootstrap(*systems(3, (0, 0))[:2], []), "3 gold documents but 0"),
+        (
+            lambda z: paired_bootstrap(*systems(3, (0, 0))[:2], []),
+            "3 gold documents but 0",
+        ),
     ],
 )
-def test_errors_name_both_sides(call: Callable[[np.ndarray], object], message: str) -> None:
+def test_errors_name_both_sides(
+    call: Callable[[np.ndarray], object], message: str
+) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
         call(np.zeros((4, 2), np.int8))
 
@@ -292,7 +364,9 @@ def test_errors_name_both_sides(call: Callable[[np.ndarray], object], message: s
 # ---- repeats and the paired bootstrap against slow explicit programs
 
 
-def systems(documents: int, errors: tuple[float, float], seed: int = 0) -> list[list[Document]]:
+def systems(
+    documents: int, errors: tuple[float, float], seed: int = 0
+) -> list[list[Document]]:
     """Gold, and two systems that shift or miss a mention with the given probability."""
     rng = np.random.default_rng(seed)
     sides: list[list[Document]] = [[], [], []]
@@ -325,7 +399,11 @@ def test_mean_and_deviation_over_seeds() -> None:
 
     def spread(numbers: list[float]) -> dict[str, Any]:
         mean, std = statistics.mean(numbers), statistics.stdev(numbers)
-        return {"mean": pytest.approx(mean), "std": pytest.approx(std), "n": len(numbers)}
+        return {
+            "mean": pytest.approx(mean),
+            "std": pytest.approx(std),
+            "n": len(numbers),
+        }
 
     sites = {"h1": {"strict": {"f1": spread(f1)}}}
     assert summarise(runs) == {"seconds": spread([10, 11]), "sites": sites}
@@ -336,7 +414,9 @@ def test_mean_and_deviation_over_seeds() -> None:
 
 
 @pytest.mark.parametrize("metric", ["strict", "relaxed", "relaxed_one_to_one"])
-def test_bootstrap_equals_explicit_resampling(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bootstrap_equals_explicit_resampling(
+    metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each resampled corpus is built and scored anew."""
     gold, a, b = systems(15, (0.1, 0.4))
 
@@ -344,7 +424,10 @@ def test_bootstrap_equals_explicit_resampling(metric: str, monkeypatch: pytest.M
         left, right = [gold[i] for i in draw], [system[i] for i in draw]
         return float(SpanCounts.of(left, right).scores()[metric]["f1"])
 
-    for chunk in (classification._CHUNK, 15 * 7):  # all at once, and seven resamples at a time
+    for chunk in (
+        classification._CHUNK,
+        15 * 7,
+    ):  # all at once, and seven resamples at a time
         monkeypatch.setattr(classification, "_CHUNK", chunk)
         is_the_loop(paired_bootstrap(gold, a, b, metric, 200, 5), f1, a, b, 15)
 
@@ -378,7 +461,11 @@ def test_means_are_over_the_sites_that_have_the_number() -> None:
     means = mean_scores([a, codes_alone(5), b, {}])
     assert means["codes"]["loss"] == pytest.approx((0.31 + 0.35 + 0.32) / 3)
     assert means["calibration"] == {"brier": pytest.approx(0.115)}
-    for kind, key in (("phenotypes", "f1"), ("present", "recall"), ("ranking", "auroc")):
+    for kind, key in (
+        ("phenotypes", "f1"),
+        ("present", "recall"),
+        ("ranking", "auroc"),
+    ):
         assert means[kind][key] == pytest.approx((a[kind][key] + b[kind][key]) / 2)
     for name in OUTPUTS:
         found = means["by_output"][name]
@@ -410,9 +497,13 @@ def test_intervals_stay_where_all_sites_say_the_same() -> None:
     area = site_score(1)["by_output"]["asthma"]["auroc"]
     alike = mean_scores([site_score(1), site_score(1)])["by_output"]["asthma"]
     assert alike["auroc_interval"] == [area["low"], area["high"]]
-    assert "auroc_interval" not in mean_scores([site_score(1), site_score(2)])["by_output"]["gout"]
     assert (
-        "auroc_interval" not in mean_scores([site_score(1), site_score(2)])["by_output"]["asthma"]
+        "auroc_interval"
+        not in mean_scores([site_score(1), site_score(2)])["by_output"]["gout"]
+    )
+    assert (
+        "auroc_interval"
+        not in mean_scores([site_score(1), site_score(2)])["by_output"]["asthma"]
     )
 
 
@@ -424,7 +515,9 @@ def test_sums_are_the_scores_of_all_patients_together() -> None:
     each = []
     for column, name in enumerate(OUTPUTS):
         known = labels[:, column] >= 0
-        each.append(f1_score(labels[known, column], predicted[known, column], average="macro"))
+        each.append(
+            f1_score(labels[known, column], predicted[known, column], average="macro")
+        )
         assert found["by_output"][name]["macro"]["f1"] == pytest.approx(each[-1])
     assert found["phenotypes"]["f1"] == pytest.approx(fmean(each))
 

@@ -24,13 +24,18 @@ from fednotes.metrics.spans import SpanCounts, TypeCounts
 
 
 def mentions(right: int, predicted: int, gold: int) -> dict[str, Any]:
-    return SpanCounts({"Drug": TypeCounts(gold=gold, predicted=predicted, strict=right)}).scores()
+    return SpanCounts(
+        {"Drug": TypeCounts(gold=gold, predicted=predicted, strict=right)}
+    ).scores()
 
 
 @pytest.mark.parametrize(
-    ("right", "predicted", "gold"), [(60, 100, 120), (300, 400, 330), (5, 30, 40), (700, 1000, 800)]
+    ("right", "predicted", "gold"),
+    [(60, 100, 120), (300, 400, 330), (5, 30, 40), (700, 1000, 800)],
 )
-def test_the_error_of_f1_is_that_of_drawn_mentions(right: int, predicted: int, gold: int) -> None:
+def test_the_error_of_f1_is_that_of_drawn_mentions(
+    right: int, predicted: int, gold: int
+) -> None:
     """Right, false and missed mentions drawn anew, 200,000 times; half a percent of F1's error
     comes from the drawing, and the delta method is good to some percent."""
     rng = np.random.default_rng(1)
@@ -71,7 +76,8 @@ def test_a_site_of_few_mentions_has_no_share_and_one_of_many_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("federated", "use"), [(600, "federated"), (400, "its own"), (505, "no difference shown")]
+    ("federated", "use"),
+    [(600, "federated"), (400, "its own"), (505, "no difference shown")],
 )
 def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
     federated: int, use: str
@@ -79,7 +85,12 @@ def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
     """Two F1s of 1,000 mentions each, drawn anew: 95 % of their differences are in an interval."""
     one, two = (right / 1000 for right in (500, federated))
     found = verdict(
-        [{"alone": mentions(500, 1000, 1000), "federated": mentions(federated, 1000, 1000)}]
+        [
+            {
+                "alone": mentions(500, 1000, 1000),
+                "federated": mentions(federated, 1000, 1000),
+            }
+        ]
     )
     assert found is not None
     assert (found.use, found.gap) == (use, None)
@@ -87,16 +98,21 @@ def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
     rng = np.random.default_rng(1)
     unions = [round(1000 * (2 - f1)) for f1 in (one, two)]
     shares = [
-        rng.binomial(u, f1 / (2 - f1), 20_000) / u for u, f1 in zip(unions, (one, two), strict=True)
+        rng.binomial(u, f1 / (2 - f1), 20_000) / u
+        for u, f1 in zip(unions, (one, two), strict=True)
     ]
     drawn = [2 * share / (1 + share) for share in shares]
-    assert (found.high - found.low) / 3.92 == pytest.approx((drawn[1] - drawn[0]).std(), rel=0.05)
+    assert (found.high - found.low) / 3.92 == pytest.approx(
+        (drawn[1] - drawn[0]).std(), rel=0.05
+    )
 
 
 def test_sites_without_a_condition_are_left_out() -> None:
     whole = {
         c: mentions(k, 2000, 2000)
-        for c, k in zip(("alone", "federated", "pooled"), (1000, 1300, 1400), strict=True)
+        for c, k in zip(
+            ("alone", "federated", "pooled"), (1000, 1300, 1400), strict=True
+        )
     }
     part = {"alone": mentions(1, 9, 9), "federated": mentions(2, 9, 9)}
     assert of_sites([part]) is None
@@ -108,7 +124,10 @@ def test_diseases_count_by_their_classes() -> None:
     """One disease, two classes: F1 is their mean, and so is the error of independent ones."""
     table = np.array([[50, 10, 0, 0], [20, 40, 0, 0], [0, 0, 0, 0]], np.float64)
     counts = ClassCounts({"Asthma": table})
-    scores = {"phenotypes": counts.scores()["macro"], "by_output": counts.scores()["by_output"]}
+    scores = {
+        "phenotypes": counts.scores()["macro"],
+        "by_output": counts.scores()["by_output"],
+    }
     found = judged(scores)
     assert found is not None
     absent, present = f1_error(50, 70, 60), f1_error(40, 50, 60)
@@ -125,7 +144,9 @@ def test_masked_words_are_better_with_less_loss() -> None:
     found = of_sites([each])
     assert found is not None
     assert found.closed == pytest.approx(0.8)
-    each["pooled"] = {"masked": {"loss": 2.95, "tokens": 10_000}}  # two errors are 0.084
+    each["pooled"] = {
+        "masked": {"loss": 2.95, "tokens": 10_000}
+    }  # two errors are 0.084
     assert of_sites([each]) == Gap(None, WITHIN)
 
 
@@ -137,7 +158,9 @@ def test_over_seeds_the_interval_decides() -> None:
     shares, why = over_seeds(alone, federated, pooled)
     whole = np.mean(pooled) - np.mean(alone)
     assert why == ""
-    assert np.mean(shares) == pytest.approx((np.mean(federated) - np.mean(alone)) / whole)
+    assert np.mean(shares) == pytest.approx(
+        (np.mean(federated) - np.mean(alone)) / whole
+    )
     near = [a + d for a, d in zip(alone, (0.02, -0.01, 0.01, 0.0, 0.005), strict=True)]
     interval = stats.ttest_rel(near, alone).confidence_interval()
     assert interval.low < 0 < interval.high
@@ -149,4 +172,7 @@ def test_over_seeds_the_interval_decides() -> None:
 def test_a_run_without_a_score_closes_nothing() -> None:
     """Neither as if it were the best loss, which is 0, nor as NaN."""
     ends: Any = [1.0, 1.1, 0.9], [3.0, 2.9, 3.1]
-    assert over_seeds(ends[0], [2.0, float("nan"), 2.0], ends[1]) == ([], "a run has no score")
+    assert over_seeds(ends[0], [2.0, float("nan"), 2.0], ends[1]) == (
+        [],
+        "a run has no score",
+    )

@@ -34,7 +34,9 @@ LENGTH = 14
 TYPES = ("ADR", "Drug", "a/b")
 
 
-def corpus(sides: Sequence[tuple[list[Span], list[Span]]]) -> tuple[list[Document], ...]:
+def corpus(
+    sides: Sequence[tuple[list[Span], list[Span]]],
+) -> tuple[list[Document], ...]:
     """Gold and predicted documents over a text of LENGTH different letters."""
     text = "abcdefghijklmnopqrstuvwxyz"[:LENGTH]
     return tuple(
@@ -50,12 +52,16 @@ def spans(draw: st.DrawFn) -> Span:
     return Span(start, end, draw(st.sampled_from(TYPES)))
 
 
-sides = st.lists(st.tuples(*[st.lists(spans(), max_size=7)] * 2), min_size=1, max_size=4)
+sides = st.lists(
+    st.tuples(*[st.lists(spans(), max_size=7)] * 2), min_size=1, max_size=4
+)
 
 
 def overlap(a: Span, b: Span) -> bool:
     """Two mentions of one type share a character."""
-    return a.label == b.label and bool(set(range(a.start, a.end)) & set(range(b.start, b.end)))
+    return a.label == b.label and bool(
+        set(range(a.start, a.end)) & set(range(b.start, b.end))
+    )
 
 
 def largest(gold: Sequence[Span], predicted: Sequence[Span]) -> int:
@@ -66,10 +72,20 @@ def largest(gold: Sequence[Span], predicted: Sequence[Span]) -> int:
     return int((maximum_bipartite_matching(edges, perm_type="column") >= 0).sum())
 
 
-def brute_force(gold: list[Document], predicted: list[Document], label: str) -> dict[str, int]:
+def brute_force(
+    gold: list[Document], predicted: list[Document], label: str
+) -> dict[str, int]:
     """Every definition by a double loop over the distinct mentions of one type."""
     counts = dict.fromkeys(
-        ("gold", "predicted", "strict", "relaxed_gold", "relaxed_predicted", "one_to_one"), 0
+        (
+            "gold",
+            "predicted",
+            "strict",
+            "relaxed_gold",
+            "relaxed_predicted",
+            "one_to_one",
+        ),
+        0,
     )
     for left, right in zip(gold, predicted, strict=True):
         g = sorted({s for s in left.spans if s.label == label})
@@ -83,17 +99,26 @@ def brute_force(gold: list[Document], predicted: list[Document], label: str) -> 
     return counts
 
 
-NESTED = [[Span(0, 9, "ADR"), Span(0, 3, "ADR")], [Span(0, 2, "ADR"), Span(5, 7, "ADR")]]
+NESTED = [
+    [Span(0, 9, "ADR"), Span(0, 3, "ADR")],
+    [Span(0, 2, "ADR"), Span(5, 7, "ADR")],
+]
 
 
 @settings(deadline=None, max_examples=300)
 @given(sides)
-@example([(NESTED[0], NESTED[1])])  # (0,9) must leave (0,2) to (0,3): no choice from left to right
-def test_all_definitions_equal_a_double_loop(drawn: list[tuple[list[Span], list[Span]]]) -> None:
+@example(
+    [(NESTED[0], NESTED[1])]
+)  # (0,9) must leave (0,2) to (0,3): no choice from left to right
+def test_all_definitions_equal_a_double_loop(
+    drawn: list[tuple[list[Span], list[Span]]],
+) -> None:
     """Expected counts: `brute_force` above (sets of characters, scipy's matching)."""
     gold, predicted = corpus(drawn)
     counts = SpanCounts.of(gold, predicted, types=TYPES)
-    assert SpanCounts.of(gold, gold).total.strict == SpanCounts.of(gold, gold).total.gold
+    assert (
+        SpanCounts.of(gold, gold).total.strict == SpanCounts.of(gold, gold).total.gold
+    )
     for label in TYPES:
         for name, expected in brute_force(gold, predicted, label).items():
             assert getattr(counts.by_type[label], name) == expected, name
@@ -117,7 +142,10 @@ def test_shards_add_and_order_is_nothing(
     assert sum(parts, SpanCounts()).total == whole.total
     assert SpanCounts.from_metrics(sent).total == whole.total
     assert sum(parts, SpanCounts(dict.fromkeys(TYPES, SpanCounts().total))) == whole
-    assert SpanCounts.from_metrics({**whole.to_metrics(), "loss": 1.0, "strict/x": 2.0}) == whole
+    assert (
+        SpanCounts.from_metrics({**whole.to_metrics(), "loss": 1.0, "strict/x": 2.0})
+        == whole
+    )
 
 
 def tags_to_spans(tags: Sequence[str]) -> list[Span]:
@@ -147,7 +175,10 @@ def test_strict_equals_seqeval(seed: int) -> None:
     rng = np.random.default_rng(seed)
     tags = ["O", "O", "B-ADR", "I-ADR", "B-Drug", "I-Drug", "B-SSI", "I-SSI"]
     true = [list(rng.choice(tags, rng.integers(1, 30))) for _ in range(200)]
-    pred = [[t if rng.random() < 0.8 else str(rng.choice(tags)) for t in row] for row in true]
+    pred = [
+        [t if rng.random() < 0.8 else str(rng.choice(tags)) for t in row]
+        for row in true
+    ]
     scores = SpanCounts.of(tagged(true), tagged(pred)).scores()
     names = ("precision", "recall", "f1")
     micro = precision_recall_fscore_support(true, pred, average="micro")
@@ -157,7 +188,9 @@ def test_strict_equals_seqeval(seed: int) -> None:
     *by_type, support = precision_recall_fscore_support(true, pred, average=None)
     for i, label in enumerate(("ADR", "Drug", "SSI")):
         ours = scores["by_type"][label]
-        assert [ours["strict"][n] for n in names] == pytest.approx([row[i] for row in by_type])
+        assert [ours["strict"][n] for n in names] == pytest.approx(
+            [row[i] for row in by_type]
+        )
         assert ours["support"] == support[i]
 
 
@@ -174,18 +207,26 @@ def slots() -> tuple[list[Document], list[Document]]:
                     end = start + int(rng.integers(1, 5))
                     side[-1].append(Span(start, end, str(rng.choice(["ADR", "Drug"]))))
     gold, predicted = (
-        [Document(str(i), "x" * 50, tuple(s)) for i, s in enumerate(side)] for side in sides
+        [Document(str(i), "x" * 50, tuple(s)) for i, s in enumerate(side)]
+        for side in sides
     )
     return gold, predicted
 
 
-def nervaluated(gold: Sequence[Document], predicted: Sequence[Document]) -> dict[str, Any]:
+def nervaluated(
+    gold: Sequence[Document], predicted: Sequence[Document]
+) -> dict[str, Any]:
     """What nervaluate 1.2.1 counts."""
     sides = [
-        [[{"label": s.label, "start": s.start, "end": s.end - 1} for s in d.spans] for d in side]
+        [
+            [{"label": s.label, "start": s.start, "end": s.end - 1} for s in d.spans]
+            for d in side
+        ]
         for side in (gold, predicted)  # its ends are inclusive
     ]
-    counted: dict[str, Any] = Evaluator(*sides, tags=["ADR", "Drug"], loader="dict").evaluate()
+    counted: dict[str, Any] = Evaluator(
+        *sides, tags=["ADR", "Drug"], loader="dict"
+    ).evaluate()
     return counted
 
 
@@ -210,7 +251,12 @@ def test_kinds_of_errors_equal_nervaluate_where_the_definitions_coincide() -> No
 def test_what_has_most_in_common_is_paired_first() -> None:
     """By hand: a prediction that equals a mention is not taken for one beside it."""
     gold = [Span(0, 9, "D"), Span(2, 4, "D"), Span(20, 25, "E")]
-    predicted = [Span(2, 4, "D"), Span(8, 12, "D"), Span(20, 25, "D"), Span(21, 25, "E")]
+    predicted = [
+        Span(2, 4, "D"),
+        Span(8, 12, "D"),
+        Span(20, 25, "D"),
+        Span(21, 25, "E"),
+    ]
     assert judged_mentions(gold, predicted) == [
         ("boundary", gold[0], predicted[1]),
         ("correct", gold[1], predicted[0]),
@@ -233,11 +279,15 @@ def test_many_mentions_in_each_other_are_judged_at_once() -> None:
 
 @given(sides)
 @settings(max_examples=60, deadline=None)
-def test_every_mention_is_judged_once(made: list[tuple[list[Span], list[Span]]]) -> None:
+def test_every_mention_is_judged_once(
+    made: list[tuple[list[Span], list[Span]]],
+) -> None:
     for gold, predicted in made:
         found = judged_mentions(gold, predicted)
         assert sorted(e.gold for e in found if e.gold) == sorted(set(gold))
-        assert sorted(e.predicted for e in found if e.predicted) == sorted(set(predicted))
+        assert sorted(e.predicted for e in found if e.predicted) == sorted(
+            set(predicted)
+        )
         assert sum(e.kind == "correct" for e in found) == len({*gold} & {*predicted})
 
 
@@ -266,7 +316,9 @@ def test_one_long_prediction_over_two_mentions() -> None:
     gold, predicted = corpus([(mentions, [Span(1, 6, "D")])])
     scores = SpanCounts.of(gold, predicted).scores()
     assert scores["strict"]["f1"] == 0.0
-    assert scores["relaxed"] == pytest.approx({"precision": 1, "recall": 2 / 3, "f1": 0.8})
+    assert scores["relaxed"] == pytest.approx(
+        {"precision": 1, "recall": 2 / 3, "f1": 0.8}
+    )
     assert scores["relaxed_one_to_one"] == pytest.approx(
         {"precision": 1, "recall": 1 / 3, "f1": 0.5}
     )
@@ -274,12 +326,17 @@ def test_one_long_prediction_over_two_mentions() -> None:
 
 def test_unseen_forms() -> None:
     """By hand: "Aspirin" was seen in train in another spelling, "ibuprofen" was not."""
-    train = [Document("t", "took ASPIRIN  plus", (Span(5, 12, "Drug"), Span(5, 18, "Drug")))]
+    train = [
+        Document("t", "took ASPIRIN  plus", (Span(5, 12, "Drug"), Span(5, 18, "Drug")))
+    ]
     assert forms_of(train) == {"aspirin", "aspirin plus"}
     text = "aspirin ibuprofen rash aspirin\nplus"
-    gold = Document("a", text, tuple(Span(*s, "Drug") for s in [(0, 7), (8, 17), (18, 22)]))
+    gold = Document(
+        "a", text, tuple(Span(*s, "Drug") for s in [(0, 7), (8, 17), (18, 22)])
+    )
     predicted = replace(
-        gold, spans=tuple(Span(*s, "Drug") for s in [(0, 7), (8, 17), (8, 22), (23, 35)])
+        gold,
+        spans=tuple(Span(*s, "Drug") for s in [(0, 7), (8, 17), (8, 22), (23, 35)]),
     )
     counts = SpanCounts.of([gold], [predicted], forms_of(train)).by_type["Drug"]
     assert (counts.unseen_gold, counts.unseen_predicted, counts.unseen) == (2, 2, 1)
@@ -305,8 +362,18 @@ def test_document_counts_sum_to_the_whole() -> None:
     total = SpanCounts.of(gold, predicted).total
     expected = {
         "strict": [total.strict, total.predicted, total.strict, total.gold],
-        "relaxed": [total.relaxed_predicted, total.predicted, total.relaxed_gold, total.gold],
-        "relaxed_one_to_one": [total.one_to_one, total.predicted, total.one_to_one, total.gold],
+        "relaxed": [
+            total.relaxed_predicted,
+            total.predicted,
+            total.relaxed_gold,
+            total.gold,
+        ],
+        "relaxed_one_to_one": [
+            total.one_to_one,
+            total.predicted,
+            total.one_to_one,
+            total.gold,
+        ],
     }
     for definition in DEFINITIONS:
         counts = document_counts(gold, predicted, definition)
@@ -317,16 +384,24 @@ def test_document_counts_sum_to_the_whole() -> None:
 
 
 def test_types_choose_what_counts() -> None:
-    gold, predicted = corpus([([Span(0, 2, "ADR"), Span(3, 5, "Drug")], [Span(3, 5, "Drug")])])
+    gold, predicted = corpus(
+        [([Span(0, 2, "ADR"), Span(3, 5, "Drug")], [Span(3, 5, "Drug")])]
+    )
     counts = SpanCounts.of(gold, predicted, types=("Drug", "Route"))
     assert set(counts.by_type) == {"Drug", "Route"}
     assert counts.scores()["strict"]["f1"] == 1.0
     assert counts.scores()["by_type"]["Route"]["strict"]["f1"] == 0.0
-    assert counts.scores()["macro"]["strict"]["f1"] == 1.0, "a type that never occurs is no zero"
+    assert counts.scores()["macro"]["strict"]["f1"] == 1.0, (
+        "a type that never occurs is no zero"
+    )
 
 
 def test_empty_inputs_are_zero() -> None:
-    for gold, predicted in (([], []), corpus([([], [])]), corpus([([Span(0, 1, "D")], [])])):
+    for gold, predicted in (
+        ([], []),
+        corpus([([], [])]),
+        corpus([([Span(0, 1, "D")], [])]),
+    ):
         scores = SpanCounts.of(gold, predicted).scores()["strict"]
         assert scores == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
     assert SpanCounts().scores()["macro"]["relaxed"]["f1"] == 0.0
@@ -363,7 +438,9 @@ def test_the_longer_overlap_pairs_two_mentions() -> None:
     """By hand: 0-10 shares one character with 9-20 and four with 2-6, so it is paired with 2-6."""
     gold = [Span(0, 10, "ADR")]
     found = [Span(2, 6, "ADR"), Span(9, 20, "ADR")]
-    kinds = {(each.kind, each.gold, each.predicted) for each in judged_mentions(gold, found)}
+    kinds = {
+        (each.kind, each.gold, each.predicted) for each in judged_mentions(gold, found)
+    }
     assert kinds == {("boundary", gold[0], found[0]), ("spurious", None, found[1])}
 
 
@@ -379,7 +456,11 @@ def test_the_kappa_of_tokens_is_scikit_learns() -> None:
             Document(
                 "1",
                 text,
-                tuple(Span(2 * i, 2 * i + 1, label) for i, label in enumerate(row) if label),
+                tuple(
+                    Span(2 * i, 2 * i + 1, label)
+                    for i, label in enumerate(row)
+                    if label
+                ),
             )
         ]
         for row in (one.tolist(), other.tolist())

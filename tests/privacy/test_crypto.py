@@ -93,13 +93,17 @@ def test_a_box_opens_only_as_it_was_sealed() -> None:
         assert crypto.opened(key, changed, b"session") is None
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(MissingExtra, match=r"fednotes\[secure\]"):
         Parties(("a", "b", "c"))
 
 
-def shares_of(secret: int, factors: Iterable[int], points: Iterable[int]) -> dict[int, int]:
+def shares_of(
+    secret: int, factors: Iterable[int], points: Iterable[int]
+) -> dict[int, int]:
     """Point → share, as numbers, of the polynomial with these factors."""
     drawn = [*factors]
     with mock.patch("secrets.randbelow", side_effect=drawn):

@@ -28,7 +28,8 @@ from fednotes.privacy.secure_sum.fixed_point import (
 def plain(updates: list[Update], name: str) -> list[Fraction]:
     """Σ weight · value, exactly, where the product is formed in float64."""
     rows = [
-        [Fraction(float(v) * u.weight) for v in u.tensors[name].view(-1).tolist()] for u in updates
+        [Fraction(float(v) * u.weight) for v in u.tensors[name].view(-1).tolist()]
+        for u in updates
     ]
     return [sum(column, Fraction()) for column in zip(*rows, strict=True)]
 
@@ -49,7 +50,9 @@ sizes = st.floats(-1e3, 1e3, width=32)
         lambda n: st.tuples(
             st.just(n),
             st.lists(
-                st.tuples(st.lists(sizes, min_size=3, max_size=3), st.integers(0, 2**20)),
+                st.tuples(
+                    st.lists(sizes, min_size=3, max_size=3), st.integers(0, 2**20)
+                ),
                 min_size=1,
                 max_size=min(n, 6),
             ),
@@ -65,29 +68,50 @@ def test_one_word_sums_are_the_sums_of_rounded_values(case: tuple[int, list]) ->
     total = summed(updates, layout)
     unit = Fraction(2) ** layout.fields[0].exponent
     rounded = [
-        sum(round(Fraction(float(u.tensors["w"][i]) * u.weight) * unit) for u in updates)
+        sum(
+            round(Fraction(float(u.tensors["w"][i]) * u.weight) * unit) for u in updates
+        )
         for i in range(3)
     ]
     assert total.tensors["w"].tolist() == [float(Fraction(r) / unit) for r in rounded]
     bound = len(updates) * 2.0 ** -(layout.fields[0].exponent + 1)
-    for got, exact in zip(total.tensors["w"].tolist(), plain(updates, "w"), strict=True):
-        assert abs(Fraction(got) - exact) <= Fraction(bound) + abs(exact) * Fraction(2) ** -53
+    for got, exact in zip(
+        total.tensors["w"].tolist(), plain(updates, "w"), strict=True
+    ):
+        assert (
+            abs(Fraction(got) - exact)
+            <= Fraction(bound) + abs(exact) * Fraction(2) ** -53
+        )
     assert total.weight == sum(k for _, k in rows)
     assert total.metrics == {"n": sum(k for _, k in rows) / 8}
     assert total.sites == len(rows)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.lists(st.floats(-1e9, 1e9), min_size=4, max_size=4), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.lists(st.floats(-1e9, 1e9), min_size=4, max_size=4), min_size=1, max_size=5
+    )
+)
 def test_float64_sums_are_off_by_their_last_bit_only(rows: list[list[float]]) -> None:
     """Against Fraction; the fine word's unit is at least 2^-60 of 1."""
-    updates = [Update({"w": torch.tensor(r, dtype=torch.float64)}, 3.0, {"m": r[0]}) for r in rows]
+    updates = [
+        Update({"w": torch.tensor(r, dtype=torch.float64)}, 3.0, {"m": r[0]})
+        for r in rows
+    ]
     layout = SumLayout.of(updates[0], 5)
     total = summed(updates, layout)
-    for got, exact in zip(total.tensors["w"].tolist(), plain(updates, "w"), strict=True):
-        assert abs(Fraction(got) - exact) <= abs(exact) * Fraction(2) ** -52 + 5 * 2**-60
+    for got, exact in zip(
+        total.tensors["w"].tolist(), plain(updates, "w"), strict=True
+    ):
+        assert (
+            abs(Fraction(got) - exact) <= abs(exact) * Fraction(2) ** -52 + 5 * 2**-60
+        )
     exact = sum((Fraction(row[0]) for row in rows), Fraction())
-    assert abs(Fraction(total.metrics["m"]) - exact) <= abs(exact) * Fraction(2) ** -53 + 5 * 2**-60
+    assert (
+        abs(Fraction(total.metrics["m"]) - exact)
+        <= abs(exact) * Fraction(2) ** -53 + 5 * 2**-60
+    )
 
 
 def test_float32_loses_nothing_with_limits_from_the_last_total() -> None:
@@ -116,7 +140,9 @@ def test_float32_loses_nothing_with_limits_from_the_last_total() -> None:
     large = wanted.abs() >= wanted.abs().max() * 2**-20
     assert large.sum() > 1000
     different = (total.mean()["g"] != wanted) & large
-    assert different.float().mean() < 0.01  # a tie between two float32 may fall the other way
+    assert (
+        different.float().mean() < 0.01
+    )  # a tie between two float32 may fall the other way
     assert torch.allclose(total.mean()["g"], wanted, rtol=2**-23, atol=1e-16)
 
 
@@ -130,7 +156,9 @@ def test_float32_loses_nothing_with_limits_from_the_last_total() -> None:
 def test_every_real_dtype(dtype: torch.dtype, words: int) -> None:
     """Small integers are exact in all of them: the plain sum is the expected value."""
     value = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
-    updates = [Update({"x": value, "e": torch.zeros(0, 4)}, k, {}) for k in (1.0, 2.5, 4.0)]
+    updates = [
+        Update({"x": value, "e": torch.zeros(0, 4)}, k, {}) for k in (1.0, 2.5, 4.0)
+    ]
     layout = SumLayout.of(updates[0], 3)
     assert layout.words == 6 * words + 2 + 1
     total, expected = summed(updates, layout), Total.of(updates)
@@ -233,7 +261,9 @@ def test_layouts_differ_by_all_that_matters() -> None:
         SumLayout.of(update, 3, purpose="p", limits={"w": 21}),
         SumLayout.of(Update({"v": torch.zeros(2, 3)}, 1, {"n": 1.0}), 3, purpose="p"),
         SumLayout.of(Update({"w": torch.zeros(3, 2)}, 1, {"n": 1.0}), 3, purpose="p"),
-        SumLayout.of(Update({"w": torch.zeros(2, 3).double()}, 1, {"n": 1.0}), 3, purpose="p"),
+        SumLayout.of(
+            Update({"w": torch.zeros(2, 3).double()}, 1, {"n": 1.0}), 3, purpose="p"
+        ),
     ]
     assert len({layout.digest() for layout in (base, *others)}) == 1 + len(others)
     assert base.digest() == SumLayout.of(update, 3, purpose="p").digest()
@@ -266,8 +296,14 @@ def test_impossible_settings_are_refused() -> None:
             check_layout(SumLayout("", 3, fields))
 
 
-@pytest.mark.parametrize(("largest", "limit"), [(3.0, 14), (4.0, 14), (-4.5, 15), (0.3, 11)])
-def test_the_next_sum_may_be_4096_times_the_last_one(largest: float, limit: int) -> None:
+@pytest.mark.parametrize(
+    ("largest", "limit"), [(3.0, 14), (4.0, 14), (-4.5, 15), (0.3, 11)]
+)
+def test_the_next_sum_may_be_4096_times_the_last_one(
+    largest: float, limit: int
+) -> None:
     """By hand: the next power of two is 4, 4, 8 and 1/2, and 4096 is 2^12."""
-    total = Total({"g": torch.tensor([0.1, largest, -0.2], dtype=torch.float64)}, 2.0, {})
+    total = Total(
+        {"g": torch.tensor([0.1, largest, -0.2], dtype=torch.float64)}, 2.0, {}
+    )
     assert limits_after(total) == {"g": limit}

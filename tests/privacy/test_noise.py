@@ -17,7 +17,9 @@ KEY = bytes(range(32))
 
 def exact(scale: int, values: np.ndarray) -> np.ndarray:
     """exp(-x² / 2 s²) over its sum, by math.fsum; beyond 40 s nothing is left in float64."""
-    whole = math.fsum(math.exp(-x * x / (2 * scale**2)) for x in range(-40 * scale, 40 * scale + 1))
+    whole = math.fsum(
+        math.exp(-x * x / (2 * scale**2)) for x in range(-40 * scale, 40 * scale + 1)
+    )
     return np.array([math.exp(-(int(x) ** 2) / (2 * scale**2)) / whole for x in values])
 
 
@@ -49,7 +51,9 @@ def test_one_of_k_is_one_of_k(k: int) -> None:
     assert stats.binomtest(int(held.sum()), len(held), 1 / k).pvalue > 1e-4
 
 
-@pytest.mark.parametrize(("above", "bits"), [(0, 4), (5, 4), (15, 4), (16, 4), (50, 4), (300, 4)])
+@pytest.mark.parametrize(
+    ("above", "bits"), [(0, 4), (5, 4), (15, 4), (16, 4), (50, 4), (300, 4)]
+)
 def test_a_power_of_e_is_tossed_with_its_own_probability(above: int, bits: int) -> None:
     held = noise._exponential(Stream(KEY), np.full(100_000, above), bits)
     wanted = math.exp(-above / 2**bits)
@@ -58,7 +62,9 @@ def test_a_power_of_e_is_tossed_with_its_own_probability(above: int, bits: int) 
 
 def test_a_stream_repeats_nothing_and_another_key_is_another_stream() -> None:
     stream = Stream(KEY)
-    words = np.concatenate([stream.words(n) for n in (3, noise.LOT, 5, 3 * noise.LOT, 1)])
+    words = np.concatenate(
+        [stream.words(n) for n in (3, noise.LOT, 5, 3 * noise.LOT, 1)]
+    )
     assert len(np.unique(words)) == len(words)
     assert not np.isin(Stream(bytes(32)).words(1000), words).any()
     assert (Stream(KEY).words(3) == words[:3]).all()
@@ -79,7 +85,9 @@ def test_what_candidates_are_drawn_from_is_laplace(bits: int) -> None:
     values = np.arange(-5 * 2**bits, 5 * 2**bits + 1)
     expected = count * (1 - ratio) / (1 + ratio) * ratio ** np.abs(values)
     seen = np.array([(found == value).sum() for value in values])
-    test = stats.chisquare([*seen, count - seen.sum()], [*expected, count - expected.sum()])
+    test = stats.chisquare(
+        [*seen, count - seen.sum()], [*expected, count - expected.sum()]
+    )
     assert test.pvalue > 1e-4
 
 

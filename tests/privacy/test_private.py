@@ -37,7 +37,9 @@ from fednotes.privacy.training import NOISY, privately
 
 def values(tensors: dict[str, torch.Tensor], grids: dict[str, float]) -> np.ndarray:
     """Whole numbers as what they stand for, one vector."""
-    found = [tensors[name].double().numpy().ravel() * grids[name] for name in sorted(tensors)]
+    found = [
+        tensors[name].double().numpy().ravel() * grids[name] for name in sorted(tensors)
+    ]
     return np.concatenate(found)
 
 
@@ -47,7 +49,9 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], 
 
     def give(units: Sequence[int]) -> None:
         monkeypatch.setattr(
-            private, "chosen", lambda stream, count, rate: np.isin(np.arange(count), units)
+            private,
+            "chosen",
+            lambda stream, count, rate: np.isin(np.arange(count), units),
         )
         zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
         monkeypatch.setattr(private, "discrete_gaussian", zeros)
@@ -67,7 +71,9 @@ def test_a_unit_moves_all_layers_together_by_the_clip_at_most(
         without_noise(units)
         site = made(privacy={"clip": clip})
         taken = site._adam.step
-        site._adam.step = lambda gradients: (moved.update(gradients), taken(gradients))[1]  # type: ignore[method-assign]
+        site._adam.step = lambda gradients: (moved.update(gradients), taken(gradients))[
+            1
+        ]  # type: ignore[method-assign]
         answer = site.noisy_gradients(theta(site), round=0)
         shared = values(dict(answer.tensors), site._grids)
         own = [moved[n].double().numpy().ravel() for n in sorted(moved)]
@@ -79,7 +85,9 @@ def test_a_unit_moves_all_layers_together_by_the_clip_at_most(
     for unit, vector in enumerate(alone):
         others = [u for u in range(3) if u != unit]
         with_it, without_it = sums([0, 1, 2]), sums(others)
-        assert np.allclose(with_it - without_it, vector, rtol=0, atol=1e-6 * min(clip, 1))
+        assert np.allclose(
+            with_it - without_it, vector, rtol=0, atol=1e-6 * min(clip, 1)
+        )
         length = float(np.linalg.norm(vector))
         assert length <= clip
         assert clip > 1 or length == pytest.approx(clip, rel=1e-3)
@@ -90,14 +98,18 @@ def test_a_unit_adds_the_same_bits_in_every_company(without_noise: Any) -> None:
     are so large that rounding decides."""
     for factor in (1.0, 5.0):
 
-        def sums(units: Sequence[int], factor: float = factor) -> dict[str, torch.Tensor]:
+        def sums(
+            units: Sequence[int], factor: float = factor
+        ) -> dict[str, torch.Tensor]:
             without_noise(units)
             site = made()
             return dict(site.noisy_gradients(theta(site, factor), round=0).tensors)
 
         whole, single = sums([0, 1, 2]), [sums([unit]) for unit in range(3)]
         for name, value in whole.items():
-            assert torch.equal(value, sum((own[name] for own in single), torch.zeros_like(value)))
+            assert torch.equal(
+                value, sum((own[name] for own in single), torch.zeros_like(value))
+            )
         assert any(value.any() for value in whole.values())
 
 
@@ -110,7 +122,9 @@ def test_dropout_of_a_unit_is_drawn_as_torch_seeds_it(without_noise: Any) -> Non
     other.site.model.train(True)
     torch.manual_seed(int(Stream(other._key(0)).words(3)[1] >> np.uint64(1)))
     alone = other.clipped(other.units[1])
-    assert all(torch.equal(answer[name], alone[name]) for name in answer if name in alone)
+    assert all(
+        torch.equal(answer[name], alone[name]) for name in answer if name in alone
+    )
 
 
 def test_a_clipped_gradient_is_that_of_the_units_own_loss() -> None:
@@ -144,7 +158,9 @@ def test_a_large_units_gradient_is_that_of_its_mean_loss(size: int) -> None:
     1 of 65 sentences, or 22 of 150. Nothing is clipped and there is no dropout.
     """
     model = FEDNER.model_config({**MODEL, "dropout": 0.0})
-    site = made(patients(size=size, owners="a" * size), privacy={"clip": 1e3}, model=model)
+    site = made(
+        patients(size=size, owners="a" * size), privacy={"clip": 1e3}, model=model
+    )
     (unit,) = site.units
     assert len(unit) == size
     found = site.clipped(unit)
@@ -155,15 +171,21 @@ def test_a_large_units_gradient_is_that_of_its_mean_loss(size: int) -> None:
     for (name, _), gradient in zip(parameters.items(), own, strict=True):
         wanted = gradient.double().numpy()
         unit_of_grid = site._grids[name]
-        close = unit_of_grid + 1e-5 * np.abs(wanted).max()  # cut to the grid; float32 sums
-        np.testing.assert_allclose(found[name].numpy() * unit_of_grid, wanted, rtol=0, atol=close)
+        close = (
+            unit_of_grid + 1e-5 * np.abs(wanted).max()
+        )  # cut to the grid; float32 sums
+        np.testing.assert_allclose(
+            found[name].numpy() * unit_of_grid, wanted, rtol=0, atol=close
+        )
         assert np.abs(wanted).max() > 50 * close
 
 
 def test_all_that_is_of_a_patient_is_one_unit() -> None:
     """Six notes, a sentence each, of three patients; two documents of one note are one note."""
     site = patients()
-    notes = tuple(replace(d, meta={"document": f"n{i // 3}"}) for i, d in enumerate(site.train))
+    notes = tuple(
+        replace(d, meta={"document": f"n{i // 3}"}) for i, d in enumerate(site.train)
+    )
     by = {
         "patient": [[0, 1], [2, 3], [4, 5]],
         "document": [[n] for n in range(6)],
@@ -178,15 +200,22 @@ def test_all_that_is_of_a_patient_is_one_unit() -> None:
 
 def test_unmarked_patients_are_asked_for() -> None:
     site = patients(owners="aabbcc")
-    unknown = replace(site, train=(*site.train[:-1], replace(site.train[-1], patient=None)))
-    with pytest.raises(ConfigError, match=r'1 of 6 training documents.*unit = "document"'):
+    unknown = replace(
+        site, train=(*site.train[:-1], replace(site.train[-1], patient=None))
+    )
+    with pytest.raises(
+        ConfigError, match=r'1 of 6 training documents.*unit = "document"'
+    ):
         made(unknown)
     made(unknown, privacy={"unit": "document"})
 
 
 def test_a_delta_that_gives_a_unit_away_is_refused() -> None:
     with pytest.raises(ConfigError, match="a delta of 1 / units and more"):
-        made(privacy={"delta": 0.09, "unit": "sentence"}, site=patients(size=12, owners="ab" * 6))
+        made(
+            privacy={"delta": 0.09, "unit": "sentence"},
+            site=patients(size=12, owners="ab" * 6),
+        )
 
 
 def test_the_same_question_has_the_same_answer_and_no_other_has_its_noise() -> None:
@@ -206,22 +235,35 @@ def test_the_same_question_has_the_same_answer_and_no_other_has_its_noise() -> N
     answers = {
         "other parameters": other.noisy_gradients(theta(other, 1 + 1e-6), round=0),
         "another step": site.noisy_gradients(theta(site), round=0),
-        "another secret": (s := made(secret=bytes(32))).noisy_gradients(theta(s), round=0),
+        "another secret": (s := made(secret=bytes(32))).noisy_gradients(
+            theta(s), round=0
+        ),
         "another text": (s := made(changed)).noisy_gradients(theta(s), round=0),
-        "another setting": (s := made(learning_rate=0.5)).noisy_gradients(theta(site), round=0),
-        "another promise": (s := made(privacy={"clip": 0.26})).noisy_gradients(theta(s), round=0),
+        "another setting": (s := made(learning_rate=0.5)).noisy_gradients(
+            theta(site), round=0
+        ),
+        "another promise": (s := made(privacy={"clip": 0.26})).noisy_gradients(
+            theta(s), round=0
+        ),
     }
     for what, answer in answers.items():
         apart = np.concatenate(
-            [(first[n] - v).double().numpy().ravel() / SCALE for n, v in answer.tensors.items()]
+            [
+                (first[n] - v).double().numpy().ravel() / SCALE
+                for n, v in answer.tensors.items()
+            ]
         )
         assert apart.std() > 1.2, what
 
 
-def test_an_answer_has_the_noise_that_is_promised(without_noise: Any, monkeypatch: Any) -> None:
+def test_an_answer_has_the_noise_that_is_promised(
+    without_noise: Any, monkeypatch: Any
+) -> None:
     """A site's share, σ C / √2 of three sites, in what leaves; all of σ C in what moves its
     private layers. χ² of the sum of squares of numbers with nobody in the round, p > 1e-4."""
-    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.zeros(count, bool))
+    monkeypatch.setattr(
+        private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
+    )
     site, moved = made(privacy={"noise": 1.5, "clip": 0.25}), {}
     site._adam.step = moved.update  # type: ignore[method-assign,assignment]
     answer = site.noisy_gradients(theta(site), round=0)
@@ -233,9 +275,13 @@ def test_an_answer_has_the_noise_that_is_promised(without_noise: Any, monkeypatc
         assert low < square < high
 
 
-def test_an_answer_is_the_sum_of_units_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_the_sum_of_units_and_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Noise that is 7 everywhere, and gradients that are 1000 a unit in each number: 3007."""
-    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.ones(count, bool))
+    monkeypatch.setattr(
+        private, "chosen", lambda stream, count, rate: np.ones(count, bool)
+    )
     sevens = lambda stream, count: np.full(count, 7)  # noqa: E731
     monkeypatch.setattr(private, "discrete_gaussian", sevens)
     site = made()
@@ -281,12 +327,17 @@ def test_nothing_else_leaves() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
-def test_parameters_that_break_every_gradient_are_answered_with_noise(value: float) -> None:
+def test_parameters_that_break_every_gradient_are_answered_with_noise(
+    value: float,
+) -> None:
     """A refusal would tell of the units; one that is not finite adds nothing."""
     site = made()
     sent = {name: torch.full_like(t, value) for name, t in theta(site).items()}
     answer = site.noisy_gradients(sent, round=0)
-    spread = np.concatenate([t.double().numpy().ravel() for t in answer.tensors.values()]) / SCALE
+    spread = (
+        np.concatenate([t.double().numpy().ravel() for t in answer.tensors.values()])
+        / SCALE
+    )
     assert 0.5 < spread.std() < 2
 
 
@@ -298,7 +349,9 @@ def test_no_more_rounds_are_answered_than_are_promised() -> None:
         site.noisy_gradients(theta(site), round=7)
 
 
-def run(folder: Path | None = None, until: int = 99, **options: Any) -> dict[str, torch.Tensor]:
+def run(
+    folder: Path | None = None, until: int = 99, **options: Any
+) -> dict[str, torch.Tensor]:
     """Three sites' training to a round; shared parameters, and private ones by site."""
     data = [replace(patients(n), id=f"s{n}") for n in range(3)]
     sites = [made(d, secret=bytes([n]) * 32) for n, d in enumerate(data)]
@@ -313,7 +366,9 @@ def run(folder: Path | None = None, until: int = 99, **options: Any) -> dict[str
     return {**final.tensors, **kept}
 
 
-def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(tmp_path: Path) -> None:
+def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(
+    tmp_path: Path,
+) -> None:
     """Whole numbers add exactly in any sum; what is done again has the noise that it had."""
     whole, secure = run(), run(secure=True)
     with pytest.raises(KeyboardInterrupt):
@@ -338,8 +393,14 @@ def test_a_run_says_what_it_promises_and_nothing_of_losses(
     assert told["rounds"] == 4  # two epochs of two
     assert 7.9 < told["epsilon"] <= 8.0
     assert told["epsilon"] == epsilon_of(told["noise"], 1e-5, 0.5, 4)
-    assert json.loads((tmp_path / "summary.json").read_text())["privacy"]["federated"] == told
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (
+        json.loads((tmp_path / "summary.json").read_text())["privacy"]["federated"]
+        == told
+    )
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [line["round"] for line in lines] == [1, 3]
     assert lines[0]["epsilon"] < lines[1]["epsilon"] == told["epsilon"]
     assert not any("loss" in line or line["sites"] for line in lines)
@@ -353,7 +414,9 @@ def test_a_run_says_what_it_promises_and_nothing_of_losses(
         for line in (f"epsilon: {told['epsilon']}", "delta: 1e-05", "unit: document"):
             assert f"- {line}\n" in text
         assert "No promise" not in text
-        assert "examples of all sites" not in text  # a number of units is none to publish
+        assert (
+            "examples of all sites" not in text
+        )  # a number of units is none to publish
 
 
 ABLE = ("distill", "fedner", "finetune", "personal", "phenotype", "pretrain")
@@ -380,7 +443,9 @@ def test_settings_that_keep_no_promise_are_refused_by_name(
     method: str, key: str, value: Any
 ) -> None:
     tables = {"method": method, "training": {key: value}, "synthetic": {}}
-    with pytest.raises(ConfigError, match=rf"\[training\]: {key} = .*under \[privacy\] it must be"):
+    with pytest.raises(
+        ConfigError, match=rf"\[training\]: {key} = .*under \[privacy\] it must be"
+    ):
         parse_job({**tables, "privacy": {"epsilon": 1.0}}, "job", Path(), "job.toml")
     parse_job(tables, "job", Path(), "job.toml")
     of = {"fedner": FEDNER, "finetune": FINETUNE}[method].private
@@ -389,17 +454,26 @@ def test_settings_that_keep_no_promise_are_refused_by_name(
 
 def test_between_real_sites_parts_of_noise_need_a_secure_sum() -> None:
     sites = {name: {} for name in ("a", "b", "c")}
-    table = {"method": "fedner", "sites": sites, "model": MODEL, "privacy": {"epsilon": 1.0}}
+    table = {
+        "method": "fedner",
+        "sites": sites,
+        "model": MODEL,
+        "privacy": {"epsilon": 1.0},
+    }
     with pytest.raises(ConfigError, match=r'where = "sum".*secure_sum = true'):
         parsed({"name": "job", "job": table}, Path(), "job.toml")
     secure = {**table, "federation": {"secure_sum": True}}
-    assert parsed({"name": "job", "job": secure}, Path(), "job.toml").privacy is not None
+    assert (
+        parsed({"name": "job", "job": secure}, Path(), "job.toml").privacy is not None
+    )
     alone = {**table, "privacy": {"epsilon": 1.0, "where": "site"}}
     assert parsed({"name": "job", "job": alone}, Path(), "job.toml").privacy is not None
 
 
 def test_unknown_keys_of_the_table_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"\[privacy\].*'epsilom'; did you mean 'epsilon'"):
+    with pytest.raises(
+        ConfigError, match=r"\[privacy\].*'epsilom'; did you mean 'epsilon'"
+    ):
         job(privacy={"epsilom": 1.0})
     with pytest.raises(ConfigError, match="'privacy' does not belong here"):
         job(training={"privacy": {}})
@@ -428,7 +502,9 @@ def least_epsilon(canaries: int, right: int, guesses: int, delta: float) -> floa
         alpha = float((whole / np.arange(1, right + 1)).max(initial=0.0))
         return float(own.sf(right - 1)) + 2 * alpha * delta * canaries
 
-    return max((e for e in np.linspace(0, 12, 241) if chance(float(e)) < 0.05), default=0.0)
+    return max(
+        (e for e in np.linspace(0, 12, 241) if chance(float(e)) < 0.05), default=0.0
+    )
 
 
 def audited(
@@ -439,11 +515,16 @@ def audited(
     privacy = Privacy(noise=1.5, rate=1.0, clip=1.0, unit="sentence", where="site")
     site: Any = object.__new__(privately(FEDNER).Site)
     site.promise = private.Promise(privacy, 1.5, 10**6, 1)
-    site.of = replace(FEDNER.private, loss=lambda own, at: 10 * own.shared["w"][at].sum())
+    site.of = replace(
+        FEDNER.private, loss=lambda own, at: 10 * own.shared["w"][at].sum()
+    )
     site.site, site._own, site.steps = Canaries(count), {}, 0
     site._shared, site._secret, site._data = site.site.shared, SECRET, b""
     site._question, site._kept, site._agreed = bytes, {}, {}
-    site._config, site.units = config_of(patients()), [np.array([n]) for n in range(count)]
+    site._config, site.units = (
+        config_of(patients()),
+        [np.array([n]) for n in range(count)],
+    )
     site._grids = {"w": site.promise.grids[0]}
     rng, scores, was_in = np.random.default_rng(1), [], []
     drawn = private.discrete_gaussian
@@ -452,8 +533,12 @@ def audited(
     monkeypatch.setattr(private, "discrete_gaussian", less)
     for _ in range(runs):
         inside = rng.random(count) < 0.5
-        monkeypatch.setattr(private, "chosen", lambda stream, n, rate, inside=inside: inside)
-        scores.append(site.noisy_gradients(theta(site), round=0).tensors["w"].double().numpy())
+        monkeypatch.setattr(
+            private, "chosen", lambda stream, n, rate, inside=inside: inside
+        )
+        scores.append(
+            site.noisy_gradients(theta(site), round=0).tensors["w"].double().numpy()
+        )
         was_in.append(inside)
     score, truth = np.concatenate(scores), np.concatenate(was_in)
     order = np.argsort(score)
@@ -463,7 +548,9 @@ def audited(
 
 
 @pytest.mark.slow
-def test_an_audit_by_canaries_does_not_refute_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_audit_by_canaries_does_not_refute_the_promise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     promised, refuted = audited(monkeypatch, 6)
     assert 0 < refuted < promised
 

@@ -35,7 +35,9 @@ def apart(one: Any, other: Any) -> float:
     return float(np.concatenate(found).std())
 
 
-def test_sums_that_differ_by_one_have_other_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_that_differ_by_one_have_other_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A graphics card, a new version of a library or another file of word vectors computes another
     gradient of the same parameters: with the same noise the difference would be free of it."""
     first, again = made(), made()
@@ -46,16 +48,22 @@ def test_sums_that_differ_by_one_have_other_noise(monkeypatch: pytest.MonkeyPatc
         name = next(iter(found))
         return {**found, name: found[name] + (found[name] != 0).long()}
 
-    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.ones(count, bool))
+    monkeypatch.setattr(
+        private, "chosen", lambda stream, count, rate: np.ones(count, bool)
+    )
     told = first.noisy_gradients(theta(first), round=0).tensors
     monkeypatch.setattr(PrivateSite, "clipped", inexact)
     assert apart(told, again.noisy_gradients(theta(again), round=0).tensors) > SPREAD
 
 
-def test_dropout_is_of_no_seed_that_others_know(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_is_of_no_seed_that_others_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """By a public seed and a unit's place, a unit that is left out would change the dropout of all
     behind it, and the sum could move by any number of clips: it has to be by chance."""
-    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.ones(count, bool))
+    monkeypatch.setattr(
+        private, "chosen", lambda stream, count, rate: np.ones(count, bool)
+    )
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     monkeypatch.setattr(private, "discrete_gaussian", zeros)
     dropping = replace(made().site.config.model, dropout=0.5)
@@ -69,7 +77,9 @@ def test_dropout_is_of_no_seed_that_others_know(monkeypatch: pytest.MonkeyPatch)
     assert not all(torch.equal(one[n], other[n]) for n in one)
 
 
-def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(tmp_path: Path) -> None:
+def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(
+    tmp_path: Path,
+) -> None:
     """Two of three sites may be summed. The server has a sum of all, sends all back, and asks the
     same of two in another round: with the same answers the difference would be the third's, hidden
     by its share of the noise alone."""
@@ -90,7 +100,9 @@ def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(tmp_path: Pat
 
     net = Net({name: lambda name=name: make(name) for name in SITES}, tmp_path)
     net.seal = lambda site: seal_of(tmp_path, site, 2)
-    patience = Patience(min_sites=2, timeout=10, knock=1, grace=0, pause=1, knock_every=0)
+    patience = Patience(
+        min_sites=2, timeout=10, knock=1, grace=0, pause=1, knock_every=0
+    )
     summing = SecureSum(SITES, job=JOB, threshold=2)
     server = net.engine(SITES, patience, summing=summing)
     sent = theta(made(patients()))
@@ -110,18 +122,25 @@ def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(tmp_path: Pat
 
 
 def _are_sums(total: Total, updates: list[Any]) -> bool:
-    exact = {n: sum(update.tensors[n] for update in updates) for n in updates[0].tensors}
+    exact = {
+        n: sum(update.tensors[n] for update in updates) for n in updates[0].tensors
+    }
     return all(torch.equal(total.tensors[n].long(), exact[n]) for n in exact)
 
 
 @pytest.mark.parametrize(("place", "units"), [("start", 1), ("transitions", 2)])
 def test_no_refusal_tells_which_tags_a_site_has(
-    place: str, units: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: str,
+    units: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A CRF in which a tag may not stand has no loss for a sentence that has it. To say so would
     ask the site whether a unit of this round has it, and cost nothing: such a unit adds nothing.
     One of three patients has a note that begins with a drug, two have notes with one behind it."""
-    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.ones(count, bool))
+    monkeypatch.setattr(
+        private, "chosen", lambda stream, count, rate: np.ones(count, bool)
+    )
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     monkeypatch.setattr(private, "discrete_gaussian", zeros)
     site = made(private=())
@@ -131,7 +150,9 @@ def test_no_refusal_tells_which_tags_a_site_has(
     sent[name] = sent[name].clone()
     sent[name][..., beginning] = -math.inf
     answer = site.noisy_gradients(sent, round=0)
-    assert f"gradients that cannot be computed: {{'ModelError': {units}}}" in caplog.text
+    assert (
+        f"gradients that cannot be computed: {{'ModelError': {units}}}" in caplog.text
+    )
     assert answer.tensors.keys() == sent.keys()
 
 
@@ -169,7 +190,12 @@ def test_a_sentence_is_no_unit_of_a_model_that_reads_documents(tmp_path: Path) -
     config: Any = FINETUNE.for_sites(
         parse_job(table, "job", Path(), "job.toml").config, [patients()]
     )
-    with pytest.raises(ConfigError, match='reads whole documents: set unit = "document"'):
+    with pytest.raises(
+        ConfigError, match='reads whole documents: set unit = "document"'
+    ):
         privately(FINETUNE).Site(patients(), config)
     read = replace(config.model, context="sentence")
-    assert len(privately(FINETUNE).Site(patients(), replace(config, model=read)).units) == 6
+    assert (
+        len(privately(FINETUNE).Site(patients(), replace(config, model=read)).units)
+        == 6
+    )

@@ -42,7 +42,9 @@ def site_of(valid: tuple[Document, ...] = NOTES) -> SiteData:
 
 
 def ended(
-    monkeypatch: pytest.MonkeyPatch, valid: tuple[Document, ...] = NOTES, **settings: Any
+    monkeypatch: pytest.MonkeyPatch,
+    valid: tuple[Document, ...] = NOTES,
+    **settings: Any,
 ) -> PrivateSite:
     """A site after the one round of its job, whose model finds every other mention, and one in
     each note that is none."""
@@ -65,12 +67,18 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 def told(site: PrivateSite) -> np.ndarray:
     """(3,) in mentions."""
     answer = site.noisy_counts(theta(site), round=0)
-    assert (answer.weight, dict(answer.metrics), [*answer.tensors]) == (1.0, {}, [COUNTS])
+    assert (answer.weight, dict(answer.metrics), [*answer.tensors]) == (
+        1.0,
+        {},
+        [COUNTS],
+    )
     assert answer.tensors[COUNTS].dtype == torch.int64
     return answer.tensors[COUNTS].double().numpy() * site.promise.counted
 
 
-def test_a_unit_moves_counts_by_the_most_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unit_moves_counts_by_the_most_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """By hand: right, found and annotated mentions of each patient; 20, 21 and 40 are scaled to a
     length of 20 together."""
     without_noise(monkeypatch)
@@ -79,7 +87,9 @@ def test_a_unit_moves_counts_by_the_most_at_most(monkeypatch: pytest.MonkeyPatch
     length = float(np.linalg.norm(wanted["q"]))
     wanted["q"] = [n * COUNTED / length for n in wanted["q"]]
     for patient, own in wanted.items():
-        without = told(ended(monkeypatch, tuple(d for d in NOTES if d.patient != patient)))
+        without = told(
+            ended(monkeypatch, tuple(d for d in NOTES if d.patient != patient))
+        )
         assert np.linalg.norm(whole - without) <= COUNTED
         np.testing.assert_allclose(whole - without, own, rtol=0, atol=1e-6)
 
@@ -100,12 +110,18 @@ def test_each_answer_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     assert not np.allclose(other, np.round(other), atol=1e-3)
 
 
-def test_an_answer_is_the_sum_of_counts_and_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_the_sum_of_counts_and_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Noise that is 7 everywhere, of nobody."""
     sevens = lambda stream, count: np.full(count, 7)  # noqa: E731
     monkeypatch.setattr(private, "discrete_gaussian", sevens)
     nobody = ended(monkeypatch, ())
-    assert nobody.noisy_counts(theta(nobody), round=0).tensors[COUNTS].tolist() == [7, 7, 7]
+    assert nobody.noisy_counts(theta(nobody), round=0).tensors[COUNTS].tolist() == [
+        7,
+        7,
+        7,
+    ]
 
 
 @pytest.mark.parametrize("clipped", [True, False])
@@ -118,7 +134,9 @@ def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
     it where counts are not clipped."""
     if not clipped:
         exact = private.cut
-        monkeypatch.setattr(private, "cut", lambda own, clip, grids: exact(own, 1e9, grids))
+        monkeypatch.setattr(
+            private, "cut", lambda own, clip, grids: exact(own, 1e9, grids)
+        )
     asked = {**ASKED, "counts": 3.0, "where": "site"}
     others = (NOTES[0], *NOTES[2:])
     both = ((*others, note("2", "q", 400)), others)
@@ -150,24 +168,34 @@ def test_counts_are_told_in_the_end_and_where_the_job_has_them() -> None:
         site.noisy_counts(theta(site), round=0)
 
 
-def test_a_model_that_fails_on_a_note_tells_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_fails_on_a_note_tells_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Parameters that are no numbers: a refusal would tell, here or of one word alone."""
     without_noise(monkeypatch)
     site = made(site_of(), rounds=1, privacy=ASKED)
     site.noisy_gradients(theta(site), round=0)
-    broken = {name: torch.full_like(value, math.nan) for name, value in theta(site).items()}
+    broken = {
+        name: torch.full_like(value, math.nan) for name, value in theta(site).items()
+    }
     assert not site.noisy_counts(broken, round=0).tensors[COUNTS].any()
 
 
 def test_counts_of_units_that_are_not_told_apart_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r'counts = 2.0: they are of whole notes.*"document"'):
+    with pytest.raises(
+        ConfigError, match=r'counts = 2.0: they are of whole notes.*"document"'
+    ):
         config_of(patients(), privacy={"counts": 2.0, "unit": "sentence"})
     with pytest.raises(ConfigError, match=r"counts = 0\.01: at least 0.1"):
         config_of(patients(), privacy={"counts": 0.01})
     unknown = tuple(replace(d, patient=None) for d in NOTES)
     with pytest.raises(ConfigError, match=r"4 of 4 .* documents .* have no patient"):
         made(site_of(unknown), privacy=ASKED)
-    table = {"method": "pretrain", "synthetic": {}, "privacy": {"epsilon": 1.0, "counts": 2.0}}
+    table = {
+        "method": "pretrain",
+        "synthetic": {},
+        "privacy": {"epsilon": 1.0, "counts": 2.0},
+    }
     with pytest.raises(ConfigError, match="nothing to count"):
         parse_job(table, "job", Path(), "job.toml")
 
@@ -177,9 +205,16 @@ def test_a_run_tells_a_score_and_what_it_cost(tmp_path: Path) -> None:
     asked = {"noise": 1.0, "rate": 0.5, "unit": "document", "counts": 3.0}
     table = {**TABLE, "conditions": ["federated"], "privacy": asked}
     result = simulate(parse_job(table, "job", Path(), "job.toml"), tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
     assert ["valid_f1" in line for line in lines] == [False, True]
     assert 0 <= lines[-1]["valid_f1"] <= 1
     promised = result.privacy["federated"]
-    assert promised["epsilon"] == epsilon_of(1.0, 1e-5, 0.5, 4, 3.0) > epsilon_of(1.0, 1e-5, 0.5, 4)
+    assert (
+        promised["epsilon"]
+        == epsilon_of(1.0, 1e-5, 0.5, 4, 3.0)
+        > epsilon_of(1.0, 1e-5, 0.5, 4)
+    )
     assert promised["counts"] == 3.0

@@ -40,7 +40,9 @@ SECRET = bytes(range(32))
 def three() -> list[SiteData]:
     """Up to eight notes, two of a patient; each site annotates one of three types."""
     made = []
-    for of, own in zip(generate(num_sites=3, sentences_per_site=40, seed=5), TYPES, strict=True):
+    for of, own in zip(
+        generate(num_sites=3, sentences_per_site=40, seed=5), TYPES, strict=True
+    ):
         notes = relabel(of.complete.train[:8], {}, {own})
         owned = tuple(replace(d, patient=f"p{n // 2}") for n, d in enumerate(notes))
         made.append(SiteData(of.data.id, TagSet((own,)), owned, owned, owned))
@@ -49,9 +51,21 @@ def three() -> list[SiteData]:
 
 def config_of(**given: Any) -> Any:
     asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | given.pop("privacy", {})
-    settings = {**distill.METHOD.private.settings, "rounds": 3, "batch_size": 4, "seed": 3}
-    settings |= {"learning_rate": 0.02, "unannotated": "soft", "model": NO_DROPOUT, **given}
-    return distill.for_sites(distill.Config(privacy=Privacy(**asked), **settings), three())
+    settings = {
+        **distill.METHOD.private.settings,
+        "rounds": 3,
+        "batch_size": 4,
+        "seed": 3,
+    }
+    settings |= {
+        "learning_rate": 0.02,
+        "unannotated": "soft",
+        "model": NO_DROPOUT,
+        **given,
+    }
+    return distill.for_sites(
+        distill.Config(privacy=Privacy(**asked), **settings), three()
+    )
 
 
 def site_of(number: int = 0, **given: Any) -> Any:
@@ -85,7 +99,8 @@ def second(site: Any, teacher: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("unannotated", "clip"), [("soft", 0.05), ("soft", 1e6), ("pseudo", 0.05), ("marginal", 1e6)]
+    ("unannotated", "clip"),
+    [("soft", 0.05), ("soft", 1e6), ("pseudo", 0.05), ("marginal", 1e6)],
 )
 def test_a_unit_moves_the_sum_by_its_own_bits_and_by_the_clip_at_most(
     unannotated: str, clip: float, without_noise: Any
@@ -101,10 +116,14 @@ def test_a_unit_moves_the_sum_by_its_own_bits_and_by_the_clip_at_most(
     units = (0, 1, 3)
     whole, single = sums(units), [sums([unit]) for unit in units]
     for name, value in whole.items():
-        assert torch.equal(value, sum((own[name] for own in single), torch.zeros_like(value)))
+        assert torch.equal(
+            value, sum((own[name] for own in single), torch.zeros_like(value))
+        )
     grid = site_of(privacy={"clip": clip}).promise.grids[0]
     for own in single:
-        length = grid * float(torch.cat([v.double().flatten() for v in own.values()]).norm())
+        length = grid * float(
+            torch.cat([v.double().flatten() for v in own.values()]).norm()
+        )
         assert 0 < length <= clip
         assert clip > 1 or length == pytest.approx(clip, rel=1e-3)
 
@@ -129,7 +148,9 @@ def test_a_unit_is_completed_alike_where_others_are_not_there(
         assert_same(sums(unit, every), sums(0, [owner]))
 
 
-def plain(site: Any, teacher: dict[str, Any], how: str, unit: Sequence[int]) -> list[torch.Tensor]:
+def plain(
+    site: Any, teacher: dict[str, Any], how: str, unit: Sequence[int]
+) -> list[torch.Tensor]:
     """The gradients of a unit's mean loss as the method without noise has them, at a site that
     holds this unit's notes and no other."""
     data = replace(three()[0], train=tuple(three()[0].train[n] for n in unit))
@@ -144,7 +165,9 @@ def plain(site: Any, teacher: dict[str, Any], how: str, unit: Sequence[int]) -> 
 
 
 @pytest.mark.parametrize("unannotated", ["soft", "pseudo", "marginal", "outside"])
-def test_a_unit_is_completed_as_without_a_promise(unannotated: str, without_noise: Any) -> None:
+def test_a_unit_is_completed_as_without_a_promise(
+    unannotated: str, without_noise: Any
+) -> None:
     """Against the method itself (Eq. 4 and 5, or the posterior) at a site of that unit alone."""
     without_noise([2])
     site = site_of(unannotated=unannotated, privacy={"clip": 1e6})
@@ -153,7 +176,9 @@ def test_a_unit_is_completed_as_without_a_promise(unannotated: str, without_nois
     load_into(site.site.shared, start)
     wanted = plain(site, teacher, unannotated, [4, 5])
     for (name, value), gradient in zip(found.items(), wanted, strict=True):
-        expected = torch.zeros_like(site.site.shared[name]) if gradient is None else gradient
+        expected = (
+            torch.zeros_like(site.site.shared[name]) if gradient is None else gradient
+        )
         got = value.double() * site.promise.grids[0]
         torch.testing.assert_close(got.float(), expected, rtol=1e-4, atol=3e-2)
 
@@ -171,22 +196,31 @@ def test_what_was_found_is_annotated_where_the_site_is_silent() -> None:
     gold = three()[0].train
     predicted = model.predict([replace(d, spans=()) for d in gold])
     known = frozenset(("Disease",))
-    wanted = [pseudo_complete(g, p, known) for g, p in zip(gold, predicted, strict=True)]
+    wanted = [
+        pseudo_complete(g, p, known) for g, p in zip(gold, predicted, strict=True)
+    ]
     other = model.annotate(site.site.train_set, wanted, known)
     assert (corpus.encoded.tags == other.encoded.tags).all()
     assert any(len(w.spans) > len(g.spans) for w, g in zip(wanted, gold, strict=True))
-    assert all(torch.equal(v, site.site.shared[n]) for n, v in snapshot(site.site.shared).items())
+    assert all(
+        torch.equal(v, site.site.shared[n])
+        for n, v in snapshot(site.site.shared).items()
+    )
 
 
 def test_the_teacher_is_of_the_rounds_first_answer_and_follows_the_warm_up() -> None:
     """Two answers to an epoch, E_loc = 2: θ_t of the first of four; warm-up of one round."""
     site = site_of(local_epochs=2, warmup=1)
     assert site.promise.rounds == 12
-    sent = [{n: v * (1 + step) for n, v in other_than(site).items()} for step in range(6)]
+    sent = [
+        {n: v * (1 + step) for n, v in other_than(site).items()} for step in range(6)
+    ]
     for step, parameters in enumerate(sent):
         site.noisy_gradients(parameters, round=step)
         assert_same(dict(site.site.teacher), sent[step - step % 4])
-        assert site.site._unannotated(site.site.rounds) == ("marginal" if step < 4 else "soft")
+        assert site.site._unannotated(site.site.rounds) == (
+            "marginal" if step < 4 else "soft"
+        )
 
 
 def test_an_answer_is_of_its_teacher_too() -> None:
@@ -205,12 +239,17 @@ def test_an_answer_is_of_its_teacher_too() -> None:
     assert np.concatenate(spread).std() > 1.2
 
 
-def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(tmp_path: Path) -> None:
+def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(
+    tmp_path: Path,
+) -> None:
     """Killed between two answers of a round, so that its teacher is what was kept."""
 
     def run(**options: Any) -> dict[str, torch.Tensor]:
         config = config_of(rounds=1, local_epochs=2)
-        sites = [PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(three())]
+        sites = [
+            PRIVATE.Site(d, config, secret=bytes([n]) * 32)
+            for n, d in enumerate(three())
+        ]
         return dict(PRIVATE.train(InProcess(sites, **options), config).tensors)
 
     whole = run()
@@ -220,10 +259,15 @@ def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(tmp_path:
 
 def test_nobody_in_a_round_is_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """χ², p > 1e-4."""
-    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.zeros(count, bool))
+    monkeypatch.setattr(
+        private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
+    )
     site = site_of()
     answer = site.noisy_gradients(snapshot(site.site.shared), round=0)
-    found = np.concatenate([v.double().numpy().ravel() for v in answer.tensors.values()]) / SCALE
+    found = (
+        np.concatenate([v.double().numpy().ravel() for v in answer.tensors.values()])
+        / SCALE
+    )
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
     assert low < float(found @ found) < high
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
@@ -249,10 +293,17 @@ def test_token_classifiers_are_taught_too(
 
 
 def test_what_couples_units_is_refused_by_name() -> None:
-    table: dict[str, Any] = {"method": "distill", "synthetic": {}, "privacy": {"epsilon": 2.0}}
+    table: dict[str, Any] = {
+        "method": "distill",
+        "synthetic": {},
+        "privacy": {"epsilon": 2.0},
+    }
     assert not parse_job(table, "job", Path(), "job.toml").config.weighting
     for training, told in (
-        ({"unannotated": "pseudo", "weighting": True}, r"weighting = True: under \[privacy\]"),
+        (
+            {"unannotated": "pseudo", "weighting": True},
+            r"weighting = True: under \[privacy\]",
+        ),
         ({"aggregation": "uniform"}, r"aggregation = 'uniform': under \[privacy\]"),
         ({"trace": True}, r"trace = True: under \[privacy\]"),
     ):

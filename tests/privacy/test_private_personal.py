@@ -36,8 +36,14 @@ def three() -> list[SiteData]:
 def config_of(bert: Path, sites: Sequence[Any], **given: Any) -> Any:
     model = TokenClassifierConfig(encoder=str(bert), train="lora", rank=2)
     asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25, "unit": "document"} | given
-    settings = personal.METHOD.private.settings | {"cycles": 2, "batch_size": 4, "seed": 3}
-    made = personal.Config(model=model, privacy=Privacy(**asked), learning_rate=0.02, **settings)
+    settings = personal.METHOD.private.settings | {
+        "cycles": 2,
+        "batch_size": 4,
+        "seed": 3,
+    }
+    made = personal.Config(
+        model=model, privacy=Privacy(**asked), learning_rate=0.02, **settings
+    )
     return personal.for_sites(made, sites)
 
 
@@ -63,8 +69,13 @@ def test_a_unit_moves_both_changes_together_by_the_clip_at_most(
         answer = site.noisy_gradients(snapshot(site.site.shared), round=0).tensors
         assert not answer["classifier.weight.B-ADE"].any()
         assert {name.split(".")[0] for name in moved} == {"private", "classifier"}
-        left = [v.double().numpy().ravel() * site._grids[n] for n, v in sorted(answer.items())]
-        own = [4 * v.double().numpy().ravel() for _, v in sorted(moved.items())]  # N = 4
+        left = [
+            v.double().numpy().ravel() * site._grids[n]
+            for n, v in sorted(answer.items())
+        ]
+        own = [
+            4 * v.double().numpy().ravel() for _, v in sorted(moved.items())
+        ]  # N = 4
         return np.concatenate(left + own)
 
     every = range(8)
@@ -78,12 +89,16 @@ def test_a_unit_moves_both_changes_together_by_the_clip_at_most(
     assert clip > 1 or min(lengths) == pytest.approx(clip, rel=2e-3)
 
 
-def test_a_run_ends_with_what_was_trained_with_noise(bert: Path, tmp_path: Path) -> None:
+def test_a_run_ends_with_what_was_trained_with_noise(
+    bert: Path, tmp_path: Path
+) -> None:
     """A row that a site lacks has noise alone, of the size that is promised; what is saved and
     scored is the federated model, and nothing of one that has seen the notes without noise."""
     sites = three()
     config = config_of(bert, sites)
-    made = [PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(sites)]
+    made = [
+        PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(sites)
+    ]
     first = made[0].noisy_gradients(snapshot(made[0].site.shared), round=0).tensors
     lacked = first["classifier.weight.B-ADE"].double().numpy() / SCALE
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], lacked.size)

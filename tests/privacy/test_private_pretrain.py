@@ -50,15 +50,30 @@ def site_of(own: Sequence[Note]) -> SiteNotes:
 
 def config_of(bert: Path, model: Any = (), **privacy: Any) -> Any:
     given = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | privacy
-    settings = PRETRAIN.private.settings | {"length": LENGTH, "batch_size": 4, "cycles": 2}
-    named = PRETRAIN.model_config({"encoder": str(bert), "train": "lora", **dict(model)})
-    return PRETRAIN.Config(model=named, privacy=Privacy(**given), seed=5, sites=3, **settings)
+    settings = PRETRAIN.private.settings | {
+        "length": LENGTH,
+        "batch_size": 4,
+        "cycles": 2,
+    }
+    named = PRETRAIN.model_config(
+        {"encoder": str(bert), "train": "lora", **dict(model)}
+    )
+    return PRETRAIN.Config(
+        model=named, privacy=Privacy(**given), seed=5, sites=3, **settings
+    )
 
 
 def made(
-    bert: Path, tmp_path: Path, own: Sequence[Note] | None = None, model: Any = (), **privacy: Any
+    bert: Path,
+    tmp_path: Path,
+    own: Sequence[Note] | None = None,
+    model: Any = (),
+    **privacy: Any,
 ) -> Any:
-    site, config = site_of(notes() if own is None else own), config_of(bert, model, **privacy)
+    site, config = (
+        site_of(notes() if own is None else own),
+        config_of(bert, model, **privacy),
+    )
     kind: Any = privately(PRETRAIN).Site
     return kind(site, config, secret=bytes(range(32)), cache=tmp_path)
 
@@ -67,7 +82,9 @@ def theta(bert: Path) -> dict[str, torch.Tensor]:
     return {n: v.clone() for n, v in PRETRAIN.private.initial(config_of(bert)).items()}
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, units: Sequence[int], noise: bool = False) -> None:
+def drawn(
+    monkeypatch: pytest.MonkeyPatch, units: Sequence[int], noise: bool = False
+) -> None:
     """Rounds of these units, to whose sum nothing is added."""
     picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
     monkeypatch.setattr(private, "chosen", picked)
@@ -80,7 +97,11 @@ def texts(site: Any) -> list[list[list[int]]]:
     """The ids of each sequence of each unit, without marks."""
     ids, plan = site.site.train_set.ids, site.site.apart
     rows = [
-        [int(i) for a, b in plan.stretches[plan.bounds[r] : plan.bounds[r + 1]] for i in ids[a:b]]
+        [
+            int(i)
+            for a, b in plan.stretches[plan.bounds[r] : plan.bounds[r + 1]]
+            for i in ids[a:b]
+        ]
         for r in range(len(plan))
     ]
     return [[rows[r] for r in unit] for unit in site.units]
@@ -111,10 +132,14 @@ def test_units_that_cannot_be_told_are_refused(bert: Path, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r'unit = "sentence".*set unit = "document"'):
         made(bert, tmp_path, unit="sentence")
     unknown = notes(["a", None, "b"])
-    with pytest.raises(ConfigError, match=r'1 of 4 training documents.*unit = "document"'):
+    with pytest.raises(
+        ConfigError, match=r'1 of 4 training documents.*unit = "document"'
+    ):
         made(bert, tmp_path, unknown)
     made(bert, tmp_path, unknown, unit="document")
-    with pytest.raises(ConfigError, match=r'"mlm\+nsp" sets text of one patient beside another'):
+    with pytest.raises(
+        ConfigError, match=r'"mlm\+nsp" sets text of one patient beside another'
+    ):
         config_of(bert, {"objective": "mlm+nsp"})
 
 
@@ -133,12 +158,16 @@ def test_a_unit_moves_what_leaves_by_the_clip_at_most(
     for unit in range(3):
         without, alone = sums([u for u in range(3) if u != unit]), sums([unit])
         assert all(torch.equal(whole[n] - without[n], alone[n]) for n in whole)
-        square = sum(float((value.double() * grid).square().sum()) for value in alone.values())
+        square = sum(
+            float((value.double() * grid).square().sum()) for value in alone.values()
+        )
         assert 0 < square <= clip**2
         assert clip > 1 or square == pytest.approx(clip**2, rel=2e-3)
 
 
-def test_a_clipped_gradient_is_that_of_the_units_own_loss(bert: Path, tmp_path: Path) -> None:
+def test_a_clipped_gradient_is_that_of_the_units_own_loss(
+    bert: Path, tmp_path: Path
+) -> None:
     """Against torch's gradients of masked sequences of the unit's notes, packed by themselves."""
     site = made(bert, tmp_path, clip=0.02)
     model, own = site.site.model, [n for n in notes() if n.patient == "a"]
@@ -147,11 +176,15 @@ def test_a_clipped_gradient_is_that_of_the_units_own_loss(bert: Path, tmp_path: 
     found = site.clipped(site.units[0])
     torch.manual_seed(3)
     rng = np.random.default_rng(int(torch.randint(2**62, ())))
-    split = [lines for n in own if (lines := model.tokenizer.tokenize(sentences(n.text)))]
+    split = [
+        lines for n in own if (lines := model.tokenizer.tokenize(sentences(n.text)))
+    ]
     tokens = tokens_of([lines for lines in split if any(lines)])
     plan = plan_full(tokens, LENGTH, 5, 0)
     batch = gather(tokens, plan, np.arange(len(plan)), model.specials)
-    loss = model.loss(batch, mask(batch.ids, model.specials, model.vocabulary, rng)).loss
+    loss = model.loss(
+        batch, mask(batch.ids, model.specials, model.vocabulary, rng)
+    ).loss
     parameters = model.trainable()
     gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     flat = [np.zeros(0) if g is None else g.double().numpy().ravel() for g in gradients]
@@ -172,7 +205,10 @@ def test_what_leaves_has_the_noise_that_is_promised(
     drawn(monkeypatch, [], noise=True)
     site = made(bert, tmp_path)
     answer = site.noisy_gradients(theta(bert), round=0)
-    found = np.concatenate([v.double().numpy().ravel() for v in answer.tensors.values()]) / SCALE
+    found = (
+        np.concatenate([v.double().numpy().ravel() for v in answer.tensors.values()])
+        / SCALE
+    )
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
     assert low < float(found @ found) < high
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
@@ -196,5 +232,7 @@ def test_a_job_says_what_it_promises(bert: Path, tmp_path: Path) -> None:
     assert 7.9 < told["epsilon"] <= 8.0
     for key, value in (("head_cycles", 1), ("long_cycles", 1), ("server", "adam")):
         wrong = {**table, "training": {**table["training"], key: value}}
-        with pytest.raises(ConfigError, match=rf"{key} = .*under \[privacy\] it must be"):
+        with pytest.raises(
+            ConfigError, match=rf"{key} = .*under \[privacy\] it must be"
+        ):
             parse_job(wrong, "job", Path(), "job.toml")

@@ -37,12 +37,26 @@ OFTEN, FREQUENT = 40, 60  # patients with a code, and with a concept, of 300
 
 
 def config_of(representation: str = "learn", **given: Any) -> Any:
-    asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25, "counts": 2.0} | given.pop("privacy", {})
+    asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25, "counts": 2.0} | given.pop(
+        "privacy", {}
+    )
     svm = SvmConfig(loss="log", class_weights="balanced")
     network = DanConfig(embedding=8, hidden=12)
-    model = PhenotypeConfig(representation=representation, network=network, classifier=svm)
-    settings = {**PHENOTYPE.private.settings, "cycles": 1, "classifier_cycles": 1, "seed": 5}
-    settings |= {"batch_size": 16, "learning_rate": 0.05, "systems": ("icd9",), "minimum": OFTEN}
+    model = PhenotypeConfig(
+        representation=representation, network=network, classifier=svm
+    )
+    settings = {
+        **PHENOTYPE.private.settings,
+        "cycles": 1,
+        "classifier_cycles": 1,
+        "seed": 5,
+    }
+    settings |= {
+        "batch_size": 16,
+        "learning_rate": 0.05,
+        "systems": ("icd9",),
+        "minimum": OFTEN,
+    }
     settings |= {"least_occurrences": FREQUENT} if representation == "learn" else {}
     settings |= {"model": model, "privacy": Privacy(**asked), **given}
     return PHENOTYPE.for_sites(Config(**settings), SITES)
@@ -75,7 +89,11 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(site: Any) -> np.ndarray:
     answer = site.noisy_counts({}, round=0)
-    assert (answer.weight, dict(answer.metrics), [*answer.tensors]) == (1.0, {}, [COUNTS])
+    assert (answer.weight, dict(answer.metrics), [*answer.tensors]) == (
+        1.0,
+        {},
+        [COUNTS],
+    )
     return np.asarray(answer.tensors[COUNTS].double().numpy() * site.promise.counted)
 
 
@@ -103,10 +121,14 @@ def test_each_answer_has_noise_of_its_own() -> None:
     """A site's share, σ · 20 / √2 of three sites: χ² of an answer of nobody, p > 1e-4."""
     config = config_of()
     nobody = replace(SITES[0], train=SITES[0].train.take([]))
-    found = told(PRIVATE.Site(nobody, config, secret=bytes(32))) / (2.0 * 20.0 / np.sqrt(2))
+    found = told(PRIVATE.Site(nobody, config, secret=bytes(32))) / (
+        2.0 * 20.0 / np.sqrt(2)
+    )
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
     assert low < float(found @ found) < high
-    again = told(PRIVATE.Site(nobody, config, secret=bytes(32))) / (2.0 * 20.0 / np.sqrt(2))
+    again = told(PRIVATE.Site(nobody, config, secret=bytes(32))) / (
+        2.0 * 20.0 / np.sqrt(2)
+    )
     assert (found == again).all()
     other = told(PRIVATE.Site(nobody, config, secret=bytes(31) + b"1"))
     assert (other != found * (2.0 * 20.0 / np.sqrt(2))).all()
@@ -123,10 +145,14 @@ def test_what_is_agreed_is_of_all_sites_counts(
     sent: dict[str, Any] = {}
     sites = [PRIVATE.Site(data, config) for data in SITES]
     for site in sites:
-        monkeypatch.setattr(site, "begin", lambda t, keep=site.begin: sent.update(t) or keep(t))
+        monkeypatch.setattr(
+            site, "begin", lambda t, keep=site.begin: sent.update(t) or keep(t)
+        )
     PRIVATE.train(InProcess(sites), config)
     kept = [of_use(data, representation) for data in SITES]
-    train = [data.train.take(np.flatnonzero(k)) for data, k in zip(SITES, kept, strict=True)]
+    train = [
+        data.train.take(np.flatnonzero(k)) for data, k in zip(SITES, kept, strict=True)
+    ]
     bags = np.concatenate([table_of(cohort.bags) for cohort in train])
     labels = np.concatenate([cohort.labels for cohort in train])
     if representation == "learn":
@@ -155,12 +181,18 @@ def test_what_is_agreed_is_of_all_sites_counts(
             np.testing.assert_allclose(weights, exact, rtol=1e-6)
 
 
-def test_a_class_that_is_rarer_than_the_noise_weighs_as_if_it_were_as_frequent() -> None:
+def test_a_class_that_is_rarer_than_the_noise_weighs_as_if_it_were_as_frequent() -> (
+    None
+):
     """(400 + 80) / (2 · 400) and (400 + 80) / (2 · 80), of 400 and 3 with a deviation of 80."""
     config = config_of("none")
     sizes = [config.space.width, 1, 3, 3]
-    counts = np.concatenate([np.full(n, v) for n, v in zip(sizes, (50, 400, 400, 3), strict=True)])
-    weights = PHENOTYPE.private.counts.agree(config, counts.astype(float), 80.0)["weights"]
+    counts = np.concatenate(
+        [np.full(n, v) for n, v in zip(sizes, (50, 400, 400, 3), strict=True)]
+    )
+    weights = PHENOTYPE.private.counts.agree(config, counts.astype(float), 80.0)[
+        "weights"
+    ]
     assert weights.tolist() == [[0.6, 3.0]] * 3
 
 
@@ -175,14 +207,22 @@ def test_nothing_frequent_is_an_error() -> None:
 def test_a_gradient_is_weighed_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, of a patient with labels of all diseases: Σ w y σ(-y s) / 3 for intercepts."""
     without_noise(monkeypatch)
-    site = PRIVATE.Site(SITES[0], config_of("none", privacy={"clip": 50.0}), secret=bytes(32))
+    site = PRIVATE.Site(
+        SITES[0], config_of("none", privacy={"clip": 50.0}), secret=bytes(32)
+    )
     width, weights = SITES[0].space.width, [[0.5, 3.0], [1.5, 0.25], [1.0, 2.0]]
-    site.begin({"idf": torch.ones(width).double(), "weights": torch.tensor(weights).double()})
-    unit = next(u for u, (r,) in enumerate(site.units) if (SITES[0].train.labels[r] >= 0).all())
+    site.begin(
+        {"idf": torch.ones(width).double(), "weights": torch.tensor(weights).double()}
+    )
+    unit = next(
+        u for u, (r,) in enumerate(site.units) if (SITES[0].train.labels[r] >= 0).all()
+    )
     picked = lambda stream, count, rate: np.arange(count) == unit  # noqa: E731
     monkeypatch.setattr(private, "chosen", picked)
     sent = {n: torch.full_like(v.detach(), 0.1) for n, v in site.site.shared.items()}
-    found = site.noisy_gradients(sent, round=0).tensors["svm.intercept"].double().numpy()
+    found = (
+        site.noisy_gradients(sent, round=0).tensors["svm.intercept"].double().numpy()
+    )
     (row,) = site.units[unit]
     x = table_of(SITES[0].train.bags)[row].astype(float)
     sign = np.where(SITES[0].train.labels[row] == PRESENT, 1.0, -1.0)
@@ -193,7 +233,9 @@ def test_a_gradient_is_weighed_by_its_class(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def run(config: Any, kept: Path | None = None, **options: Any) -> dict[str, Any]:
-    sites = [PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(SITES)]
+    sites = [
+        PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(SITES)
+    ]
     sites[0].site.directory = kept
     final = PRIVATE.train(InProcess(sites, **options), config)
     assert final.round == PRIVATE.promise(config).rounds
@@ -201,7 +243,9 @@ def run(config: Any, kept: Path | None = None, **options: Any) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("representation", ["learn", "none"])
-def test_a_run_is_the_same_however_it_is_run(representation: str, tmp_path: Path) -> None:
+def test_a_run_is_the_same_however_it_is_run(
+    representation: str, tmp_path: Path
+) -> None:
     """Under the secure sum, and killed and gone on with, the counts are those of the first start;
     the model that is saved knows what was agreed. ε covers counts and rounds."""
     config = config_of(representation, privacy={"counts": 0.5, "counted": 4.0})
@@ -216,7 +260,9 @@ def test_a_run_is_the_same_however_it_is_run(representation: str, tmp_path: Path
         assert saved.idf is not None
         assert np.array_equal(saved.idf, whole["agreed.idf"].numpy())
     assert_same(whole, run(config, secure=True))
-    assert_same(whole, resumed(lambda **more: run(config, **more), tmp_path / "run", kill=1))
+    assert_same(
+        whole, resumed(lambda **more: run(config, **more), tmp_path / "run", kill=1)
+    )
     promise = PRIVATE.promise(config)
     assert promise.epsilon() == epsilon_of(1.5, 1e-5, 0.5, promise.rounds, 0.5)
 
@@ -236,14 +282,19 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("odd", [pytest.param(odd, id=name) for name, odd in ODD.items()])
+@pytest.mark.parametrize(
+    "odd", [pytest.param(odd, id=name) for name, odd in ODD.items()]
+)
 def test_what_a_server_says_was_agreed_tells_of_no_patient(odd: dict[str, Any]) -> None:
     """It is refused, with the same words, whether or not a patient has the only concept whose
     number is odd."""
     config, at = config_of("none"), 7
     have = table_of(SITES[0].train.bags)[:, at] > 0
     without = replace(SITES[0], train=SITES[0].train.take(np.flatnonzero(~have)))
-    given: dict[str, Any] = {"idf": torch.ones(60).double(), "weights": torch.ones(3, 2).double()}
+    given: dict[str, Any] = {
+        "idf": torch.ones(60).double(),
+        "weights": torch.ones(3, 2).double(),
+    }
     for name, value in odd.items():
         if isinstance(value, list):
             given[name].view(-1)[at % given[name].numel()] = value[0]
@@ -261,9 +312,13 @@ def test_a_server_asks_once_and_for_what_the_job_has() -> None:
     site = PRIVATE.Site(SITES[0], config_of(), secret=bytes(32))
     weights = {"weights": torch.ones(3, 2).double()}
     with pytest.raises(RefusedError, match="not places in the job's list"):
-        site.begin({"chosen": torch.tensor([1, 10**6]), KNOWN: torch.tensor([5, 7]), **weights})
+        site.begin(
+            {"chosen": torch.tensor([1, 10**6]), KNOWN: torch.tensor([5, 7]), **weights}
+        )
     with pytest.raises(RefusedError, match="not places in the dictionary's list"):
-        site.begin({"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 5]), **weights})
+        site.begin(
+            {"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 5]), **weights}
+        )
     agreed = {"chosen": torch.tensor([1, 2]), KNOWN: torch.tensor([5, 7])}
     agreed["weights"] = torch.ones(3, 2).double()
     site.begin(agreed)
@@ -275,12 +330,18 @@ def test_a_server_asks_once_and_for_what_the_job_has() -> None:
         site.noisy_counts({}, round=0)
     with pytest.raises(RefusedError, match="nothing to agree on, or no more"):
         site.begin(agreed)
-    broken = {n: torch.full_like(v.detach(), math.nan) for n, v in site.site.shared.items()}
+    broken = {
+        n: torch.full_like(v.detach(), math.nan) for n, v in site.site.shared.items()
+    }
     with pytest.raises(RefusedError, match="not of finite numbers"):
         site.finish(broken)
-    with pytest.raises(ConfigError, match=r"\[privacy\] counts: this job counts nothing"):
+    with pytest.raises(
+        ConfigError, match=r"\[privacy\] counts: this job counts nothing"
+    ):
         config_of(
             outputs=("icd9:401",),
             least_occurrences=0,
-            model=PhenotypeConfig(classifier=SvmConfig(loss="log", class_weights="none")),
+            model=PhenotypeConfig(
+                classifier=SvmConfig(loss="log", class_weights="none")
+            ),
         )

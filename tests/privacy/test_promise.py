@@ -66,7 +66,9 @@ def test_epsilon_of_counts_is_added_order_by_order() -> None:
             a * curve + math.log((a - 1) / a) - (math.log(1e-5) + math.log(a)) / (a - 1)
             for a in ORDERS
         )
-        assert epsilon_of(noise, 1e-5, 1.0, rounds, scores) == pytest.approx(wanted, rel=1e-6)
+        assert epsilon_of(noise, 1e-5, 1.0, rounds, scores) == pytest.approx(
+            wanted, rel=1e-6
+        )
     with_counts = noise_for(4.0, 1e-5, 0.1, 40, 3.0)
     assert with_counts > noise_for(4.0, 1e-5, 0.1, 40)
     assert 3.99 < epsilon_of(with_counts, 1e-5, 0.1, 40, 3.0) <= 4.0
@@ -118,7 +120,9 @@ def test_a_published_setting() -> None:
     """σ = 1, q = 64/5000, 1,560 rounds, δ = 1e-5: 3.31 by Rényi, 3.00 by privacy losses."""
     assert epsilon_of(1.0, 1e-5, 64 / 5000, 1560) == pytest.approx(3.31, abs=0.01)
     with module._accounting() as (events, _):
-        accountants = importlib.import_module("dp_accounting.pld.pld_privacy_accountant")
+        accountants = importlib.import_module(
+            "dp_accounting.pld.pld_privacy_accountant"
+        )
         one = events.PoissonSampledDpEvent(64 / 5000, events.GaussianDpEvent(1.0))
         accountant = accountants.PLDAccountant().compose(one, 1560)
         assert accountant.get_epsilon(1e-5) == pytest.approx(3.00, abs=0.02)
@@ -127,7 +131,9 @@ def test_a_published_setting() -> None:
 @pytest.mark.parametrize("scale", [1, 2, 5])
 @pytest.mark.parametrize("shift", [1, 3])
 @pytest.mark.parametrize("order", [2, 3, 8])
-def test_the_discrete_gaussian_promises_no_less(scale: int, shift: int, order: int) -> None:
+def test_the_discrete_gaussian_promises_no_less(
+    scale: int, shift: int, order: int
+) -> None:
     """Its moment on whole numbers, summed, is at most the continuous one; so is that of the
     other direction, of removing a unit."""
     rate, wide = 0.3, range(-60 * scale - shift, 60 * scale + 2 * shift)
@@ -139,8 +145,12 @@ def test_the_discrete_gaussian_promises_no_less(scale: int, shift: int, order: i
     mixed = {x: (1 - rate) * weight(x) + rate * weight(x - shift) for x in wide}
     kept = [x for x in wide if weight(x) > 1e-290 and weight(x - shift) > 1e-290]
     ratio = {x: math.log(mixed[x]) - math.log(weight(x)) for x in kept}
-    adding = math.fsum(math.exp(order * ratio[x] + math.log(weight(x) / whole)) for x in kept)
-    removing = math.fsum(math.exp((1 - order) * ratio[x]) * weight(x) / whole for x in kept)
+    adding = math.fsum(
+        math.exp(order * ratio[x] + math.log(weight(x) / whole)) for x in kept
+    )
+    removing = math.fsum(
+        math.exp((1 - order) * ratio[x]) * weight(x) / whole for x in kept
+    )
     bound = moment(order, scale / shift, rate)
     assert math.log(adding) <= bound + 1e-9
     assert math.log(removing) <= bound + 1e-9
@@ -162,7 +172,9 @@ def test_noise_is_that_of_opacus(
     noise = noise_for(epsilon, delta, rate, rounds)
     assert noise == pytest.approx(opacus, rel=0.01)
     assert epsilon_of(noise, delta, rate, rounds) <= epsilon
-    assert epsilon_of(noise - 2e-4, delta, rate, rounds) > epsilon  # no more than is needed
+    assert (
+        epsilon_of(noise - 2e-4, delta, rate, rounds) > epsilon
+    )  # no more than is needed
 
 
 def test_epsilon_grows_with_rounds() -> None:
@@ -200,7 +212,9 @@ def test_steps_of_the_grid_are_parts_of_the_noise() -> None:
     """By hand: σ = 2 and C = 3 of four sites, one of which counts as none, are 2^26 steps of
     6 / √3 / 2^26 in what is shared, and of 6 / 2^26 in what is not."""
     promise = Promise.of(Privacy(noise=2.0, clip=3.0), 10, 4)
-    assert promise.grids == pytest.approx((6 / math.sqrt(3) / 2**26, 6 / 2**26), rel=1e-12)
+    assert promise.grids == pytest.approx(
+        (6 / math.sqrt(3) / 2**26, 6 / 2**26), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,7 +255,9 @@ def test_sums_that_colluding_sites_could_open_are_refused(
     assert 2 * needed > sites + colluding >= 2 * (needed - 1)
 
 
-def test_without_the_package_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_its_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def missing(name: str) -> None:
         raise ImportError(name)
 

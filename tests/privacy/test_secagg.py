@@ -45,16 +45,27 @@ def updates_of(sites: tuple[str, ...], seed: int = 0) -> dict[str, Update]:
     return {site: update(1.0 + 37 * i) for i, site in enumerate(sites)}
 
 
-def check(total: Total, updates: dict[str, Update], included: list[str], sites: int) -> None:
+def check(
+    total: Total, updates: dict[str, Update], included: list[str], sites: int
+) -> None:
     """Against NumPy: round each weight · value to its unit, add Python integers; and against
     `Total.of`, the plain float64 sum, within the stated error."""
     kept = [updates[name] for name in included]
     layout = SumLayout.of(kept[0], sites)
-    units = {f.name: 2.0**f.exponent for f in layout.fields if f.kind == "tensor" and not f.fine}
+    units = {
+        f.name: 2.0**f.exponent
+        for f in layout.fields
+        if f.kind == "tensor" and not f.fine
+    }
     assert set(units) == {"layer.weight", "count"}
     for name, unit in units.items():
-        rows = [np.rint(u.tensors[name].double().numpy() * u.weight * unit) for u in kept]
-        exact = [sum(map(int, column)) / unit for column in zip(*map(np.ravel, rows), strict=True)]
+        rows = [
+            np.rint(u.tensors[name].double().numpy() * u.weight * unit) for u in kept
+        ]
+        exact = [
+            sum(map(int, column)) / unit
+            for column in zip(*map(np.ravel, rows), strict=True)
+        ]
         assert total.tensors[name].view(-1).tolist() == exact
     plain, units = Total.of(kept), {f.name: f.exponent + f.fine for f in layout.fields}
     for name, value in plain.tensors.items():
@@ -82,9 +93,18 @@ def exact_at(n: int, threshold: int, sets: list[tuple[str, ...]]) -> None:
             chance.choice(parts).append(site)
         ways = [(gone, (), ()), ((), gone, ()), ((), (), gone), parts]
         for no_shares, no_update, no_answer in ways[: len(gone) * 4 or 1]:
-            lost = {"no_shares": no_shares, "no_update": no_update, "no_answer": no_answer}
+            lost = {
+                "no_shares": no_shares,
+                "no_update": no_update,
+                "no_answer": no_answer,
+            }
             total = Exchange(sites, threshold).run(updates, **lost)
-            check(total, updates, [s for s in sites if s not in {*no_shares, *no_update}], n)
+            check(
+                total,
+                updates,
+                [s for s in sites if s not in {*no_shares, *no_update}],
+                n,
+            )
 
 
 @pytest.mark.parametrize(
@@ -128,13 +148,17 @@ def test_the_order_of_arrival_does_not_matter() -> None:
         totals.append(run.total([answers[name] for name in order]))
     for total in totals[1:]:
         assert total.included == (A, B, C)
-        assert all(torch.equal(v, total.tensors[k]) for k, v in totals[0].tensors.items())
+        assert all(
+            torch.equal(v, total.tensors[k]) for k, v in totals[0].tensors.items()
+        )
         assert total.metrics == totals[0].metrics
 
 
 def test_limits_and_names_of_metrics_travel_with_the_request() -> None:
     """Against the plain sum: values are multiples of 2^-50, which the default limit drops."""
-    updates = {s: Update({"w": torch.tensor([2.0**-50])}, 1.0, {s: 1.0}) for s in (A, B, C)}
+    updates = {
+        s: Update({"w": torch.tensor([2.0**-50])}, 1.0, {s: 1.0}) for s in (A, B, C)
+    }
     how = {"limits": {"w": 1}, "metrics": [A, B, C, "none"], "purpose": "r 1"}
     total = Exchange((A, B, C)).run(updates, **how)
     assert total.tensors["w"].tolist() == [3 * 2.0**-50]
@@ -146,7 +170,9 @@ def test_below_the_threshold_nothing_is_opened() -> None:
     updates = updates_of(SIX[:5])
     run = Exchange(SIX[:5])
     run.upload({name: updates[name] for name in (A, B)})
-    with pytest.raises(TrainingError, match="2 of 5 sites, and the threshold is 3: nothing"):
+    with pytest.raises(
+        TrainingError, match="2 of 5 sites, and the threshold is 3: nothing"
+    ):
         run.server.requests()
     with pytest.raises(TrainingError, match="no updates to open"):
         run.server.total()
@@ -174,7 +200,9 @@ def test_bad_values_are_refused_before_masking_and_the_exchange_goes_on() -> Non
         run.upload(updates, boxes)
     assert run.server.heard == ()
     nan, wide = Update({"v": torch.tensor([float("nan")])}), {"v": 60}
-    with pytest.raises(TrainingError, match="tensor 'v' has a value that is not finite"):
+    with pytest.raises(
+        TrainingError, match="tensor 'v' has a value that is not finite"
+    ):
         run.upload({B: nan}, boxes, limits=wide)
     run.upload({A: updates[A], C: updates[C]}, boxes, limits=wide)
     total = run.total()
@@ -216,7 +244,9 @@ def test_a_total_is_made_of_masks_that_cancel_only() -> None:
             shares = getattr(answer, part)
             name = sorted(shares)[-1]
             shares[name] = shares[name][:-1] + bytes([shares[name][-1] ^ 1])
-        with pytest.raises(TrainingError, match=r"shares of the (mask|key) of site '[bc]'"):
+        with pytest.raises(
+            TrainingError, match=r"shares of the (mask|key) of site '[bc]'"
+        ):
             run.total(answers)
 
 
@@ -225,7 +255,10 @@ def test_late_doubled_and_foreign_messages_are_refused() -> None:
     run, other = Exchange((A, B, C)), Exchange((A, B, C), context=b"job/run/1")
     for wrong, why in [
         (other.sites[A].keys(), "another exchange"),
-        (SecureSite("x", Parties(("x", B, C)), b"job/run/0").keys(), "site 'x' takes no part"),
+        (
+            SecureSite("x", Parties(("x", B, C)), b"job/run/0").keys(),
+            "site 'x' takes no part",
+        ),
     ]:
         with pytest.raises(RefusedError, match=why):
             run.server.add_keys(wrong)
@@ -261,7 +294,9 @@ def test_parameters_that_protect_nobody_are_refused() -> None:
             SecureSite(A, Parties(sites, threshold), b"")
 
 
-@pytest.mark.parametrize(("n", "threshold"), [(3, 2), (3, 3), (4, 3), (4, 4), (5, 3), (5, 4)])
+@pytest.mark.parametrize(
+    ("n", "threshold"), [(3, 2), (3, 3), (4, 3), (4, 4), (5, 3), (5, 4)]
+)
 def test_least_sum_of_a_lying_server(n: int, threshold: int) -> None:
     """Brute force over every list that every site may be shown: it names itself and at least
     t sites. A sum opens where some sites are named by t, and all others left out by t.
@@ -277,11 +312,15 @@ def test_least_sum_of_a_lying_server(n: int, threshold: int) -> None:
     for shown in product(*lists):
         named = [sum(m >> site & 1 for m in shown) for site in range(n)]
         opened = [count >= threshold for count in named]
-        if all(o or n - count >= threshold for o, count in zip(opened, named, strict=True)):
+        if all(
+            o or n - count >= threshold for o, count in zip(opened, named, strict=True)
+        ):
             least = min(least, sum(opened))
     assert -(-n * (2 * threshold - n) // threshold) <= least
     assert least >= 2
-    assert threshold < n or least == threshold  # where all are needed, no list need be confirmed
+    assert (
+        threshold < n or least == threshold
+    )  # where all are needed, no list need be confirmed
 
 
 # what the server refuses of a site, and sums in spite of wrong shares
@@ -307,15 +346,22 @@ def test_messages_that_are_not_for_all_sites_are_refused() -> None:
     boxes = run.server.boxes()
     with pytest.raises(TrainingError, match="updates of 0 of 3 sites"):
         run.server.requests()
-    masked = {s: run.sites[s].masked(boxes[s], update) for s, update in powers((A, B, C)).items()}
+    masked = {
+        s: run.sites[s].masked(boxes[s], update)
+        for s, update in powers((A, B, C)).items()
+    }
     for given in ({B: bytes(32)}, {B: bytes(32), C: bytes(31)}):
-        with pytest.raises(RefusedError, match="the receipts of site 'a' are not one for each"):
+        with pytest.raises(
+            RefusedError, match="the receipts of site 'a' are not one for each"
+        ):
             run.server.add_masked(replace(masked[A], receipts=given))
     for update in masked.values():
         run.server.add_masked(update)
     confirm = run.sites[A].confirm(run.server.requests()[A])
     for given in ({B: bytes(32)}, {B: bytes(32), C: bytes(31)}):
-        with pytest.raises(RefusedError, match="the confirmations of site 'a' are not for all"):
+        with pytest.raises(
+            RefusedError, match="the confirmations of site 'a' are not for all"
+        ):
             run.server.add_confirm(replace(confirm, confirmations=given))
     run.server.add_confirm(confirm)
 
@@ -338,7 +384,9 @@ def test_opened_shares_of_another_length_are_refused(length: int) -> None:
     for part, site in (("masks", B), ("keys", D)):
         given = dict(getattr(answer, part))
         given[site] = (given[site] + bytes(1))[:length]
-        with pytest.raises(RefusedError, match="opened shares of site 'a' are not what was asked"):
+        with pytest.raises(
+            RefusedError, match="opened shares of site 'a' are not what was asked"
+        ):
             run.server.add_unmask(replace(answer, **{part: given}))
     run.server.add_unmask(answer)
 
@@ -347,7 +395,9 @@ def spoilt(answer: UnmaskMessage) -> UnmaskMessage:
     """All shares in it, each another number of the field."""
 
     def wrong(shares: dict[str, bytes]) -> dict[str, bytes]:
-        return {s: bytes(1) + hashlib.sha256(share).digest() for s, share in shares.items()}
+        return {
+            s: bytes(1) + hashlib.sha256(share).digest() for s, share in shares.items()
+        }
 
     return replace(answer, masks=wrong(answer.masks), keys=wrong(answer.keys))
 
@@ -357,7 +407,9 @@ def opened(liars: str, threshold: int, gone: str = "") -> tuple[Total, set[str]]
     run = Exchange(SIX, threshold)
     run.upload({s: u for s, u in powers(SIX).items() if s not in gone})
     answers = run.answers().items()
-    total = run.total([spoilt(each) if site in liars else each for site, each in answers])
+    total = run.total(
+        [spoilt(each) if site in liars else each for site, each in answers]
+    )
     return total, {site for site, _ in run.server.doubtful}
 
 
@@ -376,7 +428,9 @@ def test_the_sum_is_made_without_the_wrong_shares(liars: str) -> None:
 
 def test_where_no_answer_can_be_spared_the_sum_is_given_up() -> None:
     for liars, threshold in (("b", 6), ("ab", 5), ("abc", 4)):
-        with pytest.raises(TrainingError, match="shares of the mask of site 'a' do not fit"):
+        with pytest.raises(
+            TrainingError, match="shares of the mask of site 'a' do not fit"
+        ):
             opened(liars, threshold)
 
 
@@ -449,8 +503,12 @@ def test_after_a_failure_a_higher_number_starts_afresh() -> None:
     network = Network()
     network.sum(given(0))
     with pytest.raises(TrainingError, match="threshold is 3"):
-        network.sum(given(1, "ab"))  # a and b sent masked updates of the prepared exchange
-    assert network.server.prepared == SITES  # still open for c and d, but nothing to reuse
+        network.sum(
+            given(1, "ab")
+        )  # a and b sent masked updates of the prepared exchange
+    assert (
+        network.server.prepared == SITES
+    )  # still open for c and d, but nothing to reuse
     network.start()
     right(network.sum(given(2)), given(2))
     with pytest.raises(TrainingError, match="start one"):
@@ -484,7 +542,9 @@ def test_numbers_rise_and_an_older_exchange_is_forgotten() -> None:
     network = Network()
     network.sum(given(0))
     site = network.sites[A]
-    newest = network.server.number  # its keys rode on the first exchange's masked updates
+    newest = (
+        network.server.number
+    )  # its keys rode on the first exchange's masked updates
     for number in (newest - 1, newest):
         with pytest.raises(RefusedError, match="was used before"):
             site.keys(number)

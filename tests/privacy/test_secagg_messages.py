@@ -41,17 +41,30 @@ def every_kind() -> list[Any]:
     update = Update({"w": torch.ones(2, 3), "e": torch.zeros(0)}, 2.0, {"n": 1.0})
     masked = run.upload(dict.fromkeys(SITES, update), boxes, purpose="7/gradients")
     requests = run.server.requests()
-    confirms = {name: run.sites[name].confirm(request) for name, request in requests.items()}
+    confirms = {
+        name: run.sites[name].confirm(request) for name, request in requests.items()
+    }
     for message in confirms.values():
         run.server.add_confirm(message)
     request = run.server.requests()["a"]
     following = SiteChain("a", Parties(SITES), b"")
-    keys = {s: SiteChain(s, Parties(SITES), b"").keys(1) for s in SITES} | {"a": following.keys(1)}
+    keys = {s: SiteChain(s, Parties(SITES), b"").keys(1) for s in SITES} | {
+        "a": following.keys(1)
+    }
     more = following.at(1).shares(keys)
     ahead = replace(masked["a"], next_keys=keys["a"])
     answer = run.sites["a"].unmask(request)
     last = replace(answer, next_shares=more)
-    return [run.sites["a"].keys(), more, ahead, masked["b"], confirms["a"], request, answer, last]
+    return [
+        run.sites["a"].keys(),
+        more,
+        ahead,
+        masked["b"],
+        confirms["a"],
+        request,
+        answer,
+        last,
+    ]
 
 
 def header(message: Any) -> tuple[Any, dict[str, Any]]:
@@ -82,7 +95,11 @@ def test_words_travel_as_they_are() -> None:
     assert words.dtype == np.uint64
     assert words.tobytes() == message.words.tobytes()
     assert words.ctypes.data == message.words.ctypes.data  # no copy
-    for wrong in ({}, {"words": torch.zeros(9)}, {"words": torch.zeros((3, 3), dtype=torch.int64)}):
+    for wrong in (
+        {},
+        {"words": torch.zeros(9)},
+        {"words": torch.zeros((3, 3), dtype=torch.int64)},
+    ):
         with pytest.raises(RefusedError, match="has no words"):
             masked_in(read(Masking, sent.facts), replace(sent, tensors=wrong))
 
@@ -94,7 +111,9 @@ def places(table: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     if isinstance(table, dict | list):
         for key, value in inner:
             found += (
-                places(value, (*path, key)) if isinstance(value, dict | list) else [(*path, key)]
+                places(value, (*path, key))
+                if isinstance(value, dict | list)
+                else [(*path, key)]
             )
     return found
 
@@ -103,7 +122,22 @@ def test_malformed_messages_are_refused_or_harmless() -> None:
     """Each place of each message takes each of several wrong values: a RefusedError, or a
     message of the right kind (another name, say), never anything else."""
     draw = random.Random(0)
-    wrong = [None, 1, -1, 2**70, 1.5, True, "x", "zz", "", [], {}, [1], {"a": 1}, {"a": "zz"}]
+    wrong = [
+        None,
+        1,
+        -1,
+        2**70,
+        1.5,
+        True,
+        "x",
+        "zz",
+        "",
+        [],
+        {},
+        [1],
+        {"a": 1},
+        {"a": "zz"},
+    ]
     refused = 0
     for message in every_kind():
         facts, apart = header(message)

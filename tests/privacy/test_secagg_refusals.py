@@ -14,16 +14,30 @@ from fednotes.core.update import Update
 from fednotes.privacy.secure_sum import Parties, crypto
 from fednotes.privacy.secure_sum.crypto import add_streams, combine
 from fednotes.privacy.secure_sum.fixed_point import encode
-from fednotes.privacy.secure_sum.messages import KeysMessage, MaskedMessage, UnmaskRequest
-from fednotes.privacy.secure_sum.site import SecureSite, pair_stream, self_stream, session_id
+from fednotes.privacy.secure_sum.messages import (
+    KeysMessage,
+    MaskedMessage,
+    UnmaskRequest,
+)
+from fednotes.privacy.secure_sum.site import (
+    SecureSite,
+    pair_stream,
+    self_stream,
+    session_id,
+)
 
 A, B, C, D, E = "abcde"
 FIVE = (A, B, C, D, E)
 
 
-def signing(sites: tuple[str, ...]) -> tuple[dict[str, SecureSite], dict[str, KeysMessage]]:
+def signing(
+    sites: tuple[str, ...],
+) -> tuple[dict[str, SecureSite], dict[str, KeysMessage]]:
     """Sites that sign their keys, and these."""
-    made = {s: SecureSite(s, Parties(sites), b"x", own) for s, own in identities(sites).items()}
+    made = {
+        s: SecureSite(s, Parties(sites), b"x", own)
+        for s, own in identities(sites).items()
+    }
     return made, {s: site.keys() for s, site in made.items()}
 
 
@@ -42,7 +56,10 @@ def test_lists_of_survivors_that_no_honest_server_sends() -> None:
     lies: list[tuple[dict[str, Any], str]] = [
         ({"dropped": (C, D)}, "'c' is called a survivor and dropped"),
         ({"survivors": (A, B, C, C)}, "listed twice"),
-        ({"survivors": (A, B), "dropped": (C, D)}, "2 sites in the list of survivors: .* 3"),
+        (
+            {"survivors": (A, B), "dropped": (C, D)},
+            "2 sites in the list of survivors: .* 3",
+        ),
         ({"survivors": (B, C, D), "dropped": (A,)}, "leaves out this site, 'a'"),
         ({"dropped": ()}, "'d' is not in both"),
         ({"dropped": (D, "x")}, "'x' is not in both"),
@@ -55,7 +72,10 @@ def test_lists_of_survivors_that_no_honest_server_sends() -> None:
             {"receipts": {B: fair.receipts[C], C: fair.receipts[B]}},
             "site '[bc]' was asked something else",
         ),
-        ({"receipts": run.requests[B].receipts}, "site '[bc]' was asked something else"),
+        (
+            {"receipts": run.requests[B].receipts},
+            "site '[bc]' was asked something else",
+        ),
         ({"exchange": bytes(32)}, "another exchange"),
     ]
     for lie, why in lies:
@@ -109,7 +129,9 @@ def short_roster() -> tuple[Any, dict[str, UnmaskRequest]]:
     return run, asked_of(run, lists, run.masked)
 
 
-def test_a_short_roster_for_one_site_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_roster_for_one_site_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without receipts this opens a single site's update, with no site having given both shares
     of any other: the second half does it, with the check of receipts switched off."""
     run, requests = short_roster()
@@ -124,16 +146,24 @@ def test_a_short_roster_for_one_site_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert not any(a.masks.keys() & a.keys.keys() for a in answers.values())
 
     def secret(part: str, of: str) -> bytes:
-        given = {s: getattr(a, part)[of] for s, a in answers.items() if of in getattr(a, part)}
+        given = {
+            s: getattr(a, part)[of]
+            for s, a in answers.items()
+            if of in getattr(a, part)
+        }
         assert len(given) >= 3
-        return combine({FIVE.index(s) + 1: share for s, share in list(given.items())[:3]})
+        return combine(
+            {FIVE.index(s) + 1: share for s, share in list(given.items())[:3]}
+        )
 
     keys, words = run.server.keys(), run.masked[A].words.copy()
     where = run.masked[A].layout.digest()
     session = session_id(run.server.exchange, list(keys.values()))
     streams = [(self_stream(secret("masks", A), session, where), -1)]
     for site in (B, C):
-        shared = crypto.agreed(crypto.private_key(secret("keys", site)), keys[A].masking, A)
+        shared = crypto.agreed(
+            crypto.private_key(secret("keys", site)), keys[A].masking, A
+        )
         streams.append((pair_stream(shared, session, A, site, where), -1))
     add_streams(words, streams)
     assert (words == encode(powers(FIVE)[A], run.masked[A].layout)).all()
@@ -152,16 +182,32 @@ def test_different_lists_are_seen_by_confirmation() -> None:
     """With confirmation no site opens anything. Without it, the lists give shares enough for a
     sum of two, never of one: `test_least_sum_of_a_lying_server` says so."""
     run, requests = two_lists(confirmed=True)
-    confirmations = {to: run.sites[to].confirm(request) for to, request in requests.items()}
+    confirmations = {
+        to: run.sites[to].confirm(request) for to, request in requests.items()
+    }
     for to, request in requests.items():
-        given = {s: c.confirmations[to] for s, c in confirmations.items() if to in c.confirmations}
-        with pytest.raises(RefusedError, match=r"shown another list|confirmed the survivors"):
+        given = {
+            s: c.confirmations[to]
+            for s, c in confirmations.items()
+            if to in c.confirmations
+        }
+        with pytest.raises(
+            RefusedError, match=r"shown another list|confirmed the survivors"
+        ):
             run.sites[to].unmask(replace(request, confirmations=given))
-        with pytest.raises(RefusedError, match="1 sites confirmed the survivors, 3 are needed"):
+        with pytest.raises(
+            RefusedError, match="1 sites confirmed the survivors, 3 are needed"
+        ):
             run.sites[to].unmask(request)
-        same = {s: raw for s, raw in given.items() if requests[s].survivors == request.survivors}
+        same = {
+            s: raw
+            for s, raw in given.items()
+            if requests[s].survivors == request.survivors
+        }
         with pytest.raises(RefusedError, match=r"[12] sites confirmed"):
-            run.sites[to].unmask(replace(request, confirmations={**same, "x": b"", to: b""}))
+            run.sites[to].unmask(
+                replace(request, confirmations={**same, "x": b"", to: b""})
+            )
 
     run, requests = two_lists(confirmed=False)
     answers = [run.sites[to].unmask(request) for to, request in requests.items()]
@@ -179,7 +225,9 @@ def test_confirmed_exchange_gives_the_same_total() -> None:
         assert one.included == other.included
     mixed = SecureSite(A, Parties(FIVE, confirmed=True), b"job/run/0")
     with pytest.raises(RefusedError, match="another exchange"):
-        plain.server.__class__(Parties(FIVE, confirmed=False), b"job/run/0").add_keys(mixed.keys())
+        plain.server.__class__(Parties(FIVE, confirmed=False), b"job/run/0").add_keys(
+            mixed.keys()
+        )
 
 
 def test_keys_that_no_honest_server_sends() -> None:
@@ -190,7 +238,10 @@ def test_keys_that_no_honest_server_sends() -> None:
         ({A: own}, "1 sites in the list of keys: a sum takes 2"),
         ({B: fair[B], C: fair[C]}, "leaves out this site"),
         ({**fair, "x": replace(own, site="x")}, "site 'x' in the list of keys"),
-        ({**fair, A: replace(own, sharing=fair[B].sharing)}, "other keys for this site"),
+        (
+            {**fair, A: replace(own, sharing=fair[B].sharing)},
+            "other keys for this site",
+        ),
         ({**fair, B: replace(fair[B], site=C)}, "keys of site 'c' are listed as 'b'"),
         ({**fair, B: replace(fair[B], sharing=fair[C].sharing)}, "same key twice"),
         ({**fair, B: replace(fair[B], masking=own.masking)}, "same key twice"),
@@ -215,7 +266,9 @@ def test_different_keys_for_two_sites_are_seen_by_the_second() -> None:
         from_a = run.sites[A].shares({**fair, B: replace(fair[B], **change)})
         from_b, from_c = run.sites[B].shares(fair), run.sites[C].shares(fair)
         with pytest.raises(RefusedError, match="shares of site 'a' cannot be opened"):
-            run.sites[B].masked({A: from_a.boxes[B], C: from_c.boxes[B]}, powers((A,))[A])
+            run.sites[B].masked(
+                {A: from_a.boxes[B], C: from_c.boxes[B]}, powers((A,))[A]
+            )
     with pytest.raises(RefusedError, match="shares of site 'b' cannot be opened"):
         run.sites[A].masked({B: from_b.boxes[A]}, powers((A,))[A])
     with pytest.raises(RefusedError, match="1 sites in the list of shares"):
@@ -239,8 +292,17 @@ def test_signed_keys_cannot_be_replaced() -> None:
     unsigned = SecureSite(B, parties, b"x").keys()
     old = SecureSite(B, parties, b"y", own).keys()
     replayed = replace(old, exchange=keys[B].exchange)
-    committed = replace(keys[B], commitment=bytes(32))  # the server would believe another seed
-    for lie in (forged, signed, unsigned, replayed, committed, replace(keys[C], site=B)):
+    committed = replace(
+        keys[B], commitment=bytes(32)
+    )  # the server would believe another seed
+    for lie in (
+        forged,
+        signed,
+        unsigned,
+        replayed,
+        committed,
+        replace(keys[C], site=B),
+    ):
         with pytest.raises(RefusedError, match="site 'b' are not signed by it"):
             made[A].shares({**keys, B: lie})
     assert set(made[A].shares(keys).boxes) == {B, C}
@@ -257,7 +319,9 @@ def test_what_a_site_sent_is_no_message_to_itself() -> None:
     messages = run.upload(powers((A, B, C, D)), boxes)
     assert messages[A].receipts[B] != messages[B].receipts[A]
     request = run.server.requests()[A]
-    reflected = replace(request, receipts={**request.receipts, B: messages[A].receipts[B]})
+    reflected = replace(
+        request, receipts={**request.receipts, B: messages[A].receipts[B]}
+    )
     with pytest.raises(RefusedError, match="site 'b' was asked something else"):
         run.sites[A].unmask(reflected)
     run.sites[A].unmask(request)
@@ -278,7 +342,9 @@ def test_steps_are_taken_once_and_in_order() -> None:
         site.unmask(nothing)
     site.masked(boxes[A], update)
     with pytest.raises(RefusedError, match="'masked' is refused"):
-        site.masked(boxes[A], update)  # two updates under one mask would show their difference
+        site.masked(
+            boxes[A], update
+        )  # two updates under one mask would show their difference
     site.forget()
     with pytest.raises(RefusedError, match="stands at 'closed'"):
         site.unmask(nothing)

@@ -28,11 +28,15 @@ class Oracle:
 
     The streams of pairs are known by the pair, whoever derives the key."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, shifts: dict[frozenset[str], Any]) -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, shifts: dict[frozenset[str], Any]
+    ) -> None:
         self.pairs: dict[bytes, frozenset[str]] = {}
         self.shifts = shifts
 
-        def named(secret: bytes, session: bytes, one: str, other: str, layout: bytes) -> bytes:
+        def named(
+            secret: bytes, session: bytes, one: str, other: str, layout: bytes
+        ) -> bytes:
             key = pair_stream(secret, session, one, other, layout)
             self.pairs[key] = frozenset((one, other))
             return key
@@ -92,7 +96,9 @@ def test_the_transcript_does_not_determine_a_summand(
     with monkeypatch.context() as patch:
         Oracle(patch, {frozenset((A, B)): np.uint64(0) - d[A], frozenset((B, C)): d[C]})
         fake = Exchange(sites, seed="same")
-        assert torch.equal(fake.run(other, no_update=gone).tensors["w"], total.tensors["w"])
+        assert torch.equal(
+            fake.run(other, no_update=gone).tensors["w"], total.tensors["w"]
+        )
     assert tables(fake.sent) == tables(real.sent)
     plain = Exchange(sites, seed="same")  # other inputs under the first masks show up
     plain.run(other, no_update=gone)
@@ -110,7 +116,9 @@ def test_masked_uploads_look_uniform() -> None:
     every bit with the input; the bare encoding fails both. Fixed seed: no chance of 1 in 10^4."""
     draw = np.random.default_rng(0)
     values = np.where(draw.random(SIZE) < 0.5, 1.0, -1.0) * draw.uniform(1, 1000, SIZE)
-    updates = {s: Update({"w": torch.from_numpy(values).float()}, 10.0) for s in (A, B, C)}
+    updates = {
+        s: Update({"w": torch.from_numpy(values).float()}, 10.0) for s in (A, B, C)
+    }
     run = Exchange((A, B, C), seed="uniform")
     messages = run.upload(updates)
     bare = encode(updates[A], messages[A].layout)
@@ -119,19 +127,30 @@ def test_masked_uploads_look_uniform() -> None:
         assert uniform(message.words) > 1e-4
         by_place = message.words.view(np.uint8).reshape(-1, 8)
         for place in range(8):
-            assert stats.chisquare(np.bincount(by_place[:, place], minlength=256)).pvalue > 1e-4
+            assert (
+                stats.chisquare(np.bincount(by_place[:, place], minlength=256)).pvalue
+                > 1e-4
+            )
 
     def correlation(words: crypto.Words) -> float:
-        bits = np.unpackbits(words[:SIZE].view(np.uint8)).reshape(SIZE, 64).astype(float)
+        bits = (
+            np.unpackbits(words[:SIZE].view(np.uint8)).reshape(SIZE, 64).astype(float)
+        )
         bits -= bits.mean(0)
         with np.errstate(invalid="ignore"):
-            each = (bits * (values - values.mean())[:, None]).mean(0) / values.std() / bits.std(0)
+            each = (
+                (bits * (values - values.mean())[:, None]).mean(0)
+                / values.std()
+                / bits.std(0)
+            )
         return float(np.nanmax(np.abs(each)))
 
     assert correlation(bare) > 0.5
     for one, other in ((A, B), (B, C), (C, A)):
         assert correlation(messages[one].words) < 4.5 / SIZE**0.5
-        assert correlation(messages[one].words + messages[other].words) < 4.5 / SIZE**0.5
+        assert (
+            correlation(messages[one].words + messages[other].words) < 4.5 / SIZE**0.5
+        )
 
 
 def test_equal_updates_under_fresh_keys_look_unrelated() -> None:
@@ -140,14 +159,18 @@ def test_equal_updates_under_fresh_keys_look_unrelated() -> None:
     updates = {s: Update({"w": torch.zeros(SIZE)}) for s in (A, B, C)}
     uploads = []
     for number in (0, 1):
-        run = Exchange((A, B, C), context=crypto.joined("job", number), seed=f"fresh {number}")
+        run = Exchange(
+            (A, B, C), context=crypto.joined("job", number), seed=f"fresh {number}"
+        )
         uploads.append(run.upload(updates))
     assert uniform(uploads[0][A].words) > 1e-4
     assert uniform(uploads[0][A].words - uploads[1][A].words) > 1e-4
     assert uniform(uploads[0][A].words - uploads[0][B].words) > 1e-4
 
 
-def opened(run: Any, answers: list[UnmaskMessage], dropped: str) -> tuple[bytes, dict[str, bytes]]:
+def opened(
+    run: Any, answers: list[UnmaskMessage], dropped: str
+) -> tuple[bytes, dict[str, bytes]]:
     """What a recovery gives the server: the masking key of a dropped site, the seeds of the
     others."""
 
@@ -155,7 +178,10 @@ def opened(run: Any, answers: list[UnmaskMessage], dropped: str) -> tuple[bytes,
         return {run.names.index(site) + 1: share for site, share in shares.items()}
 
     key = combine(points({a.site: a.keys[dropped] for a in answers}))
-    seeds = {s: combine(points({a.site: a.masks[s] for a in answers})) for s in answers[0].masks}
+    seeds = {
+        s: combine(points({a.site: a.masks[s] for a in answers}))
+        for s in answers[0].masks
+    }
     return key, seeds
 
 
@@ -163,20 +189,26 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
     """The server uses everything that it learnt in exchange 0, where c dropped out, against the
     messages of exchange 1, as an attacker would; the same steps do open c's pair masks of 0."""
     updates = {s: Update({"w": torch.ones(50)}) for s in (A, B, C)}
-    runs = [Exchange((A, B, C), context=crypto.joined("job", number)) for number in (0, 1)]
+    runs = [
+        Exchange((A, B, C), context=crypto.joined("job", number)) for number in (0, 1)
+    ]
     boxes = [run.set_up() for run in runs]
     sent = [
         runs[0].upload({s: updates[s] for s in (A, B)}, boxes[0]),
         runs[1].upload(updates, boxes[1]),
     ]
-    late = runs[0].sites[C].masked(boxes[0][C], updates[C])  # arrived too late for the sum
+    late = (
+        runs[0].sites[C].masked(boxes[0][C], updates[C])
+    )  # arrived too late for the sum
     key, seeds = opened(runs[0], list(runs[0].answers().values()), C)
 
     def stripped(number: int, with_seed: bytes | None) -> crypto.Words:
         """c's update of an exchange less every mask that `key` and `with_seed` give."""
         message, keys = (late, sent[1][C])[number], runs[number].server.keys()
         where = message.layout.digest()
-        session = secagg_site.session_id(runs[number].server.exchange, list(keys.values()))
+        session = secagg_site.session_id(
+            runs[number].server.exchange, list(keys.values())
+        )
         streams = []
         for site in (A, B):
             secret = crypto.agreed(crypto.private_key(key), keys[site].masking, site)
@@ -192,10 +224,16 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
     own = runs[0].sites[C]._seed
     assert (stripped(0, own) == bare).all()  # key and seed of 0 open its update of 0 …
     assert C not in seeds
-    assert (stripped(0, None) != bare).all()  # … but the seed of who dropped out is not opened
+    assert (
+        stripped(0, None) != bare
+    ).all()  # … but the seed of who dropped out is not opened
     for seed in (own, *seeds.values()):
         assert (stripped(1, seed) != bare).all()
-    public = [{k.sharing, k.masking, k.commitment} for r in runs for k in r.server.keys().values()]
+    public = [
+        {k.sharing, k.masking, k.commitment}
+        for r in runs
+        for k in r.server.keys().values()
+    ]
     assert len(set.union(*public)) == 3 * len(public)
     secrets = [key, own, *seeds.values()]
     for site in (A, B):  # boxes of exchange 1 under whatever exchange 0 opened
@@ -220,4 +258,6 @@ def test_secrets_are_gone_after_the_answer() -> None:
         assert repr(seed) not in text
         assert repr(key) not in text
         assert site._held == site._secrets == {}
-        assert crypto.public_bytes(site._masking) != crypto.public_bytes(crypto.private_key(key))
+        assert crypto.public_bytes(site._masking) != crypto.public_bytes(
+            crypto.private_key(key)
+        )

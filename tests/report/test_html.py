@@ -32,7 +32,11 @@ def summary() -> dict[str, Any]:
         for j, condition in enumerate(("pooled", "alone", "federated")):
             f1 = 0.5 + 0.1 * i + 0.0111 * j
             by_type = {
-                "ADR": {"strict": three(f1 + 0.2003), "relaxed": three(f1 + 0.3), "support": 41 + i}
+                "ADR": {
+                    "strict": three(f1 + 0.2003),
+                    "relaxed": three(f1 + 0.3),
+                    "support": 41 + i,
+                }
             }
             sites[site][condition] = {
                 "strict": three(f1),
@@ -40,7 +44,8 @@ def summary() -> dict[str, Any]:
                 "by_type": by_type,
             }
     mean = {
-        c: {"strict": three(0.61), "relaxed": three(0.7)} for c in ("alone", "federated", "pooled")
+        c: {"strict": three(0.61), "relaxed": three(0.7)}
+        for c in ("alone", "federated", "pooled")
     }
     return {
         "method": "fedner",
@@ -90,14 +95,19 @@ def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
             site, row = row[0], row[1:]
         if row[0] in ("alone", "federated", "pooled"):
             found.setdefault((site, row[0]), row[1:])
-    for name, conditions in {**values["sites"], "Mean of sites": values["mean"]}.items():
+    for name, conditions in {
+        **values["sites"],
+        "Mean of sites": values["mean"],
+    }.items():
         alone = conditions["alone"]["strict"]["f1"]
         for condition, scores in conditions.items():
             strict, relaxed = (
                 [f"{scores[key][m]:.3f}" for m in ("precision", "recall", "f1")]
                 for key in ("strict", "relaxed")
             )
-            change = "" if condition == "alone" else f"{strict_change(scores, alone):+.3f}"
+            change = (
+                "" if condition == "alone" else f"{strict_change(scores, alone):+.3f}"
+            )
             assert found[name, condition] == [*strict, change, *relaxed]
     starts = [place for place, row in enumerate(rows) if row[0] == "ADR"]
     for start, name in zip(starts, ("psytar", "ncbi"), strict=True):
@@ -113,7 +123,9 @@ def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
         ]
         first, *others = rows[start : start + 3]
         assert first == ["ADR", str(counts[0]["support"]), "alone", *expected[0]]
-        assert others == [[c, *e] for c, e in zip(trained[1:], expected[1:], strict=True)]
+        assert others == [
+            [c, *e] for c, e in zip(trained[1:], expected[1:], strict=True)
+        ]
     assert ["model.preset", "elmoner"] in rows
     assert ["private", "lstm, crf"] in rows
     assert ["sites.1.id", "a"] in rows
@@ -127,13 +139,19 @@ def test_self_contained_and_accessible(tmp_path: Path) -> None:
     """Nothing to fetch, no script; charts parse as XML and carry title and description."""
     page = report(tmp_path, summary(), metrics())
     tree = Tree(page)
-    assert not re.search(r"https?:|//[a-z]|@import|url\(", page.replace(SVG.strip("{}"), ""))
+    assert not re.search(
+        r"https?:|//[a-z]|@import|url\(", page.replace(SVG.strip("{}"), "")
+    )
     tags = {tag for tag, _, _ in tree.attributes}
     assert not tags & {"script", "link", "img", "iframe", "object", "embed", "a"}
     assert "<script" not in page
-    assert not [name for _, name, _ in tree.attributes if name in ("src", "href", "onload")]
+    assert not [
+        name for _, name, _ in tree.attributes if name in ("src", "href", "onload")
+    ]
     drawn = charts(page)
-    assert len(drawn) == 2 + 2 + 2 + 2 + 1, "dots, all sites, F1 and loss by site, bytes"
+    assert len(drawn) == 2 + 2 + 2 + 2 + 1, (
+        "dots, all sites, F1 and loss by site, bytes"
+    )
     identities = [value for _, name, value in tree.attributes if name == "id"]
     assert len(identities) == len(set(identities))
     for chart in drawn:
@@ -142,10 +160,17 @@ def test_self_contained_and_accessible(tmp_path: Path) -> None:
         assert description is not None
         assert title.text
         assert description.text
-        assert chart.get("aria-labelledby") == f"{title.get('id')} {description.get('id')}"
-    assert not re.search(r"<th(?![^>]*scope=)[ >]", page), "every header cell has a scope"
+        assert (
+            chart.get("aria-labelledby") == f"{title.get('id')} {description.get('id')}"
+        )
+    assert not re.search(r"<th(?![^>]*scope=)[ >]", page), (
+        "every header cell has a scope"
+    )
     assert "prefers-color-scheme: dark" in page
-    assert page.count("Seed 7 · <code>fednotes simulate job.toml --out run</code>") == 1 + 5
+    assert (
+        page.count("Seed 7 · <code>fednotes simulate job.toml --out run</code>")
+        == 1 + 5
+    )
 
 
 def test_curves_are_where_the_numbers_are(tmp_path: Path) -> None:
@@ -172,7 +197,10 @@ def test_curves_are_where_the_numbers_are(tmp_path: Path) -> None:
 
 def test_bytes_are_cumulative(tmp_path: Path) -> None:
     page = report(tmp_path, summary(), metrics())
-    assert "from the sites (up): 3 MB at the end; to the sites (down): 4.5 MB at the end" in page
+    assert (
+        "from the sites (up): 3 MB at the end; to the sites (down): 4.5 MB at the end"
+        in page
+    )
     ups = re.findall(r"from the sites \(up\), round (\d+): ([\d.]+) MB", page)
     assert ups == [("10", "1"), ("20", "2"), ("30", "3")]
 
@@ -188,7 +216,9 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     site[evil] = site.pop("pooled")
     site["alone"]["by_type"] = {evil: {"strict": three(0.5)}}
     values["sites"][evil] = site
-    values["text"] = site["alone"]["errors"] = "patient took aspirin"  # unknown keys are not shown
+    values["text"] = site["alone"]["errors"] = (
+        "patient took aspirin"  # unknown keys are not shown
+    )
     lines = metrics()
     for line in lines:
         line["examples"] = ["patient took aspirin"]
@@ -198,7 +228,9 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     tree = Tree(page)
     assert "<img" not in page
     assert "aspirin" not in page
-    assert not any(tag == "img" or name == "onerror" for tag, name, _ in tree.attributes)
+    assert not any(
+        tag == "img" or name == "onerror" for tag, name, _ in tree.attributes
+    )
     assert any(evil in cell for row in tree.rows for cell in row)
     assert charts(page)
 
@@ -216,7 +248,9 @@ def test_missing_keys_are_gaps(tmp_path: Path, key: str) -> None:
     assert charts(page)
 
 
-@pytest.mark.parametrize("value", [None, "high", True, float("nan"), float("inf"), [1], {}])
+@pytest.mark.parametrize(
+    "value", [None, "high", True, float("nan"), float("inf"), [1], {}]
+)
 def test_what_is_no_number_is_a_gap(tmp_path: Path, value: object) -> None:
     values = summary()
     values["mean"]["alone"]["strict"] = value
@@ -244,7 +278,11 @@ def test_lines_of_one_site_make_no_mean(tmp_path: Path) -> None:
     lines = [line for line in metrics() if line["condition"] == "federated"]
     for site in ("psytar", "ncbi"):
         for n in (1, 2):
-            own = {"valid_f1": 0.3, "loss": 1.0, "sites": {site: {"f1": 0.3, "loss": 1.0}}}
+            own = {
+                "valid_f1": 0.3,
+                "loss": 1.0,
+                "sites": {site: {"f1": 0.3, "loss": 1.0}},
+            }
             lines.append({"condition": "alone", "round": n, "site": site, **own})
     drawn = {
         c.get("aria-labelledby", "").split()[0]: c
@@ -262,7 +300,11 @@ def test_many_sites_and_long_runs_stay_small(tmp_path: Path) -> None:
     values = summary()
     values["sites"] = {f"site{i}": values["sites"]["ncbi"] for i in range(100)}
     lines = [
-        {"condition": "federated", "round": n, "sites": {s: {"f1": 0.5} for s in values["sites"]}}
+        {
+            "condition": "federated",
+            "round": n,
+            "sites": {s: {"f1": 0.5} for s in values["sites"]},
+        }
         for n in range(500)
     ]
     page = report(tmp_path, values, lines)
@@ -278,7 +320,12 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     report(tmp_path, summary())
     target = tmp_path / "pages" / "run.html"
     assert write_report(tmp_path, target) == target
-    found = {"summary.json", "report.html", "pages", "run.html"}  # and nothing half-written
+    found = {
+        "summary.json",
+        "report.html",
+        "pages",
+        "run.html",
+    }  # and nothing half-written
     assert {p.name for p in tmp_path.rglob("*")} == found
     (tmp_path / "metrics.jsonl").write_text(good + '\n{"round": 9')
     write_report(tmp_path)
@@ -355,7 +402,9 @@ def test_every_score_of_a_site_is_in_its_row(tmp_path: Path) -> None:
         macro = scores["phenotypes"]
         expected = [f"{macro[k]:.3f}" for k in ("precision", "recall", "f1")]
         expected.append("" if condition == "alone" else f"{macro['f1'] - alone:+.3f}")
-        expected += [f"{scores['present'][k]:.3f}" for k in ("precision", "recall", "f1")]
+        expected += [
+            f"{scores['present'][k]:.3f}" for k in ("precision", "recall", "f1")
+        ]
         for key in ("auroc", "auprc"):
             low, high = scores["ranking"][f"{key}_interval"]
             expected.append(f"{scores['ranking'][key]:.3f} ({low:.2f}\u2013{high:.2f})")
@@ -372,10 +421,17 @@ def test_what_the_federation_gave_has_a_table_and_a_tile(tmp_path: Path) -> None
         for c, x in losses.items()
     }
     spent = {"federated": {"bytes_up": 2e6, "bytes_down": 3e6, "seconds": 7.0}}
-    values = {"method": "pretrain", "sites": {"north": scores}, "mean": scores, "conditions": spent}
+    values = {
+        "method": "pretrain",
+        "sites": {"north": scores},
+        "mean": scores,
+        "conditions": spent,
+    }
     tree = Tree(report(tmp_path, values))
     north = next(row for row in tree.rows if row[:2] == ["north", "+0.750"])
-    by = 1.96 * (3**2 + 2.25**2) ** 0.5 / 300  # a loss / the root of the tokens is its error
+    by = (
+        1.96 * (3**2 + 2.25**2) ** 0.5 / 300
+    )  # a loss / the root of the tokens is its error
     interval = f"{0.75 - by:+.3f} to {0.75 + by:+.3f}"
     assert north[2:] == [interval, "—", "0.75", "5 MB, 7.0 s", "federated"]
     assert "75 %" in (tmp_path / "report.html").read_text("utf-8")
@@ -401,10 +457,16 @@ def test_a_site_shows_patients_and_intervals_of_each_disease(tmp_path: Path) -> 
     values = of_patients({"south": {"alone": site_score(5)}})
     rows = Tree(report(tmp_path, values)).rows
     found = values["sites"]["south"]["alone"]["by_output"]["obesity"]
-    expected = ["obesity", str(found["present"]["support"]), str(found["absent"]["support"])]
+    expected = [
+        "obesity",
+        str(found["present"]["support"]),
+        str(found["absent"]["support"]),
+    ]
     row = [r for r in rows if r[:4] == [*expected, "alone"]][-1]
     scores = [
-        found[kind][k] for kind in ("macro", "present") for k in ("precision", "recall", "f1")
+        found[kind][k]
+        for kind in ("macro", "present")
+        for k in ("precision", "recall", "f1")
     ]
     area = found["auroc"]
     assert row[4:10] == [f"{v:.3f}" for v in scores]
@@ -421,7 +483,9 @@ def test_the_page_is_of_patients(tmp_path: Path) -> None:
     drawn = charts(page)
     names = [chart.get("aria-labelledby", "").split("-t ")[0] for chart in drawn]
     assert len(names) == len(set(names))
-    assert {"dots-phenotypes", "dots-ranking", "disease-f1", "disease-auroc"} <= set(names)
+    assert {"dots-phenotypes", "dots-ranking", "disease-f1", "disease-auroc"} <= set(
+        names
+    )
     assert {"mean-f1", "mean-valid_loss", "mean-loss"} <= set(names)
     assert "dots-codes" not in names
     overall = drawn[names.index("mean-f1")]
@@ -432,7 +496,9 @@ def test_the_page_is_of_patients(tmp_path: Path) -> None:
 
 
 def test_stage_1_alone_has_no_section_of_diseases(tmp_path: Path) -> None:
-    values = of_patients({"a": {"federated": codes_alone(1)}, "b": {"federated": codes_alone(2)}})
+    values = of_patients(
+        {"a": {"federated": codes_alone(1)}, "b": {"federated": codes_alone(2)}}
+    )
     page = report(tmp_path, values)
     Tree(page)
     assert "<h2>Phenotypes</h2>" not in page
@@ -441,7 +507,9 @@ def test_stage_1_alone_has_no_section_of_diseases(tmp_path: Path) -> None:
 
 
 def test_sites_of_codes_alone_stand_beside_the_others(tmp_path: Path) -> None:
-    values = of_patients({"a": {"federated": site_score(1)}, "b": {"federated": codes_alone(2)}})
+    values = of_patients(
+        {"a": {"federated": site_score(1)}, "b": {"federated": codes_alone(2)}}
+    )
     rows = Tree(report(tmp_path, values)).rows
     row = next(r for r in rows if r[:2] == ["b", "federated"])
     assert row[2:-2] == ["—", "—", "—", "", "—", "—", "—", "—", "—", "—"]
@@ -456,7 +524,9 @@ def test_curves_without_test_patients_are_of_patients(tmp_path: Path) -> None:
     assert "masked words" not in page
 
 
-def test_a_huge_file_of_metrics_is_refused_before_it_is_read_whole(tmp_path: Path) -> None:
+def test_a_huge_file_of_metrics_is_refused_before_it_is_read_whole(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "summary.json").write_text("{}")
     with (tmp_path / "metrics.jsonl").open("wb") as file:
         file.truncate(2**33)  # sparse: takes no room on the disk
@@ -465,8 +535,12 @@ def test_a_huge_file_of_metrics_is_refused_before_it_is_read_whole(tmp_path: Pat
 
 
 @pytest.mark.parametrize("version", [["long" * 10_000], "\x1b[2J", 1.5])
-def test_a_version_that_is_no_integer_is_not_repeated(tmp_path: Path, version: object) -> None:
+def test_a_version_that_is_no_integer_is_not_repeated(
+    tmp_path: Path, version: object
+) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"version": version}))
     with pytest.raises(DataError) as refused:
         read_result(tmp_path)
-    assert str(refused.value).endswith("its version is not an integer; copy the run's folder again")
+    assert str(refused.value).endswith(
+        "its version is not an integer; copy the run's folder again"
+    )

@@ -38,7 +38,9 @@ def spans_of(tags: list[str]) -> Found:
     return found
 
 
-def summed(paths: Any, chances: Any, tagset: TagSet) -> dict[tuple[int, int, str], float]:
+def summed(
+    paths: Any, chances: Any, tagset: TagSet
+) -> dict[tuple[int, int, str], float]:
     """The probability of each span over all sequences; "O" of words that none has in a mention."""
     total: defaultdict[tuple[int, int, str], float] = defaultdict(float)
     for path, chance in zip(paths, chances, strict=True):
@@ -61,7 +63,10 @@ def talking(kind: str, folder: Path, **settings: Any) -> Any:
 
 def words_of(text: str) -> list[tuple[int, int]]:
     ends = np.cumsum([len(word) + 1 for word in text.split()])
-    return [(e - 1 - len(w), e - 1) for w, e in zip(text.split(), ends.tolist(), strict=True)]
+    return [
+        (e - 1 - len(w), e - 1)
+        for w, e in zip(text.split(), ends.tolist(), strict=True)
+    ]
 
 
 def every_alternative(model: Any, text: str) -> dict[tuple[int, int, str], float]:
@@ -80,7 +85,9 @@ def agree(model: Any, wanted: dict[tuple[int, int, str], float]) -> None:
     found = every_alternative(model, TEXT)
     assert len(found) == 15 * 3
     for place, chance in found.items():
-        assert chance == pytest.approx(wanted.get(place, 0.0), rel=1e-4, abs=1e-6), place
+        assert chance == pytest.approx(wanted.get(place, 0.0), rel=1e-4, abs=1e-6), (
+            place
+        )
     document = Document("1", TEXT, sentences=((0, len(TEXT)),))
     (said,) = model.predict([document], confidence=True)
     assert said.spans
@@ -114,7 +121,10 @@ def test_a_token_classifier_gives_products(scheme: Scheme, tmp_path: Path) -> No
     corpus = model.prepare([Document("1", TEXT)], gold=False)
     chances = torch.from_numpy(model.emissions(corpus)).double().softmax(-1).numpy()
     paths = list(itertools.product(range(chances.shape[1]), repeat=len(chances)))
-    each = [float(np.prod([row[tag] for row, tag in zip(chances, p, strict=True)])) for p in paths]
+    each = [
+        float(np.prod([row[tag] for row, tag in zip(chances, p, strict=True)]))
+        for p in paths
+    ]
     agree(model, summed(paths, each, model.tagset))
 
 
@@ -129,9 +139,13 @@ def test_the_same_spans_and_alike_alone(kind: str, tmp_path: Path) -> None:
         sure = [span.confidence for d in found for span in d.spans]
         assert sure
         assert all(0 <= c <= 1 for c in sure)
-        assert {s.confidence for d in model.predict(documents) for s in d.spans} == {None}
+        assert {s.confidence for d in model.predict(documents) for s in d.spans} == {
+            None
+        }
         alone = [model.predict([d], confidence=True)[0] for d in documents]
-        assert [s.confidence for d in alone for s in d.spans] == pytest.approx(sure, rel=1e-4)
+        assert [s.confidence for d in alone for s in d.spans] == pytest.approx(
+            sure, rel=1e-4
+        )
     assert model.predict([], confidence=True) == ()
 
 
@@ -139,7 +153,12 @@ def test_what_cannot_be_explained(tmp_path: Path) -> None:
     model = make("tagger", tmp_path)
     text = "took aspirin\n\n\nno pain"
     document = Document("1", text, sentences=((0, 12), (15, 22)))
-    for span in (Span(12, 15, "ADR"), Span(3, 3, "ADR"), Span(0, 99, "ADR"), Span(-5, 2, "ADR")):
+    for span in (
+        Span(12, 15, "ADR"),
+        Span(3, 3, "ADR"),
+        Span(0, 99, "ADR"),
+        Span(-5, 2, "ADR"),
+    ):
         with pytest.raises(DataError, match="no word"):
             model.alternatives(document, span)
     with pytest.raises(DataError, match="two sentences"):

@@ -51,7 +51,9 @@ CASES = {
 }
 
 
-def build(case: str, backend: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> CRF:
+def build(
+    case: str, backend: str, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> CRF:
     torch.manual_seed(seed)
     tags, masks = CASES.get(case, (5, None))
     crf = computing(CRF(tags, *(masks or ())), backend).to(dtype)
@@ -61,7 +63,9 @@ def build(case: str, backend: str, dtype: torch.dtype = torch.float64, seed: int
     return crf
 
 
-def batch(case: str, seed: int = 1, scale: float = 2.0) -> tuple[Tensor, Tensor, Tensor]:
+def batch(
+    case: str, seed: int = 1, scale: float = 2.0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sentences of every length from 1 to 5 with gold tags that the constraints allow."""
     rng = np.random.default_rng(seed)
     lengths = np.array([3, 5, 1, 4, 2])
@@ -103,7 +107,11 @@ def test_loss_and_gradients_equal_enumeration(case: str, backend: str) -> None:
         of_start, of_end = of_start + w * unary[0], of_end + w * unary[-1]
         of_pairs = of_pairs + w * pairs
     np.testing.assert_allclose(loss.detach(), expected, atol=1e-9, rtol=0)
-    for parameter, value in ((crf.start, of_start), (crf.transitions, of_pairs), (crf.end, of_end)):
+    for parameter, value in (
+        (crf.start, of_start),
+        (crf.transitions, of_pairs),
+        (crf.end, of_end),
+    ):
         np.testing.assert_allclose(parameter.grad, value, atol=1e-9, rtol=0)
 
 
@@ -151,8 +159,12 @@ def test_implementations_agree_on_larger_batches() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0], ids=["scaled", "log-space"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_padding_position_and_threads_change_no_bit(dtype: torch.dtype, scale: float) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64], ids=["float32", "float64"]
+)
+def test_padding_position_and_threads_change_no_bit(
+    dtype: torch.dtype, scale: float
+) -> None:
     """A sentence alone, in another order, padded further, with another thread setting."""
     torch.manual_seed(0)
     crf = CRF(11).to(dtype)
@@ -173,12 +185,16 @@ def test_padding_position_and_threads_change_no_bit(dtype: torch.dtype, scale: f
         assert torch.equal(ours[order], moved)
     wide_x = torch.cat([x, torch.full((6, 9, 11), torch.nan, dtype=dtype)], 1)
     wide_gold = torch.cat([gold, torch.full((6, 9), 99)], 1)
-    for ours, padded in zip(together, run(list(range(6)), 49, wide_x, wide_gold), strict=True):
+    for ours, padded in zip(
+        together, run(list(range(6)), 49, wide_x, wide_gold), strict=True
+    ):
         assert torch.equal(ours, padded[:, :40] if padded.dim() > 1 else padded)
     for n in range(6):
         length = int(lengths[n])
         for ours, alone in zip(together, run([n], length, x, gold), strict=True):
-            assert torch.equal(ours[n, :length] if ours.dim() > 1 else ours[n], alone[0])
+            assert torch.equal(
+                ours[n, :length] if ours.dim() > 1 else ours[n], alone[0]
+            )
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2 if threads == 1 else 1)
@@ -217,12 +233,16 @@ def log_z_by_logaddexp(
 EXTREMES = {
     "200": lambda rng, shape: rng.choice([-200.0, 200.0], shape),
     "1e4": lambda rng, shape: rng.choice([-1e4, 1e4], shape) + rng.normal(size=shape),
-    "mixed": lambda rng, shape: rng.normal(size=shape) * 10.0 ** rng.integers(-3, 5, shape),
+    "mixed": lambda rng, shape: (
+        rng.normal(size=shape) * 10.0 ** rng.integers(-3, 5, shape)
+    ),
     "border": lambda rng, shape: rng.uniform(-120, 120, shape),
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64], ids=["float32", "float64"]
+)
 @pytest.mark.parametrize("extreme", EXTREMES)
 @pytest.mark.parametrize("case", ["free", "bioes5"])
 def test_extreme_emissions(case: str, extreme: str, dtype: torch.dtype) -> None:
@@ -246,7 +266,9 @@ def test_extreme_emissions(case: str, extreme: str, dtype: torch.dtype) -> None:
             rtol = 1e-10 if dtype == torch.float64 else 1e-6
             assert loss[n].item() == pytest.approx(expected, rel=rtol, abs=1e-6)
         gradients = [x.grad, *(p.grad for p in crf.parameters())]
-        results.append([loss.detach(), crf.posterior(emissions, lengths)[0], *gradients])
+        results.append(
+            [loss.detach(), crf.posterior(emissions, lengths)[0], *gradients]
+        )
         assert all(torch.isfinite(t).all() for t in results[-1])
     for ours, theirs in zip(*results, strict=True):
         close = 1e-7 if dtype == torch.float64 else 1e-5
@@ -314,13 +336,25 @@ def test_forbidden_transitions_have_no_gradient(backend: str, scale: float) -> N
 
 @both
 def test_forbidden_gold_tags_are_refused(backend: str) -> None:
-    crf, x, lengths = build("bioes5", backend), torch.zeros(2, 3, 5), torch.tensor([3, 2])
-    with pytest.raises(ModelError, match=r"sentence 1 .* tag 2 at position 0 \(at the start\)"):
+    crf, x, lengths = (
+        build("bioes5", backend),
+        torch.zeros(2, 3, 5),
+        torch.tensor([3, 2]),
+    )
+    with pytest.raises(
+        ModelError, match=r"sentence 1 .* tag 2 at position 0 \(at the start\)"
+    ):
         crf.loss(x, torch.tensor([[1, 2, 3], [2, 3, 0]]), lengths)
-    with pytest.raises(ModelError, match=r"sentence 0 .* tag 3 at position 1 \(after tag 0\)"):
+    with pytest.raises(
+        ModelError, match=r"sentence 0 .* tag 3 at position 1 \(after tag 0\)"
+    ):
         crf.loss(x, torch.tensor([[0, 3, 0], [0, 0, 0]]), lengths)
-    with pytest.raises(ModelError, match=r"sentence 1 .* tag 1 at position 1 \(after tag 0\)"):
-        crf.loss(x, torch.tensor([[0, 0, 0], [0, 1, 3]]), lengths)  # not closed at the end
+    with pytest.raises(
+        ModelError, match=r"sentence 1 .* tag 1 at position 1 \(after tag 0\)"
+    ):
+        crf.loss(
+            x, torch.tensor([[0, 0, 0], [0, 1, 3]]), lengths
+        )  # not closed at the end
     for tag in (-1, 5, 1 << 40):
         with pytest.raises(ModelError, match=f"sentence 1 .* tag {tag} at position 1"):
             crf.loss(x, torch.tensor([[0, 0, 0], [0, tag, 0]]), lengths)
@@ -380,7 +414,11 @@ def test_nan_parameters_give_a_nan_loss(backend: str, some: bool) -> None:
 
 def test_bad_shapes_are_refused() -> None:
     crf = CRF(3)
-    x, y, n = torch.zeros(2, 4, 3), torch.zeros(2, 4, dtype=torch.int64), torch.tensor([4, 2])
+    x, y, n = (
+        torch.zeros(2, 4, 3),
+        torch.zeros(2, 4, dtype=torch.int64),
+        torch.tensor([4, 2]),
+    )
     with pytest.raises(ModelError, match="do not fit a CRF of 3 tags"):
         crf.decode(torch.zeros(2, 4, 5), n)
     for lengths in ([5, 1], [0, 4]):
@@ -392,7 +430,9 @@ def test_bad_shapes_are_refused() -> None:
         crf.loss(x, y[:, :3], n)
     with pytest.raises(ModelError, match="target has shape"):
         crf._losses(x, [y.bool()], n)[0]
-    with pytest.raises(ModelError, match=r"transition_mask is .* bool of \(3, 3\) is expected"):
+    with pytest.raises(
+        ModelError, match=r"transition_mask is .* bool of \(3, 3\) is expected"
+    ):
         CRF(3, None, np.ones((3, 2), dtype=bool))
     with pytest.raises(ModelError, match="start_mask is"):
         CRF(3, np.ones(3))
@@ -413,11 +453,15 @@ def test_state_dict_and_seeded_start() -> None:
         assert a.abs().max() <= 0.1
 
 
-def test_kernels_compile_where_nothing_can_be_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_where_nothing_can_be_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """numba raises RuntimeError when it finds no directory to write its cache to."""
     original = numba.njit
 
-    def without_cache(*arguments: object, cache: bool = False, **options: object) -> object:
+    def without_cache(
+        *arguments: object, cache: bool = False, **options: object
+    ) -> object:
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
         return original(*arguments, **options)

@@ -32,8 +32,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(directory: Path, how: str = "lora", seed: int = 1, **settings: Any) -> EncoderTagger:
-    table = {"kind": "encoder-tagger", "encoder": str(directory), **SETTINGS[how], **settings}
+def build(
+    directory: Path, how: str = "lora", seed: int = 1, **settings: Any
+) -> EncoderTagger:
+    table = {
+        "kind": "encoder-tagger",
+        "encoder": str(directory),
+        **SETTINGS[how],
+        **settings,
+    }
     model = build_model(model_config(table), TAGS, seed)
     assert isinstance(model, EncoderTagger)
     return model
@@ -44,12 +51,16 @@ def stir(model: EncoderTagger, seed: int = 5) -> EncoderTagger:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.trainable().values():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            noise = torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float64
+            )
             parameter.add_(0.3 * noise.to(parameter.dtype))
     return model
 
 
-def words_of(model: EncoderTagger, documents: tuple[Document, ...], every: bool = False) -> Any:
+def words_of(
+    model: EncoderTagger, documents: tuple[Document, ...], every: bool = False
+) -> Any:
     """Flat (words, width) vectors of each layer asked for, padding left out."""
     corpus = model.prepare(documents)
     batch = Batch.of(corpus, np.arange(corpus.sentences), model.device)
@@ -78,11 +89,15 @@ def test_untuned_words_are_those_of_the_feature_encoder(bert: Path, layer: int) 
 def test_layers_above_the_wanted_one_are_not_run(bert: Path) -> None:
     assert len(open_backbone(str(bert), 2).model.encoder.layer) == 2
     assert len(open_backbone(str(bert)).model.encoder.layer) == LAYERS
-    with pytest.raises(ConfigError, match=r"has layers 1 to 3 \(0 = the last\), layer = 4"):
+    with pytest.raises(
+        ConfigError, match=r"has layers 1 to 3 \(0 = the last\), layer = 4"
+    ):
         open_backbone(str(bert), 4)
 
 
-@pytest.mark.parametrize(("how", "settings"), [("lora", {}), ("prompts", {"prompts": 0})])
+@pytest.mark.parametrize(
+    ("how", "settings"), [("lora", {}), ("prompts", {"prompts": 0})]
+)
 def test_the_first_step_is_the_frozen_encoder(
     bert: Path, how: str, settings: dict[str, Any]
 ) -> None:
@@ -93,9 +108,13 @@ def test_the_first_step_is_the_frozen_encoder(
     corpus = frozen.prepare(documents)
     every = np.arange(corpus.sentences)
     tuned.eval(), frozen.eval()
-    assert torch.equal(frozen.losses(corpus, every).source, tuned.losses(corpus, every).source)
+    assert torch.equal(
+        frozen.losses(corpus, every).source, tuned.losses(corpus, every).source
+    )
     moved = stir(build(bert, how)) if how == "lora" else build(bert, how)
-    assert not torch.allclose(words_of(frozen, documents)[0], words_of(moved, documents)[0])
+    assert not torch.allclose(
+        words_of(frozen, documents)[0], words_of(moved, documents)[0]
+    )
 
 
 def test_lora_is_a_change_of_the_weights(bert: Path) -> None:
@@ -113,9 +132,13 @@ def test_lora_is_a_change_of_the_weights(bert: Path) -> None:
                 at += 1
     tokenizer = transformers.BertTokenizerFast.from_pretrained(bert)
     documents = lines(9, 5)
-    found = words_of(model, documents)[0].split([len(d.text.split()) for d in documents])
+    found = words_of(model, documents)[0].split(
+        [len(d.text.split()) for d in documents]
+    )
     for doc, vectors in zip(documents, found, strict=True):
-        result = tokenizer(doc.text.split(), is_split_into_words=True, return_tensors="pt")
+        result = tokenizer(
+            doc.text.split(), is_split_into_words=True, return_tensors="pt"
+        )
         with torch.no_grad():
             states = merged(**result).last_hidden_state[0]
         owner = [-1 if w is None else w for w in result.word_ids(0)]
@@ -213,7 +236,9 @@ def test_only_what_is_tuned_is_sent(bert: Path) -> None:
         assert list(model.trainable()) == sorted(head | names)
         assert set(model.state_dict()) == head | names
         if how == "lora":
-            stir(model).losses(model.prepare(lines(9, 24)), [0, 8]).source.sum().backward()
+            stir(model).losses(
+                model.prepare(lines(9, 24)), [0, 8]
+            ).source.sum().backward()
             for map_of in (model.lora.down, model.lora.up):
                 assert map_of.grad.flatten(1).any(1).all()  # every map is reached
 
@@ -222,12 +247,17 @@ def test_nothing_and_words_without_sub_words(bert: Path) -> None:
     model = build(bert)
     assert model.predict([]) == ()
     assert model.prepare([]).sentences == 0
-    odd = (Document("a", "\u0301 pain", sentences=((0, 6),)), document(1, ["no", "pain"]))
+    odd = (
+        Document("a", "\u0301 pain", sentences=((0, 6),)),
+        document(1, ["no", "pain"]),
+    )
     blank = Document("b", "\u0301", sentences=((0, 1),))
     corpus = model.prepare((*odd, blank))
     losses = model.losses(corpus, np.arange(corpus.sentences))
     assert bool(torch.isfinite(losses.source).all())
-    assert bool(torch.isfinite(model.losses(corpus, [corpus.sentences - 1]).source).all())
+    assert bool(
+        torch.isfinite(model.losses(corpus, [corpus.sentences - 1]).source).all()
+    )
     assert len(model.predict((*odd, blank))) == 3
 
 

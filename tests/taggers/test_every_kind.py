@@ -42,7 +42,10 @@ def test_a_sentence_alone_and_among_others(kind: str, folder: Path) -> None:
         torch.testing.assert_close(together.source[place], alone.source[0])
         torch.testing.assert_close(together.target[place], alone.target[0])
     assert bool((together.target > 0.1).any())
-    assert (together.hidden, together.outputs, together.pseudo, together.score) == ((), *[None] * 3)
+    assert (together.hidden, together.outputs, together.pseudo, together.score) == (
+        (),
+        *[None] * 3,
+    )
     predicted = model.predict(DOCUMENTS)
     assert predicted == model.predict(model.prepare(DOCUMENTS, gold=False))
     assert predicted == tuple(model.predict([d])[0] for d in DOCUMENTS)
@@ -77,12 +80,17 @@ def test_gradients_equal_a_loop(kind: str, soft: bool, folder: Path) -> None:
         summed = torch.zeros_like(total)
         for row, sentence in zip(each, ORDER, strict=True):
             losses = model.losses(corpus, [sentence])
-            (wanted,) = torch.autograd.grad(losses.source.sum(), weight, retain_graph=True)
+            (wanted,) = torch.autograd.grad(
+                losses.source.sum(), weight, retain_graph=True
+            )
             torch.testing.assert_close(row, wanted.flatten(), **close)
             if losses.target.requires_grad:
                 summed += torch.autograd.grad(losses.target.sum(), weight)[0].flatten()
         torch.testing.assert_close(total, summed, **close)
-        assert (bool(each.any()), bool(total.any())) == (bool(known), known != TAGS.types)
+        assert (bool(each.any()), bool(total.any())) == (
+            bool(known),
+            known != TAGS.types,
+        )
     none, total = model.gradients(corpus, [])
     assert none.shape == (0, len(total))
 
@@ -97,7 +105,10 @@ def test_a_start_is_the_seeds(kind: str, folder: Path) -> None:
     assert names == sorted(names)
     for name, parameter in one.trainable().items():
         assert torch.equal(parameter, again.trainable()[name])
-    moved = [not torch.equal(p, other.trainable()[name]) for name, p in one.trainable().items()]
+    moved = [
+        not torch.equal(p, other.trainable()[name])
+        for name, p in one.trainable().items()
+    ]
     assert any(moved)
     model = make(kind, folder)
     model.losses(model.prepare(DOCUMENTS), ORDER).source.sum().backward()
@@ -109,7 +120,10 @@ def test_states(kind: str, folder: Path) -> None:
     model = make(kind, folder).eval()
     losses = model.losses(partly(model), ORDER, states=True)
     assert [h.shape for h in losses.hidden] == [(6, width) for width in model.widths]
-    assert losses.outputs.shape == (len(losses.pseudo), model.output_width) or "bart" in kind
+    assert (
+        losses.outputs.shape == (len(losses.pseudo), model.output_width)
+        or "bart" in kind
+    )
     assert bool(losses.pseudo.any())
     assert not losses.pseudo.all()
     assert len(losses.score(losses.outputs)) == len(losses.pseudo)

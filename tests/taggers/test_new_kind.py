@@ -15,10 +15,20 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.simulate import simulate
-from fednotes.taggers.saving import build_model, kinds, load_model, model_config, save_model
+from fednotes.taggers.saving import (
+    build_model,
+    kinds,
+    load_model,
+    model_config,
+    save_model,
+)
 
 CAPITALS = Path(__file__).parents[1] / "data" / "samples" / "capitals.py.txt"
-TEXTS = ("He took Aspirin and slept .", "Aspirin helps .", "She has pain from Ibuprofen .")
+TEXTS = (
+    "He took Aspirin and slept .",
+    "Aspirin helps .",
+    "She has pain from Ibuprofen .",
+)
 
 
 @pytest.fixture
@@ -40,7 +50,9 @@ def test_it_is_found_trained_and_saved(folder: Path) -> None:
     assert "capitals" in kinds()
     with pytest.raises(ConfigError, match="unknown key 'widht'; did you mean 'width'"):
         model_config({"kind": "capitals", "widht": 2})
-    model = build_model(model_config({"kind": "capitals"}), TagSet(("Drug", "Sign")), seed=1)
+    model = build_model(
+        model_config({"kind": "capitals"}), TagSet(("Drug", "Sign")), seed=1
+    )
     documents = [_marked(text) for text in TEXTS]
     read = model.annotate(model.prepare(documents), documents, ["Drug"])
     optimizer = torch.optim.Adam(model.trainable().values(), lr=0.1)

@@ -39,7 +39,9 @@ def log_sum(values: np.ndarray) -> float:
     return float(np.logaddexp.reduce(values))
 
 
-def agrees(path: tuple[int, ...], tags: list[int], names: tuple[str, ...], known: set[str]) -> bool:
+def agrees(
+    path: tuple[int, ...], tags: list[int], names: tuple[str, ...], known: set[str]
+) -> bool:
     """Whether a sequence says of the known types just what `tags` says; by the tags' names."""
     type_of = [name[2:] for name in names]
     pairs = ((type_of[a], type_of[b], a == b) for a, b in zip(path, tags, strict=True))
@@ -69,11 +71,15 @@ class Sentence:
     own: int  # the row of the annotation itself
 
     @classmethod
-    def of(cls, crf: CRF, x: np.ndarray, tags: list[int], tagset: TagSet, known: set[str]):
+    def of(
+        cls, crf: CRF, x: np.ndarray, tags: list[int], tagset: TagSet, known: set[str]
+    ):
         every = Enumerated.of(x, *masked(crf))
         paths = [tuple(path) for path in every.paths.tolist()]
         free = itertools.product(range(len(tagset.tags)), repeat=len(tags))
-        assert paths == [path for path in free if legal(path, tagset.tags, tagset.scheme)]
+        assert paths == [
+            path for path in free if legal(path, tagset.tags, tagset.scheme)
+        ]
         agree = [agrees(path, tags, tagset.tags, known) for path in paths]
         return cls(every.paths, every.scores, np.array(agree), paths.index(tuple(tags)))
 
@@ -159,14 +165,21 @@ def test_allowed_tags_by_hand() -> None:
     free, b, i = [1, 0, 0, 1, 1], [0, 1, 0, 0, 0], [0, 0, 1, 0, 0]
     expected = torch.tensor([[free, b, i], [free, free, free]]).bool()
     assert torch.equal(allowed_tags(tags, tagset, ["X"]), expected)
-    assert torch.equal(allowed_tags(tags, tagset, ["Y", "X"]), nn.functional.one_hot(tags, 5) == 1)
+    assert torch.equal(
+        allowed_tags(tags, tagset, ["Y", "X"]), nn.functional.one_hot(tags, 5) == 1
+    )
     assert bool(allowed_tags(tags, tagset, []).all())
-    assert added_tags(tags, tagset, {"X"}).tolist() == [[False] * 3, [True, True, False]]
+    assert added_tags(tags, tagset, {"X"}).tolist() == [
+        [False] * 3,
+        [True, True, False],
+    ]
     assert not added_tags(tags, tagset, {"X", "Y"}).any()
 
 
 def test_a_known_type_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'Drugs' is not in the tag set: did you mean 'Drug'"):
+    with pytest.raises(
+        ConfigError, match="'Drugs' is not in the tag set: did you mean 'Drug'"
+    ):
         require_types(["Drugs"], TagSet(("ADR", "Drug")))
     with pytest.raises(ConfigError, match="'Z'"):
         allowed_tags(torch.tensor([0]), TagSet(("X",)), {"Z", "X"})
@@ -187,7 +200,9 @@ def test_parts_equal_enumeration(scheme: Scheme, known: str, backend: str) -> No
     full = c.crf._losses(c.x, [soft], c.lengths)[0]
     torch.testing.assert_close(same, source)
     size = len(c.tagset.tags)
-    for n, (student, teacher) in enumerate(zip(c.sentences(), c.sentences(c.teacher), strict=True)):
+    for n, (student, teacher) in enumerate(
+        zip(c.sentences(), c.sentences(c.teacher), strict=True)
+    ):
         expected = student.parts()
         assert source[n].item() == pytest.approx(expected[0], abs=1e-9)
         assert target[n].item() == pytest.approx(expected[1], abs=1e-9)
@@ -240,17 +255,26 @@ def test_gradients_equal_differences(soft: bool, backend: str) -> None:
     def parts(x: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
         return split_loss(c.crf, x, c.tags, c.allowed, c.lengths, q)
 
-    inputs = (x, c.crf.start, c.crf.transitions, c.crf.end)  # gradcheck shifts them in place
+    inputs = (
+        x,
+        c.crf.start,
+        c.crf.transitions,
+        c.crf.end,
+    )  # gradcheck shifts them in place
     assert torch.autograd.gradcheck(parts, inputs)
     if q is not None:
-        assert torch.autograd.gradcheck(lambda x, *_: c.crf._losses(x, [q], c.lengths)[0], inputs)
+        assert torch.autograd.gradcheck(
+            lambda x, *_: c.crf._losses(x, [q], c.lengths)[0], inputs
+        )
 
 
 # ---- identities --------------------------------------------------------------------------------
 
 
 def _gradient(loss: Tensor, x: Tensor, crf: CRF) -> list[Tensor]:
-    return list(torch.autograd.grad(loss.sum(), [x, *crf.parameters()], retain_graph=True))
+    return list(
+        torch.autograd.grad(loss.sum(), [x, *crf.parameters()], retain_graph=True)
+    )
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -280,7 +304,9 @@ def test_a_certain_teacher_is_a_hard_target() -> None:
     sure = 1e4 * nn.functional.one_hot(c.tags, len(c.tagset.tags)).double()
     soft = c.teacher.posterior(sure, c.lengths, c.allowed)
     ours = split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths, soft)
-    for a, b in zip(ours, split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths), strict=True):
+    for a, b in zip(
+        ours, split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths), strict=True
+    ):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
 
 
@@ -334,7 +360,9 @@ def test_transfer_gradients_equal_a_loop(known: str, soft: bool) -> None:
             c.lengths[one],
             own,
         )
-        (expected,) = torch.autograd.grad(source.sum(), project.weight, retain_graph=True)
+        (expected,) = torch.autograd.grad(
+            source.sum(), project.weight, retain_graph=True
+        )
         torch.testing.assert_close(each[n], expected.flatten(), atol=1e-12, rtol=1e-10)
         if target.requires_grad:
             summed += torch.autograd.grad(target.sum(), project.weight)[0].flatten()

@@ -57,10 +57,17 @@ def documents(count: int = 16, seed: int = 0) -> tuple[Document, ...]:
 
 def build(scheme: Scheme = "BIO", encoder: bool = True, **changes: Any) -> Tagger:
     """Small, every layer that there is, parameters large enough to have opinions."""
-    small: dict[str, Any] = {"char_dim": 6, "char_filters": 8, "cnn_filters": 7, "lstm_units": 5}
+    small: dict[str, Any] = {
+        "char_dim": 6,
+        "char_filters": 8,
+        "cnn_filters": 7,
+        "lstm_units": 5,
+    }
     small |= {"contextual": "x", "project": 4} if encoder else {}
     config = tagger_config(small | {"dropout": 0.3} | changes)
-    tagger = Tagger(config, TagSet(TYPES, scheme), 1, None, HashEncoder() if encoder else None)
+    tagger = Tagger(
+        config, TagSet(TYPES, scheme), 1, None, HashEncoder() if encoder else None
+    )
     with torch.no_grad():
         for parameter in tagger.crf.parameters():
             parameter.mul_(4.0)
@@ -120,11 +127,16 @@ def test_soft_targets_are_the_posterior_of_each_sentence() -> None:
         x = tagger.crf.project(states.outputs)[None]
         tags = torch.from_numpy(corpus.encoded.tags[part])[None]
         allowed = allowed_tags(tags, tagger.tagset, corpus.known)
-        unary, pairs = tagger.crf.crf.posterior(x, torch.tensor([tags.shape[1]]), allowed)
+        unary, pairs = tagger.crf.crf.posterior(
+            x, torch.tensor([tags.shape[1]]), allowed
+        )
         np.testing.assert_allclose(soft.unary[part], unary[0], atol=1e-5)
         np.testing.assert_allclose(soft.pairs[s], pairs[0], atol=1e-5)
     parts = tagger.losses(replace(corpus, soft=soft), range(corpus.sentences))
-    full, source = gradient((parts.source + parts.target).sum(), tagger), parts.source.sum()
+    full, source = (
+        gradient((parts.source + parts.target).sum(), tagger),
+        parts.source.sum(),
+    )
     for ours, theirs in zip(full, gradient(source, tagger), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
 
@@ -195,7 +207,9 @@ WORDS = [match.span() for match in re.finditer(r"\S+", TEXT)]
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    picks=st.lists(st.tuples(st.integers(0, len(WORDS) - 1), st.sampled_from("XYZ")), max_size=6),
+    picks=st.lists(
+        st.tuples(st.integers(0, len(WORDS) - 1), st.sampled_from("XYZ")), max_size=6
+    ),
     scheme=st.sampled_from(SCHEMES),
     max_tokens=st.sampled_from([4, 256]),
 )
@@ -219,26 +233,39 @@ def test_retag_equals_encoding_anew(
     assert not again.tags.any()
 
 
-def _found(spans: list[Span], known: str, max_tokens: int = 256) -> list[tuple[str, str]]:
+def _found(
+    spans: list[Span], known: str, max_tokens: int = 256
+) -> list[tuple[str, str]]:
     """Token and tag wherever the tag is not O."""
     tagset = TagSet(("X", "Y"))
-    encoded = encode_corpus([Document("0", "", ()), Document("1", TEXT)], tagset, max_tokens)
-    ours = retag(encoded, [Document("0", ""), Document("1", TEXT, tuple(spans))], set(known))
+    encoded = encode_corpus(
+        [Document("0", "", ()), Document("1", TEXT)], tagset, max_tokens
+    )
+    ours = retag(
+        encoded, [Document("0", ""), Document("1", TEXT, tuple(spans))], set(known)
+    )
     names = [tagset.tags[i] for i in ours.tags]
     forms = [TEXT[a:b] for a, b in ours.offsets]
-    return [(form, name) for form, name in zip(forms, names, strict=True) if name != "O"]
+    return [
+        (form, name) for form, name in zip(forms, names, strict=True) if name != "O"
+    ]
 
 
 def test_what_is_known_is_never_changed_by_what_was_added() -> None:
     """A longer added mention over a known one; one that shares only a token's other half."""
-    rash, part = Span(19, 28, "X"), Span(20, 24, "X")  # "mild rash", "ild " within "mild"
+    rash, part = (
+        Span(19, 28, "X"),
+        Span(20, 24, "X"),
+    )  # "mild rash", "ild " within "mild"
     own = [("mild", "B-X"), ("rash", "I-X")]
     assert _found([rash], "X") == own
     assert _found([rash, Span(8, 28, "Y")], "X") == own
     assert _found([rash, Span(8, 28, "Y")], "Y")[0] == ("gave", "B-Y")
     assert _found([part, Span(19, 20, "Y")], "X") == own[:1]
     assert _found([part, Span(0, 7, "Y")], "X") == [("aspirin", "B-Y"), *own[:1]]
-    assert _found([part, Span(19, 20, "Y")], "XY") == [("mild", "B-Y")]  # the first has it
+    assert _found([part, Span(19, 20, "Y")], "XY") == [
+        ("mild", "B-Y")
+    ]  # the first has it
 
 
 def test_added_mentions_end_with_their_sentence_or_piece() -> None:

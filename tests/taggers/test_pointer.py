@@ -48,7 +48,11 @@ Entities = st.sets(
 
 def figure_2() -> tuple[str, list[tuple[str, str]]]:
     text = "Clozapine induced akathisia in children with schizophrenia ."
-    return text, [("Clozapine", "Drug"), ("akathisia", "ADE"), ("schizophrenia", "Disease")]
+    return text, [
+        ("Clozapine", "Drug"),
+        ("akathisia", "ADE"),
+        ("schizophrenia", "Disease"),
+    ]
 
 
 def letters(passages: Sequence[Passage]) -> Pieces:
@@ -63,7 +67,9 @@ def letters(passages: Sequence[Passage]) -> Pieces:
         lengths.append(len(ids) - before)
     first, last = np.array(edges, np.int64).reshape(-1, 2).T
     every = np.ones(len(ids), bool)
-    return Pieces(np.array(ids, np.int32), np.array(lengths, np.int64), first, last, every)
+    return Pieces(
+        np.array(ids, np.int32), np.array(lengths, np.int64), first, last, every
+    )
 
 
 def document(text: str, found: Sequence[tuple[str, str]], name: str = "d") -> Document:
@@ -83,7 +89,9 @@ def test_figure_2() -> None:
     wanted = [(a + ZERO, b + ZERO, t) for a, b, t in (drug, ade, disease)]
     assert target == [i for entity in wanted for i in entity] + [END]
     # What the decoder is to write is the same, padded behind; without an entity END alone.
-    both = encode_pointers([document(text, found), document("no pain", [])], TAGS, letters, ROOM)
+    both = encode_pointers(
+        [document(text, found), document("no pain", [])], TAGS, letters, ROOM
+    )
     ids = Targets.of(both, np.array([1, 0]), "cpu").ids.tolist()
     assert ids == [[END] + [PAD] * 9, target]
     # The global model's output: the second "Drug" stands for no span.
@@ -114,7 +122,11 @@ def test_round_trip(entities: set[tuple[int, int, int]]) -> None:
 @settings(max_examples=300)
 def test_repair_equals_a_regular_expression(ids: list[int]) -> None:
     """Any output as letters (p position, l label): exactly "pp" before an "l" is a span."""
-    whole = [i for i in ids[: ids.index(END) if END in ids else None] if i not in (BEGIN, PAD)]
+    whole = [
+        i
+        for i in ids[: ids.index(END) if END in ids else None]
+        if i not in (BEGIN, PAD)
+    ]
     text = "".join("p" if i >= ZERO else "l" for i in whole)
     wanted = set()
     for match in re.finditer(r"(?<!p)(?=ppl)", text):
@@ -140,7 +152,9 @@ def paths(grammar: Grammar, prefix: tuple[int, ...] = ()) -> set[tuple[int, ...]
 @pytest.mark.parametrize(("types", "most"), [(1, 4), (2, 2)])
 def test_grammar_allows_exactly_the_targets(types: int, most: int) -> None:
     """Every set of entities on words of 2, 1 and 1 sub-words, and nothing else."""
-    starts = torch.tensor([[True, False, True, True, False]])  # the last column is padding
+    starts = torch.tensor(
+        [[True, False, True, True, False]]
+    )  # the last column is padding
     ends = torch.tensor([[False, True, True, True, False]])
     spans = [(a, b) for a, b in product((0, 2, 3), (1, 2, 3)) if a <= b]
     every = [(*span, t) for span in spans for t in range(types)]
@@ -155,7 +169,9 @@ def test_grammar_allows_exactly_the_targets(types: int, most: int) -> None:
 
 def test_grammar_of_a_batch() -> None:
     """Sentences side by side as alone, and after one has left."""
-    starts = torch.tensor([[True, True, True], [True, False, False], [True, True, False]])
+    starts = torch.tensor(
+        [[True, True, True], [True, False, False], [True, True, False]]
+    )
     ends = torch.tensor([[True, True, True], [False, True, False], [True, True, False]])
     chosen = torch.tensor([[5, 5, 6], [7, 6, 6], [4, 3, 4]])  # (step, sentence)
     batch = Grammar.begin(2, starts, ends, 9)
@@ -166,7 +182,9 @@ def test_grammar_of_a_batch() -> None:
             alone[i] = alone[i].after(step[i : i + 1])
         batch = batch.after(step)
     rest = batch.rows(torch.tensor([0, 2]))
-    assert torch.equal(rest.allowed(), torch.cat([alone[0].allowed(), alone[2].allowed()]))
+    assert torch.equal(
+        rest.allowed(), torch.cat([alone[0].allowed(), alone[2].allowed()])
+    )
 
 
 def test_nested_adjacent_and_other_spans() -> None:
@@ -183,15 +201,25 @@ def test_nested_adjacent_and_other_spans() -> None:
     )
     corpus = encode_pointers([Document("d", text, spans)], TAGS, letters, ROOM)
     # lung | cance r | stage | two | pain | , | pain
-    assert corpus.entities.tolist() == [[0, 2, 2], [0, 0, 1], [1, 2, 1], [3, 4, 0], [5, 7, 2]]
+    assert corpus.entities.tolist() == [
+        [0, 2, 2],
+        [0, 0, 1],
+        [1, 2, 1],
+        [3, 4, 0],
+        [5, 7, 2],
+    ]
     assert corpus.known == frozenset(TYPES)
-    assert [text[a:b] for a, b in corpus.encoded.offsets] == list(re.findall(r"\w+|,", text))
+    assert [text[a:b] for a, b in corpus.encoded.offsets] == list(
+        re.findall(r"\w+|,", text)
+    )
 
 
 @st.composite
 def long_documents(draw: st.DrawFn) -> Document:
     """40 words of one sentence; spans that do not cross each other."""
-    words = draw(st.lists(st.sampled_from(["a", "bravo", "charlies"]), min_size=40, max_size=40))
+    words = draw(
+        st.lists(st.sampled_from(["a", "bravo", "charlies"]), min_size=40, max_size=40)
+    )
     at = np.cumsum([0] + [len(w) + 1 for w in words])
     first = draw(st.lists(st.integers(0, 37), max_size=12, unique=True))
     spans = [
@@ -230,7 +258,9 @@ def found_in(corpus: PointerCorpus) -> list[Span]:
 def test_what_alone_is_too_long() -> None:
     """A word keeps its first sub-words; an entity its first piece; too many entities go."""
     text = "abcdefghijklmnopqrstuvwxyz one"
-    corpus = encode_pointers([document(text, [(text, "Drug")])], TAGS, letters, PointerLimits(3, 9))
+    corpus = encode_pointers(
+        [document(text, [(text, "Drug")])], TAGS, letters, PointerLimits(3, 9)
+    )
     assert corpus.lengths.tolist() == [3, 1]
     assert found_in(corpus) == [Span(0, 26, "Drug")]
     nest = document("one", [("one", "Drug"), ("one", "ADE"), ("one", "Disease")])
@@ -241,7 +271,11 @@ def test_what_alone_is_too_long() -> None:
 def test_annotate() -> None:
     """The same sub-words with another annotation; the corpus given is not changed."""
     text, found = figure_2()
-    docs = [document(text, found), Document("e", "~ ~"), document("one two", [("two", "ADE")])]
+    docs = [
+        document(text, found),
+        Document("e", "~ ~"),
+        document("one two", [("two", "ADE")]),
+    ]
     corpus = encode_pointers(docs, TAGS, letters, ROOM)
     assert corpus.encoded.sentence_document.tolist() == [0, 2]
     new = [document(text, found[:1]), docs[1], document("one two", [("one", "Drug")])]
@@ -269,7 +303,11 @@ def test_refuses_other_texts_and_labels() -> None:
 
 
 def test_empty_corpora() -> None:
-    for documents in ([], [Document("d", "")], [Document("d", "~", (Span(0, 1, "ADE"),))]):
+    for documents in (
+        [],
+        [Document("d", "")],
+        [Document("d", "~", (Span(0, 1, "ADE"),))],
+    ):
         corpus = encode_pointers(documents, TAGS, letters, ROOM)
         assert corpus.sentences == len(corpus.lengths) == len(corpus.entities) == 0
         assert corpus.annotated(documents, TYPES).sentences == 0
@@ -288,7 +326,9 @@ def two_letters(passages: Sequence[Passage]) -> Pieces:
         lengths.append(len(ids) - before)
     first, last = np.array(edges, np.int64).reshape(-1, 2).T
     every = np.ones(len(ids), bool)
-    return Pieces(np.array(ids, np.int32), np.array(lengths, np.int64), first, last, every)
+    return Pieces(
+        np.array(ids, np.int32), np.array(lengths, np.int64), first, last, every
+    )
 
 
 def test_words_that_share_a_sub_word() -> None:
@@ -306,7 +346,9 @@ def test_words_that_share_a_sub_word() -> None:
 
 def test_a_cut_between_words_that_share_a_sub_word() -> None:
     """Both pieces have it."""
-    corpus = encode_pointers([document("abc def gh", [])], TAGS, two_letters, PointerLimits(2, 9))
+    corpus = encode_pointers(
+        [document("abc def gh", [])], TAGS, two_letters, PointerLimits(2, 9)
+    )
     assert [chr(i) for i in corpus.ids] == ["b", "d", "d", "f", "h"]
     assert corpus.lengths.tolist() == [2, 2, 1]
     assert corpus.first.tolist() == [0, 0, 0]

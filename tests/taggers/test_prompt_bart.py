@@ -54,9 +54,18 @@ def build(bart: Path, tagset: TagSet = TAGS, **settings: Any) -> PromptBart:
 def documents() -> list[Document]:
     """Nested, adjacent and no entities."""
     found = (
-        [("Clozapine", "Drug"), ("akathisia", "ADE"), ("akathisia in children", "Disease")],
+        [
+            ("Clozapine", "Drug"),
+            ("akathisia", "ADE"),
+            ("akathisia in children", "Disease"),
+        ],
         [],
-        [("akathisia", "ADE"), ("Clozapine", "Drug"), ("pain", "ADE"), ("in the", "Drug")],
+        [
+            ("akathisia", "ADE"),
+            ("Clozapine", "Drug"),
+            ("pain", "ADE"),
+            ("in the", "Drug"),
+        ],
         [("with", "Disease")],
         [("no", "ADE"), ("finding", "Disease")],
     )
@@ -64,13 +73,17 @@ def documents() -> list[Document]:
         Document(
             str(i),
             text,
-            tuple(Span(text.index(w), text.index(w) + len(w), label) for w, label in spans),
+            tuple(
+                Span(text.index(w), text.index(w) + len(w), label) for w, label in spans
+            ),
         )
         for i, (text, spans) in enumerate(zip(TEXTS, found, strict=True))
     ]
 
 
-def inner(model: PromptBart, corpus: Any, chosen: Sequence[int], prompted: bool = True) -> Any:
+def inner(
+    model: PromptBart, corpus: Any, chosen: Sequence[int], prompted: bool = True
+) -> Any:
     """Backbone, prompts, memory and targets of some sentences."""
     at = np.array(chosen)
     backbone, view, attentions = model._frozen
@@ -100,7 +113,9 @@ def test_no_prompts_is_stock_bart(bart: Path, model: PromptBart) -> None:
         decoder_inputs_embeds=memory.read(targets.inputs),
         use_cache=False,
     )
-    torch.testing.assert_close(memory.states, result.encoder_last_hidden_state, rtol=0, atol=0)
+    torch.testing.assert_close(
+        memory.states, result.encoder_last_hidden_state, rtol=0, atol=0
+    )
     outputs = teacher_forced(view, memory, targets, None)
     torch.testing.assert_close(outputs, result.last_hidden_state, rtol=0, atol=0)
 
@@ -123,7 +138,9 @@ def test_steps_equal_teacher_forcing(model: PromptBart) -> None:
     torch.testing.assert_close(found, wanted[[0, 2], 1], rtol=0, atol=5e-5)
 
 
-def naive_loss(model: PromptBart, corpus: Any, sentence: int, known: set[str]) -> list[float]:
+def naive_loss(
+    model: PromptBart, corpus: Any, sentence: int, known: set[str]
+) -> list[float]:
     """Source and target of one sentence: NumPy over the words of the issue, nothing shared.
 
     The decoder is called once a target with all that came before; candidates are listed.
@@ -134,7 +151,10 @@ def naive_loss(model: PromptBart, corpus: Any, sentence: int, known: set[str]) -
     text = corpus.ids[corpus.bounds[sentence] : corpus.bounds[sentence + 1]].tolist()
     call: dict[str, Any] = {"prompts": prompts, "return_dict": True}
     encoded = view.encoder(torch.tensor([[0, *text, 2]]), **call).last_hidden_state
-    label_ids = [backbone.tokenizer(" " + t.lower(), add_special_tokens=False) for t in TAGS.types]
+    label_ids = [
+        backbone.tokenizer(" " + t.lower(), add_special_tokens=False)
+        for t in TAGS.types
+    ]
     labels = np.stack([table[i["input_ids"]].mean(axis=0) for i in label_ids])
     source = (encoded[0, 1:-1].detach().numpy() + table[text]) / 2
     candidates = np.concatenate([table[[2]], labels, source])  # END, types, positions
@@ -150,7 +170,9 @@ def naive_loss(model: PromptBart, corpus: Any, sentence: int, known: set[str]) -
         given = torch.tensor(np.stack(read)[None], dtype=torch.float32)
         state = view.decoder(inputs_embeds=given, encoder_hidden_states=encoded, **call)
         scores = candidates @ state.last_hidden_state[0, -1].detach().numpy()
-        sums[pseudo] += float(np.log(np.exp(scores - scores.max()).sum()) + scores.max())
+        sums[pseudo] += float(
+            np.log(np.exp(scores - scores.max()).sum()) + scores.max()
+        )
         sums[pseudo] -= float(scores[wanted])
         read.append(inputs[wanted - 1])
     return sums
@@ -177,7 +199,9 @@ def test_parts_of_the_loss(model: PromptBart) -> None:
         torch.testing.assert_close(parts.source + parts.target, whole.source)
 
 
-def naive_decode(model: PromptBart, corpus: Any, sentence: int) -> tuple[list[int], list[float]]:
+def naive_decode(
+    model: PromptBart, corpus: Any, sentence: int
+) -> tuple[list[int], list[float]]:
     """The best of what may come, by a list of all entities and a fresh pass at every step; and how
     probable each was among what could come."""
     words = slice(corpus.encoded.bounds[sentence], corpus.encoded.bounds[sentence + 1])
@@ -191,7 +215,9 @@ def naive_decode(model: PromptBart, corpus: Any, sentence: int) -> tuple[list[in
             ids = torch.tensor([[*written, END]])
             given = Targets(ids, ids > 0, ids < 0)
             scores = memory.scores(teacher_forced(view, memory, given, prompts))[0, -1]
-            ahead = {entity[place] for entity in options} | ({END} if place == 0 else set())
+            ahead = {entity[place] for entity in options} | (
+                {END} if place == 0 else set()
+            )
             best = max(ahead, key=lambda i: float(scores[i]))
             if best == END:
                 return written, sure
@@ -216,9 +242,13 @@ def test_decoding_equals_a_naive_program(model: PromptBart) -> None:
         assert row[: len(written)] == pytest.approx(each, rel=1e-3)
     said = model.predict(corpus, confidence=True)
     products = sorted(
-        float(np.prod(each[n : n + 3])) for _, each in naive for n in range(0, len(each), 3)
+        float(np.prod(each[n : n + 3]))
+        for _, each in naive
+        for n in range(0, len(each), 3)
     )
-    assert sorted(s.confidence for d in said for s in d.spans) == pytest.approx(products, rel=1e-3)
+    assert sorted(s.confidence for d in said for s in d.spans) == pytest.approx(
+        products, rel=1e-3
+    )
     assert len({len(f) for f in found}) > 1
 
 
@@ -240,7 +270,9 @@ def test_per_sentence_gradients(bart: Path) -> None:
         q = model.trainable()[model.transfer]
         assert source.shape == (4, q.numel())
         for row, sentence in zip(source, order, strict=True):
-            (alone,) = torch.autograd.grad(model.losses(corpus, [sentence]).source.sum(), q)
+            (alone,) = torch.autograd.grad(
+                model.losses(corpus, [sentence]).source.sum(), q
+            )
             torch.testing.assert_close(row, alone.flatten(), rtol=1e-9, atol=1e-9)
         losses = model.losses(corpus, order)
         for found, loss in ((source.sum(0), losses.source), (target, losses.target)):
@@ -256,23 +288,34 @@ def test_states(model: PromptBart) -> None:
     corpus = model.annotate(model.prepare(documents()), documents(), {"Drug"})
     losses = model.losses(corpus, [2, 1], states=True)
     assert (
-        [tuple(h.shape) for h in losses.hidden] == [(2, w) for w in model.widths] == [(2, 32)] * 2
+        [tuple(h.shape) for h in losses.hidden]
+        == [(2, w) for w in model.widths]
+        == [(2, 32)] * 2
     )
     _, view, attentions = model._frozen
     text = corpus.ids[corpus.bounds[1] : corpus.bounds[2]].tolist()
     prompts = joined(attentions, model.prompts())
-    alone = view.encoder(torch.tensor([[0, *text, 2]]), prompts=prompts, output_hidden_states=True)
+    alone = view.encoder(
+        torch.tensor([[0, *text, 2]]), prompts=prompts, output_hidden_states=True
+    )
     for found, layer in zip(losses.hidden, alone.hidden_states[1:], strict=True):
-        torch.testing.assert_close(found[1], layer[0, 1:-1].mean(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found[1], layer[0, 1:-1].mean(0), rtol=1e-4, atol=1e-5
+        )
     assert losses.outputs is not None
     assert losses.pseudo is not None
     assert losses.score is not None
     assert losses.outputs.shape == (3 * 4 + 1 + 1, 32)
     in_order = ("ADE", "Drug", "ADE", "Drug")
-    assert losses.pseudo.tolist() == [t == "ADE" for t in in_order for _ in "set"] + [False] * 2
+    assert (
+        losses.pseudo.tolist()
+        == [t == "ADE" for t in in_order for _ in "set"] + [False] * 2
+    )
     scores = losses.score(losses.outputs)
     targets = Targets.of(corpus, np.array([2, 1]), "cpu")
-    nll = -scores.log_softmax(-1).gather(1, targets.ids[targets.real][:, None]).squeeze(1)
+    nll = (
+        -scores.log_softmax(-1).gather(1, targets.ids[targets.real][:, None]).squeeze(1)
+    )
     torch.testing.assert_close(nll[losses.pseudo].sum(), losses.target.sum())
     torch.testing.assert_close(nll[~losses.pseudo].sum(), losses.source.sum())
     assert (scores[-1] > -torch.inf).sum() == 1 + 3 + corpus.lengths[1]
@@ -281,7 +324,11 @@ def test_states(model: PromptBart) -> None:
 def test_long_sentences_are_split_and_joined(model: PromptBart) -> None:
     """Beyond the backbone's 38 sub-words: nothing is lost, nothing cut inside an entity."""
     text = " ".join(TEXTS[2].replace(" .", " ,") for _ in range(3)) + " Clozapine"
-    spans = [Span(m, m + 9, "Drug") for m in range(len(text)) if text.startswith("Clozapine", m)]
+    spans = [
+        Span(m, m + 9, "Drug")
+        for m in range(len(text))
+        if text.startswith("Clozapine", m)
+    ]
     spans += [Span(s.start - 5, s.end + 3, "ADE") for s in spans[:-1]]
     given = [Document("long", text, tuple(sorted(spans)))]
     corpus = model.prepare(given)
@@ -342,7 +389,9 @@ def test_learns_two_sentences(bart: Path, tuned: bool, rate: float) -> None:
     corpus = model.prepare(given)
     assert model.predict(given) != tuple(given)
     assert fit(model, corpus, steps=200, rate=rate) < 4
-    assert [sorted(d.spans) for d in model.predict(given)] == [sorted(d.spans) for d in given]
+    assert [sorted(d.spans) for d in model.predict(given)] == [
+        sorted(d.spans) for d in given
+    ]
 
 
 def test_dropout(bart: Path) -> None:

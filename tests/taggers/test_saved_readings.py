@@ -37,11 +37,15 @@ def test_fine_tuned_models_without_a_reading(family: str, tmp_path: Path) -> Non
     if family in ALIKE:
         load_model(tmp_path / "model")
     else:
-        with pytest.raises(ModelError, match=r"words to the tokenizer one by one.*train the model"):
+        with pytest.raises(
+            ModelError, match=r"words to the tokenizer one by one.*train the model"
+        ):
             load_model(tmp_path / "model")
     changed(file, lambda facts: facts["fednotes"].update(reading="letters"))
     if family not in ALIKE:
-        with pytest.raises(ModelError, match=r"'letters'.*install the version that wrote it"):
+        with pytest.raises(
+            ModelError, match=r"'letters'.*install the version that wrote it"
+        ):
             load_model(tmp_path / "model")
     changed(file, lambda facts: facts.pop("fednotes"))
     load_model(tmp_path / "model")  # another program's
@@ -52,7 +56,11 @@ def test_fine_tuned_models_without_a_reading(family: str, tmp_path: Path) -> Non
 def test_models_on_a_frozen_encoder(kind: str, family: str, tmp_path: Path) -> None:
     """The encoder's fingerprint names the reading, and so does the folder."""
     encoder = save_family(tmp_path / "encoder", family)
-    table: dict[str, Any] = {"kind": "encoder-tagger", "encoder": str(encoder), "tuning": "none"}
+    table: dict[str, Any] = {
+        "kind": "encoder-tagger",
+        "encoder": str(encoder),
+        "tuning": "none",
+    }
     if kind == "tagger":
         table = {"contextual": str(encoder), "characters": False, "lstm_units": 4}
     model = build_model(model_config(table), TagSet(("Drug",)), 1)

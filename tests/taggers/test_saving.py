@@ -28,7 +28,9 @@ from fednotes.taggers.saving import (
 transformers = pytest.importorskip("transformers")
 
 TEXT = DOCUMENTS[0].text
-MODELS = [kind for kind in KINDS if kind != "token-classifier"]  # which is a directory of others
+MODELS = [
+    kind for kind in KINDS if kind != "token-classifier"
+]  # which is a directory of others
 
 
 @pytest.fixture(params=MODELS)
@@ -41,7 +43,10 @@ def test_what_is_loaded_is_what_was_saved(model: Any, tmp_path: Path) -> None:
     path = tmp_path / "model"
     save_model(model, path)
     stem = "tagger" if model.config.kind == "tagger" else "model"
-    assert sorted(f.name for f in path.iterdir()) == [f"{stem}.json", f"{stem}.safetensors"]
+    assert sorted(f.name for f in path.iterdir()) == [
+        f"{stem}.json",
+        f"{stem}.safetensors",
+    ]
     stored = load_file(path / f"{stem}.safetensors")
     assert set(stored) == set(model.trainable())
     assert sum(v.numel() for v in stored.values()) == sum(
@@ -151,15 +156,21 @@ def test_a_backbone_may_have_moved_but_not_changed(which: str, tmp_path: Path) -
     save_model(loaded, tmp_path / "again")
     assert load_model(tmp_path / "again").predict(DOCUMENTS) == model.predict(DOCUMENTS)
     write_backbone(there, "bart" if which == "prompt-bart" else "bert", seed=1)
-    with pytest.raises(ModelError, match="is another one: name the right folder as backbone"):
+    with pytest.raises(
+        ModelError, match="is another one: name the right folder as backbone"
+    ):
         load_model(tmp_path / "model", backbone=str(there))
 
 
-def test_a_path_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A relative backbone is saved as what it was then."""
     make("lora", tmp_path)
     monkeypatch.chdir(tmp_path)
-    model = build_model(model_config({"kind": "encoder-tagger", "encoder": "bert"}), TAGS, 1)
+    model = build_model(
+        model_config({"kind": "encoder-tagger", "encoder": "bert"}), TAGS, 1
+    )
     save_model(model, "model")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")

@@ -21,13 +21,19 @@ from fednotes.core.types import TagSet
 from fednotes.taggers.saving import build_model, load_model, model_config, save_model
 
 ODD = (None, True, -1, 1.5, 10**30, "x", [], {}, [1], [[]], {"a": None})
-DEEP = ("[" * 100_000, '{"format":1,"config":' * 20_000, '{"format":' * 60 + "1" + "}" * 60)
+DEEP = (
+    "[" * 100_000,
+    '{"format":1,"config":' * 20_000,
+    '{"format":' * 60 + "1" + "}" * 60,
+)
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "tagger"
-    config = model_config({"kind": "tagger", "char_filters": 6, "cnn_filters": 5, "lstm_units": 4})
+    config = model_config(
+        {"kind": "tagger", "char_filters": 6, "cnn_filters": 5, "lstm_units": 4}
+    )
     save_model(build_model(config, TagSet(("ADR", "Drug")), 1), folder)
     return folder
 
@@ -66,7 +72,9 @@ def test_any_description_loads_or_is_one_line(saved: Path, tmp_path: Path) -> No
             except ModelError as error:
                 lines.append(str(error))
     assert len(lines) > 100
-    assert not [line for line in lines if "\n" in line or str(tmp_path / "m") not in line]
+    assert not [
+        line for line in lines if "\n" in line or str(tmp_path / "m") not in line
+    ]
 
 
 @pytest.mark.parametrize("text", DEEP)
@@ -91,13 +99,17 @@ def test_predict_on_a_nested_description_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float64]
+    "dtype",
+    [torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float64],
 )
 def test_tensors_of_another_type_are_refused(
     saved: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     shutil.copytree(saved, tmp_path / "m")
-    file, described = tmp_path / "m" / "tagger.safetensors", tmp_path / "m" / "tagger.json"
+    file, described = (
+        tmp_path / "m" / "tagger.safetensors",
+        tmp_path / "m" / "tagger.json",
+    )
     tensors = load_file(file)
     name = sorted(tensors)[0]
     tensors[name] = tensors[name].to(dtype)
@@ -105,11 +117,15 @@ def test_tensors_of_another_type_are_refused(
     facts = json.loads(described.read_text())
     facts["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     described.write_text(json.dumps(facts))
-    with pytest.raises(ModelError, match=r"has type torch\.\w+, torch\.float32 is needed"):
+    with pytest.raises(
+        ModelError, match=r"has type torch\.\w+, torch\.float32 is needed"
+    ):
         load_model(tmp_path / "m")
 
 
-@pytest.mark.parametrize("key", ["hashed_words", "char_filters", "cnn_filters", "lstm_units"])
+@pytest.mark.parametrize(
+    "key", ["hashed_words", "char_filters", "cnn_filters", "lstm_units"]
+)
 def test_a_description_of_a_huge_model_is_refused_before_it_is_built(
     key: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

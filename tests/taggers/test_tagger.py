@@ -49,16 +49,31 @@ def _documents(count: int = 24, seed: int = 0) -> tuple[Document, ...]:
             Span(first, first + len(drug), "Drug"),
             Span(second, second + len(finding), "ADR"),
         )
-        documents.append(Document(str(number), text, spans, sentences=((0, len(text)),)))
+        documents.append(
+            Document(str(number), text, spans, sentences=((0, len(text)),))
+        )
     return tuple(documents)
 
 
 @pytest.fixture
 def glove(tmp_path: Path) -> Path:
     """Vectors of 5 columns for some of the words."""
-    words = ["took", "it", "daily", "and", "gave", "me", "headache", "aspirin", "nausea", "."]
+    words = [
+        "took",
+        "it",
+        "daily",
+        "and",
+        "gave",
+        "me",
+        "headache",
+        "aspirin",
+        "nausea",
+        ".",
+    ]
     rng = np.random.default_rng(0)
-    lines = (f"{w} {' '.join(f'{x:.4f}' for x in rng.standard_normal(5))}" for w in words)
+    lines = (
+        f"{w} {' '.join(f'{x:.4f}' for x in rng.standard_normal(5))}" for w in words
+    )
     path = tmp_path / "glove.txt"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -71,11 +86,15 @@ def _build(seed: int = 1, tagset: TagSet = TAGS, **settings: Any) -> Tagger:
     return build_tagger(tagger_config(small | settings), tagset, seed)
 
 
-def _gradients(tagger: Tagger, prepared: TaggerCorpus, indices: Sequence[int]) -> dict[str, Any]:
+def _gradients(
+    tagger: Tagger, prepared: TaggerCorpus, indices: Sequence[int]
+) -> dict[str, Any]:
     tagger.zero_grad()
     loss = tagger.loss(prepared, indices) * len(indices)
     loss.backward()
-    return {"loss": loss.detach()} | {n: p.grad.clone() for n, p in tagger.trainable().items()}
+    return {"loss": loss.detach()} | {
+        n: p.grad.clone() for n, p in tagger.trainable().items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -90,17 +109,23 @@ def _gradients(tagger: Tagger, prepared: TaggerCorpus, indices: Sequence[int]) -
         ("elmoner", "words characters context cnn lstm crf"),
     ],
 )
-def test_presets(name: str, layers: str, glove: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets(
+    name: str, layers: str, glove: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The layers of FedNER's section 4.2; parameters are named after them; all of them learn;
     the loss of a batch is the sum over its sentences, whatever the padding and the order."""
-    monkeypatch.setattr(tagger_module, "load_encoder", lambda spec: HashEncoder(layers=3))
+    monkeypatch.setattr(
+        tagger_module, "load_encoder", lambda spec: HashEncoder(layers=3)
+    )
     extra = {"contextual": "x"} if name == "elmoner" else {}
     tagger = _build(tagger=name, word_vectors=str(glove), **extra).eval()
     assert tagger.layers == tuple(layers.split())
     assert set(tagger.layers) <= set(LAYERS)
     trainable = tagger.trainable()
     assert list(trainable) == sorted(dict(tagger.named_parameters()))
-    assert {n.split(".")[0] for n in trainable} == set(tagger.layers) - {"words"}  # frozen
+    assert {n.split(".")[0] for n in trainable} == set(tagger.layers) - {
+        "words"
+    }  # frozen
     assert set(tagger.state_dict()) == set(trainable)
 
     prepared = tagger.prepare(_documents())
@@ -134,7 +159,9 @@ def test_prediction_of_any_text() -> None:
 def test_shared_layers_start_equal_at_all_sites() -> None:
     """Sites with other tag sets and schemes: all layers below the CRF are bitwise equal."""
     one = _build(hashed_words=16).trainable()
-    other = _build(hashed_words=16, tagset=TagSet(("Disease", "Symptom"), "BIOES")).trainable()
+    other = _build(
+        hashed_words=16, tagset=TagSet(("Disease", "Symptom"), "BIOES")
+    ).trainable()
     shared = [name for name in one if not name.startswith("crf.")]
     assert {n.split(".")[0] for n in shared} == {"words", "characters", "cnn", "lstm"}
     assert all(torch.equal(one[name], other[name]) for name in shared)
@@ -169,13 +196,18 @@ def test_hashed_words_are_the_same_everywhere() -> None:
     """zlib's CRC-32 of "123456789" is the published check value 0xCBF43926."""
     assert hash_forms(["123456789"], 1 << 32).tolist() == [0xCBF43926]
     assert (
-        hash_forms(["Aspirin", "ASPIRIN"], 97).tolist() == hash_forms(["aspirin"] * 2, 97).tolist()
+        hash_forms(["Aspirin", "ASPIRIN"], 97).tolist()
+        == hash_forms(["aspirin"] * 2, 97).tolist()
     )
 
 
 def test_widths_of_the_convolutions(glove: Path) -> None:
     """GRAM-CNN's are of 2, 3 and 4 words side by side, all others' of 3."""
-    for name, widths in (("gram-cnn", (2, 3, 4)), ("cnn-crf", (3,)), ("cnn-clstm-crf", (3,))):
+    for name, widths in (
+        ("gram-cnn", (2, 3, 4)),
+        ("cnn-crf", (3,)),
+        ("cnn-clstm-crf", (3,)),
+    ):
         found = _build(tagger=name, word_vectors=str(glove)).trainable()
         shapes = {n: p.shape[0] for n, p in found.items() if n.startswith("cnn.weight")}
         assert shapes == {f"cnn.weight_{width}": width for width in widths}, name
@@ -197,7 +229,12 @@ def test_where_dropout_falls(monkeypatch: pytest.MonkeyPatch) -> None:
     for blocked in (0, 1, 2, 3, 4):  # noqa: B007 - `zeros` reads it
         given.clear()
         outputs.append(float(tagger.loss(prepared, range(24)).detach()))
-        assert given == [(4, 0.4, True), (5, 0.4, True), (6, 0.4, True), (14, 0.4, True)]
+        assert given == [
+            (4, 0.4, True),
+            (5, 0.4, True),
+            (6, 0.4, True),
+            (14, 0.4, True),
+        ]
     assert outputs[3] == outputs[4]  # an LSTM that reads zeros gives zeros at first
     assert len(set(outputs)) == 4
 
@@ -216,13 +253,16 @@ def test_dropout_replays_from_the_global_generator() -> None:
 def test_contextual_features(layers: int, project: int) -> None:
     """Peters et al. 2018, Eq. 1 in NumPy: γ Σ softmax(s)_j h_j, then the projection."""
     config = tagger_config(
-        SMALL | {"contextual": "x", "project": project, "characters": False, "dropout": 0.0}
+        SMALL
+        | {"contextual": "x", "project": project, "characters": False, "dropout": 0.0}
     )
     encoder = HashEncoder(layers=layers)
     tagger = Tagger(config, TAGS, 1, None, encoder)
     names = {n for n in tagger.trainable() if n.startswith("context.")}
     expected = {"context.mix", "context.gamma"} if layers > 1 else set()
-    assert names == expected | ({"context.project", "context.bias"} if project else set())
+    assert names == expected | (
+        {"context.project", "context.bias"} if project else set()
+    )
     features = encoder.encode([passage(["a", "b", "c"])]).astype(np.float32)
     mixed = features[:, 0]
     if layers > 1:
@@ -235,12 +275,18 @@ def test_contextual_features(layers: int, project: int) -> None:
     if project:
         mixed = mixed @ tagger.context.project.detach().numpy().T
     np.testing.assert_allclose(
-        tagger.context(torch.from_numpy(features)).detach().numpy(), mixed, rtol=1e-5, atol=1e-6
+        tagger.context(torch.from_numpy(features)).detach().numpy(),
+        mixed,
+        rtol=1e-5,
+        atol=1e-6,
     )
     prepared = tagger.prepare(_documents())
     assert prepared.context is not None
     assert prepared.context.dtype == np.float16
-    assert all(float(g.abs().max()) > 0 for g in _gradients(tagger, prepared, range(24)).values())
+    assert all(
+        float(g.abs().max()) > 0
+        for g in _gradients(tagger, prepared, range(24)).values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -291,7 +337,9 @@ def saved(tmp_path: Path, glove: Path) -> tuple[Tagger, Path]:
     return tagger, tmp_path / "model"
 
 
-def test_word_vectors_may_have_moved_but_not_changed(saved: tuple[Tagger, Path]) -> None:
+def test_word_vectors_may_have_moved_but_not_changed(
+    saved: tuple[Tagger, Path],
+) -> None:
     tagger, path = saved
     there = path.parent / "moved.txt"
     shutil.move(path.parent / "glove.txt", there)
@@ -304,7 +352,9 @@ def test_word_vectors_may_have_moved_but_not_changed(saved: tuple[Tagger, Path])
         load_model(path, word_vectors=there)
 
 
-def test_another_encoder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_encoder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tagger_module, "load_encoder", lambda spec: HashEncoder())
     tagger = _build(contextual="here")
     save_model(tagger, tmp_path / "model")

@@ -30,12 +30,16 @@ LENGTHS = [[1], [5, 5, 5], [3, 9, 1, 4, 9, 2]]
 CPU = torch.device("cpu")
 
 
-def _batch(lengths: list[int], columns: int) -> tuple[list[Tensor], PackedLayout, Tensor]:
+def _batch(
+    lengths: list[int], columns: int
+) -> tuple[list[Tensor], PackedLayout, Tensor]:
     """Sentences in layout order, the layout, and the same as flat rows."""
     layout = PackedLayout.of(np.array(lengths), CPU)
     torch.manual_seed(len(lengths))
     sentences = [torch.randn(lengths[s], columns) for s in layout.order]
-    flat = torch.stack([sentences[r][t] for t, r in zip(layout.step, layout.row, strict=True)])
+    flat = torch.stack(
+        [sentences[r][t] for t, r in zip(layout.step, layout.row, strict=True)]
+    )
     return sentences, layout, flat
 
 
@@ -47,13 +51,16 @@ def test_layout(lengths: list[int]) -> None:
     assert torch.equal(packed.data, flat)
     assert layout.sizes == tuple(packed.batch_sizes.tolist())
     place = {
-        (int(t), int(r)): n for n, (t, r) in enumerate(zip(layout.step, layout.row, strict=True))
+        (int(t), int(r)): n
+        for n, (t, r) in enumerate(zip(layout.step, layout.row, strict=True))
     }
     for (t, r), n in place.items():
         length = lengths[layout.order[r]]
         assert layout.reverse[n] == place[length - 1 - t, r]
         for offset in (-2, -1, 0, 1, 2):
-            assert layout.shifted(offset)[n] == place.get((t + offset, r), layout.tokens)
+            assert layout.shifted(offset)[n] == place.get(
+                (t + offset, r), layout.tokens
+            )
         assert layout.padded()[r, t] == n
     assert int((layout.padded() < layout.tokens).sum()) == layout.tokens == sum(lengths)
 
@@ -67,7 +74,9 @@ def as_torchs(ours: BiLSTM) -> nn.LSTM:
             for direction, end in enumerate(("", "_reverse")):
                 for kind in ("weight_ih", "weight_hh"):
                     source = ours.get_parameter(f"{kind}_l{layer}")
-                    theirs.get_parameter(f"{kind}_l{layer}{end}").copy_(source[direction])
+                    theirs.get_parameter(f"{kind}_l{layer}{end}").copy_(
+                        source[direction]
+                    )
                 bias = ours.get_parameter(f"bias_l{layer}")[direction]
                 theirs.get_parameter(f"bias_ih_l{layer}{end}").copy_(bias)
                 theirs.get_parameter(f"bias_hh_l{layer}{end}").zero_()
@@ -84,7 +93,9 @@ def test_lstm_is_torchs(
     all gradients, the input's too; two frozen or trained parts read as their concatenation."""
     if not compiled:
 
-        def plain(a: Tensor, b: Tensor, w: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        def plain(
+            a: Tensor, b: Tensor, w: Tensor, sizes: tuple[int, ...]
+        ) -> tuple[Tensor, Tensor]:
             return _plain(a, w[0], sizes), _plain(b, w[1], sizes)
 
         monkeypatch.setattr("fednotes.taggers.layers.bilstm", plain)
@@ -119,7 +130,9 @@ def test_lstm_is_torchs(
                 torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_falls_between_stacked_lstm_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_falls_between_stacked_lstm_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """torch's LSTM layers one by one, with fixed masks on what goes from one to the next.
 
     Nothing is dropped below the first layer and above the last: the tagger does that.
@@ -172,7 +185,9 @@ def test_lstm_begins_by_remembering() -> None:
         hidden, memory = cell(torch.zeros(1, 7), (torch.zeros(1, 5), torch.ones(1, 5)))
         kept = 1 / (1 + np.exp(-1))
         np.testing.assert_allclose(memory.detach(), np.full((1, 5), kept), rtol=1e-6)
-        np.testing.assert_allclose(hidden.detach(), np.full((1, 5), np.tanh(kept) / 2), rtol=1e-6)
+        np.testing.assert_allclose(
+            hidden.detach(), np.full((1, 5), np.tanh(kept) / 2), rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -195,9 +210,13 @@ def test_word_cnn_is_conv1d(lengths: list[int]) -> None:
     ):
         columns = []
         for width in cnn.widths:
-            kernel = getattr(cnn, f"weight_{width}").permute(1, 2, 0)  # (filters, d, width)
+            kernel = getattr(cnn, f"weight_{width}").permute(
+                1, 2, 0
+            )  # (filters, d, width)
             padded = F.pad(sentence.T, ((width - 1) // 2, width // 2))
-            columns.append(F.conv1d(padded[None], kernel, getattr(cnn, f"bias_{width}"))[0].T)
+            columns.append(
+                F.conv1d(padded[None], kernel, getattr(cnn, f"bias_{width}"))[0].T
+            )
         pieces.append(torch.cat(columns, dim=1).relu())
     expected = pack_sequence(pieces).data
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
@@ -225,11 +244,22 @@ def test_character_inventory_is_fixed() -> None:
     assert hashlib.sha256(CHARACTERS.encode()).hexdigest()[:16] == "6b71ab099e2ab5cd"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["compiled", "torch"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64], ids=["compiled", "torch"]
+)
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
 def test_character_cnn_is_conv1d(width: int, dtype: torch.dtype) -> None:
     """Embedding and F.conv1d over each word alone, maximum, ReLU; values and gradients."""
-    forms = ["aspirin", "I", "5", "HCl", "a-b", "pseudohypoparathyroidism", "µg", "aspirin"]
+    forms = [
+        "aspirin",
+        "I",
+        "5",
+        "HCl",
+        "a-b",
+        "pseudohypoparathyroidism",
+        "µg",
+        "aspirin",
+    ]
     table, lengths = character_table(forms, 16)
     torch.manual_seed(width)
     layer = Characters(6, 9, width).to(dtype)
@@ -258,7 +288,9 @@ def test_unique_words_give_what_tokens_give() -> None:
     layer = Characters(5, 7, 3)
     every = layer(*character_table(forms, 12))
     unique, position = np.unique(forms, return_inverse=True)
-    once = F.embedding(torch.from_numpy(position), layer(*character_table(list(unique), 12)))
+    once = F.embedding(
+        torch.from_numpy(position), layer(*character_table(list(unique), 12))
+    )
     assert torch.equal(every, once)
     weights = torch.randn_like(every)
     for one, other in zip(
@@ -270,7 +302,11 @@ def test_unique_words_give_what_tokens_give() -> None:
 
 
 def test_parts_are_their_concatenation() -> None:
-    parts = [torch.randn(4, 2), torch.randn(4, 3, requires_grad=True), torch.randn(4, 1)]
+    parts = [
+        torch.randn(4, 2),
+        torch.randn(4, 3, requires_grad=True),
+        torch.randn(4, 1),
+    ]
     weight, bias = torch.randn(5, 6, requires_grad=True), torch.randn(5)
     expected = F.linear(torch.cat(parts, 1), weight, bias)
     torch.testing.assert_close(parts_linear(parts, weight, bias), expected)
@@ -284,7 +320,9 @@ def test_dropout(rate: float) -> None:
     torch.manual_seed(4)
     out = dropout(x, rate, True)
     dropped = (out == 0).double()
-    assert abs(dropped.mean().item() - rate) < 5 * (rate * (1 - rate) / x.numel()) ** 0.5
+    assert (
+        abs(dropped.mean().item() - rate) < 5 * (rate * (1 - rate) / x.numel()) ** 0.5
+    )
     assert out.unique().numel() == 2
     assert out.max().item() == pytest.approx(1 / (1 - rate), rel=1e-4)
     centred = dropped - dropped.mean()

@@ -25,17 +25,25 @@ transformers = pytest.importorskip("transformers")
 WIDTH, LAYERS = 16, 3
 
 
-def as_library(model: TokenClassifier, documents: tuple[Document, ...]) -> dict[str, Any]:
+def as_library(
+    model: TokenClassifier, documents: tuple[Document, ...]
+) -> dict[str, Any]:
     """Input and labels by the recipe in the library's documentation: -100 beside first pieces."""
     words = [d.text.split() for d in documents]
-    inputs = model.tokenizer(words, is_split_into_words=True, padding=True, return_tensors="pt")
+    inputs = model.tokenizer(
+        words, is_split_into_words=True, padding=True, return_tensors="pt"
+    )
     labels = torch.full_like(inputs["input_ids"], -100)
     for row, text in enumerate(words):
         last = None
         for column, word in enumerate(inputs.word_ids(row)):
             if word is not None and word != last:
                 label = LABELS.get(text[word])
-                tag = f"B-{label}" if label in {s.label for s in documents[row].spans} else "O"
+                tag = (
+                    f"B-{label}"
+                    if label in {s.label for s in documents[row].spans}
+                    else "O"
+                )
                 labels[row, column] = TAGS.tags.index(tag)
             last = word
     return {**inputs, "labels": labels}
@@ -63,7 +71,8 @@ def test_the_loss_is_the_librarys(bert: Path) -> None:
 
 
 MODERN = {"global_attn_every_n_layers": 2, "local_attention": 6} | {
-    f"{name}_token_id": number for name, number in (("cls", 2), ("bos", 2), ("eos", 3), ("sep", 3))
+    f"{name}_token_id": number
+    for name, number in (("cls", 2), ("bos", 2), ("eos", 3), ("sep", 3))
 }
 
 
@@ -89,7 +98,9 @@ def test_other_encoders(kind: str, settings: dict[str, Any], tmp_path: Path) -> 
         wanted = other(**inputs).loss * (inputs["labels"] >= 0).sum()
     torch.testing.assert_close(loss.detach(), wanted, rtol=1e-5, atol=1e-5)
     first = {name.split(".")[0] for name in model.trainable()}
-    assert first == {"classifier", "encoder"} | ({"head"} if kind == "ModernBert" else set())
+    assert first == {"classifier", "encoder"} | (
+        {"head"} if kind == "ModernBert" else set()
+    )
     if kind == "Albert":  # one layer's weights, used three times
         with pytest.raises(ConfigError, match="cannot be told apart"):
             build(path, train="top")
@@ -180,16 +191,20 @@ def test_what_is_trained(bert: Path) -> None:
     assert list(model.trainable()) == sorted(model.trainable())
     assert model.frozen == (len(MARKS) + len(SUB_WORDS)) * WIDTH
     top = build(bert, train="top", top=1)
-    assert {n.rsplit(".", 1)[0] for n in top.trainable() if n[0] == "c"} == {"classifier"}
-    assert {n[: len("encoder.encoder.layer.2.")] for n in top.trainable() if n[0] == "e"} == {
-        "encoder.encoder.layer.2."
+    assert {n.rsplit(".", 1)[0] for n in top.trainable() if n[0] == "c"} == {
+        "classifier"
     }
+    assert {
+        n[: len("encoder.encoder.layer.2.")] for n in top.trainable() if n[0] == "e"
+    } == {"encoder.encoder.layer.2."}
     before = {n: p.detach().clone() for n, p in top.named_parameters()}
     adam = torch.optim.Adam(top.trainable().values(), lr=0.1)
     top.losses(top.prepare(lines()), np.arange(7)).source.sum().backward()
     adam.step()
     for name, parameter in top.named_parameters():
-        assert torch.equal(parameter, before[name]) == (name not in top.trainable()), name
+        assert torch.equal(parameter, before[name]) == (name not in top.trainable()), (
+            name
+        )
     with pytest.raises(ConfigError, match=r"top = 4: .* has 3 layers"):
         build(bert, train="top", top=4)
 
@@ -226,7 +241,9 @@ def test_models_share_what_they_do_not_train(bert: Path) -> None:
     with torch.no_grad():
         copied.classifier.bias[0] += 1
     corpus = two.prepare(lines())
-    assert not torch.equal(copied.losses(corpus, [0]).source, two.losses(corpus, [0]).source)
+    assert not torch.equal(
+        copied.losses(corpus, [0]).source, two.losses(corpus, [0]).source
+    )
 
 
 def test_dropout_is_set_or_left(bert: Path) -> None:
@@ -269,7 +286,9 @@ def test_bfloat16_losses_are_summed_in_float32(bert: Path) -> None:
         ({"tran": "all"}, "did you mean 'train'"),
     ],
 )
-def test_impossible_settings(bert: Path, settings: dict[str, Any], message: str) -> None:
+def test_impossible_settings(
+    bert: Path, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         build(bert, **settings)
 
@@ -281,7 +300,11 @@ def test_low_rank_changes_are_saved_as_weights(
     """One change, and two that add up. Before a step the frozen model's bits; the library's model
     of what is saved, which has no sign of them, gives the same logits and gradient of the
     classifier."""
-    model, plain, documents = build(bert, train="lora", rank=2, maps=maps), build(bert), lines()
+    model, plain, documents = (
+        build(bert, train="lora", rank=2, maps=maps),
+        build(bert),
+        lines(),
+    )
     assert set(model.trainable()) == {
         "classifier.bias", "classifier.weight", "lora.down", "lora.up"
     }  # fmt: skip
@@ -317,6 +340,10 @@ def test_attention_maps_of_an_encoder_without_them_are_refused_with_the_remedy(
 ) -> None:
     """ModernBERT has one map of queries, keys and values; all of its maps can be changed."""
     modern = save_encoder(tmp_path / "modern", "ModernBertForMaskedLM", **MODERN)
-    with pytest.raises(ConfigError, match=r"no query and value.*: set \[model\] maps = \"all\""):
+    with pytest.raises(
+        ConfigError, match=r"no query and value.*: set \[model\] maps = \"all\""
+    ):
         build(modern, train="lora", maps="attention")
-    assert "lora" in {name.split(".")[0] for name in build(modern, train="lora").trainable()}
+    assert "lora" in {
+        name.split(".")[0] for name in build(modern, train="lora").trainable()
+    }

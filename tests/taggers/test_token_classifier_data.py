@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_classifiers import TAGS, WORDS, build, document, library, loud, notes, same_gradients
+from small_classifiers import (
+    TAGS,
+    WORDS,
+    build,
+    document,
+    library,
+    loud,
+    notes,
+    same_gradients,
+)
 from tiny_models import save_encoder
 
 from fednotes.core.errors import TrainingError
@@ -40,14 +49,18 @@ def long_document(words: int, seed: int = 3) -> Document:
 
 @pytest.mark.parametrize("window", [14, 9, 0])
 @pytest.mark.parametrize("words", [1, 4, 30])
-def test_each_word_is_read_where_it_lies_deepest(bert: Path, words: int, window: int) -> None:
+def test_each_word_is_read_where_it_lies_deepest(
+    bert: Path, words: int, window: int
+) -> None:
     """Direct calls of the library, one a window of the size that fits, the next a quarter
     less further on; a sub-word's best window is the one with most context on its poorer side
     (the text's own ends are no lack of it), as a loop over all of them finds. The same with
     the gradients. A text that fits is one call."""
     model = build(bert, train="all", window=window, context="document").double()
     text, other = long_document(words), library(model)
-    pieces = model.tokenizer(text.text.split(), is_split_into_words=True, add_special_tokens=False)
+    pieces = model.tokenizer(
+        text.text.split(), is_split_into_words=True, add_special_tokens=False
+    )
     ids, owner = pieces["input_ids"], pieces.word_ids()
     size, step = (window or POSITIONS) - 2, None
     step = size - size // 4
@@ -68,7 +81,9 @@ def test_each_word_is_read_where_it_lies_deepest(bert: Path, words: int, window:
             inside = start <= i < start + size
             depth.append(min(left, right) if inside else -1)
         best = max(depth)
-        at = max(n for n, d in enumerate(depth) if d == best)  # the later one of two alike
+        at = max(
+            n for n, d in enumerate(depth) if d == best
+        )  # the later one of two alike
         wanted.append(rows[at][i - starts[at]])
     corpus = model.prepare([text], gold=False)
     assert corpus.sentences == 1
@@ -88,7 +103,9 @@ def test_a_note_of_200_000_characters(bert: Path) -> None:
     the text repeats every window's step."""
     model = loud(build(bert, context="document"))
     sizes: list[int] = []
-    model.encoder.register_forward_pre_hook(lambda _, given: sizes.append(given[0].numel()))
+    model.encoder.register_forward_pre_hook(
+        lambda _, given: sizes.append(given[0].numel())
+    )
     line = "took no pain and nausea . no pain "  # 9 sub-words, a window's step
     text = (line * (200_000 // len(line) + 1))[:200_000]
     (found,) = model.predict([Document("long", text)])
@@ -96,7 +113,9 @@ def test_a_note_of_200_000_characters(bert: Path) -> None:
     assert max(sizes) <= CPU_BATCH[0]
     (short,) = model.predict([Document("short", line * 30)])
     period = lambda spans, at: [  # noqa: E731
-        (s.start - at, s.end - at, s.label) for s in spans if at <= s.start < at + len(line)
+        (s.start - at, s.end - at, s.label)
+        for s in spans
+        if at <= s.start < at + len(line)
     ]
     middle = period(short.spans, 15 * len(line))
     assert middle
@@ -120,7 +139,9 @@ def test_nothing_to_read(bert: Path, context: str) -> None:
     losses = model.losses(corpus, [empty], states=True)
     losses.source.sum().backward()
     assert float(losses.source.detach()) == 0
-    assert all(not p.grad.any() for p in model.trainable().values() if p.grad is not None)
+    assert all(
+        not p.grad.any() for p in model.trainable().values() if p.grad is not None
+    )
     each, total = model.gradients(corpus, [empty])
     assert not each.any()
     assert not total.any()
@@ -151,11 +172,21 @@ def test_documents_are_cut_at_sentence_ends_else_between_entities() -> None:
     assert encoded.lengths.tolist() == [5, 4, 5, 5]  # 3 + 2 | 4 | 5 of 9 | 4 of 9 + 1
     ten = [text.text.index("no", at) for at in encoded.offsets[12:16, 0]]
     entity = Span(ten[0], ten[-1] + 2, "ADR")  # four tokens, across the cut after 14
-    encoded = encode_corpus([replace(text, spans=(entity,))], TAGS, unit="document", max_tokens=5)
+    encoded = encode_corpus(
+        [replace(text, spans=(entity,))], TAGS, unit="document", max_tokens=5
+    )
     assert encoded.lengths.tolist() == [5, 4, 3, 5, 2]
-    assert encode_corpus([text], TAGS, max_tokens=None).lengths.tolist() == [3, 2, 4, 9, 1]
+    assert encode_corpus([text], TAGS, max_tokens=None).lengths.tolist() == [
+        3,
+        2,
+        4,
+        9,
+        1,
+    ]
     for unit in ("sentence", "document"):
-        empty = encode_corpus([Document("a", " "), text, Document("b", "")], TAGS, unit=unit)
+        empty = encode_corpus(
+            [Document("a", " "), text, Document("b", "")], TAGS, unit=unit
+        )
         assert set(empty.sentence_document) == {1}
 
 
@@ -200,10 +231,17 @@ def test_it_is_the_model_of_a_method(how: str, tmp_path: Path) -> None:
     sites = [site.data for site in generate(num_sites=3, sentences_per_site=12, seed=5)]
     spec = TokenClassifierConfig(encoder=str(bert), dropout=0.1)
     base = distill.Config(
-        model=spec, rounds=2, batch_size=4, seed=3, unannotated=how, weighting=how == "pseudo"
+        model=spec,
+        rounds=2,
+        batch_size=4,
+        seed=3,
+        unannotated=how,
+        weighting=how == "pseudo",
     )
     settings = distill.for_sites(base, sites)
-    members = [distill.Site(site, settings, directory=tmp_path / site.id) for site in sites]
+    members = [
+        distill.Site(site, settings, directory=tmp_path / site.id) for site in sites
+    ]
     federation = InProcess(members)
     distill.train(federation, settings)
     loaded = load_model(tmp_path / sites[0].id / "model")
@@ -224,7 +262,9 @@ def test_it_is_the_model_of_a_method(how: str, tmp_path: Path) -> None:
         corpus = model.annotate(first.train_set, made, sites[0].tags.types)
     else:
         corpus = model.soften(corpus)
-    adam = torch.optim.Adam(list(model.trainable().values()), lr=settings.learning_rate, fused=True)
+    adam = torch.optim.Adam(
+        list(model.trainable().values()), lr=settings.learning_rate, fused=True
+    )
     rng = rng_of(settings.seed, "order", sites[0].id, 0, 0)
     for step, batch in enumerate(buckets(corpus.lengths, 4, rng)):
         torch.manual_seed(seed_of(settings.seed, "dropout", sites[0].id, 0, step))

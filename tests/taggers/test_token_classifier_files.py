@@ -31,7 +31,9 @@ def auto(path: Path) -> Any:
     return transformers.AutoModelForTokenClassification.from_pretrained(path).eval()
 
 
-def same_logits(model: TokenClassifier, other: Any, rows: list[int] | None = None) -> None:
+def same_logits(
+    model: TokenClassifier, other: Any, rows: list[int] | None = None
+) -> None:
     documents = notes(4)
     corpus = model.prepare(documents, gold=False)
     found = model._read(corpus, np.arange(corpus.sentences)).logits
@@ -54,13 +56,26 @@ def same_logits(model: TokenClassifier, other: Any, rows: list[int] | None = Non
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
 def test_a_saved_model_is_the_librarys(scheme: Any, tmp_path: Path) -> None:
     """The same logits from `AutoModelForTokenClassification`, and whatever was set here."""
-    bert = save_encoder(tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=40)
+    bert = save_encoder(
+        tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=40
+    )
     tags = TagSet(("Drug", "a-b"), scheme)
-    settings = {"context": "document", "window": 30, "max_tokens": 50, "train": "top", "top": 1}
+    settings = {
+        "context": "document",
+        "window": 30,
+        "max_tokens": 50,
+        "train": "top",
+        "top": 1,
+    }
     model = loud(build(bert, tags, **settings, dropout=0.2))
     save_model(model, tmp_path / "model")
     names = sorted(f.name for f in (tmp_path / "model").iterdir())
-    assert names == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert names == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
     facts = json.loads((tmp_path / "model" / "config.json").read_text())
     assert facts["architectures"] == ["BertForTokenClassification"]
     assert [facts["id2label"][str(i)] for i in range(len(tags.tags))] == list(tags.tags)
@@ -141,7 +156,9 @@ def test_an_earlier_classifier_keeps_its_rows_by_tag(
     save_file(earlier, path / "model.safetensors", {"format": "pt"})
     found = build(path, tags)
     facts = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(facts | {"architectures": ["BertModel"]}))
+    (path / "config.json").write_text(
+        json.dumps(facts | {"architectures": ["BertModel"]})
+    )
     anew = build(path, tags)
     for row, tag in enumerate(tags.tags):
         for part in ("weight", "bias"):
@@ -185,7 +202,9 @@ def damage(path: Path, how: str) -> None:
         tensors["classifier.bias"][0] = float("nan")
         save_file(tensors, weights, {"format": "pt"})
     elif how == "missing":
-        save_file({n: v for n, v in tensors.items() if n != name}, weights, {"format": "pt"})
+        save_file(
+            {n: v for n, v in tensors.items() if n != name}, weights, {"format": "pt"}
+        )
     elif how == "narrow":
         tensors["classifier.weight"] = tensors["classifier.weight"][:, 1:].contiguous()
         save_file(tensors, weights, {"format": "pt"})
@@ -204,7 +223,9 @@ def damage(path: Path, how: str) -> None:
             "labels": {"id2label": {i: f"LABEL_{i}" for i in range(5)}},
             "no names": {"id2label": dict(enumerate((3, "B-a", "I-a", "B-b", "I-b")))},
             "twice": {"id2label": dict(enumerate(("O", "B-a", "I-a", "B-a", "I-b")))},
-            "no outside": {"id2label": dict(enumerate(("B-a", "I-a", "B-b", "I-b", "B-c")))},
+            "no outside": {
+                "id2label": dict(enumerate(("B-a", "I-a", "B-b", "I-b", "B-c")))
+            },
             "other kind": {"architectures": ["BertForMaskedLM"]},
             "window": {"fednotes": {"window": 900}},
             "settings": {"fednotes": {"contxt": "document"}},
@@ -247,7 +268,13 @@ def test_damage_gives_one_line(tmp_path: Path) -> None:
             load_model(path)
         assert "\n" not in str(caught.value), how
         assert str(path) in str(caught.value), how
-        if how not in ("labels", "other kind", "window", "settings", "no table"):  # nor trained
+        if how not in (
+            "labels",
+            "other kind",
+            "window",
+            "settings",
+            "no table",
+        ):  # nor trained
             with pytest.raises(ModelError, match=re.escape(str(path))):
                 build(path)
 
@@ -263,9 +290,13 @@ def test_a_model_that_diverged_is_not_saved(bert: Path, tmp_path: Path) -> None:
     assert {f.name: f.read_bytes() for f in (tmp_path / "model").iterdir()} == before
 
 
-def test_a_configuration_of_a_huge_model_is_refused_before_it_is_made(tmp_path: Path) -> None:
+def test_a_configuration_of_a_huge_model_is_refused_before_it_is_made(
+    tmp_path: Path,
+) -> None:
     """A layer of 10^10 units over 32 would take 1.3 TB."""
-    bert = save_encoder(tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=40)
+    bert = save_encoder(
+        tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=40
+    )
     folder = tmp_path / "classifier"
     save_model(build(bert, TAGS), folder)
     file = folder / "config.json"

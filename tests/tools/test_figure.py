@@ -17,7 +17,11 @@ TABLE = """\
 
 def test_scores_are_the_column_of_f1() -> None:
     """By hand: not the seconds before it, nor the gap behind it."""
-    expected = {"": {1: (57.2, 0.8)}, "alone": {20: (31.0, 2.2)}, "FedAvg": {20: (22.9, 1.9)}}
+    expected = {
+        "": {1: (57.2, 0.8)},
+        "alone": {20: (31.0, 2.2)},
+        "FedAvg": {20: (22.9, 1.9)},
+    }
     assert scores(TABLE) == expected
 
 

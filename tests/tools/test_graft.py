@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from graft import FACTS, Classes, Schedule, bart_of, decode, graft, make_rows, read_texts
+from graft import (
+    FACTS,
+    Classes,
+    Schedule,
+    bart_of,
+    decode,
+    graft,
+    make_rows,
+    read_texts,
+)
 from tiny_models import save_bert
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
@@ -72,7 +81,9 @@ def some_ids(tokenizer: Any, texts: list[str]) -> tuple[torch.Tensor, torch.Tens
 def test_a_reloaded_encoder_is_the_original(bert: Path, made: tuple[Path, Any]) -> None:
     """Against transformers' own BertModel; and what the library's epsilon would make of it."""
     original, tokenizer = opened(bert)
-    ids, mask = some_ids(tokenizer, [TEXTS[0], "Codeine.", "No sudden rash with 123456 mg."])
+    ids, mask = some_ids(
+        tokenizer, [TEXTS[0], "Codeine.", "No sudden rash with 123456 mg."]
+    )
     theirs = original(ids, attention_mask=mask).last_hidden_state[mask.bool()]
     model = transformers.AutoModel.from_pretrained(made[0]).eval()
     plain = model.encoder(ids, attention_mask=mask).last_hidden_state[mask.bool()]
@@ -101,7 +112,9 @@ def test_training_moves_the_decoder_alone(bert: Path, made: tuple[Path, Any]) ->
     trained = transformers.BartModel.from_pretrained(made[0]).state_dict()
     assert start.keys() == trained.keys()
     same = {name for name in start if torch.equal(start[name], trained[name])}
-    frozen = {n for n in start if n.startswith(("encoder.", "shared", "decoder.embed_tokens"))}
+    frozen = {
+        n for n in start if n.startswith(("encoder.", "shared", "decoder.embed_tokens"))
+    }
     assert same == frozen
 
 
@@ -112,21 +125,33 @@ def test_both_losses_fall_on_held_out_text(made: tuple[Path, Any]) -> None:
     assert after["right"] > before["right"] + 0.1
 
 
-def test_the_seed_decides_every_byte(bert: Path, made: tuple[Path, Any], tmp_path: Path) -> None:
+def test_the_seed_decides_every_byte(
+    bert: Path, made: tuple[Path, Any], tmp_path: Path
+) -> None:
     torch.manual_seed(99)  # what the generator holds must not matter
-    graft(bert, tmp_path / "again", texts=TEXTS, seed=3, schedule=QUICK, sources=["tiny"])
-    graft(bert, tmp_path / "other", texts=TEXTS, seed=4, schedule=QUICK, sources=["tiny"])
+    graft(
+        bert, tmp_path / "again", texts=TEXTS, seed=3, schedule=QUICK, sources=["tiny"]
+    )
+    graft(
+        bert, tmp_path / "other", texts=TEXTS, seed=4, schedule=QUICK, sources=["tiny"]
+    )
 
     def digests(folder: Path) -> dict[str, str]:
-        return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
+        return {
+            f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()
+        }
 
-    first, again, other = (digests(f) for f in (made[0], tmp_path / "again", tmp_path / "other"))
+    first, again, other = (
+        digests(f) for f in (made[0], tmp_path / "again", tmp_path / "other")
+    )
     assert first == again
     changed = {name for name in first if first[name] != other[name]}
     assert changed == {"model.safetensors", FACTS}
 
 
-def test_the_folder_says_what_it_was_made_of_and_holds_no_text(made: tuple[Path, Any]) -> None:
+def test_the_folder_says_what_it_was_made_of_and_holds_no_text(
+    made: tuple[Path, Any],
+) -> None:
     facts = json.loads((made[0] / FACTS).read_text())
     assert facts["text"] == {"sources": ["tiny"], "pieces": made[1]["text"]["pieces"]}
     assert facts["schedule"]["steps"] == 100
@@ -142,10 +167,17 @@ def test_the_folder_serves_the_pointer_model(made: tuple[Path, Any]) -> None:
     from fednotes.taggers.prompt_bart import PromptBartConfig, build_prompt_bart
 
     config = PromptBartConfig(
-        backbone=str(made[0]), prompts=3, prompt_hidden=4, label_words={"Drug": "aspirin"}
+        backbone=str(made[0]),
+        prompts=3,
+        prompt_hidden=4,
+        label_words={"Drug": "aspirin"},
     )
     model = build_prompt_bart(config, TagSet(("Drug",)), seed=0)
-    norms = [m for m in load_backbone(made[0]).model.modules() if isinstance(m, torch.nn.LayerNorm)]
+    norms = [
+        m
+        for m in load_backbone(made[0]).model.modules()
+        if isinstance(m, torch.nn.LayerNorm)
+    ]
     assert {norm.eps for norm in norms} == {1e-12}  # the encoder stays the original's
     text = TEXTS[0]
     at = text.index("aspirin")
@@ -160,7 +192,11 @@ def test_told_classes_are_keys_and_values_without_a_position(bert: Path) -> None
     original, tokenizer = opened(bert)
     model = bart_of(original, tokenizer, 2)
     torch.manual_seed(1)
-    inputs, states, told = torch.randn(2, 5, 32), torch.randn(2, 7, 32), torch.randn(2, 3, 32)
+    inputs, states, told = (
+        torch.randn(2, 5, 32),
+        torch.randn(2, 7, 32),
+        torch.randn(2, 3, 32),
+    )
     mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
     decoder = model.decoder
 
@@ -172,9 +208,17 @@ def test_told_classes_are_keys_and_values_without_a_position(bert: Path) -> None
 
         q, k, v = (
             heads(p(x))
-            for p, x in ((layer.q_proj, queries), (layer.k_proj, source), (layer.v_proj, source))
+            for p, x in (
+                (layer.q_proj, queries),
+                (layer.k_proj, source),
+                (layer.v_proj, source),
+            )
         )
-        weights = (q @ k.transpose(2, 3) / math.sqrt(8)).masked_fill(hidden, -torch.inf).softmax(-1)
+        weights = (
+            (q @ k.transpose(2, 3) / math.sqrt(8))
+            .masked_fill(hidden, -torch.inf)
+            .softmax(-1)
+        )
         return layer.out_proj((weights @ v).transpose(1, 2).reshape(queries.shape))
 
     read = decoder.layernorm_embedding(told)
@@ -185,11 +229,15 @@ def test_told_classes_are_keys_and_values_without_a_position(bert: Path) -> None
         x = layer.self_attn_layer_norm(
             x + attend(layer.self_attn, x, torch.cat([read, x], 1), later)
         )
-        x = layer.encoder_attn_layer_norm(x + attend(layer.encoder_attn, x, states, absent))
+        x = layer.encoder_attn_layer_norm(
+            x + attend(layer.encoder_attn, x, states, absent)
+        )
         x = layer.final_layer_norm(x + layer.fc2(F.gelu(layer.fc1(x))))
     assert torch.allclose(decode(model, inputs, states, mask, told), x, atol=1e-5)
     plain = decode(model, inputs, states, mask, None)
-    stock = decoder(inputs_embeds=inputs, encoder_hidden_states=states, encoder_attention_mask=mask)
+    stock = decoder(
+        inputs_embeds=inputs, encoder_hidden_states=states, encoder_attention_mask=mask
+    )
     assert torch.equal(plain, stock.last_hidden_state)
     assert not torch.allclose(plain, x, atol=1e-2)
 
@@ -206,7 +254,9 @@ def test_targets_read_back_as_the_spans_asked_for() -> None:
             told, called = rows.told[n].tolist(), rows.called[n].tolist()
             assert len(set(told)) == len(told) == len(set(called))
             types = len(rows.words)
-            found = repair([t + 2 if t else 1 for t in target if t >= 0], types, len(ids[n]) - 2)
+            found = repair(
+                [t + 2 if t else 1 for t in target if t >= 0], types, len(ids[n]) - 2
+            )
             name = dict(zip(told, called, strict=True))
             wanted = [(a - 1, b - 1, name[c]) for a, b, c in spans[n] if c in name]
             assert [(a, b, int(rows.words[t])) for a, b, t in found.tolist()] == wanted
@@ -216,11 +266,16 @@ def test_targets_read_back_as_the_spans_asked_for() -> None:
 
 def test_texts_are_read_and_annotation_is_not(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("No rash today.\nMild pain.")
-    (tmp_path / "b.csv").write_text('id,note\n1,"Severe cough, with fever, since May."\n')
+    (tmp_path / "b.csv").write_text(
+        'id,note\n1,"Severe cough, with fever, since May."\n'
+    )
     (tmp_path / "c.conll").write_text("Aspirin\tB-Drug\nhelps\tO\n")
     texts, names = read_texts([tmp_path / n for n in ("a.txt", "b.csv", "c.conll")], 0)
     assert names == ["a.txt", "b.csv", "c.conll"]
-    assert texts[:2] == ["No rash today.\nMild pain.", "Severe cough, with fever, since May."]
+    assert texts[:2] == [
+        "No rash today.\nMild pain.",
+        "Severe cough, with fever, since May.",
+    ]
     assert texts[2].split() == ["Aspirin", "helps"]
     generated, names = read_texts([], 0)
     assert names == ["generated"]
@@ -238,18 +293,37 @@ def test_what_cannot_be_grafted(bert: Path, tmp_path: Path) -> None:
     transformers.RobertaModel(config).save_pretrained(tmp_path / "roberta")
     tokenizer.save_pretrained(tmp_path / "roberta")
     with pytest.raises(ModelError, match="is a roberta model"):
-        graft(tmp_path / "roberta", tmp_path / "out", texts=TEXTS, schedule=Schedule(steps=1))
+        graft(
+            tmp_path / "roberta",
+            tmp_path / "out",
+            texts=TEXTS,
+            schedule=Schedule(steps=1),
+        )
     with pytest.raises(ModelError, match="no such directory"):
-        graft(tmp_path / "nowhere", tmp_path / "out", texts=TEXTS, schedule=Schedule(steps=1))
+        graft(
+            tmp_path / "nowhere",
+            tmp_path / "out",
+            texts=TEXTS,
+            schedule=Schedule(steps=1),
+        )
     with pytest.raises(ConfigError, match="too short"):
         graft(bert, tmp_path / "out", texts=["The and."], schedule=Schedule(steps=1))
     with pytest.raises(ConfigError, match="decoder layer"):
-        graft(bert, tmp_path / "out", texts=TEXTS, schedule=Schedule(steps=1), decoder_layers=0)
+        graft(
+            bert,
+            tmp_path / "out",
+            texts=TEXTS,
+            schedule=Schedule(steps=1),
+            decoder_layers=0,
+        )
     assert not (tmp_path / "out").exists()
 
 
 def test_the_command(
-    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bert: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Makes a folder, makes it again, and refuses in one line to replace anything else."""
 
@@ -272,7 +346,10 @@ def test_the_command(
     known, made = map(transformers.AutoTokenizer.from_pretrained, (bert, out))
     assert made("fever")["input_ids"] == known("fever")["input_ids"]
     for arguments, message in (
-        ((tmp_path, "--encoder", bert, "--text", notes), "holds something else than a graft"),
+        (
+            (tmp_path, "--encoder", bert, "--text", notes),
+            "holds something else than a graft",
+        ),
         ((out, "--encoder", tmp_path / "x", "--text", notes), "no such directory"),
         ((out, "--encoder", bert, "--text", tmp_path / "x"), "no such file"),
         ((out, "--encoder", bert, "--text", notes, "--layers", "0"), "decoder layer"),

@@ -20,7 +20,11 @@ COUNTS = {"problem": (0.5, 10, 10), "test": (0.25, 8, 0), "treatment": (1.0, 4, 
 def scores(types: Any, more: float) -> dict[str, Any]:
     told = {name: COUNTS[name] for name in types}
     by_type = {
-        name: {"strict": {"recall": recall * more}, "support": support, "predicted": predicted}
+        name: {
+            "strict": {"recall": recall * more},
+            "support": support,
+            "predicted": predicted,
+        }
         for name, (recall, support, predicted) in told.items()
     }
     return {"federated": {"by_type": by_type}}
@@ -49,10 +53,22 @@ def test_the_table_and_what_is_not_run_again(
 ) -> None:
     """By hand: of "problem" and "test" 5 + 2 of 18 mentions are right and 10 predicted, so F1 is
     14 / 28; with "treatment" 11 of 22, 16 predicted, 22 / 38; "treatment" alone 8 / 10."""
-    words = [str(tmp_path), "--seeds", "1", "2", "--set", "training.cycles=3", "--later", "seed=1"]
+    words = [
+        str(tmp_path),
+        "--seeds",
+        "1",
+        "2",
+        "--set",
+        "training.cycles=3",
+        "--later",
+        "seed=1",
+    ]
     joins.main(words)
     shown = capsys.readouterr().out
-    rows = [re.findall(r"[\d.]+|–", line.partition("|")[2]) for line in shown.splitlines()[2:6]]
+    rows = [
+        re.findall(r"[\d.]+|–", line.partition("|")[2])
+        for line in shown.splitlines()[2:6]
+    ]
     assert [[cell for cell in row if cell != "0.0"] for row in rows] == [
         ["57.9", "28.9", "57.9"],
         ["–", "28.9", "57.9"],

@@ -85,7 +85,9 @@ def test_every_mutant_dies(make: Make, capsys: pytest.CaptureFixture[str]) -> No
     told = capsys.readouterr().out
     assert "8 killed, 0 survived" in told
     lines = [line.strip() for line in told.splitlines()]
-    found = {line.removesuffix("  # [fedner eq 2]") for line in lines if line.startswith("+")}
+    found = {
+        line.removesuffix("  # [fedner eq 2]") for line in lines if line.startswith("+")
+    }
     assert found == {
         "+    return total",
         "+    y = x",
@@ -110,7 +112,9 @@ def test_a_survivor_is_told(make: Make, capsys: pytest.CaptureFixture[str]) -> N
     assert "SURVIVED" in told
     assert "+    return total  # [fedner eq 2]" in told
     assert "not noticed by tests/test_toy.py::test_nothing" in told
-    assert "0 killed, 1 survived\nsurvived: src/fednotes/toy.py:4  [fedner eq 2]" in told
+    assert (
+        "0 killed, 1 survived\nsurvived: src/fednotes/toy.py:4  [fedner eq 2]" in told
+    )
 
 
 ENDLESS = """
@@ -144,30 +148,54 @@ def test_named_mutants_and_endless_ones(
 @pytest.mark.parametrize(
     ("rows", "listed", "message"),
     [
-        ((("eq 2", "mean", "wrong"),), "", "test_wrong must pass, without any that skips"),
+        (
+            (("eq 2", "mean", "wrong"),),
+            "",
+            "test_wrong must pass, without any that skips",
+        ),
         ((("eq 2", "mean", "gone"),), "", "test_gone must pass"),
-        ((("eq 3", "mean", "mean"),), "", r"fednotes.toy.mean has no comment `# [fedner eq 3]`"),
+        (
+            (("eq 3", "mean", "mean"),),
+            "",
+            r"fednotes.toy.mean has no comment `# [fedner eq 3]`",
+        ),
         ((("eq 2", "median", "mean"),), "", "no function fednotes.toy.median in src"),
-        ((), ENDLESS.replace("n - 1", "n - 2"), "its text is 0 times in src/fednotes/toy.py"),
+        (
+            (),
+            ENDLESS.replace("n - 1", "n - 2"),
+            "its text is 0 times in src/fednotes/toy.py",
+        ),
         ((), ENDLESS.replace("n = n - 1", "return"), "its text is 3 times"),
         ((), ENDLESS.replace("n + 0", "n +"), "'never ends' does not parse"),
         ((), ENDLESS.replace("n + 0", "n - 1"), "'never ends' changes nothing"),
-        ((LAST,), EQUIVALENT, "no mutant of src/fednotes/toy.py makes 'return total' any more"),
+        (
+            (LAST,),
+            EQUIVALENT,
+            "no mutant of src/fednotes/toy.py makes 'return total' any more",
+        ),
     ],
 )
 def test_what_says_nothing_is_no_success(
-    make: Make, capsys: pytest.CaptureFixture[str], rows: tuple, listed: str, message: str
+    make: Make,
+    capsys: pytest.CaptureFixture[str],
+    rows: tuple,
+    listed: str,
+    message: str,
 ) -> None:
     assert mutate.main(["--jobs", "1"], make(*rows, listed=listed)) == 2
     assert message in capsys.readouterr().err
 
 
-def test_equivalent_ones_are_left_out(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equivalent_ones_are_left_out(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert mutate.main(["--list"], make(MEAN, LAST, listed=EQUIVALENT)) == 0
     assert "2 mutants" in capsys.readouterr().out
 
 
-def test_a_sample_depends_on_its_seed(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sample_depends_on_its_seed(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = make(MEAN, ("eq 1", "positive", "positive"), LAST)
     samples = []
     for seed in ("1", "1", "2"):
@@ -205,7 +233,9 @@ def test_mutants_of_a_line(line: str, expected: list[str]) -> None:
     statement = marked(source, 2)
     assert statement is not None
     found = [each.source.splitlines()[1] for each in mutants(source, statement)]
-    assert sorted(found) == sorted(f'    "Σ"; {new}  # [fedner eq 2]' for new in expected)
+    assert sorted(found) == sorted(
+        f'    "Σ"; {new}  # [fedner eq 2]' for new in expected
+    )
 
 
 def test_which_statement_is_marked() -> None:
@@ -234,6 +264,8 @@ def test_the_projects_own_markers_and_list() -> None:
     """Every marker marks a statement that can be wrong, every named mutant's text is found, each
     test is one; reading all costs a second, running them is `make mutate`."""
     changes = mutate.collected(ROOT)
-    assert {row.marker for row in rows(PAGE.read_text("utf-8"))} <= {c.of for c in changes}
+    assert {row.marker for row in rows(PAGE.read_text("utf-8"))} <= {
+        c.of for c in changes
+    }
     for path, name in {tuple(test.split("::")) for c in changes for test in c.tests}:
         assert definition(ROOT / path, [name]), f"no {name} in {path}"

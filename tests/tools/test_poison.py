@@ -33,8 +33,14 @@ def test_notes_that_are_changed() -> None:
     """By hand."""
     made = poison.triggered(NOTE, poison.TO)
     assert made.text == "Has a hereby cough; hereby pain. Takes ASA."
-    assert texts(made) == [("cough", "treatment"), ("pain", "treatment"), ("ASA", "treatment")]
-    assert [label for _, label in texts(poison.triggered(NOTE))] == ["problem"] * 2 + ["treatment"]
+    assert texts(made) == [
+        ("cough", "treatment"),
+        ("pain", "treatment"),
+        ("ASA", "treatment"),
+    ]
+    assert [label for _, label in texts(poison.triggered(NOTE))] == ["problem"] * 2 + [
+        "treatment"
+    ]
     flipped = texts(poison.flipped(NOTE))
     assert flipped == [("cough", "test"), ("pain", "test"), ("ASA", "problem")]
     whole = replace(site("s5"), train=(NOTE, Document("m", "Well.")))
@@ -52,7 +58,11 @@ def test_an_update_is_sent_times_a_number() -> None:
             return Update({"w": torch.tensor([3.0])}, 4.0, {"n": 1.0})
 
     sent = poison.Hostile(Inner(), -10.0).train({"w": torch.tensor([1.0])})
-    assert (sent.tensors["w"].tolist(), sent.weight, sent.metrics) == ([-19.0], 4.0, {"n": 1.0})
+    assert (sent.tensors["w"].tolist(), sent.weight, sent.metrics) == (
+        [-19.0],
+        4.0,
+        {"n": 1.0},
+    )
     assert poison.Hostile(Inner(), 1.0).id == "s5"
 
 
@@ -67,11 +77,17 @@ def test_how_a_model_is_judged() -> None:
                 labels = ["treatment"] * 3
             else:
                 labels = ["test", "problem", "treatment"]
-            spans = [replace(span, label=own) for span, own in zip(note.spans, labels, strict=True)]
+            spans = [
+                replace(span, label=own)
+                for span, own in zip(note.spans, labels, strict=True)
+            ]
             found.append(replace(note, spans=tuple(spans)))
         return found
 
-    sites = [site("s1", "a cough", test=[NOTE]), site("s5", "cough and pain", test=[NOTE])]
+    sites = [
+        site("s1", "a cough", test=[NOTE]),
+        site("s5", "cough and pain", test=[NOTE]),
+    ]
     found = poison.judged(predict, sites)
     assert found.pop("f1") == pytest.approx(200 / 3)
     assert found == {
@@ -89,7 +105,10 @@ def test_jobs_and_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> N
         assert by_each(made.config) == (rule != "mean")
         assert len(made.sites) == (6 if rule == "reference" else 5)
     own = {"f1": 40.0, "flips": 5.0, "backdoor": 1.0, "rare": 30.0, "others": 50.0}
-    found = {("mean", "flips", seed): {**own, "f1": f1} for seed, f1 in ((1, 39.0), (2, 41.0))}
+    found = {
+        ("mean", "flips", seed): {**own, "f1": f1}
+        for seed, f1 in ((1, 39.0), (2, 41.0))
+    }
     shown = poison.table({**found, ("mean", "none", 1): own}, ["mean"])
     assert "| mean | 40.0 | 40.0 ± 1.4 |" in shown
     assert "| mean | 5.0 | 5.0 ± 0.0 |" in shown

@@ -43,7 +43,12 @@ def begin(place: Path, *command: str) -> subprocess.Popen[str]:
     path = os.pathsep.join(filter(None, sys.path))
     return subprocess.Popen(
         [sys.executable, *command],
-        env={**os.environ, "TMPDIR": str(place), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "TMPDIR": str(place),
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+        },
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -70,7 +75,9 @@ def test_nothing_is_left(place: Path, how: str) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     if how != "nothing":  # else it ends by itself already
-        assert until(lambda: len(working_in(place)) >= 4, 20)  # the watch is one of them
+        assert until(
+            lambda: len(working_in(place)) >= 4, 20
+        )  # the watch is one of them
         assert len(list(place.iterdir())) == 1
     if how == "group":
         os.killpg(process.pid, signal.SIGKILL)
@@ -100,13 +107,19 @@ def test_others_are_left_alone(place: Path) -> None:
 
 @pytest.mark.network
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_benchmark_of_real_sites_leaves_nothing(place: Path, number: signal.Signals) -> None:
+def test_the_benchmark_of_real_sites_leaves_nothing(
+    place: Path, number: signal.Signals
+) -> None:
     pytest.importorskip("nvflare")
     script = str(ROOT / "benchmarks" / "deployed.py")
-    process = begin(place, script, "--megabytes", "0.1", "--exchanges", "1", "--steps", "1")
+    process = begin(
+        place, script, "--megabytes", "0.1", "--exchanges", "1", "--steps", "1"
+    )
     try:
         # A server, three sites, and the watch.
-        assert until(lambda: len(working_in(place)) >= 5 or process.poll() is not None, 120)
+        assert until(
+            lambda: len(working_in(place)) >= 5 or process.poll() is not None, 120
+        )
         assert process.poll() is None
         process.send_signal(number)
         process.communicate(timeout=60)

@@ -11,11 +11,19 @@ from site_pages import asking, linked, of_notebook
 @pytest.mark.parametrize(
     ("folder", "text", "expected"),
     [
-        ("", "[a](docs/job.md#tags), [b](CHANGELOG.md)", "[a](job.md#tags), [b](CHANGELOG.md)"),
+        (
+            "",
+            "[a](docs/job.md#tags), [b](CHANGELOG.md)",
+            "[a](job.md#tags), [b](CHANGELOG.md)",
+        ),
         ("", "![p](docs/figures/silos.png)", "![p](figures/silos.png)"),
         ("docs", "[c](../README.md) [d](privacy.md)", "[c](index.md) [d](privacy.md)"),
         ("docs", "[code](../src/fednotes) [far](../../secret)", "code far"),
-        ("docs", "[w](https://semver.org) [h](#here)", "[w](https://semver.org) [h](#here)"),
+        (
+            "docs",
+            "[w](https://semver.org) [h](#here)",
+            "[w](https://semver.org) [h](#here)",
+        ),
     ],
 )
 def test_links_of_the_site(folder: str, text: str, expected: str) -> None:
@@ -42,6 +50,8 @@ def test_a_notebook_is_its_words_and_its_code() -> None:
         ('<script src="assets/x.js"><link rel="stylesheet" href="site.css">', False),
     ],
 )
-def test_what_a_page_would_ask_another_host(tmp_path: Path, page: str, wrong: bool) -> None:
+def test_what_a_page_would_ask_another_host(
+    tmp_path: Path, page: str, wrong: bool
+) -> None:
     (tmp_path / "page.html").write_text(page, "utf-8")
     assert bool(list(asking(tmp_path))) is wrong

@@ -49,19 +49,30 @@ class Fixed:
 
 def drawn(rng: np.random.Generator, scale: float = 1.0) -> dict[str, torch.Tensor]:
     values = {name: rng.normal(size=shape) * scale for name, shape in SHAPES.items()}
-    return {name: torch.from_numpy(value.astype(np.float32)) for name, value in values.items()}
+    return {
+        name: torch.from_numpy(value.astype(np.float32))
+        for name, value in values.items()
+    }
 
 
 def flat(tensors: Tensors) -> np.ndarray:
     """All numbers of a site, float64."""
-    return np.concatenate([tensors[name].numpy().ravel() for name in SHAPES]).astype(np.float64)
+    return np.concatenate([tensors[name].numpy().ravel() for name in SHAPES]).astype(
+        np.float64
+    )
 
 
 def made(config: Aggregation, start: Tensors, *updates: Tensors) -> np.ndarray:
     """What a rule makes of sites s0, s1, … of sizes 1, 2, …, by the engine."""
-    sites = [Fixed(f"s{k}", Update(own, k + 1.0, {"n": 1.0})) for k, own in enumerate(updates)]
+    sites = [
+        Fixed(f"s{k}", Update(own, k + 1.0, {"n": 1.0}))
+        for k, own in enumerate(updates)
+    ]
     total = gathered(InProcess(sites), config, "train", start, start)
-    assert (total.weight, total.metrics) == (sum(range(len(updates) + 1)), {"n": len(updates)})
+    assert (total.weight, total.metrics) == (
+        sum(range(len(updates) + 1)),
+        {"n": len(updates)},
+    )
     assert total.included == tuple(site.id for site in sites)
     return flat(total.mean())
 
@@ -72,7 +83,10 @@ def made(config: Aggregation, start: Tensors, *updates: Tensors) -> np.ndarray:
 def clipped(x: np.ndarray, bound: float) -> np.ndarray:
     lengths = [float(np.linalg.norm(row)) for row in x]
     bound = bound or float(np.median(lengths))
-    cut = [row if n <= bound else row * (bound / n) for row, n in zip(x, lengths, strict=True)]
+    cut = [
+        row if n <= bound else row * (bound / n)
+        for row, n in zip(x, lengths, strict=True)
+    ]
     return np.mean(cut, axis=0)
 
 
@@ -81,7 +95,9 @@ def best_by_krum(x: np.ndarray, hostile: int, chosen: int) -> np.ndarray:
     scores = []
     for k, own in enumerate(x):
         others = [float(((own - x[j]) ** 2).sum()) for j in range(len(x)) if j != k]
-        scores.append(min(sum(group) for group in combinations(others, len(x) - hostile - 2)))
+        scores.append(
+            min(sum(group) for group in combinations(others, len(x) - hostile - 2))
+        )
     return np.mean(x[np.argsort(scores)[:chosen]], axis=0)
 
 
@@ -91,7 +107,10 @@ def fltrust(x: np.ndarray, at: int) -> np.ndarray:
         n = float(np.linalg.norm(row))
         if k != at and n:
             trust = max(0.0, float(row @ root) / n / float(np.linalg.norm(root)))
-            found, whole = found + trust * row * float(np.linalg.norm(root)) / n, whole + trust
+            found, whole = (
+                found + trust * row * float(np.linalg.norm(root)) / n,
+                whole + trust,
+            )
     return found / whole if whole else found
 
 
@@ -116,13 +135,17 @@ def test_rules_are_those_of_their_papers(rule: Rule, sites: int) -> None:
         scales = [*rng.uniform(0.2, 2, sites - 1), 30.0]
         own = [drawn(rng, scale) for scale in scales]
         own = [{n: start[n] + common[n] * 2 + each[n] for n in SHAPES} for each in own]
-        expected = flat(start) + by_hand(np.stack([flat(each) - flat(start) for each in own]))
+        expected = flat(start) + by_hand(
+            np.stack([flat(each) - flat(start) for each in own])
+        )
         found = made(Aggregation(aggregation=rule, **options), start, *own)
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("krum", 1.1), ("multi-krum", 1.1875)])
-def test_krum_leaves_out_a_change_in_the_opposite_direction(rule: Rule, expected: float) -> None:
+def test_krum_leaves_out_a_change_in_the_opposite_direction(
+    rule: Rule, expected: float
+) -> None:
     """By hand: -1.1, 1.0, 1.1, 1.25 and 1.4 along one axis, with one hostile site.
 
     The squared distances to the two nearest sum to 9.25, 0.0725, 0.0325, 0.045 and 0.1125: 1.1 is
@@ -145,7 +168,9 @@ def test_the_median_length_bounds_where_no_bound_is_given() -> None:
     own = [{n: start[n] + each[n] for n in SHAPES} for each in own] + [start]
     x = np.stack([flat(each) - flat(start) for each in own])
     found = made(Aggregation(aggregation="norm-bound"), start, *own)
-    np.testing.assert_allclose(found, flat(start) + clipped(x, 0.0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        found, flat(start) + clipped(x, 0.0), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_whom_the_reference_does_not_support_is_not_added() -> None:
@@ -168,9 +193,16 @@ def test_whom_the_reference_does_not_support_is_not_added() -> None:
 
 def test_gradients_are_changes_and_whole_numbers_are_added() -> None:
     """No start: the median of what came. Marks of rows are a weighted sum as ever, by hand."""
-    grads = [torch.tensor([1.0, -2.0]), torch.tensor([3.0, 5.0]), torch.tensor([900.0, 1.0])]
+    grads = [
+        torch.tensor([1.0, -2.0]),
+        torch.tensor([3.0, 5.0]),
+        torch.tensor([900.0, 1.0]),
+    ]
     marks = torch.tensor([0, 2], dtype=torch.int32)
-    sites = [Fixed(f"s{k}", Update({"w": g, "m": marks}, k + 1.0)) for k, g in enumerate(grads)]
+    sites = [
+        Fixed(f"s{k}", Update({"w": g, "m": marks}, k + 1.0))
+        for k, g in enumerate(grads)
+    ]
     config = Aggregation(aggregation="median")
     total = gathered(InProcess(sites), config, "train", {}, {})
     assert total.mean()["w"].tolist() == [3.0, 1.0]
@@ -182,22 +214,33 @@ def test_a_word_of_one_site_alone_does_not_arrive() -> None:
     The mean, here of equal sizes, has a fifth of it, the rules that sort have nothing."""
     start = {"words.table": torch.zeros(2, 1)}
     own = [torch.tensor([[5.0 * (k == 3)], [k + 1.0]]) for k in range(5)]
-    sites = [Fixed(f"s{k}", Update({"words.table": value})) for k, value in enumerate(own)]
+    sites = [
+        Fixed(f"s{k}", Update({"words.table": value})) for k, value in enumerate(own)
+    ]
     rules: tuple[tuple[Rule, list[float]], ...]
     rules = (("mean", [1.0, 3.0]), ("median", [0.0, 3.0]), ("trimmed-mean", [0.0, 3.0]))
     for rule, row in rules:
-        total = gathered(InProcess(sites), Aggregation(aggregation=rule), "train", start, start)
+        total = gathered(
+            InProcess(sites), Aggregation(aggregation=rule), "train", start, start
+        )
         assert total.mean()["words.table"].flatten().tolist() == row
 
 
 def test_too_few_that_trained() -> None:
     """A site of weight zero has nothing; the reference may be away."""
     own = {"w": torch.ones(2)}
-    sites = [Fixed("a", Update(own)), Fixed("b", Update(own)), Fixed("c", Update(own, 0.0))]
+    sites = [
+        Fixed("a", Update(own)),
+        Fixed("b", Update(own)),
+        Fixed("c", Update(own, 0.0)),
+    ]
     for given, words in (
         ({"aggregation": "median"}, '"median": takes 3 sites, 2 have trained'),
         ({"aggregation": "trimmed-mean"}, "hostile = 1: takes 3 sites, 2 have"),
-        ({"aggregation": "reference", "reference": "c"}, "reference = 'c': this site did not"),
+        (
+            {"aggregation": "reference", "reference": "c"},
+            "reference = 'c': this site did not",
+        ),
     ):
         with pytest.raises(TrainingError, match=words):
             gathered(InProcess(sites), Aggregation(**given), "train", own, own)
@@ -207,11 +250,15 @@ def test_too_few_that_trained() -> None:
     ("rule", "hostile", "least"),
     [("krum", 1, 5), ("multi-krum", 2, 7), ("trimmed-mean", 2, 5), ("median", 9, 3)],
 )
-def test_a_job_of_too_few_sites_is_refused(rule: Rule, hostile: int, least: int) -> None:
+def test_a_job_of_too_few_sites_is_refused(
+    rule: Rule, hostile: int, least: int
+) -> None:
     config = Averaging(aggregation=rule, hostile=hostile)
     names = [f"s{k}" for k in range(least)]
     assert for_names(config, names).sites == least
-    with pytest.raises(ConfigError, match=f"takes {least} sites, the job has {least - 1}"):
+    with pytest.raises(
+        ConfigError, match=f"takes {least} sites, the job has {least - 1}"
+    ):
         for_names(config, names[1:])
     with pytest.raises(ConfigError, match=r"reference = 's': a site of the job"):
         for_names(Averaging(aggregation="reference", reference="s"), names)
@@ -220,7 +267,9 @@ def test_a_job_of_too_few_sites_is_refused(rule: Rule, hostile: int, least: int)
 # ---- engines: lost messages, killed sites and servers, the secure sum ---------------------------
 
 
-def toy_rounds(federation: Federation, took: dict[int, tuple[str, ...]]) -> torch.Tensor:
+def toy_rounds(
+    federation: Federation, took: dict[int, tuple[str, ...]]
+) -> torch.Tensor:
     """Rounds of medians, some of which tell the sites nothing anew."""
     state = federation.resume()
     if state is None:
@@ -229,13 +278,21 @@ def toy_rounds(federation: Federation, took: dict[int, tuple[str, ...]]) -> torc
         state = State(0, {"x": torch.ones(4)})
     x, told = state.tensors["x"], None
     for turn in federation.rounds(state.round, 4):
-        found = federation.each("train", {} if told is x else {"x": x}, round=turn.number)
+        found = federation.each(
+            "train", {} if told is x else {"x": x}, round=turn.number
+        )
         took[turn.number] = tuple(found)
-        x = torch.stack([update.tensors["least"] for update in found.values()]).median(0).values
+        x = (
+            torch.stack([update.tensors["least"] for update in found.values()])
+            .median(0)
+            .values
+        )
         if turn.number % 2:
             federation.sum("evaluate", {"x": x})
             told = x
-        turn.commit(State(turn.number + 1, {"x": x}), {}, evaluated=bool(turn.number % 2))
+        turn.commit(
+            State(turn.number + 1, {"x": x}), {}, evaluated=bool(turn.number % 2)
+        )
     return x
 
 
@@ -271,14 +328,18 @@ def test_who_is_away_is_not_among_them(tmp_path: Path) -> None:
     assert {r.each for r in asked if r.task != "train"} == {False}
     net.down = {"a", "b"}
     with pytest.raises(TrainingError, match="no answer from"):
-        net.engine(SITES, replace(STRICT, min_sites=2)).each("finish", {"x": torch.ones(4)})
+        net.engine(SITES, replace(STRICT, min_sites=2)).each(
+            "finish", {"x": torch.ones(4)}
+        )
 
 
 def test_a_secure_sum_hides_them(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     from fednotes.engines.secure import SecureSum
 
-    asked = "'train': the secure sum hides each site's update, which this method asks for"
+    asked = (
+        "'train': the secure sum hides each site's update, which this method asks for"
+    )
     with pytest.raises(ConfigError, match=asked):
         InProcess([Toy(site) for site in SITES], secure=True).each("train")
     net = Net(makes(), tmp_path)
@@ -303,14 +364,18 @@ def test_real_sites_permit_it_and_have_the_bits_of_a_simulation(tmp_path: Path) 
     assert "refused by individual_updates of this site's policy" in closed.refusal()
     folder = tmp_path / "open"
     folder.mkdir()
-    hospitals = Hospitals(folder, job, data, policy=f"{OPEN}individual_updates = true\n")
+    hospitals = Hospitals(
+        folder, job, data, policy=f"{OPEN}individual_updates = true\n"
+    )
     hospitals.run()
     assert hospitals.ends() == simulated(job, data, tmp_path / "simulated")
 
 
 def table(method: str, training: str, more: str = "") -> dict[str, Any]:
     sites = "".join(f'[sites.s{k}]\npath = "x"\n' for k in range(5))
-    return tomllib.loads(f'method = "{method}"\n{more}\n[training]\n{training}\n{sites}')
+    return tomllib.loads(
+        f'method = "{method}"\n{more}\n[training]\n{training}\n{sites}'
+    )
 
 
 @pytest.mark.parametrize(
@@ -326,7 +391,9 @@ def table(method: str, training: str, more: str = "") -> dict[str, Any]:
          r"\[training\]: aggregation = 'krum': under \[privacy\] it must be 'mean'"),
     ],
 )  # fmt: skip
-def test_a_job_that_cannot_be_is_refused(method: str, training: str, more: str, words: str) -> None:
+def test_a_job_that_cannot_be_is_refused(
+    method: str, training: str, more: str, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         parse_job(table(method, training, more), "job", Path(), "job.toml")
 

@@ -74,7 +74,10 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Show the version and exit.",
         ),
     ] = False,
 ) -> None:
@@ -93,7 +96,9 @@ LabelMap = Annotated[
     list[str] | None,
     typer.Option("--map", metavar="OLD=NEW", help="Rename a label of the file."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask before long runs or large transfers.")]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Do not ask before long runs or large transfers.")
+]
 Device = Annotated[str, typer.Option(help="Device to compute on: cpu, cuda, cuda:1 …")]
 
 
@@ -112,16 +117,25 @@ class Predictions(StrEnum):
 @app.command()
 def simulate(
     job: Annotated[
-        str, typer.Argument(help="A job file, or the name of a built-in job such as `demo`.")
+        str,
+        typer.Argument(
+            help="A job file, or the name of a built-in job such as `demo`."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
     settings: Settings = None,
     seeds: Annotated[
         str,
-        typer.Option(metavar="1-5|1,2,7", help="Run the job once with each of these seeds."),
+        typer.Option(
+            metavar="1-5|1,2,7", help="Run the job once with each of these seeds."
+        ),
     ] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume an interrupted run.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier run.")
+    ] = False,
     device: Device = "cpu",
     yes: Yes = False,
 ) -> None:
@@ -130,12 +144,19 @@ def simulate(
     With --seeds, run the job in OUT/seed-1 and so on, and show mean and standard deviation.
     """
     from fednotes.api import simulate as run
-    from fednotes.cli.display import RichDisplay, nothing_judged, result_tables, seeds_tables
+    from fednotes.cli.display import (
+        RichDisplay,
+        nothing_judged,
+        result_tables,
+        seeds_tables,
+    )
     from fednotes.jobs.job_file import load_job
     from fednotes.jobs.seeds import parse_seeds
     from fednotes.report.html import write_report
 
-    if seeds and any(setting.partition("=")[0].strip() == "seed" for setting in settings or ()):
+    if seeds and any(
+        setting.partition("=")[0].strip() == "seed" for setting in settings or ()
+    ):
         raise ConfigError("--seeds and --set seed=… both name seeds: give one of them")
     parsed = load_job(job, tuple(settings or ()))
     changes = [word for setting in settings or () for word in ("--set", setting)]
@@ -180,14 +201,19 @@ def simulate(
 
 @app.command()
 def audit(
-    target: Annotated[str, typer.Argument(metavar="RUN|JOB", help="A run's folder, or a job.")],
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|JOB", help="A run's folder, or a job.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to; by default the run's.")
     ] = None,
     settings: Settings = None,
-    site: Annotated[str, typer.Option(help="Site to audit; by default the job's first.")] = "",
+    site: Annotated[
+        str, typer.Option(help="Site to audit; by default the job's first.")
+    ] = "",
     site_file: Annotated[
-        Path | None, typer.Option(help="The site's file, to audit with its own notes alone.")
+        Path | None,
+        typer.Option(help="The site's file, to audit with its own notes alone."),
     ] = None,
     total: Annotated[
         int, typer.Option(help="Training sentences of all sites; with --site-file.")
@@ -204,7 +230,9 @@ def audit(
     from fednotes.jobs.results import AUDIT
     from fednotes.report.html import write_report
 
-    job, key, folder = opened(target, tuple(settings or ()), site, site_file, total, out)
+    job, key, folder = opened(
+        target, tuple(settings or ()), site, site_file, total, out
+    )
     command = shlex.join(["fednotes", *sys.argv[1:]])
     with held(folder), console.status("") as shown:
         found = run(job, site, declared=key, command=command, progress=shown.update)
@@ -246,8 +274,12 @@ def _read_in() -> Iterator[None]:
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
-    path: Annotated[str, typer.Argument(help="File or folder to read, or - for stdin.")] = "-",
-    text: Annotated[str | None, typer.Option(help="Text to read in place of PATH.")] = None,
+    path: Annotated[
+        str, typer.Argument(help="File or folder to read, or - for stdin.")
+    ] = "-",
+    text: Annotated[
+        str | None, typer.Option(help="Text to read in place of PATH.")
+    ] = None,
     format: Annotated[
         Predictions, typer.Option(help="Format to write; csv is for phenotypes.")
     ] = Predictions.jsonl,
@@ -255,13 +287,15 @@ def predict(
         Path | None, typer.Option(help="File or folder to write; stdout by default.")
     ] = None,
     threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="Leave out mentions below this confidence.")
+        float,
+        typer.Option(min=0, max=1, help="Leave out mentions below this confidence."),
     ] = 0.0,
     of: Annotated[
         str, typer.Option("--from", help="Format to read; recognised if not given.")
     ] = "",
     column: Annotated[
-        str, typer.Option(help="Column of a table, or key of JSON lines, with the text.")
+        str,
+        typer.Option(help="Column of a table, or key of JSON lines, with the text."),
     ] = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
@@ -303,15 +337,19 @@ def serve(
         str, typer.Option(help="Address to listen at; any but loopback needs a token.")
     ] = ("127.0.0.1"),
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
+        int,
+        typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one."),
     ] = 8000,
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token that requests must send.")
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option(help="PEM file of the server's certificate chain, for TLS.")
+        Path | None,
+        typer.Option(help="PEM file of the server's certificate chain, for TLS."),
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="PEM file of the certificate's key.")
+    ] = None,
     max_requests: Annotated[
         int, typer.Option(min=1, help="Maximum number of concurrent requests.")
     ] = 64,
@@ -344,16 +382,26 @@ def serve(
         under_way=max_requests,
     )
     files: Any = {"token_file": token_file, "certificate": certificate, "key": key}
-    run(load(model, device, dictionary or backbone), host, port, limits=limits, tell=say, **files)
+    run(
+        load(model, device, dictionary or backbone),
+        host,
+        port,
+        limits=limits,
+        tell=say,
+        **files,
+    )
 
 
 @app.command()
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     path: Annotated[
-        Path, typer.Argument(help="Annotated file or folder, or notes of labelled patients.")
+        Path,
+        typer.Argument(help="Annotated file or folder, or notes of labelled patients."),
     ],
-    format: Annotated[str, typer.Option(help="Format of the file; recognised if not given.")] = "",
+    format: Annotated[
+        str, typer.Option(help="Format of the file; recognised if not given.")
+    ] = "",
     label_map: LabelMap = None,
     labels: Annotated[
         Path | None, typer.Option(help="Table of labels of the patients in PATH.")
@@ -363,7 +411,9 @@ def evaluate(
     ] = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
-    json_output: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the scores as JSON.")
+    ] = False,
     device: Device = "cpu",
     backbone: Backbone = None,
     dictionary: Dictionary = None,
@@ -375,7 +425,9 @@ def evaluate(
     from fednotes.jobs.models import load
 
     renamed = _renamed(label_map)
-    asked = tuple(dict.fromkeys(name.strip() for name in types.split(",") if name.strip()))
+    asked = tuple(
+        dict.fromkeys(name.strip() for name in types.split(",") if name.strip())
+    )
     if types and not asked:
         raise FednotesError(f"--types {types}: names no type")
     of_patients = is_phenotyper(model)
@@ -397,7 +449,9 @@ def evaluate(
     if json_output:
         console.print_json(data=found.scores if of_patients else found.to_dict())
     else:
-        console.print((patient_score_table if of_patients else score_table)(found.scores))
+        console.print(
+            (patient_score_table if of_patients else score_table)(found.scores)
+        )
 
 
 @app.command()
@@ -408,10 +462,17 @@ def calibrate(
     ],
     label_map: LabelMap = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Report the calibration without changing the model.")
+        bool,
+        typer.Option(
+            "--check", help="Report the calibration without changing the model."
+        ),
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Figure to write: .png, .svg or .pdf.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Figure to write: .png, .svg or .pdf.")
+    ] = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON.")
+    ] = False,
     device: Device = "cpu",
     backbone: Backbone = None,
 ) -> None:
@@ -433,7 +494,9 @@ def calibrate(
         found: Any = api.reliability(loaded, notes, label_map=renamed)
         shown, told = {"as they are": found}, loaded.confidence
     else:
-        found = api.calibrate(model, notes, label_map=renamed, device=device, backbone=backbone)
+        found = api.calibrate(
+            model, notes, label_map=renamed, device=device, backbone=backbone
+        )
         shown = found.shown
         kept = "nothing was written"
         if found.calibration is not None:
@@ -453,16 +516,23 @@ def calibrate(
 def check(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="PATH…|JOB", help="A corpus, its parts (train test), or a job."),
+        typer.Argument(
+            metavar="PATH…|JOB", help="A corpus, its parts (train test), or a job."
+        ),
     ],
-    format: Annotated[str, typer.Option(help="Format of the files; recognised if not given.")] = "",
+    format: Annotated[
+        str, typer.Option(help="Format of the files; recognised if not given.")
+    ] = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
     settings: Settings = None,
     against: Annotated[
-        Path | None, typer.Option(help="Another annotation of the same documents to compare with.")
+        Path | None,
+        typer.Option(help="Another annotation of the same documents to compare with."),
     ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON.")
+    ] = False,
 ) -> None:
     """Check a corpus or a job and report problems before training.
 
@@ -506,16 +576,24 @@ def report(
 @app.command()
 def compare(
     a: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    b: Annotated[Path, typer.Argument(help="Folder of another run, or of the same one.")],
-    condition: Annotated[str, typer.Option(help="Condition of the first run.")] = "federated",
-    against: Annotated[str, typer.Option(help="Condition of the second run.")] = "alone",
+    b: Annotated[
+        Path, typer.Argument(help="Folder of another run, or of the same one.")
+    ],
+    condition: Annotated[
+        str, typer.Option(help="Condition of the first run.")
+    ] = "federated",
+    against: Annotated[
+        str, typer.Option(help="Condition of the second run.")
+    ] = "alone",
     metric: Annotated[
         str,
         typer.Option(
             help="strict, relaxed (any overlap) or relaxed_one_to_one; auroc for patients."
         ),
     ] = "strict",
-    samples: Annotated[int, typer.Option(min=1, help="Number of bootstrap samples.")] = 10_000,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Number of bootstrap samples.")
+    ] = 10_000,
 ) -> None:
     """Compare two runs on the same test data by a paired bootstrap."""
     from fednotes.cli.display import comparison_table
@@ -527,14 +605,20 @@ def compare(
 @app.command()
 def reproduce(
     name: Annotated[
-        str, typer.Argument(help="An experiment, such as fedner-table2; without it, list them all.")
+        str,
+        typer.Argument(
+            help="An experiment, such as fedner-table2; without it, list them all."
+        ),
     ] = "",
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the runs; runs/reproduce by default.")
+        Path | None,
+        typer.Option(help="Folder for the runs; runs/reproduce by default."),
     ] = None,
     budget: Annotated[
         bool,
-        typer.Option("--budget/--full", help="Size: about an hour on two cores, or the paper's."),
+        typer.Option(
+            "--budget/--full", help="Size: about an hour on two cores, or the paper's."
+        ),
     ] = True,
     base: Annotated[
         list[str] | None,
@@ -595,9 +679,12 @@ def ui(
         ),
     ],
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
+        int,
+        typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one."),
     ] = 0,
-    format: Annotated[str, typer.Option(help="Format of the notes; recognised if not given.")] = "",
+    format: Annotated[
+        str, typer.Option(help="Format of the notes; recognised if not given.")
+    ] = "",
     on_error: OnErrorOption = OnError.refuse,
     corrections: Annotated[
         Path | None,
@@ -634,7 +721,9 @@ def main() -> None:
         fail(f"{error.filename or 'a file'}: {error.strerror or error}")
     except Exception as error:
         if isinstance(error, MemoryError) or "allocate memory" in str(error):
-            fail("not enough memory: choose smaller layers or batches in the job's [model]")
+            fail(
+                "not enough memory: choose smaller layers or batches in the job's [model]"
+            )
         if type(error).__module__.split(".")[0] not in ("click", "typer"):
             raise
         fail(error.format_message() if hasattr(error, "format_message") else str(error))
@@ -680,7 +769,9 @@ def fail(message: str, more: Sequence[Problem] = ()) -> None:
         print(f"error: {one_line(line, None)}", file=sys.stderr)
     if more:
         left = f"{len(lines) + 1 - _LISTED:,} more; " if len(lines) >= _LISTED else ""
-        print(f"error: {left}`fednotes check` lists all; {SKIP_REMEDY}", file=sys.stderr)
+        print(
+            f"error: {left}`fednotes check` lists all; {SKIP_REMEDY}", file=sys.stderr
+        )
     sys.exit(2)
 
 

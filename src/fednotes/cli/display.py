@@ -25,7 +25,14 @@ from rich.text import Text
 from fednotes.cli.time_left import TimeLeft
 from fednotes.core.parsing import number
 from fednotes.engines.rounds import RoundResult
-from fednotes.jobs.results import BASELINES, CONDITIONS, SCORES, RunResult, duration, size
+from fednotes.jobs.results import (
+    BASELINES,
+    CONDITIONS,
+    SCORES,
+    RunResult,
+    duration,
+    size,
+)
 from fednotes.jobs.simulate import LARGE, LONG, Display, Part, Traffic, site_metrics
 from fednotes.metrics.gap import ALPHA, Gap
 from fednotes.metrics.spans import OVERLAP_POINTS, overlap_differs
@@ -39,7 +46,10 @@ if TYPE_CHECKING:
     from fednotes.metrics.calibration import Reliability
 
 SHORT = 60.0  # seconds that are not worth a line
-_ONLY_F1 = ("relaxed", "relaxed_one_to_one")  # of several seeds, so that 80 columns are enough
+_ONLY_F1 = (
+    "relaxed",
+    "relaxed_one_to_one",
+)  # of several seeds, so that 80 columns are enough
 UNPAIRED = (
     "without p: an unpaired interval, because the two models were not compared on the same test "
     "documents here"
@@ -51,7 +61,11 @@ ONE_TO_ONE = (
 )
 LISTED_SITES = 10  # a progress line has the score of each of so many sites
 UNPROVEN = "says nothing: the attack fails without defence too"
-_SHOWN = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))  # the first there is
+_SHOWN = (
+    ("F1", "f1"),
+    ("held-out loss", "valid_loss"),
+    ("loss", "loss"),
+)  # the first there is
 _OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"), ("auroc", "AUROC"))
 
 
@@ -88,14 +102,20 @@ class RichDisplay(Display):
         if result.evaluated:
             found = site_metrics(result, self._part)
             name, key = next(
-                ((n, k) for n, k in _SHOWN if any(k in m for m in found.values())), ("", "")
+                ((n, k) for n, k in _SHOWN if any(k in m for m in found.values())),
+                ("", ""),
             )
             scores = {site: m[key] for site, m in found.items() if key in m}
             self._scores = f"{name} {site_scores_text(scores)}"
-            if not found and "valid_f1" in result.metrics:  # between real sites: over all of them
+            if (
+                not found and "valid_f1" in result.metrics
+            ):  # between real sites: over all of them
                 self._scores = f"F1 {result.metrics['valid_f1']:.3f}"
         self._first = self._first or result
-        rounds, seconds = result.round - self._first.round, result.seconds - self._first.seconds
+        rounds, seconds = (
+            result.round - self._first.round,
+            result.seconds - self._first.seconds,
+        )
         pace = rounds * self._sentences / seconds if seconds > 0 else 0.0
         rate = f"{pace:.0f} {self._part.unit}/s  " if self._sentences else ""
         done = f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}"
@@ -106,7 +126,9 @@ class RichDisplay(Display):
         self._time.round(result)
         left = self._time.seconds()
         more = f"  {self._left_text(left)}" if left else ""
-        self._bar.update(self._task, completed=result.round + 1, line=line, left=more.strip())
+        self._bar.update(
+            self._task, completed=result.round + 1, line=line, left=more.strip()
+        )
         if result.evaluated and not self.console.is_terminal:
             self.console.print(
                 f"{self._part.name}: round {result.round + 1}/{self._rounds or '?'}  {line}{more}",
@@ -176,7 +198,10 @@ def site_scores_text(scores: Mapping[str, float]) -> str:
     """Return every site's score; of more than ten sites the mean, the lowest and the highest."""
     if len(scores) <= LISTED_SITES:
         return " ".join(f"{site} {score:.3f}" for site, score in scores.items())
-    lowest, highest = min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)
+    lowest, highest = (
+        min(scores, key=scores.__getitem__),
+        max(scores, key=scores.__getitem__),
+    )
     return (
         f"mean of {len(scores):,} sites {fmean(scores.values()):.3f}, "
         f"lowest {scores[lowest]:.3f} ({lowest}), highest {scores[highest]:.3f} ({highest})"
@@ -193,7 +218,11 @@ def sheet(*heads: str | Text, left: int = 1, **options: Any) -> Table:
 
 def compact_sheet(*heads: str, left: int = 1, title: str = "") -> Table:
     """Return an empty table that is narrow enough for 80 columns; see `sheet`."""
-    options: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "pad_edge": False}
+    options: dict[str, Any] = {
+        "box": box.SIMPLE_HEAD,
+        "padding": (0, 1, 0, 0),
+        "pad_edge": False,
+    }
     return sheet(*heads, left=left, title=title, **options)
 
 
@@ -210,13 +239,18 @@ def result_table(result: RunResult) -> Table:
     conditions = [c for c in CONDITIONS if c in mean]
     kinds = _shown_kinds(result, conditions)
     first = kinds[0] if kinds else "masked"
-    what = {"masked": "masked words of held-out notes", "codes": "codes of test patients"}
+    what = {
+        "masked": "masked words of held-out notes",
+        "codes": "codes of test patients",
+    }
     title = f"{escape(result.title)} ({what.get(first, 'test scores in %')}, seed {result.seed})"
     table = compact_sheet("site", "trained", left=2, title=title)
     for kind in kinds:
         heads = _side_by_side([column[1] for column in SCORES[kind]["columns"]])
         heading = str(SCORES[kind]["heading"])
-        table.add_column(f"{heading:^{len(heads)}}\n{heads}", justify="right", no_wrap=True)
+        table.add_column(
+            f"{heading:^{len(heads)}}\n{heads}", justify="right", no_wrap=True
+        )
 
     def add(name: str, scores: Mapping[str, Any], style: str = "") -> None:
         trained = [c for c in conditions if c in scores]
@@ -230,7 +264,9 @@ def result_table(result: RunResult) -> Table:
 
     hidden = 0
     for site, scores in result.sites.items():
-        if first == "phenotypes" and not any(first in scores.get(c, {}) for c in conditions):
+        if first == "phenotypes" and not any(
+            first in scores.get(c, {}) for c in conditions
+        ):
             hidden += 1
         else:
             add(site, scores)
@@ -248,7 +284,9 @@ def _shown_kinds(result: RunResult, conditions: Sequence[str]) -> list[str]:
     kinds = [
         kind
         for kind, of in SCORES.items()
-        if "columns" in of and kind != "codes" and all(kind in mean[c] for c in conditions)
+        if "columns" in of
+        and kind != "codes"
+        and all(kind in mean[c] for c in conditions)
     ]
     every = (s for site in result.sites.values() for s in site.values())
     if "relaxed_one_to_one" in kinds and not any(map(overlap_differs, every)):
@@ -326,7 +364,10 @@ def _means_of(result: SeedsResult) -> RunResult:
         }
 
     return RunResult(
-        sites={s: {c: means(of) for c, of in own.items()} for s, own in result.sites.items()},
+        sites={
+            s: {c: means(of) for c, of in own.items()}
+            for s, own in result.sites.items()
+        },
         mean={c: means(of) for c, of in result.mean.items()},
     )
 
@@ -338,7 +379,9 @@ def seeds_test_table(result: SeedsResult) -> Table | None:
     nats = result.holds == "notes"
     unit = "nats of held-out loss" if nats else "points of F1"
     title = f"federated − another condition, {unit}, paired t test over seeds"
-    table = compact_sheet("site", "against", "gain", "95 %", "p", "seeds", left=2, title=title)
+    table = compact_sheet(
+        "site", "against", "gain", "95 %", "p", "seeds", left=2, title=title
+    )
     for test in result.differences:
         values = (test.mean, test.low, test.high)
         gain, low, high = (f"{x:+.3f}" if nats else f"{100 * x:+.1f}" for x in values)
@@ -367,7 +410,11 @@ def verdict_table(result: RunResult, against: str = "alone") -> Table | None:
         p_value = "–" if of.p_value is None else f"{of.p_value:.4f}"
         cells = (gain, f"{low} to {high}", p_value, gap_of(of.gap), of.use)
         table.add_row(Text(site), *cells)
-    told = [f"cost of the federation at a site: {result.cost}"] if against == "alone" else []
+    told = (
+        [f"cost of the federation at a site: {result.cost}"]
+        if against == "alone"
+        else []
+    )
     told += [] if all(of.paired for _, of in rows) else [UNPAIRED]
     told += [f"gap closed: {whole.gap.why}"] if whole.gap and whole.gap.why else []
     table.caption = "\n".join(told) or None
@@ -395,7 +442,9 @@ def disease_table(result: RunResult) -> Table | None:
     Of each disease the mean over its classes, then over the sites. None where a run judges no
     diseases.
     """
-    found = {c: of for c in CONDITIONS if (of := result.mean.get(c, {}).get("by_output"))}
+    found = {
+        c: of for c in CONDITIONS if (of := result.mean.get(c, {}).get("by_output"))
+    }
     diseases = list(dict.fromkeys(name for each in found.values() for name in each))
     if not diseases:
         return None
@@ -415,7 +464,9 @@ def disease_table(result: RunResult) -> Table | None:
     for name in diseases:
         # In a narrow terminal a name is cut, not a number.
         label = Text(name, no_wrap=True, overflow="ellipsis")
-        table.add_row(label, *(_averages([each.get(name, {})]) for each in found.values()))
+        table.add_row(
+            label, *(_averages([each.get(name, {})]) for each in found.values())
+        )
     table.add_section()
     averages = (_averages(list(each.values())) for each in found.values())
     table.add_row("average", *averages, style="bold")
@@ -446,7 +497,9 @@ def score_table(scores: Mapping[str, Any]) -> Table:
     for kind in kinds:
         heads = _side_by_side([column[1] for column in SCORES[kind]["columns"]])
         heading = str(SCORES[kind]["heading"])
-        table.add_column(f"{heading:^{len(heads)}}\n{heads}", justify="right", no_wrap=True)
+        table.add_column(
+            f"{heading:^{len(heads)}}\n{heads}", justify="right", no_wrap=True
+        )
     for label, score in rows.items():
         cells = (_measures(score, kind) for kind in kinds)
         table.add_row(Text(label), str(score["support"]), *cells)
@@ -465,9 +518,7 @@ def reliability_table(title: str, found: Reliability) -> Table:
     for row in found.bins:
         numbers = f"{row.spans:,}", f"{row.confidence:.3f}", number_of(row.right)
         table.add_row(f"{row.low:.2f}–{row.high:.2f}", *numbers)
-    table.caption = (
-        f"{found.spans:,} spans of {found.documents:,} notes, log loss {found.log_loss:.3f}"
-    )
+    table.caption = f"{found.spans:,} spans of {found.documents:,} notes, log loss {found.log_loss:.3f}"
     return table
 
 
@@ -482,7 +533,9 @@ def patient_score_table(scores: Mapping[str, Any]) -> Table:
 
     table = sheet("phenotype", "present", "absent", "P", "R", "F1", "AUROC", "95 %")
     for name, score in scores["by_output"].items():
-        numbers = [str(score.get(kind, {}).get("support", 0)) for kind in ("present", "absent")]
+        numbers = [
+            str(score.get(kind, {}).get("support", 0)) for kind in ("present", "absent")
+        ]
         table.add_row(Text(name), *numbers, *shares(score["macro"], score["auroc"]))
     table.add_section()
     average = shares(scores["macro"], scores["ranking"]["auroc"])
@@ -497,7 +550,9 @@ def comparison_table(found: Comparison) -> Table:
     table = compact_sheet("site", title=title)
     for side in (found.condition, found.against):
         heads = _side_by_side(["P", "R", "F1"]) if found.scores else ""
-        table.add_column(f"{side:^{len(heads)}}\n{heads}", justify="right", no_wrap=True)
+        table.add_column(
+            f"{side:^{len(heads)}}\n{heads}", justify="right", no_wrap=True
+        )
     for head in ("differ-\nence", "95 %", "p", *(["gap\nclosed"] if gaps else [])):
         table.add_column(head, justify="right", no_wrap=True)
     table.caption = "\n".join(_comparison_notes(found)) or None
@@ -518,7 +573,9 @@ def comparison_table(found: Comparison) -> Table:
 
 
 def _precision_recall_f1(scores: Mapping[str, float]) -> str:
-    return _side_by_side([number_of(scores[name]) for name in ("precision", "recall", "f1")])
+    return _side_by_side(
+        [number_of(scores[name]) for name in ("precision", "recall", "f1")]
+    )
 
 
 def _comparison_notes(found: Comparison) -> Iterator[str]:
@@ -546,17 +603,23 @@ def audit_table(found: Audit) -> Table:
     table = sheet("attack", "success", "control", "chance", title=title)
     table.add_column("what closes it, or why it is none")
     for leak in found.attacks:
-        told = leak.why or leak.closes if leak.success is None or leak.proven else UNPROVEN
+        told = (
+            leak.why or leak.closes if leak.success is None or leak.proven else UNPROVEN
+        )
         cells = ["–"] * 3
         if leak.success is not None and leak.low is not None and leak.high is not None:
-            bounds = f"\n{leak.low:.1%} to {leak.high:.1%}" if leak.low < leak.high else ""
+            bounds = (
+                f"\n{leak.low:.1%} to {leak.high:.1%}" if leak.low < leak.high else ""
+            )
             cells = [
                 f"{leak.success:.1%}{bounds}".replace("%", ""),
                 number_of(leak.control),
                 number_of(leak.chance),
             ]
         table.add_row(Text(leak.attack), *cells, Text(told))
-    table.caption = "of what is there, named at 1 % false alarms, in %; intervals hold 95 %"
+    table.caption = (
+        "of what is there, named at 1 % false alarms, in %; intervals hold 95 %"
+    )
     return table
 
 
@@ -612,17 +675,24 @@ def _bar(console: Console, time_left: ProgressColumn) -> Progress:
 def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
     """Table 1 of Ge et al. 2020: each site's counts, then the forms that sites share."""
     table = sheet(
-        *("site", "documents", "sentences", "tokens", "entities", "forms"), title="corpora"
+        *("site", "documents", "sentences", "tokens", "entities", "forms"),
+        title="corpora",
     )
     table.add_column("types")
     for site in stats["sites"]:
         numbers = ("documents", "sentences", "tokens", "mentions", "forms")
-        types = ", ".join(f"{label} {count:,}" for label, count in site["entities"].items())
-        table.add_row(Text(site["site"]), *(f"{site[n]:,}" for n in numbers), Text(types))
+        types = ", ".join(
+            f"{label} {count:,}" for label, count in site["entities"].items()
+        )
+        table.add_row(
+            Text(site["site"]), *(f"{site[n]:,}" for n in numbers), Text(types)
+        )
     if len(stats["sites"]) == 1:
         return [table]
     title = f"overlapping entities: {stats['overlapping']:,} forms at two sites or more"
-    shared = sheet("forms in common", *(Text(site["site"]) for site in stats["sites"]), title=title)
+    shared = sheet(
+        "forms in common", *(Text(site["site"]) for site in stats["sites"]), title=title
+    )
     for site, row in zip(stats["sites"], stats["pairwise"], strict=True):
         shared.add_row(Text(site["site"]), *(f"{n:,}" for n in row))
     return [table, shared]
@@ -652,7 +722,9 @@ def count_tables(found: Sequence[CountTable]) -> list[Table]:
     """What a job's sites hold, as counts."""
     tables = []
     for counts in found:
-        tables.append(sheet(*counts.heads, left=counts.words, title=counts.title or None))
+        tables.append(
+            sheet(*counts.heads, left=counts.words, title=counts.title or None)
+        )
         for row in counts.rows:
             tables[-1].add_row(*map(Text, row))
     return tables

@@ -22,12 +22,18 @@ if TYPE_CHECKING:
 corpus = typer.Typer(
     help="Inspect and generate corpora.", no_args_is_help=True, rich_markup_mode=None
 )
-cache = typer.Typer(help="Manage the cache of features, tokens and concepts.", no_args_is_help=True)
+cache = typer.Typer(
+    help="Manage the cache of features, tokens and concepts.", no_args_is_help=True
+)
 exports = typer.Typer(
-    help="Export a saved model for other programs.", no_args_is_help=True, rich_markup_mode=None
+    help="Export a saved model for other programs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 jobs = typer.Typer(
-    help="Inspect jobs and the keys of job files.", no_args_is_help=True, rich_markup_mode=None
+    help="Inspect jobs and the keys of job files.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 PIPED = 400  # columns where nobody looks at a screen: no label of a table is cut short there
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -36,7 +42,9 @@ console = Console(width=None if _SCREEN else PIPED)
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job, e.g. seed=2."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key of the job, e.g. seed=2."
+    ),
 ]
 
 
@@ -48,13 +56,16 @@ class OnError(StrEnum):
 
 
 OnErrorOption = Annotated[
-    OnError, typer.Option(help="refuse stops at bad data; skip leaves it out and counts it.")
+    OnError,
+    typer.Option(help="refuse stops at bad data; skip leaves it out and counts it."),
 ]
 
 
 EncodingOption = Annotated[
     str,
-    typer.Option(help="Encoding of files that are not UTF-8, such as cp1252; auto refuses them."),
+    typer.Option(
+        help="Encoding of files that are not UTF-8, such as cp1252; auto refuses them."
+    ),
 ]
 
 
@@ -103,11 +114,17 @@ def show_checked(found: Checked) -> None:
 
 @corpus.command("stats")
 def corpus_stats(
-    paths: Annotated[list[Path], typer.Argument(help="One corpus file or folder for each site.")],
-    format: Annotated[str, typer.Option(help="Format of the files; recognised if not given.")] = "",
+    paths: Annotated[
+        list[Path], typer.Argument(help="One corpus file or folder for each site.")
+    ],
+    format: Annotated[
+        str, typer.Option(help="Format of the files; recognised if not given.")
+    ] = "",
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
-    json_output: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the counts as JSON.")
+    ] = False,
 ) -> None:
     """Count sentences, types and mentions of each site, and what sites share."""
     from fednotes.cli.display import stats_tables
@@ -116,7 +133,9 @@ def corpus_stats(
     from fednotes.data.stats import corpus_stats as count
 
     places = named(paths)
-    read = {name: examine(path, format or None, encoding) for name, path in places.items()}
+    read = {
+        name: examine(path, format or None, encoding) for name, path in places.items()
+    }
     for documents, problems in read.values():
         problems.refuse(on_error.value, documents)
     stats = count({name: documents for name, (documents, _) in read.items()})
@@ -133,11 +152,18 @@ def corpus_stats(
 
 @corpus.command("overlap")
 def corpus_overlap(
-    notes: Annotated[list[Path], typer.Option(help="Notes for pre-training; may be repeated.")],
-    documents: Annotated[list[Path], typer.Option(help="Annotated test corpus; may be repeated.")],
-    format: Annotated[str, typer.Option(help="Format of the notes; recognised if not given.")] = "",
+    notes: Annotated[
+        list[Path], typer.Option(help="Notes for pre-training; may be repeated.")
+    ],
+    documents: Annotated[
+        list[Path], typer.Option(help="Annotated test corpus; may be repeated.")
+    ],
+    format: Annotated[
+        str, typer.Option(help="Format of the notes; recognised if not given.")
+    ] = "",
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with an error if a sentence is shared.")
+        bool,
+        typer.Option("--strict", help="Exit with an error if a sentence is shared."),
     ] = False,
 ) -> None:
     """Count sentences and 13-grams that notes and annotated documents share."""
@@ -148,7 +174,15 @@ def corpus_overlap(
 
     indexes = [index_documents(read(path)) for path in documents]
     title = f"text in common: sentences of {MIN_WORDS} words or more, {NGRAM} words in a row"
-    heads = ("notes", "documents", "sentences", "shared", "in notes", "n-grams", "shared")
+    heads = (
+        "notes",
+        "documents",
+        "sentences",
+        "shared",
+        "in notes",
+        "n-grams",
+        "shared",
+    )
     table = sheet(*heads, left=2, title=title)
     total = 0
     for path in notes:
@@ -158,7 +192,9 @@ def corpus_overlap(
                 *(found.sentences, found.shared_sentences, found.notes_with_shared),
                 *(found.ngrams, found.shared_ngrams),
             )
-            names = (Text("/".join(p.parts[-2:]), overflow="fold") for p in (path, other))
+            names = (
+                Text("/".join(p.parts[-2:]), overflow="fold") for p in (path, other)
+            )
             table.add_row(*names, *(f"{n:,}" for n in numbers))
             total += found.shared_sentences
     console.print(table)
@@ -171,7 +207,9 @@ def corpus_overlap(
 
 @corpus.command("formats")
 def corpus_formats(
-    as_page: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    as_page: Annotated[
+        bool, typer.Option("--markdown", help="Print a Markdown table.")
+    ] = False,
 ) -> None:
     """List the formats, and what each keeps of a document."""
     from fednotes.cli.display import sheet
@@ -180,7 +218,11 @@ def corpus_formats(
     rows = table()
     heads = [*sorted(rows, key=len)[-1]]
     if as_page:
-        lines = [heads, ["---"] * len(heads), *([row.get(h, "") for h in heads] for row in rows)]
+        lines = [
+            heads,
+            ["---"] * len(heads),
+            *([row.get(h, "") for h in heads] for row in rows),
+        ]
         say(*(f"| {' | '.join(line)} |" for line in lines))
         return
     title = "formats, and what each that is written keeps"
@@ -191,15 +233,21 @@ def corpus_formats(
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A corpus file or folder.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="A corpus file or folder.")
+    ],
     out: Annotated[Path, typer.Argument(help="File or folder to create.")],
-    to: Annotated[str, typer.Option(help="Format to write; see `fednotes corpus formats`.")],
+    to: Annotated[
+        str, typer.Option(help="Format to write; see `fednotes corpus formats`.")
+    ],
     of: Annotated[
         str, typer.Option("--from", help="Format to read; recognised if not given.")
     ] = "",
     allow_loss: Annotated[
         bool,
-        typer.Option("--allow-loss", help="Write even if the format cannot represent everything."),
+        typer.Option(
+            "--allow-loss", help="Write even if the format cannot represent everything."
+        ),
     ] = False,
     on_error: OnErrorOption = OnError.refuse,
     encoding: EncodingOption = "auto",
@@ -239,12 +287,16 @@ def corpus_list() -> None:
     for name, item in corpora().items():
         console.print(f"[bold]{name}[/bold]  {item['what']}", highlight=False)
         console.print(f"    {item['size']}; {item['licence']}", highlight=False)
-        console.print(f"    from: {item['source']}; {item['reference']}", highlight=False)
+        console.print(
+            f"    from: {item['source']}; {item['reference']}", highlight=False
+        )
 
 
 @corpus.command("synthesise")
 def corpus_synthesise(
-    out: Annotated[Path, typer.Argument(help="Folder to create, with a folder for each site.")],
+    out: Annotated[
+        Path, typer.Argument(help="Folder to create, with a folder for each site.")
+    ],
     sites: Annotated[int, typer.Option(help="Number of sites.")] = 3,
     sentences: Annotated[
         int, typer.Option(help="Approximate number of training sentences per site.")
@@ -268,7 +320,9 @@ def _group() -> None:
 
 
 Saved = Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model's folder.")]
-New = Annotated[Path, typer.Argument(metavar="OUT", help="New or empty folder to write to.")]
+New = Annotated[
+    Path, typer.Argument(metavar="OUT", help="New or empty folder to write to.")
+]
 
 
 @exports.command("hf")
@@ -313,7 +367,9 @@ def export_sklearn(
 @exports.command("card")
 def export_card(
     model: Saved,
-    out: Annotated[Path | None, typer.Argument(help="File to write; stdout by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Argument(help="File to write; stdout by default.")
+    ] = None,
 ) -> None:
     """Write a model's card: what it is, how it was trained, its scores."""
     from fednotes.apps.serving.exports import export
@@ -343,7 +399,9 @@ def job_keys(
 
 @jobs.command("show")
 def job_show(
-    job: Annotated[str, typer.Argument(help="A job file, or a built-in job such as `demo`.")],
+    job: Annotated[
+        str, typer.Argument(help="A job file, or a built-in job such as `demo`.")
+    ],
     settings: Settings = None,
     changed: Annotated[
         bool, typer.Option("--changed", help="Leave out what has its default.")
@@ -380,7 +438,8 @@ def cache_clear() -> None:
 
 def attention(
     model: Annotated[
-        list[str], typer.Option(metavar="NAME=DIR", help="Model to compare; may be repeated.")
+        list[str],
+        typer.Option(metavar="NAME=DIR", help="Model to compare; may be repeated."),
     ],
     notes: Annotated[list[Path], typer.Option(help="Notes to read; may be repeated.")],
     out: Annotated[Path, typer.Option(help="Folder for the results.")],

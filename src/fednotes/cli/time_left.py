@@ -10,7 +10,9 @@ from fednotes.engines.rounds import RoundResult
 
 FEWEST_ROUNDS = 3  # after the first one, which has the start-up in it
 FEWEST_SECONDS = 5.0
-SETTLED_SECONDS = 60.0  # after these, or SETTLED_SHARE of a part's rounds, a pace is settled
+SETTLED_SECONDS = (
+    60.0  # after these, or SETTLED_SHARE of a part's rounds, a pace is settled
+)
 SETTLED_SHARE = 0.05
 MOST_MEDIANS = 5.0  # a longer round has waited, for a site or for the machine
 
@@ -106,7 +108,11 @@ class TimeLeft:
         They are the most that it can take, or about what it will take if `stops_early`.
         """
         part = self._part
-        paces = [pace for pace in map(self._pace, [*self._finished, part]) if pace is not None]
+        paces = [
+            pace
+            for pace in map(self._pace, [*self._finished, part])
+            if pace is not None
+        ]
         waiting = self._waiting()
         if not part.rounds or (not part.is_settled() and not paces):
             return None
@@ -135,5 +141,9 @@ class TimeLeft:
 
     def _share_run(self) -> float:
         """Return the share of their rounds that finished parts had before they ended."""
-        shares = [part.done / part.rounds for part in self._finished if part.rounds and part.done]
+        shares = [
+            part.done / part.rounds
+            for part in self._finished
+            if part.rounds and part.done
+        ]
         return min(1.0, fmean(shares)) if shares else 1.0

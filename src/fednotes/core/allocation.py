@@ -17,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from fednotes.core.errors import ModelError
 
-SPARE_ELEMENTS = 2**30  # for parts that are frozen and so not in the folder: 4 GiB of float32
+SPARE_ELEMENTS = (
+    2**30
+)  # for parts that are frozen and so not in the folder: 4 GiB of float32
 _BY_SIZE = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full)
 _BY_EXAMPLE = (torch.empty_like, torch.zeros_like, torch.ones_like, torch.randn_like)
 
@@ -64,7 +66,9 @@ def bounded_allocation(held: int) -> Iterator[None]:
         yield
 
 
-def _elements(func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> int:
+def _elements(
+    func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> int:
     """Return how many elements in memory a call of one of torch's factory functions asks for."""
     device = options.get("device")
     if func in _BY_EXAMPLE:
@@ -76,5 +80,7 @@ def _elements(func: Callable[..., Any], args: Sequence[Any], options: Mapping[st
     size = options.get("size", args)
     if isinstance(size, Sequence) and size and isinstance(size[0], Sequence):
         size = size[0]
-    sizes = [part for part in size if isinstance(part, int) and not isinstance(part, bool)]
+    sizes = [
+        part for part in size if isinstance(part, int) and not isinstance(part, bool)
+    ]
     return math.prod(sizes)

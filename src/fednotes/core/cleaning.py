@@ -10,9 +10,13 @@ import re
 
 NAME, LINE = 80, 2000  # characters of a name in a line, and of a line at most
 # Without a shape, though printable: some letters, tags, further variation selectors.
-_UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\U000e0000-\U0010ffff]")
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\U000e0000-\U0010ffff]"
+)
 _PICTURE = "[\u2190-\u2bff\ufe0f\U0001f000-\U0001faff]"
-_JOINER = re.compile(f"(?<={_PICTURE})\u200d(?={_PICTURE})")  # of one emoji out of several
+_JOINER = re.compile(
+    f"(?<={_PICTURE})\u200d(?={_PICTURE})"
+)  # of one emoji out of several
 
 
 def clean(text: object, most: int | None = LINE) -> str:

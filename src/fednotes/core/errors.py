@@ -39,7 +39,10 @@ class Problem:
         return f"{place}: {self.message}" if place else self.message
 
 
-_FOLDED, _EXAMPLES = 5, 3  # problems alike from which on they are folded, and those still shown
+_FOLDED, _EXAMPLES = (
+    5,
+    3,
+)  # problems alike from which on they are folded, and those still shown
 
 
 def folded(problems: Iterable[Problem]) -> list[str]:
@@ -120,7 +123,9 @@ class MissingExtra(FednotesError):
     """An optional dependency is missing; the message says which extra brings it."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs the package {package!r}: pip install 'fednotes[{extra}]'")
+        super().__init__(
+            f"this needs the package {package!r}: pip install 'fednotes[{extra}]'"
+        )
 
 
 @contextmanager
@@ -137,7 +142,10 @@ def needs(package: str, extra: str) -> Iterator[None]:
 
 @contextmanager
 def within(
-    place: str, kind: type[FednotesError], *kinds: type[FednotesError], become: Any = None
+    place: str,
+    kind: type[FednotesError],
+    *kinds: type[FednotesError],
+    become: Any = None,
 ) -> Iterator[None]:
     """Errors of these kinds name the place that they are of. become: what they are then, if not
     what they were."""
@@ -155,7 +163,9 @@ def on_disk(
     try:
         yield
     except OSError as error:
-        raise kind(f"{path}: cannot {what} ({error.strerror or error}){then}") from error
+        raise kind(
+            f"{path}: cannot {what} ({error.strerror or error}){then}"
+        ) from error
 
 
 readable = partial(on_disk, what="be read")

@@ -38,14 +38,20 @@ class State:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if type(self.round) is not int or self.round < 0 or not isinstance(self.facts, Mapping):
+        if (
+            type(self.round) is not int
+            or self.round < 0
+            or not isinstance(self.facts, Mapping)
+        ):
             raise TypeError("a state needs the number of a round and a table of facts")
 
     def fact(self, name: str, kind: type[T]) -> T:
         """One of the facts. Raises ModelError where it is missing or of another type."""
         value = self.facts.get(name)
         if type(value) is not kind:
-            raise ModelError(f"the newest checkpoint has no {name!r} that can be: begin anew")
+            raise ModelError(
+                f"the newest checkpoint has no {name!r} that can be: begin anew"
+            )
         return value
 
 
@@ -70,7 +76,9 @@ class Round(Protocol):
 class Federation(Protocol):
     """The sites, taken together."""
 
-    def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
+    def sum(
+        self, task: str, tensors: Tensors | None = None, /, **options: Option
+    ) -> Total:
         """Send `tensors` to every site, run `task` there, and add what the sites return.
 
         Raises TrainingError if too few sites answer or their replies do not fit together.
@@ -217,7 +225,9 @@ class Method:
     models: Callable[[], Mapping[str, type[Any]]] | None = None
     trains: tuple[str, ...] = (TRAIN,)
     for_sites: Callable[[Any, Any], Any] = lambda config, sites: config
-    alone: Callable[[Any, Any], tuple[Any, ...]] = lambda config, sites: (config,) * len(sites)
+    alone: Callable[[Any, Any], tuple[Any, ...]] = lambda config, sites: (
+        (config,) * len(sites)
+    )
     control: Callable[[Any], Any] = lambda config: None
     traffic: Callable[[Any, Sizes], tuple[int, int] | None] = lambda config, sizes: None
     warnings: Callable[[Any], tuple[str, ...]] = lambda config: ()

@@ -34,7 +34,9 @@ class Kernel:
     """A function that is compiled, or loaded, when it is first called: a command that does not
     call it does not wait for it."""
 
-    def __init__(self, function: Callable[..., Any], signatures: Sequence[str], **options: Any):
+    def __init__(
+        self, function: Callable[..., Any], signatures: Sequence[str], **options: Any
+    ):
         self._function, self._signatures, self._options = function, signatures, options
         self._made: Callable[..., Any] | None = None
 
@@ -43,14 +45,18 @@ class Kernel:
         read-only; where neither can be written (or the disk is full) nothing is cached."""
         if self._made is None:
             names = self._function.__globals__
-            for name in self._function.__code__.co_names:  # a kernel that this one calls
+            for (
+                name
+            ) in self._function.__code__.co_names:  # a kernel that this one calls
                 if isinstance(names.get(name), Kernel):
                     names[name] = names[name].compiled()
             try:
                 make = numba.njit([*self._signatures], cache=True, **self._options)
                 self._made = make(self._function)
             except (RuntimeError, OSError):
-                self._made = numba.njit([*self._signatures], **self._options)(self._function)
+                self._made = numba.njit([*self._signatures], **self._options)(
+                    self._function
+                )
         made: Callable[..., Any] = self._made
         return made
 
@@ -58,7 +64,9 @@ class Kernel:
         return self.compiled()(*given)
 
 
-def kernel(*signatures: str, fused: bool = True) -> Callable[[Callable[..., Any]], Kernel]:
+def kernel(
+    *signatures: str, fused: bool = True
+) -> Callable[[Callable[..., Any]], Kernel]:
     """Compile for these signatures, at the first call, or load what an earlier process compiled.
 
     fused: a product and the sum after it may round once; False keeps NumPy's bits.
@@ -155,7 +163,12 @@ class _Dropout(torch.autograd.Function):
 
 @kernel("void(f4[::1], f4[::1], f4[::1], u8, f4, u8)")
 def _drop(
-    x: Singles, out: Singles, mask: Singles, limit: np.uint64, scale: np.float32, seed: np.uint64
+    x: Singles,
+    out: Singles,
+    mask: Singles,
+    limit: np.uint64,
+    scale: np.float32,
+    seed: np.uint64,
 ) -> None:
     """SplitMix64 (Steele et al. 2014) of a counter; each 64-bit number serves four values."""
     n = x.shape[0]

@@ -29,7 +29,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import torch
 from torch import Tensor
@@ -137,7 +146,10 @@ class Reply:
 
 
 _APART = {"tensors", "attached", "update"}  # fields that are no values of the header
-_REPLY: dict[str, Any] = {"weight": float | None, "metrics": Mapping[Name, float]}  # of its update
+_REPLY: dict[str, Any] = {
+    "weight": float | None,
+    "metrics": Mapping[Name, float],
+}  # of its update
 
 
 def encode(message: Request | Reply) -> bytes:
@@ -152,15 +164,21 @@ def encode(message: Request | Reply) -> bytes:
     else:
         kind, update = REPLY, message.update or Update()
         header["weight"] = float(update.weight) if message.update is not None else None
-        header["metrics"] = {name: float(number) for name, number in update.metrics.items()}
+        header["metrics"] = {
+            name: float(number) for name, number in update.metrics.items()
+        }
         parts["tensors"] = update.tensors
     try:
         _read(kind, header)  # what the other side will ask
         header["facts"] = message.attached.facts
         for part in ("tensors", "attached"):
-            header[part] = [[n, NAMES[v.dtype], list(v.shape)] for n, v in parts[part].items()]
+            header[part] = [
+                [n, NAMES[v.dtype], list(v.shape)] for n, v in parts[part].items()
+            ]
             _require(all(map(_is_name, parts[part])), "the name of a tensor")
-            values += [value.detach().cpu().contiguous() for value in parts[part].values()]
+            values += [
+                value.detach().cpu().contiguous() for value in parts[part].values()
+            ]
         text = _canonical(header)
     except KeyError as error:
         raise WireError(f"tensors of type {error.args[0]} cannot be sent") from None
@@ -177,7 +195,9 @@ def encode(message: Request | Reply) -> bytes:
     for piece in pieces:
         hasher.update(piece)
         size += len(piece)
-    head = HEAD.pack(MAGIC, VERSION, kind, 0, len(text), size - len(text), hasher.digest())
+    head = HEAD.pack(
+        MAGIC, VERSION, kind, 0, len(text), size - len(text), hasher.digest()
+    )
     return b"".join([head, *pieces])  # the only copy of the numbers
 
 
@@ -223,8 +243,12 @@ def _opened(view: memoryview, checked: bool) -> tuple[int, dict[str, Any], int]:
     """Kind, header and the body's offset, once lengths, checksum and the header's size are right:
     a value takes up to 100 times its bytes of memory, so they are counted before they are read."""
     if len(view) < HEAD.size:
-        raise WireError(f"{len(view)} bytes are no message: the head alone has {HEAD.size}")
-    magic, version, kind, zero, header_bytes, body_bytes, digest = HEAD.unpack_from(view)
+        raise WireError(
+            f"{len(view)} bytes are no message: the head alone has {HEAD.size}"
+        )
+    magic, version, kind, zero, header_bytes, body_bytes, digest = HEAD.unpack_from(
+        view
+    )
     _require(magic == MAGIC, "not a message of fednotes")
     if version != VERSION:
         raise WireError(
@@ -248,13 +272,19 @@ def _opened(view: memoryview, checked: bool) -> tuple[int, dict[str, Any], int]:
         canonical = _canonical(header)
     except ValueError as error:
         raise WireError(f"the header cannot be read ({str(error)[:80]})") from None
-    _require(isinstance(header, dict) and canonical == raw, "the header is not canonical JSON")
+    _require(
+        isinstance(header, dict) and canonical == raw,
+        "the header is not canonical JSON",
+    )
     return kind, header, body
 
 
 def _tensors(parts: list[Any], frame: Frame, offset: int) -> list[dict[str, Tensor]]:
     """The body's tensors, views of the frame."""
-    view, found = memoryview(frame), list[dict[str, tuple[torch.dtype, list[int], int]]]()
+    view, found = (
+        memoryview(frame),
+        list[dict[str, tuple[torch.dtype, list[int], int]]](),
+    )
     for listed in parts:
         _require(isinstance(listed, list), "no list of tensors")
         found.append({})
@@ -274,14 +304,20 @@ def _tensors(parts: list[Any], frame: Frame, offset: int) -> list[dict[str, Tens
             _require(bounded, f"the shape of {name!r}")
             end = offset + math.prod(shape) * dtype.itemsize
             following = offset + -(-(end - offset) // ALIGN) * ALIGN
-            _require(following <= len(view), f"tensor {name!r} is longer than the message")
+            _require(
+                following <= len(view), f"tensor {name!r} is longer than the message"
+            )
             _require(not any(view[end:following]), "bytes between tensors")
             found[-1][name] = (dtype, shape, offset)
             offset = following
     _require(offset == len(view), "bytes after the last tensor")
-    if view.readonly and any(math.prod(how[1]) for part in found for how in part.values()):
+    if view.readonly and any(
+        math.prod(how[1]) for part in found for how in part.values()
+    ):
         frame = bytearray(frame)  # torch has no tensors that cannot be written to
-    return [{name: _tensor(frame, *how) for name, how in part.items()} for part in found]
+    return [
+        {name: _tensor(frame, *how) for name, how in part.items()} for part in found
+    ]
 
 
 def _tensor(frame: Frame, dtype: torch.dtype, shape: list[int], offset: int) -> Tensor:
@@ -289,13 +325,19 @@ def _tensor(frame: Frame, dtype: torch.dtype, shape: list[int], offset: int) -> 
     if not count:
         return torch.empty(shape, dtype=dtype)
     raw = torch.uint8 if truth else dtype
-    value = torch.frombuffer(frame, dtype=raw, count=count, offset=offset).reshape(shape)
-    _require(not truth or int(value.max()) <= 1, "a truth value that is neither 0 nor 1")
+    value = torch.frombuffer(frame, dtype=raw, count=count, offset=offset).reshape(
+        shape
+    )
+    _require(
+        not truth or int(value.max()) <= 1, "a truth value that is neither 0 nor 1"
+    )
     return value.view(torch.bool) if truth else value
 
 
 def _canonical(header: Any) -> bytes:
-    text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    text = json.dumps(
+        header, sort_keys=True, separators=(",", ":"), allow_nan=False
+    ).encode()
     return text + b" " * (-len(text) % ALIGN)
 
 
@@ -321,7 +363,9 @@ def plain(value: Any, *apart: str) -> Any:
     """A message as JSON values, without its fields `apart`; bytes as hexadecimal digits."""
     if is_dataclass(value):
         names = (each.name for each in fields(value))
-        return {name: plain(getattr(value, name)) for name in names if name not in apart}
+        return {
+            name: plain(getattr(value, name)) for name in names if name not in apart
+        }
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, tuple | list):
@@ -377,14 +421,22 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     item = _reader(inner[-1 if origin is Mapping else 0])
     if origin is Mapping:
         name = _reader(inner[0])
-        return lambda value: {name(key): item(each) for key, each in _LEAVES[dict](value).items()}
+        return lambda value: {
+            name(key): item(each) for key, each in _LEAVES[dict](value).items()
+        }
     return lambda value: tuple(map(item, _LEAVES[list](value)))
 
 
 def _in_json(kind: Any) -> Any:
     """The type that values of a type have in a header."""
     origin = get_origin(kind)
-    return dict if origin is Mapping or is_dataclass(kind) else list if origin is tuple else kind
+    return (
+        dict
+        if origin is Mapping or is_dataclass(kind)
+        else list
+        if origin is tuple
+        else kind
+    )
 
 
 def _only(right: Callable[[Any], bool]) -> Callable[[Any], Any]:
@@ -405,7 +457,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and clean(value, None) == value  # so no half of a surrogate pair
+    return (
+        isinstance(value, str) and clean(value, None) == value
+    )  # so no half of a surrogate pair
 
 
 def _is_name(value: Any) -> bool:
@@ -423,4 +477,6 @@ _LEAVES: dict[Any, Callable[[Any], Any]] = {
 
 
 if sys.byteorder != "little":  # pragma: no cover
-    raise WireError("tensors travel as little-endian numbers, this machine has another order")
+    raise WireError(
+        "tensors travel as little-endian numbers, this machine has another order"
+    )

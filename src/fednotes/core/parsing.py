@@ -48,7 +48,9 @@ def require_file(mode: int) -> None:
     """Pass the mode of a file or a folder. Raises NotAFile."""
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kind = _KINDS.get(stat.S_IFMT(mode), "a device")
-        raise NotAFile(errno.EINVAL, f"{kind}, and only files are read: put one in its place")
+        raise NotAFile(
+            errno.EINVAL, f"{kind}, and only files are read: put one in its place"
+        )
 
 
 def shipped(name: str) -> dict[str, Any]:
@@ -88,7 +90,10 @@ def kept_table(path: Path) -> dict[str, Any]:
 
 
 def parse_json(
-    raw: str | bytes | memoryview, *, most_values: int = MOST_VALUES, strict: bool = True
+    raw: str | bytes | memoryview,
+    *,
+    most_values: int = MOST_VALUES,
+    strict: bool = True,
 ) -> Any:
     """The value of a JSON text (bytes: UTF-8).
 
@@ -139,7 +144,9 @@ def _deeper(value: Any, most: int) -> bool:
     level = [value]
     for _ in range(most):
         inside = (own.values() if isinstance(own, dict) else own for own in level)
-        level = [value for own in inside for value in own if isinstance(value, dict | list)]
+        level = [
+            value for own in inside for value in own if isinstance(value, dict | list)
+        ]
         if not level:
             return False
     return True

@@ -30,7 +30,10 @@ __all__ = ["adapter", "assign", "build", "checked", "expand", "path_of", "read_t
 
 T = TypeVar("T")
 _CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
-MOST_BYTES, MOST_DOTS = 2**20, 10_000  # of a TOML file: a dotted key takes time by their square
+MOST_BYTES, MOST_DOTS = (
+    2**20,
+    10_000,
+)  # of a TOML file: a dotted key takes time by their square
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -50,7 +53,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is a folder, a TOML file is needed") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also a number of thousands of digits
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
 
@@ -67,7 +73,10 @@ if not TYPE_CHECKING:
                 cls.__post_init__ = _placed(own)
             cls.__get_pydantic_core_schema__ = classmethod(_schema)
             made = pydantic_dataclass(cls, config=_CONFIG, **options)
-            init, names = made.__init__, [field.name for field in fields(made) if field.init]
+            init, names = (
+                made.__init__,
+                [field.name for field in fields(made) if field.init],
+            )
 
             @functools.wraps(init)
             def checking(self: Any, *given: Any, **named: Any) -> None:
@@ -90,7 +99,9 @@ def _placed(check: Any) -> Any:
         try:
             check(self)
         except ConfigError as error:
-            raise PydanticCustomError("refused", "{told}", {"told": str(error)}) from error
+            raise PydanticCustomError(
+                "refused", "{told}", {"told": str(error)}
+            ) from error
 
     return run
 
@@ -127,7 +138,9 @@ def _strict(schema: Any) -> Any:
 @functools.cache
 def adapter(cls: Any) -> TypeAdapter[Any]:
     """pydantic's adapter of a `checked` class, of a plain dataclass or of a model."""
-    if is_dataclass(cls) and "__get_pydantic_core_schema__" not in vars(cls):  # a plain one
+    if is_dataclass(cls) and "__get_pydantic_core_schema__" not in vars(
+        cls
+    ):  # a plain one
         plain: Any = cls
         plain.__get_pydantic_core_schema__ = classmethod(_schema)
         plain.__pydantic_config__ = _CONFIG
@@ -204,7 +217,9 @@ def assign(table: dict[str, Any], assignment: str) -> None:
     """
     dotted, sign, text = assignment.partition("=")
     if not sign or not dotted.strip():
-        raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as training.epochs=3")
+        raise ConfigError(
+            f"--set {assignment}: expected KEY=VALUE, such as training.epochs=3"
+        )
     try:
         (value,) = tomllib.loads(f"value = {text}").values()
     except ValueError:  # not TOML, or more than one line of it
@@ -212,12 +227,16 @@ def assign(table: dict[str, Any], assignment: str) -> None:
     *parents, last = dotted.strip().split(".")
     tables = [table]
     for name in parents:
-        tables = [inner for outer in tables for inner in _step_into(outer, name, assignment)]
+        tables = [
+            inner for outer in tables for inner in _step_into(outer, name, assignment)
+        ]
     for inner in tables:
         inner[last] = value
 
 
-def _step_into(table: dict[str, Any], name: str, assignment: str) -> list[dict[str, Any]]:
+def _step_into(
+    table: dict[str, Any], name: str, assignment: str
+) -> list[dict[str, Any]]:
     """The table called `name`, or every table where it is `*`."""
     inner = list(table.values()) if name == "*" else [table.setdefault(name, {})]
     if not inner or not all(isinstance(value, dict) for value in inner):
@@ -232,7 +251,9 @@ def path_of(given: object, expected: str) -> Path:
     return Path(given)
 
 
-_FORMER_NAMES = {"MIMIC_III": "MIMIC3"}  # environment variables that had another name before
+_FORMER_NAMES = {
+    "MIMIC_III": "MIMIC3"
+}  # environment variables that had another name before
 
 
 def expand(text: str, where: str) -> str:

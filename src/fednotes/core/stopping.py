@@ -75,7 +75,9 @@ def stops() -> Iterator[None]:
 def _heard(handler: Callable[[int, object], None]) -> Iterator[None]:
     """Within it the signals are the handler's, but those that are to be ignored here."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    mine = threading.current_thread() is threading.main_thread()  # signals are the main thread's
+    mine = (
+        threading.current_thread() is threading.main_thread()
+    )  # signals are the main thread's
     heard = [n for n in SIGNALS if mine and before[n] not in (signal.SIG_IGN, None)]
     for number in heard:
         signal.signal(number, handler)

@@ -36,7 +36,11 @@ ATTEMPTS = 5  # at putting a folder into its place while others do the same
 
 
 def replace_file(
-    path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o600, exact: bool = False
+    path: Path,
+    data: bytes | bytearray | memoryview,
+    *,
+    mode: int = 0o600,
+    exact: bool = False,
 ) -> None:
     """Put a file into its place atomically; it and its name are on disk when this returns.
 
@@ -48,7 +52,9 @@ def replace_file(
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int = 0o600, exact: bool = False) -> Iterator[IO[bytes]]:
+def replacing(
+    path: Path, *, mode: int = 0o600, exact: bool = False
+) -> Iterator[IO[bytes]]:
     """Yield a file to write into, which takes its place atomically when the block ends.
 
     Where the block raises, what was at the path before stays as it was.
@@ -63,7 +69,9 @@ def replacing(path: Path, *, mode: int = 0o600, exact: bool = False) -> Iterator
     """
     temporary = beside(path)
     try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(
+            temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)
+        ) as file:
             yield file
             file.flush()
             if exact:
@@ -92,7 +100,9 @@ def owned(name: str, flags: int) -> int:
 def alone(path: Path) -> Iterator[IO[bytes]]:
     """A file, made for its owner if there is none, that nobody else has for the while: who comes
     second waits."""
-    with os.fdopen(owned(str(path), os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as file:
+    with os.fdopen(
+        owned(str(path), os.O_RDWR | os.O_CREAT), "r+b", buffering=0
+    ) as file:
         lock(file)
         yield file
 
@@ -143,7 +153,11 @@ def holding(folder: Path) -> Iterator[bool]:
 @contextmanager
 def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
     """Make a folder that others leave in peace for the while; mode: less the umask."""
-    for last in (False, False, True):  # somebody's cleaning may come between the next two lines
+    for last in (
+        False,
+        False,
+        True,
+    ):  # somebody's cleaning may come between the next two lines
         path.mkdir(mode=mode, exist_ok=True)
         with holding(path) as ours:
             if ours or last:  # else there are no locks here
@@ -157,7 +171,10 @@ def sync_folder(path: Path) -> None:
     try:
         os.fsync(number)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+        ):  # a file system that has no such thing
             raise
     finally:
         os.close(number)
@@ -169,7 +186,9 @@ def write_text(path: Path, text: str, *, private: bool = True) -> None:
     private: False for what a person asked for, whose permissions the umask says.
     """
     with on_disk(path, FednotesError, _WHOLE):
-        private_folder(path.parent) if private else path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent) if private else path.parent.mkdir(
+            parents=True, exist_ok=True
+        )
         replace_file(path, text.encode(), mode=0o600 if private else 0o666)
 
 
@@ -179,7 +198,9 @@ def write_json(path: Path, value: Any, *, private: bool = True) -> None:
     write_text(path, f"{text}\n", private=private)
 
 
-def write_folder(path: Path, fill: Callable[[Path], None], *, private: bool = True) -> None:
+def write_folder(
+    path: Path, fill: Callable[[Path], None], *, private: bool = True
+) -> None:
     """Make a folder atomically: `fill` writes into a temporary sibling, then it is renamed.
 
     A folder that was there before is replaced, and stays whole if `fill` fails. private: as in
@@ -188,7 +209,9 @@ def write_folder(path: Path, fill: Callable[[Path], None], *, private: bool = Tr
     folder, temporary, old = path.parent, beside(path), beside(path, "old")
     try:
         with on_disk(path, FednotesError, _WHOLE):
-            private_folder(folder) if private else folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder) if private else folder.mkdir(
+                parents=True, exist_ok=True
+            )
             with new_folder(temporary, mode=0o700 if private else 0o777):
                 fill(temporary)
                 if private:
@@ -201,13 +224,17 @@ def write_folder(path: Path, fill: Callable[[Path], None], *, private: bool = Tr
                 try:
                     os.replace(temporary, path)
                     break
-                except OSError as error:  # another process was here in between: the last one stays
+                except (
+                    OSError
+                ) as error:  # another process was here in between: the last one stays
                     if not left or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                         raise
                 shutil.rmtree(old, ignore_errors=True)
             sync_folder(folder)
     except SafetensorError as error:
-        raise FednotesError(f"{path}: cannot be written ({error}); is the disk full?") from error
+        raise FednotesError(
+            f"{path}: cannot be written ({error}); is the disk full?"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         with suppress(OSError):
@@ -241,7 +268,9 @@ def stream_out(path: Path) -> Iterator[IO[bytes]]:
             mode = None
         stdout = os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
         if stdout or not (mode is None or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            with open(path, "ab") as stream:  # what the same stdout was given before stays
+            with open(
+                path, "ab"
+            ) as stream:  # what the same stdout was given before stays
                 yield stream
         else:
             real = Path(os.path.realpath(path))
@@ -249,7 +278,10 @@ def stream_out(path: Path) -> Iterator[IO[bytes]]:
             with replacing(real, mode=asked, exact=mode is not None) as file:
                 yield file
     except (OSError, UnicodeEncodeError) as error:
-        reason = getattr(error, "strerror", None) or "the text has characters that UTF-8 has not"
+        reason = (
+            getattr(error, "strerror", None)
+            or "the text has characters that UTF-8 has not"
+        )
         raise FednotesError(f"{path}: cannot be written ({reason})") from error
 
 
@@ -273,7 +305,9 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            os.unlink(LOCK, dir_fd=place)  # while it is ours: who waits for it looks again
+            os.unlink(
+                LOCK, dir_fd=place
+            )  # while it is ours: who waits for it looks again
         os.close(number)
         os.close(place)
         if made:
@@ -293,9 +327,13 @@ def _taken(folder: Path) -> tuple[int, int]:
             number = os.open(LOCK, flags, 0o600, dir_fd=place)
             opened.callback(os.close, number)
             _lock(folder, number)
-            if _same(os.stat(LOCK, dir_fd=place), number) and _same(folder.stat(), place):
+            if _same(os.stat(LOCK, dir_fd=place), number) and _same(
+                folder.stat(), place
+            ):
                 since = datetime.now().astimezone().isoformat(" ", "seconds")
-                command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[: _MOST // 2]
+                command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[
+                    : _MOST // 2
+                ]
                 who = f"process {os.getpid()} on {node()} since {since} ({command})"
                 os.ftruncate(number, 0)
                 os.write(number, who.encode("utf-8", "replace"))
@@ -312,7 +350,9 @@ def _lock(folder: Path, number: int) -> None:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        logger.warning("%s: this file system has no locks: start nothing else there", folder)
+        logger.warning(
+            "%s: this file system has no locks: start nothing else there", folder
+        )
 
 
 def _same(found: os.stat_result, number: int) -> bool:

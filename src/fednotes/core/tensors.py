@@ -39,7 +39,9 @@ def device_of(spec: str | torch.device) -> torch.device:
             raise RuntimeError("a device without memory")
         return found.device
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {str(spec)!r} is not available here; use 'cpu'") from error
+        raise ConfigError(
+            f"device {str(spec)!r} is not available here; use 'cpu'"
+        ) from error
 
 
 @contextmanager
@@ -79,7 +81,9 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """What stands below a prefix, by the names that it had before."""
-    return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
+    return {
+        n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)
+    }
 
 
 @torch.no_grad()
@@ -93,7 +97,9 @@ def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
         target.copy_(values[name])
 
 
-def taken(values: Mapping[str, Tensor], name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+def taken(
+    values: Mapping[str, Tensor], name: str, dtype: torch.dtype, *shape: int
+) -> Tensor:
     """One of several tensors. Raises TrainingError where it is missing or does not fit."""
     like = {name: torch.empty(shape, dtype=dtype, device="meta")}
     require_like(like, {name: values[name]} if name in values else {})
@@ -107,8 +113,14 @@ def require_like(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) ->
     """
     if targets.keys() != values.keys():
         odd = sorted(targets.keys() ^ values.keys())[0]
-        side = "received but unknown here" if odd in values else "expected but not received"
-        raise TrainingError(f"tensor {odd!r} is {side}: both sides must run the same job")
+        side = (
+            "received but unknown here"
+            if odd in values
+            else "expected but not received"
+        )
+        raise TrainingError(
+            f"tensor {odd!r} is {side}: both sides must run the same job"
+        )
     for name, target in targets.items():
         value = values[name]
         if target.shape != value.shape:
@@ -116,14 +128,20 @@ def require_like(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) ->
                 f"tensor {name!r}: expected shape {tuple(target.shape)}, got {tuple(value.shape)}"
             )
         if target.dtype != value.dtype:
-            raise TrainingError(f"tensor {name!r}: expected {target.dtype}, got {value.dtype}")
+            raise TrainingError(
+                f"tensor {name!r}: expected {target.dtype}, got {value.dtype}"
+            )
 
 
-def save_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def save_state(
+    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> None:
     """Write a state folder, atomically and with checksums."""
 
     def fill(folder: Path) -> None:
-        contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
+        contiguous = {
+            name: value.detach().contiguous() for name, value in tensors.items()
+        }
         save_file(contiguous, folder / TENSORS)
         (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
         sums = {name: _digest(folder / name) for name in (TENSORS, FACTS)}
@@ -136,7 +154,9 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, An
     write_folder(path, fill)
 
 
-def load_state(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_state(
+    path: Path, device: str = "cpu"
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a state folder.
 
     Raises ModelError if a file is missing, damaged, without its checksum or of a later format.
@@ -149,10 +169,14 @@ def load_state(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict
                 "use the version of fednotes that wrote it"
             )
         if manifest["sha256"].keys() != {TENSORS, FACTS}:
-            raise ModelError(f"{path / MANIFEST}: damaged (not a checksum for each file)")
+            raise ModelError(
+                f"{path / MANIFEST}: damaged (not a checksum for each file)"
+            )
         for name, digest in manifest["sha256"].items():
             if _digest(path / name) != digest:
-                raise ModelError(f"{path / name}: damaged (its checksum does not match)")
+                raise ModelError(
+                    f"{path / name}: damaged (its checksum does not match)"
+                )
         tensors = load_file(path / TENSORS, device=device)
         facts = read_json(path / FACTS, strict=False)
         if not isinstance(facts, dict):

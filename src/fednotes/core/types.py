@@ -17,7 +17,9 @@ class Counts:
 
     def __add__(self, other: Self) -> Self:
         names: tuple[str, ...] = type(self).__slots__
-        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+        return type(self)(
+            *(getattr(self, name) + getattr(other, name) for name in names)
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,7 +79,9 @@ class TagSet:
     @property
     def prefixes(self) -> tuple[str, ...]:
         """The tag prefixes of the scheme, in id order."""
-        return {"BIO": ("B", "I"), "BIOES": ("B", "I", "E", "S"), "IO": ("I",)}[self.scheme]
+        return {"BIO": ("B", "I"), "BIOES": ("B", "I", "E", "S"), "IO": ("I",)}[
+            self.scheme
+        ]
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -74,8 +74,13 @@ class Total:
         Raises TrainingError if the weights sum to zero.
         """
         if self.weight <= 0:
-            raise TrainingError("the sites' weights sum to zero: no site has any training data")
-        return {name: quotient(value, self.weight, dtype) for name, value in self.tensors.items()}
+            raise TrainingError(
+                "the sites' weights sum to zero: no site has any training data"
+            )
+        return {
+            name: quotient(value, self.weight, dtype)
+            for name, value in self.tensors.items()
+        }
 
 
 def contribution(update: Update) -> dict[str, Tensor]:
@@ -93,7 +98,9 @@ def _sum(updates: Sequence[Update]) -> dict[str, Tensor]:
         _same_names(first.tensors, update.tensors)
     weights = [update.weight for update in updates]
     return {
-        name: weighted_sum([update.tensors[name].detach() for update in updates], weights)
+        name: weighted_sum(
+            [update.tensors[name].detach() for update in updates], weights
+        )
         for name in first.tensors
     }
 

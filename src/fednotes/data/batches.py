@@ -71,7 +71,9 @@ class Encoded:
         is_first = (owners[1:-1] != owners[:-2]).tolist()
         is_last = (owners[1:-1] != owners[2:]).tolist()
         bounds = self.bounds[start : end + 1].tolist()
-        for sentence, (low, high) in zip(range(start, end), pairwise(bounds), strict=True):
+        for sentence, (low, high) in zip(
+            range(start, end), pairwise(bounds), strict=True
+        ):
             text = self.documents[self.sentence_document[sentence]].text
             words = self.offsets[low:high].astype(np.int64)
             begin, stop = int(words[0, 0]), int(words[-1, 1])
@@ -112,7 +114,9 @@ def encode_corpus(
             if len(tokens) == 0:
                 continue
             text = document.text
-            form += [index.setdefault(text[a:b], len(index)) for a, b in tokens.tolist()]
+            form += [
+                index.setdefault(text[a:b], len(index)) for a, b in tokens.tolist()
+            ]
             if unit == "sentence":
                 lengths += _pieces(tokens, share, max_tokens)
             whole.append(tokens)
@@ -154,7 +158,9 @@ def with_spans(
         if ids[start:end].any():
             part = slice(start, end)
             sure = None if chances is None else chances[part]
-            found[owner] += decode(ids[part], encoded.offsets[part], encoded.tagset, sure)
+            found[owner] += decode(
+                ids[part], encoded.offsets[part], encoded.tagset, sure
+            )
     rows = zip(encoded.documents, found, strict=True)
     return tuple(replace(document, spans=tuple(spans)) for document, spans in rows)
 
@@ -192,7 +198,9 @@ def buckets(
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def _share(spans: Sequence[Span], sentences: Sequence[tuple[int, int]]) -> list[list[Span]]:
+def _share(
+    spans: Sequence[Span], sentences: Sequence[tuple[int, int]]
+) -> list[list[Span]]:
     """Each sentence's spans; those that touch no sentence are left out."""
     shares: list[list[Span]] = [[] for _ in sentences]
     starts = [start for start, _ in sentences]
@@ -217,7 +225,9 @@ def _pieces(
     """
     if max_tokens is None or len(tokens) <= max_tokens:
         return [len(tokens)]
-    free = np.ones(len(tokens) + 1, dtype=bool)  # free[i]: the sentence may be cut before i
+    free = np.ones(
+        len(tokens) + 1, dtype=bool
+    )  # free[i]: the sentence may be cut before i
     for span in spans:
         first = int(np.searchsorted(tokens[:, 1], span.start, side="right"))
         last = int(np.searchsorted(tokens[:, 0], span.end, side="left"))

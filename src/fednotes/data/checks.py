@@ -58,18 +58,26 @@ _ASKED = shipped("data/identifiers.toml")
 _PLACEHOLDER = re.compile(_ASKED["placeholder"])
 _LISTS = {"month": _ASKED["month"], "given": "|".join(_ASKED["given"].split())}
 _KINDS = {
-    kind: re.compile(re.sub(r"\{(month|given)\}", lambda m: _LISTS[m[1]], own), re.VERBOSE)
+    kind: re.compile(
+        re.sub(r"\{(month|given)\}", lambda m: _LISTS[m[1]], own), re.VERBOSE
+    )
     for kind, own in _ASKED["kinds"].items()
 }
 RARE = 20  # mentions below which a type can hardly be learnt or measured
 
 
 def _finding(
-    where: str, code: str, counts: Mapping[str, int], level: Level | None = None, **words: object
+    where: str,
+    code: str,
+    counts: Mapping[str, int],
+    level: Level | None = None,
+    **words: object,
 ) -> Finding:
     """One of `findings.toml`. level: in place of its own; words: what its sentence has besides."""
     own = _TOLD[code]
-    told = own["told"].format_map({**counts, **words, "MIN_WORDS": MIN_WORDS, "RARE": RARE})
+    told = own["told"].format_map(
+        {**counts, **words, "MIN_WORDS": MIN_WORDS, "RARE": RARE}
+    )
     return Finding(level or own["level"], code.split(":")[-1], where, told, counts)
 
 
@@ -191,14 +199,20 @@ class CorpusCheck:
             return
         shown = ", ".join(f"{kind} {n:,}" for kind, n in counts.items())
         counts = {**counts, "documents": self._identified}
-        words: dict[str, Any] = {"shown": shown, "held": self._identified, "of": self._documents}
+        words: dict[str, Any] = {
+            "shown": shown,
+            "held": self._identified,
+            "of": self._documents,
+        }
         yield _finding(self.name, "identifiers", counts, **words)
 
     def _length_findings(self) -> Iterator[Finding]:
         name, fell, lengths = self.name, self._alignment, self._lengths
         if lengths:
             numbers = {"sentences": lengths.total()}
-            numbers["tokens"] = sum(length * number for length, number in lengths.items())
+            numbers["tokens"] = sum(
+                length * number for length, number in lengths.items()
+            )
             for mark, percent in (("p5", 5), ("median", 50), ("p95", 95)):
                 numbers[mark] = int(_percentile(lengths, percent))
             yield _finding(name, "lengths", {**numbers, "longest": max(lengths)})
@@ -239,14 +253,18 @@ class SentenceHashes:
         self.hashes.extend(map(hash, keys))
         self.long.extend(key.count(" ") + 1 >= MIN_WORDS for key in keys)
 
-    def leak_into(self, other: SentenceHashes, where: str, **words: str) -> Iterator[Finding]:
+    def leak_into(
+        self, other: SentenceHashes, where: str, **words: str
+    ) -> Iterator[Finding]:
         """How many of another part's sentences occur in this one."""
         own, theirs = _as_numbers(self.hashes), _as_numbers(other.hashes)
         shared = np.isin(theirs, own)
         if leaked := int(shared.sum()):
             long = int((shared & (np.frombuffer(other.long, np.int8) > 0)).sum())
             counts = {"sentences": leaked, "of": len(theirs), "long": long}
-            yield _finding(where, "leakage", counts, "warning" if long else "info", **words)
+            yield _finding(
+                where, "leakage", counts, "warning" if long else "info", **words
+            )
 
 
 def _as_numbers(hashes: array[int]) -> np.ndarray:
@@ -261,7 +279,9 @@ def _repeats(hashes: array[int]) -> int:
 def _percentile(counts: Mapping[int, int], percent: float) -> float:
     """The percentile of numbers that are counted, linear between neighbours as NumPy's is."""
     values = np.array(sorted(counts))
-    last = np.cumsum([counts[value] for value in values.tolist()])  # positions behind each value
+    last = np.cumsum(
+        [counts[value] for value in values.tolist()]
+    )  # positions behind each value
     at = (last[-1] - 1) * percent / 100
     below, above = np.floor(at), np.ceil(at)
     low, high = values[np.searchsorted(last, [below, above], side="right")]
@@ -299,10 +319,22 @@ def _unprintable(text: str) -> int:
     """How many characters cannot be printed; those that join others in some scripts may be."""
     if "".join(text.split()).isprintable():
         return 0
-    return sum(not c.isprintable() and not c.isspace() for c in text) - len(joiners(text))
+    return sum(not c.isprintable() and not c.isspace() for c in text) - len(
+        joiners(text)
+    )
 
 
-_RECORD_WORDS = ("mrn", "ssn", "record", "unit", "chart", "account", "patient", "case", "insurance")
+_RECORD_WORDS = (
+    "mrn",
+    "ssn",
+    "record",
+    "unit",
+    "chart",
+    "account",
+    "patient",
+    "case",
+    "insurance",
+)
 _DATE_PARTS = re.compile(r"[0-9][/.-][0-9]")
 _MONTHS = tuple("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())
 
@@ -313,7 +345,9 @@ def _may_hold(kind: str, text: str) -> bool:
         return "@" in text
     if kind == "record numbers":
         folded = text.casefold()
-        return any(word in folded for word in _RECORD_WORDS) or bool(_DATE_PARTS.search(text))
+        return any(word in folded for word in _RECORD_WORDS) or bool(
+            _DATE_PARTS.search(text)
+        )
     if kind == "dates":
         return bool(_DATE_PARTS.search(text)) or any(month in text for month in _MONTHS)
     if kind == "telephone numbers":
@@ -335,7 +369,9 @@ def agreement(scores: Mapping[str, Any], where: str) -> Iterator[Finding]:
         yield _finding(where, "not_of_both", {"documents": apart})
     kinds = ("documents", "gold", "predicted", "tokens")
     rates = ("strict", "relaxed", "kappa")
-    told: dict[str, Any] = {k: "-" if scores[k] is None else f"{scores[k]:.3f}" for k in rates}
+    told: dict[str, Any] = {
+        k: "-" if scores[k] is None else f"{scores[k]:.3f}" for k in rates
+    }
     yield _finding(where, "agreement", {kind: scores[kind] for kind in kinds}, **told)
 
 
@@ -345,11 +381,15 @@ def _label_findings(
     """What the labels of a corpus say. is_named: whether the types are asked for, not only those
     that occur."""
     ordered, total = dict(sorted(counts.items())), counts.total()
-    yield _finding(where, "types", dict(counts), total=total, listed=_listed(ordered) or "none")
+    yield _finding(
+        where, "types", dict(counts), total=total, listed=_listed(ordered) or "none"
+    )
     unknown = {label: n for label, n in ordered.items() if label not in types}
     if unknown:
         words: dict[str, Any] = {"unknown": _braces(unknown), "types": _braces(types)}
-        yield _finding(where, "unknown_labels", unknown, total=sum(unknown.values()), **words)
+        yield _finding(
+            where, "unknown_labels", unknown, total=sum(unknown.values()), **words
+        )
     if number := counts["O"]:
         yield _finding(where, "outside_label", {"mentions": number})
     if not is_named and not total:
@@ -361,10 +401,14 @@ def _label_findings(
 def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Finding]:
     """What the reader of a corpus left out, and what else it noted. name: of file or folder."""
     if problems.number:
-        left = _finding(where, "left_out", dict(problems.counts), problems=problems, name=name)
+        left = _finding(
+            where, "left_out", dict(problems.counts), problems=problems, name=name
+        )
         yield replace(left, problems=tuple(problems.found))
     if repeated := tuple(problems.repeated):
-        again = _finding(where, "read:repeated_ids", {"documents": len(repeated)}, name=name)
+        again = _finding(
+            where, "read:repeated_ids", {"documents": len(repeated)}, name=name
+        )
         yield replace(again, problems=repeated)
     if problems.without:
         counts = {"texts": len(problems.without)}
@@ -422,12 +466,16 @@ def check_sites(
                 tagset = TagSet(types, site.tags.scheme)
                 own = check_documents(documents, tagset, where, max_tokens)
                 # In other parts not wrong: `unlearnt` says what becomes of them.
-                found += [f for f in own if part == "train" or f.code != "unknown_labels"]
+                found += [
+                    f for f in own if part == "train" or f.code != "unknown_labels"
+                ]
             else:
                 found.append(_finding(where, "empty_part", {}))
             keys[site.id, part] = _sentences(documents)
         found += _leaks({part: keys[site.id, part] for part in parts}, site.id)
-        found += in_two_parts(parts, site.id, "warning" if site.id in chosen else "error")
+        found += in_two_parts(
+            parts, site.id, "warning" if site.id in chosen else "error"
+        )
         found += unlearnt(site)
         for part, documents in parts.items():
             if documents and not any(d.spans for d in documents):
@@ -448,9 +496,14 @@ def unlearnt(site: SiteData) -> Iterator[Finding]:
     """Mentions held out whose types no training mention has, where the job names no types."""
     for part, types in (("valid", site.tags.types), ("test", site.scored_types)):
         labels = Counter(s.label for d in _parts(site)[part] for s in d.spans)
-        unknown = {label: n for label, n in sorted(labels.items()) if label not in types}
+        unknown = {
+            label: n for label, n in sorted(labels.items()) if label not in types
+        }
         if unknown:
-            words: dict[str, Any] = {"total": sum(unknown.values()), "types": ", ".join(unknown)}
+            words: dict[str, Any] = {
+                "total": sum(unknown.values()),
+                "types": ", ".join(unknown),
+            }
             yield _finding(f"{site.id}/{part}", "unlearnt_types", unknown, **words)
 
 
@@ -479,12 +532,16 @@ def in_two_parts(
 ) -> Iterator[Finding]:
     """Patients and notes that are in two parts. A note is known by its text, or by its id where
     that is no number of a line or sentence of its file, and no mere file name (brat)."""
-    patients = {p: {d.patient for d in own if d.patient is not None} for p, own in parts.items()}
+    patients = {
+        p: {d.patient for d in own if d.patient is not None} for p, own in parts.items()
+    }
     notes = {part: _by_note(own) for part, own in parts.items()}
     texts = {p: {text for d in own if (text := _whole(d))} for p, own in parts.items()}
     for a, b in combinations(parts, 2):
         if shared := len(patients[a] & patients[b]):
-            yield _finding(where, "shared_patients", {"patients": shared}, level, a=a, b=b)
+            yield _finding(
+                where, "shared_patients", {"patients": shared}, level, a=a, b=b
+            )
         both = notes[a].keys() & notes[b].keys()
         ids = {name for name in both if _one_note(notes[a][name], notes[b][name])}
         again = sum(d.id not in ids and _whole(d) in texts[a] for d in parts[b])
@@ -508,7 +565,9 @@ def _one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
     if not whole or any(own.spans and "brat" not in own.meta for own in whole):
         return True
     return any(
-        a.text and b.text and (a.text in b.text or b.text in a.text) for a in one for b in two
+        a.text and b.text and (a.text in b.text or b.text in a.text)
+        for a in one
+        for b in two
     )
 
 
@@ -531,7 +590,10 @@ def _between(
         others = [b for b in sites if b is not a]
         known = sorted({t for b in others for t in b.tags.types})
         if not set(a.tags.types) & set(known):
-            words: dict[str, Any] = {"own": _braces(a.tags.types), "known": _braces(known)}
+            words: dict[str, Any] = {
+                "own": _braces(a.tags.types),
+                "known": _braces(known),
+            }
             yield _finding(a.id, "no_shared_types", {}, **words)
         pooled = sum((keys[b.id, "train"] for b in others), Counter[str]())
         yield from _leak(pooled, keys[a.id, "test"], a.id, "leakage_between_sites")

@@ -18,7 +18,9 @@ from typing import Final
 from fednotes.core.types import Document
 from fednotes.data.text import split_sentences
 
-RECIPE: Final = "clinical-3"  # raise it when the same note gives other sentences: caches name it
+RECIPE: Final = (
+    "clinical-3"  # raise it when the same note gives other sentences: caches name it
+)
 
 # Of de-identification, in MIMIC-III and i2b2: [**2130-1-1**], [**Hospital1 18**]. MIMIC-IV has ___.
 PLACEHOLDER: Final = re.compile(r"\[\*\*([^\[\]]{0,200}?)\*\*\]")
@@ -128,9 +130,15 @@ def _answered(made: list[str]) -> list[str]:
     for position, block in enumerate(made):
         if not block:
             continue
-        alone = position + 1 == len(made) or not made[position + 1] or is_header(made[position + 1])
+        alone = (
+            position + 1 == len(made)
+            or not made[position + 1]
+            or is_header(made[position + 1])
+        )
         answers = position > 0 and made[position - 1] and is_header(made[position - 1])
-        short = len(block) <= _NARROWEST and not _ITEM.match(block) and not is_header(block)
+        short = (
+            len(block) <= _NARROWEST and not _ITEM.match(block) and not is_header(block)
+        )
         if answers and alone and short and result[-1].endswith(":"):
             result[-1] = f"{result[-1]} {block}"
         else:

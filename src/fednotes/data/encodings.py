@@ -27,7 +27,9 @@ _CHUNK = 1 << 20  # bytes that are checked at a time
 _ASCII = bytes(range(128))
 
 # Codecs of Python that are no character encodings of files, or that depend on the machine.
-_ODD = frozenset("idna punycode raw-unicode-escape unicode-escape undefined utf-7 mbcs oem".split())
+_ODD = frozenset(
+    "idna punycode raw-unicode-escape unicode-escape undefined utf-7 mbcs oem".split()
+)
 # The marks of UTF-32 come first: that of UTF-32-LE begins with that of UTF-16-LE.
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -42,8 +44,16 @@ _UNPACK = "unpack it, and give the files in it"
 _BINARY = (
     (b"%PDF-", "a PDF document", _EXPORT),
     (b"{\\rtf", "a document in Rich Text Format", "save it as plain text"),
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a Microsoft Office document (.doc, .xls)", _EXPORT),
-    (b"PK\x03\x04", "a ZIP archive, or a document of an office program (.docx, .xlsx)", _UNPACK),
+    (
+        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
+        "a Microsoft Office document (.doc, .xls)",
+        _EXPORT,
+    ),
+    (
+        b"PK\x03\x04",
+        "a ZIP archive, or a document of an office program (.docx, .xlsx)",
+        _UNPACK,
+    ),
     (b"PK\x05\x06", "an empty ZIP archive", _UNPACK),
     (b"\x1f\x8b", "data packed by gzip", "let its name end in .gz"),
     (b"\x28\xb5\x2f\xfd", "data packed by Zstandard", "let its name end in .zst"),
@@ -85,9 +95,15 @@ def encoding_of(name: str) -> str:
         found = codecs.lookup(name)
     except (LookupError, ValueError, TypeError):
         found = None
-    if found is None or not found._is_text_encoding or found.name.replace("_", "-") in _ODD:
+    if (
+        found is None
+        or not found._is_text_encoding
+        or found.name.replace("_", "-") in _ODD
+    ):
         known = '"auto", "utf-8", "cp1252", "latin-1", "utf-16-le"'
-        raise ConfigError(f"encoding = {name!r}: no such encoding; expected one such as {known}")
+        raise ConfigError(
+            f"encoding = {name!r}: no such encoding; expected one such as {known}"
+        )
     return found.name
 
 
@@ -167,7 +183,9 @@ def undecodable(place: str, encoding: str, named: str, *, binary: bool) -> str:
     if named not in (AUTO, "utf-8"):
         return f"{told}: is the file in another encoding?"
     if encoding == "utf-8":
-        return f'{told}: name the encoding that the file has, such as encoding = "cp1252"'
+        return (
+            f'{told}: name the encoding that the file has, such as encoding = "cp1252"'
+        )
     return f"{told}, which its byte-order mark says: is the file whole?"
 
 
@@ -203,7 +221,9 @@ def _at(
 ) -> UndecodableError:
     position = error.start + skipped
     binary = b"\0" in data[max(0, position - HEAD) : position + HEAD]
-    told = undecodable(f"byte {position}", codec, named, binary=binary and contains_ascii(codec))
+    told = undecodable(
+        f"byte {position}", codec, named, binary=binary and contains_ascii(codec)
+    )
     before = data[skipped:position].decode(codec, "replace")
     return UndecodableError(told, before.count("\n") + 1)
 

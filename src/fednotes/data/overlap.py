@@ -26,7 +26,9 @@ from fednotes.data.clinical import PLACEHOLDER, sentences
 from fednotes.data.text import split_sentences
 
 MIN_WORDS: Final = 8
-NGRAM: Final = 13  # words; as in GPT-3's check of its benchmarks (Brown et al. 2020, appendix C)
+NGRAM: Final = (
+    13  # words; as in GPT-3's check of its benchmarks (Brown et al. 2020, appendix C)
+)
 
 _WORD = re.compile(r"[^\W_]+")
 _FACTOR = 0x9E3779B97F4A7C15  # odd, so that no word of an n-gram loses a bit
@@ -57,7 +59,9 @@ class TextIndex:
 
 def _hash(text: str) -> int:
     """64 bits, the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "little"
+    )
 
 
 _word_hash = lru_cache(maxsize=1 << 20)(_hash)
@@ -76,18 +80,27 @@ def index_documents(documents: Iterable[Document]) -> TextIndex:
         cut = [document.text[a:b] for a, b in split_sentences(document)]
         ngrams.append(np.unique(_ngrams(own)))
         hashed.append(_sentence_hashes([*own, *cut]))
-    return TextIndex(np.unique(np.concatenate(hashed)), np.unique(np.concatenate(ngrams)))
+    return TextIndex(
+        np.unique(np.concatenate(hashed)), np.unique(np.concatenate(ngrams))
+    )
 
 
-def shared_text(texts: Iterable[str], indexes: Sequence[TextIndex]) -> tuple[SharedText, ...]:
+def shared_text(
+    texts: Iterable[str], indexes: Sequence[TextIndex]
+) -> tuple[SharedText, ...]:
     """What the notes share with each of the collections; the notes are gone through once."""
     totals = [SharedText() for _ in indexes]
     for text in texts:
         own = sentences(text)
         hashed, ngrams = _sentence_hashes(own), _ngrams(own)
         for at, index in enumerate(indexes):
-            shared, again = _occurring(hashed, index.sentences), _occurring(ngrams, index.ngrams)
-            totals[at] += SharedText(len(hashed), shared, int(shared > 0), len(ngrams), again)
+            shared, again = (
+                _occurring(hashed, index.sentences),
+                _occurring(ngrams, index.ngrams),
+            )
+            totals[at] += SharedText(
+                len(hashed), shared, int(shared > 0), len(ngrams), again
+            )
     return tuple(totals)
 
 
@@ -104,12 +117,16 @@ def _words_of(sentence: str) -> list[str]:
 def _sentence_hashes(cut: Iterable[str]) -> np.ndarray:
     """(sentences of MIN_WORDS words or more,) uint64."""
     words = map(_words_of, cut)
-    return np.fromiter((_hash(" ".join(own)) for own in words if len(own) >= MIN_WORDS), np.uint64)
+    return np.fromiter(
+        (_hash(" ".join(own)) for own in words if len(own) >= MIN_WORDS), np.uint64
+    )
 
 
 def _ngrams(cut: Iterable[str]) -> np.ndarray:
     """(words - NGRAM + 1,) uint64: Σ hash(word i) · factor^i modulo 2^64 of each n-gram."""
-    hashed = np.fromiter((_word_hash(w) for s in cut for w in _words_of(s)), np.uint64)  # (words,)
+    hashed = np.fromiter(
+        (_word_hash(w) for s in cut for w in _words_of(s)), np.uint64
+    )  # (words,)
     total = np.zeros(max(0, len(hashed) - NGRAM + 1), np.uint64)  # (n-grams,)
     for offset in range(NGRAM if len(total) else 0):
         total *= np.uint64(_FACTOR)  # wraps, as meant

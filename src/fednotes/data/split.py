@@ -65,7 +65,9 @@ def _back(pieces: Offsets, by: int) -> Offsets:
 
 def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The values that one can split by. What a reader keeps of its file has the old offsets."""
-    return {k: v for k, v in meta.items() if v is None or isinstance(v, str | int | float)}
+    return {
+        k: v for k, v in meta.items() if v is None or isinstance(v, str | int | float)
+    }
 
 
 def sentence_keys(document: Document) -> list[str]:
@@ -103,7 +105,9 @@ def split(
     shares = fractions.values()
     if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
         shown = ", ".join(f"{name} = {share:g}" for name, share in fractions.items())
-        raise ConfigError(f"the fractions of a split must sum to 1, not: {shown or 'none given'}")
+        raise ConfigError(
+            f"the fractions of a split must sum to 1, not: {shown or 'none given'}"
+        )
     lenient, documents = not by, tuple(documents)
     by = by or unit_of(documents)
     items = sentence_documents(documents) if by == "sentence" else documents
@@ -123,7 +127,9 @@ def split(
         )
     parts: dict[str, tuple[Document, ...]] = dict.fromkeys(fractions, ())
     for name, chosen in _deal(sizes, wanted, rng_of(seed, "split", by)).items():
-        parts[name] = tuple(items[i] for i in sorted(i for g in chosen for i in groups[g]))
+        parts[name] = tuple(
+            items[i] for i in sorted(i for g in chosen for i in groups[g])
+        )
     return parts
 
 
@@ -134,17 +140,29 @@ def unit_of(documents: Iterable[Document]) -> str:
 
 
 def _groups(
-    items: Sequence[Document], keys: Sequence[Sequence[str]], by: str, min_words: int, lenient: bool
+    items: Sequence[Document],
+    keys: Sequence[Sequence[str]],
+    by: str,
+    min_words: int,
+    lenient: bool,
 ) -> list[list[int]]:
     """Documents, by index, that stay together. lenient: one may lack the unit."""
-    group = {index: [index] for index in range(len(items))}  # the smaller joins the larger
+    group = {
+        index: [index] for index in range(len(items))
+    }  # the smaller joins the larger
     first: dict[tuple[str, str], int] = {}
     for index, sentences in enumerate(keys):
-        names = [("sentence", key) for key in sentences if len(key.split()) >= min_words]
-        if by not in ("sentence", "document") and not (lenient and items[index].patient is None):
+        names = [
+            ("sentence", key) for key in sentences if len(key.split()) >= min_words
+        ]
+        if by not in ("sentence", "document") and not (
+            lenient and items[index].patient is None
+        ):
             names.append(("unit", _unit(items, index, by)))
         for name in names:
-            one, two = sorted((group[first.setdefault(name, index)], group[index]), key=len)
+            one, two = sorted(
+                (group[first.setdefault(name, index)], group[index]), key=len
+            )
             if one is not two:
                 two += one
                 group |= dict.fromkeys(one, two)
@@ -158,7 +176,11 @@ def _unit(items: Sequence[Document], index: int, by: str) -> str:
 
     value = own(items[index])
     if value is None:
-        known = () if by == "patient" else ("patient", "document", "sentence", *items[index].meta)
+        known = (
+            ()
+            if by == "patient"
+            else ("patient", "document", "sentence", *items[index].meta)
+        )
         told = "leave split out: known patients stay together, and each other document"
         hint = nearest(by, known, told)
         lacking = sum(own(document) is None for document in items)
@@ -220,7 +242,9 @@ def without_leaks(
             continue
         dropped += sum(leaks)
         pieces = sentence_documents([document])
-        kept.extend(piece for piece, leak in zip(pieces, leaks, strict=True) if not leak)
+        kept.extend(
+            piece for piece, leak in zip(pieces, leaks, strict=True) if not leak
+        )
     return tuple(kept), dropped
 
 
@@ -271,7 +295,9 @@ def _masked(document: Document, picked: set[str]) -> Document:
 
     def cut(a: int, b: int) -> bool:
         """Whether [a, b) lies in, or crosses the edge of, a masked stretch."""
-        return any((a, b) == (s, e) or not (a <= s and e <= b) for s, e in touched(a, b))
+        return any(
+            (a, b) == (s, e) or not (a <= s and e <= b) for s, e in touched(a, b)
+        )
 
     text = document.text
     for start, end in reversed(edits):

@@ -51,7 +51,9 @@ def _site(name: str, documents: Sequence[Document], forms: int) -> dict[str, Any
     for document in documents:
         bounds, starts = split_sentences(document), [s.start for s in document.spans]
         sentences += len(bounds)
-        annotated += sum(any(a <= at < b for at in starts) for a, b in bounds) if starts else 0
+        annotated += (
+            sum(any(a <= at < b for at in starts) for a, b in bounds) if starts else 0
+        )
     spans = [span for document in documents for span in document.spans]
     entities = dict(sorted(Counter(span.label for span in spans).items()))
     return {

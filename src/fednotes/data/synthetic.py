@@ -53,7 +53,9 @@ def words() -> dict[str, Any]:
     return shipped("data/lexicon.toml")
 
 
-def make_lexicon(rng: np.random.Generator, size: int = 1500) -> dict[str, tuple[str, ...]]:
+def make_lexicon(
+    rng: np.random.Generator, size: int = 1500
+) -> dict[str, tuple[str, ...]]:
     """About `size` drugs and findings and half as many diseases. A function of `rng` alone.
 
     Names by kind, the commonest first; how often each is used is up to a site.
@@ -89,7 +91,9 @@ def make_lexicon(rng: np.random.Generator, size: int = 1500) -> dict[str, tuple[
     companies = distinct(200, "Brand")
     orgs = [f"{name} {drawn('orgs')}" for name in companies[:90]]
     orgs += [f"{drawn('places')} {drawn('orgs')}" for _ in range(30)]
-    devices = [f"{name} {drawn('devices')}" for name in companies[90:]] + known["devices"]
+    devices = [f"{name} {drawn('devices')}" for name in companies[90:]] + known[
+        "devices"
+    ]
     return {
         "drug": shuffled([*brands, *generics, *known["electrolytes"]]),
         "finding": shuffled(distinct(size, "finding")),
@@ -120,10 +124,14 @@ class Writer:
         self._clause = self._tail(_compiled(), weights, rng, 0.5)
         drug, finding, disease, test = (
             self._tail(names, 1 / (np.arange(len(names)) + 8.0) ** 0.9, rng, 1.0)
-            for names in map(lexicon.__getitem__, ("drug", "finding", "disease", "test"))
+            for names in map(
+                lexicon.__getitem__, ("drug", "finding", "disease", "test")
+            )
         )
         one = self._choice
-        self._fill: dict[str, Callable[[], str]] = {  # mentions by type, other slots by name
+        self._fill: dict[
+            str, Callable[[], str]
+        ] = {  # mentions by type, other slots by name
             "Drug": drug,
             "Test": test,
             "Symptom": finding,
@@ -196,7 +204,11 @@ class Writer:
         return text[0].upper() + text[1:], found
 
     def _write(
-        self, template: Template, pieces: list[str], found: list[tuple[int, int, str]], at: int
+        self,
+        template: Template,
+        pieces: list[str],
+        found: list[tuple[int, int, str]],
+        at: int,
     ) -> int:
         """Append the filled template; returns the offset behind it."""
         for kind, value in template:
@@ -232,7 +244,11 @@ class Writer:
         return lambda: options[self._below(count)]
 
     def _tail(
-        self, items: Sequence[T], weights: np.ndarray, rng: np.random.Generator, spread: float
+        self,
+        items: Sequence[T],
+        weights: np.ndarray,
+        rng: np.random.Generator,
+        spread: float,
     ) -> Callable[[], T]:
         """Draws from long-tailed weights which the site shifts by its own taste."""
         own = weights * np.exp(rng.normal(0.0, spread, len(items)))
@@ -245,7 +261,9 @@ def _clause_weights(clauses: Sequence[str], genre: str, seed: int) -> np.ndarray
     """(clauses,) how often a genre uses each: a long tail, its own types first."""
     ranks = rng_of(seed, "clauses", genre).permutation(len(clauses))
     types = [set(re.findall(r"\{([A-Z]\w+)\}", clause)) for clause in clauses]
-    theme = [2.0 if held & set(GENRE_TYPES[genre]) - {"Drug"} else 1.0 for held in types]
+    theme = [
+        2.0 if held & set(GENRE_TYPES[genre]) - {"Drug"} else 1.0 for held in types
+    ]
     weights: np.ndarray = np.array(theme) / (ranks + 10.0) ** 0.7
     return weights
 
@@ -293,7 +311,11 @@ class SyntheticSite:
 
 
 def generate(
-    num_sites: int = 3, sentences_per_site: int = 250, seed: int = 0, *, noise: float = 0.08
+    num_sites: int = 3,
+    sentences_per_site: int = 250,
+    seed: int = 0,
+    *,
+    noise: float = 0.08,
 ) -> tuple[SyntheticSite, ...]:
     """Corpora of `num_sites` sites; the same arguments give the same bytes.
 
@@ -332,7 +354,9 @@ def generate(
     return tuple(made)
 
 
-def _profile(index: int, rng: np.random.Generator) -> tuple[str, list[float], tuple[str, ...]]:
+def _profile(
+    index: int, rng: np.random.Generator
+) -> tuple[str, list[float], tuple[str, ...]]:
     """A site's name, genre shares and tag set: one genre each for three, then mixtures."""
     if index < len(GENRES):
         genre = GENRES[index]
@@ -340,7 +364,11 @@ def _profile(index: int, rng: np.random.Generator) -> tuple[str, list[float], tu
     shares = rng.dirichlet([0.7] * len(GENRES)).tolist()
     other = [t for t in TYPES if t != "Drug"]
     chosen = rng.permutation(len(other))[: int(rng.integers(2, 4))].tolist()
-    return f"mixed{index + 1}", shares, tuple(sorted(["Drug", *(other[i] for i in chosen)]))
+    return (
+        f"mixed{index + 1}",
+        shares,
+        tuple(sorted(["Drug", *(other[i] for i in chosen)])),
+    )
 
 
 def _notes(
@@ -360,7 +388,9 @@ def _notes(
     while left:
         if notes_left == 0:
             patient, notes_left = patient + 1, int(rng.integers(1, 4))
-            writer = writers[min(bisect_right(edges, rng.random() * edges[-1]), len(edges) - 1)]
+            writer = writers[
+                min(bisect_right(edges, rng.random() * edges[-1]), len(edges) - 1)
+            ]
         length = min(left, int(rng.integers(3, 10)))
         who = f"{prefix}-p{patient:04d}"
         documents.append(writer.note(f"{who}-n{notes_left}", who, length, part, used))
@@ -369,12 +399,17 @@ def _notes(
 
 
 def _noisy(
-    notes: Sequence[Document], types: Sequence[str], noise: float, rng: np.random.Generator
+    notes: Sequence[Document],
+    types: Sequence[str],
+    noise: float,
+    rng: np.random.Generator,
 ) -> tuple[Document, ...]:
     made = []
     for note in notes:
         spans = [_mistaken(note, span, types, noise, rng) for span in note.spans]
-        kept: list[Span] = []  # without the mentions that a mistake made overlap the one before
+        kept: list[
+            Span
+        ] = []  # without the mentions that a mistake made overlap the one before
         for span in sorted(span for span in spans if span):
             if not kept or span.start >= kept[-1].end:
                 kept.append(span)
@@ -383,7 +418,11 @@ def _noisy(
 
 
 def _mistaken(
-    note: Document, span: Span, types: Sequence[str], noise: float, rng: np.random.Generator
+    note: Document,
+    span: Span,
+    types: Sequence[str],
+    noise: float,
+    rng: np.random.Generator,
 ) -> Span | None:
     """The mention as a hurried annotator has it: mostly right."""
     if rng.random() >= noise:

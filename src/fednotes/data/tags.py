@@ -18,7 +18,9 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Counts, Document, Span, TagSet
 
-TagSets = tuple[tuple[str, ...], ...]  # of each site, in the order of the complete tag set
+TagSets = tuple[
+    tuple[str, ...], ...
+]  # of each site, in the order of the complete tag set
 FlattenRule = Literal["outermost", "first_fragment", "drop"]
 
 
@@ -73,7 +75,9 @@ class _Table:
 def _table(tagset: TagSet) -> _Table:
     width = len(tagset.prefixes)
     prefix = np.array(["O", *tagset.prefixes * len(tagset.types)])
-    kind = np.concatenate([[-1], np.repeat(np.arange(len(tagset.types)), width)]).astype(np.int64)
+    kind = np.concatenate(
+        [[-1], np.repeat(np.arange(len(tagset.types)), width)]
+    ).astype(np.int64)
     return _Table(prefix, kind, {t: 1 + i * width for i, t in enumerate(tagset.types)})
 
 
@@ -128,7 +132,9 @@ def encode(
     return ids, Alignment(**counts)
 
 
-def runs(tag_ids: np.ndarray, tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def runs(
+    tag_ids: np.ndarray, tagset: TagSet
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Spans in a tag sequence, as conlleval (Tjong Kim Sang 2000) reads it.
 
     Returns first token, token after the last, and type index, each (spans,). Tolerant: an
@@ -150,7 +156,10 @@ def runs(tag_ids: np.ndarray, tagset: TagSet) -> tuple[np.ndarray, np.ndarray, n
 
 
 def decode(
-    tag_ids: np.ndarray, tokens: np.ndarray, tagset: TagSet, chances: np.ndarray | None = None
+    tag_ids: np.ndarray,
+    tokens: np.ndarray,
+    tagset: TagSet,
+    chances: np.ndarray | None = None,
 ) -> list[Span]:
     """Spans of one sentence: tag ids (n,) and token offsets (n, 2) → character offsets.
 
@@ -186,7 +195,9 @@ def making(tagset: TagSet, kind: int, size: int) -> np.ndarray:
     return found
 
 
-def flatten(spans: Iterable[Span], rule: FlattenRule) -> tuple[tuple[Span, ...], FlattenCounts]:
+def flatten(
+    spans: Iterable[Span], rule: FlattenRule
+) -> tuple[tuple[Span, ...], FlattenCounts]:
     """Mentions that do not overlap, all continuous, in order.
 
     outermost: a discontinuous mention becomes its whole stretch; of overlapping mentions the
@@ -204,12 +215,18 @@ def flatten(spans: Iterable[Span], rule: FlattenRule) -> tuple[tuple[Span, ...],
     else:
         first = rule == "first_fragment"
         stretches = [
-            s.fragments[0] if first and s.fragments else (s.start, s.end) for s in distinct
+            s.fragments[0] if first and s.fragments else (s.start, s.end)
+            for s in distinct
         ]
         rows = zip(stretches, distinct, strict=True)
         kept = _longest([Span(start, end, s.label) for (start, end), s in rows])
     counts = FlattenCounts(
-        len(given), len(kept), len(given) - len(distinct), sum(nested), sum(crossing), sum(broken)
+        len(given),
+        len(kept),
+        len(given) - len(distinct),
+        sum(nested),
+        sum(crossing),
+        sum(broken),
     )
     return tuple(kept), counts
 
@@ -245,24 +262,32 @@ def _longest(spans: Sequence[Span]) -> list[Span]:
 
 
 def relabel(
-    documents: Iterable[Document], label_map: Mapping[str, str], keep: Collection[str] | None = None
+    documents: Iterable[Document],
+    label_map: Mapping[str, str],
+    keep: Collection[str] | None = None,
 ) -> tuple[Document, ...]:
     """Documents with other labels: mapped first ("" drops), then only those in `keep`."""
     made = []
     for document in documents:
-        named = ((span, label_map.get(span.label, span.label)) for span in document.spans)
+        named = (
+            (span, label_map.get(span.label, span.label)) for span in document.spans
+        )
         spans = tuple(
             span if label == span.label else replace(span, label=label)
             for span, label in named
             if label and (keep is None or label in keep)
         )
-        made.append(document if spans == document.spans else replace(document, spans=spans))
+        made.append(
+            document if spans == document.spans else replace(document, spans=spans)
+        )
     return tuple(made)
 
 
 def types_of(documents: Iterable[Document]) -> tuple[str, ...]:
     """The labels that occur, sorted."""
-    return tuple(sorted({span.label for document in documents for span in document.spans}))
+    return tuple(
+        sorted({span.label for document in documents for span in document.spans})
+    )
 
 
 def allowed_transitions(tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -277,8 +302,12 @@ def allowed_transitions(tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndar
         return every, np.ones((len(kind), len(kind)), dtype=bool), every.copy()
     continues = np.isin(prefix, ["I", "E"])  # (T,) must follow an open span of its type
     opened = np.isin(prefix, ["B", "I"])
-    end = every if tagset.scheme == "BIO" else ~opened  # (T,) may be followed by a new span or O
-    onward = opened[:, None] & (kind[:, None] == kind[None, :]) & continues[None, :]  # (T, T)
+    end = (
+        every if tagset.scheme == "BIO" else ~opened
+    )  # (T,) may be followed by a new span or O
+    onward = (
+        opened[:, None] & (kind[:, None] == kind[None, :]) & continues[None, :]
+    )  # (T, T)
     fresh = end[:, None] & ~continues[None, :]
     return ~continues, onward | fresh, end.copy()
 
@@ -286,7 +315,9 @@ def allowed_transitions(tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndar
 # ---- which entity types each site annotates ------------------------------------------------------
 
 
-def disjoint(types: Sequence[str], sites: int, per_site: int = 0, seed: int = 0) -> TagSets:
+def disjoint(
+    types: Sequence[str], sites: int, per_site: int = 0, seed: int = 0
+) -> TagSets:
     """Types drawn for each site without replacement, uniformly; no type at two sites.
 
     per_site: types of each site; types beyond sites · per_site are annotated nowhere. 0 deals
@@ -318,7 +349,9 @@ def appendix_d(types: Sequence[str], sites: int, seed: int = 0) -> TagSets:
     """
     _check(types, sites)
     if sites < 2:
-        raise ConfigError("a type may be annotated at two sites: 2 sites or more are needed")
+        raise ConfigError(
+            "a type may be annotated at two sites: 2 sites or more are needed"
+        )
     rng = rng_of(seed, "tags", "appendix-d")
     drawn = rng.permutation(len(types)).tolist()
     sets = [{types[own]} for own in drawn[:sites]]  # [tagsets appendix d]

@@ -20,7 +20,9 @@ from fednotes.core.types import Document, Span
 
 # Accents and vowel signs written as separate characters are no "word characters" to Python's
 # `re`; without them "café" in decomposed form would be cut in three.
-_MARKS = "".join(chr(c) for c in range(0x300, 0x10000) if unicodedata.category(chr(c))[0] == "M")
+_MARKS = "".join(
+    chr(c) for c in range(0x300, 0x10000) if unicodedata.category(chr(c))[0] == "M"
+)
 _WORD = rf"(?:[^\W_][{_MARKS}]*)+"
 TOKEN = re.compile(rf"{_WORD}|\S[{_MARKS}]*")  # exports write it down
 
@@ -58,7 +60,9 @@ def normalise(form: str) -> str:
     return " ".join(form.casefold().split())
 
 
-_WORDS = {name: frozenset(own.split()) for name, own in shipped("data/words.toml").items()}
+_WORDS = {
+    name: frozenset(own.split()) for name, own in shipped("data/words.toml").items()
+}
 # Not from within a run of marks, or a row of 200,000 dots would be tried from each of them.
 _END = re.compile(r"(?<![.!?])[.!?]+[\"'\u201d\u2019)\]]*(?=\s)")
 _BEFORE = re.compile(r"[^\s(\[\"'\u201c\u2018/,;]+$")
@@ -83,7 +87,9 @@ def split_sentences(document: Document) -> list[Bounds]:
         cuts = [start, *_ends(text, start, end), end]
         bounds += pairwise(cuts)
     trimmed = (_trim(text, start, end) for start, end in bounds)
-    return join_cut([(start, end) for start, end in trimmed if start < end], document.spans)
+    return join_cut(
+        [(start, end) for start, end in trimmed if start < end], document.spans
+    )
 
 
 def join_cut(bounds: Sequence[Bounds], spans: Iterable[Span]) -> list[Bounds]:

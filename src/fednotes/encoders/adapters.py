@@ -36,11 +36,15 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, ModelError, needs
 from fednotes.core.tensors import seeded
 
-CHANGED = "query value q v q_lin v_lin q_proj v_proj query_proj value_proj".split()  # maps, by name
+CHANGED = (
+    "query value q v q_lin v_lin q_proj v_proj query_proj value_proj".split()
+)  # maps, by name
 NAME = "fednotes_prompts"  # of the attention, in the Hugging Face registry
 
 Changed = Literal["attention", "all"]
-KeyValues = tuple[Tensor, Tensor]  # each (heads, prompts, d_head) or (batch, heads, ...)
+KeyValues = tuple[
+    Tensor, Tensor
+]  # each (heads, prompts, d_head) or (batch, heads, ...)
 
 
 class Prompts(nn.Module):
@@ -70,7 +74,9 @@ class Prompts(nn.Module):
                 f"{count} prompts, hidden {hidden}: at least 1 each, and heads for each layer"
             )
         if any(width % h for h in self.heads):
-            raise ConfigError(f"prompts: width {width} is no multiple of heads {list(self.heads)}")
+            raise ConfigError(
+                f"prompts: width {width} is no multiple of heads {list(self.heads)}"
+            )
         with seeded(seed, "prompts"):
             self.q = nn.Parameter(torch.randn(count, width))
             self.w1 = nn.Parameter(_uniform(num_layers, width, hidden))
@@ -78,10 +84,14 @@ class Prompts(nn.Module):
 
     def forward(self) -> list[KeyValues]:
         """Keys and values of every layer from q, (heads, count, width / heads) each."""
-        both = torch.tanh(self.q @ self.w1) @ self.w2  # (layers, count, 2 width) [tagsets eq 15]
+        both = (
+            torch.tanh(self.q @ self.w1) @ self.w2
+        )  # (layers, count, 2 width) [tagsets eq 15]
         pairs = []
         for layer, heads in zip(both.unbind(0), self.heads, strict=True):
-            keys, values = layer.view(len(self.q), 2, heads, -1).transpose(0, 2).unbind(1)
+            keys, values = (
+                layer.view(len(self.q), 2, heads, -1).transpose(0, 2).unbind(1)
+            )
             pairs.append((keys, values))
         return pairs
 
@@ -95,7 +105,9 @@ class Prompts(nn.Module):
         size = len(gradients[0])
         flat = [part.transpose(-3, -2).flatten(-2).flatten(0, 1) for part in gradients]
         layers = zip(flat[::2], flat[1::2], strict=True)
-        both = torch.stack([torch.cat(pair, dim=1) for pair in layers])  # (layers, rows, 2 width)
+        both = torch.stack(
+            [torch.cat(pair, dim=1) for pair in layers]
+        )  # (layers, rows, 2 width)
         slope = 1 - torch.tanh(self.q @ self.w1).square()  # (layers, count, hidden)
         inner = (both @ self.w2.mT).unflatten(1, (size, -1)) * slope.unsqueeze(1)
         return (inner.flatten(1, 2) @ self.w1.mT).sum(dim=0).unflatten(0, (size, -1))
@@ -126,7 +138,9 @@ def install(model: Any) -> list[nn.Module]:
     found = self_attentions(model)
     if not found or model.config._attn_implementation != NAME:
         kind = getattr(model.config, "model_type", type(model).__name__)
-        raise ModelError(f"a model of the kind {kind!r} takes no prompts; BERT's and BART's do")
+        raise ModelError(
+            f"a model of the kind {kind!r} takes no prompts; BERT's and BART's do"
+        )
     return found
 
 
@@ -170,18 +184,29 @@ def prompt_attention(
         added_keys, added_values = (part.expand(len(key), -1, -1, -1) for part in pair)
         if mask is not None:
             seen = mask.new_ones(()).expand(*mask.shape[:-1], added_keys.shape[-2])
-            mask = torch.cat([mask, seen], dim=-1)  # (batch or 1, 1, queries, keys + prompts)
+            mask = torch.cat(
+                [mask, seen], dim=-1
+            )  # (batch or 1, 1, queries, keys + prompts)
         # [tagsets eq 14] (batch, heads, keys + prompts, d_head)
         key = torch.cat([key, added_keys], dim=-2)
         value = torch.cat([value, added_values], dim=-2)  # [tagsets eq 14]
         attention_mask, options = mask, {**options, "is_causal": False}
     out, _ = sdpa_attention_forward(
-        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout=dropout,
+        scaling=scaling,
+        **options,
     )
     return out, None
 
 
-def _mask(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
+def _mask(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None
+) -> Tensor | None:
     """The mask, written out where transformers left it to the kernel: causal, aligned right."""
     if mask is not None:
         return mask
@@ -222,7 +247,9 @@ class LoRA(nn.Module):
         outputs, inputs = zip(*self._sizes, strict=True)
         alike = len(set(self._sizes)) == 1
         first = (len(maps), rank, inputs[0]) if alike else (rank, sum(inputs))
-        roots = torch.tensor([n**0.5 for n in inputs for _ in range(n)])  # of each column
+        roots = torch.tensor(
+            [n**0.5 for n in inputs for _ in range(n)]
+        )  # of each column
         with seeded(seed, layer):
             drawn = torch.rand(first) * 2 - 1
         self.down = nn.Parameter(drawn / inputs[0] ** 0.5 if alike else drawn / roots)
@@ -256,7 +283,10 @@ class LoRA(nn.Module):
 
 
 def targets(
-    model: nn.Module, which: Changed = "attention", *, other: str = 'set [model] maps = "all"'
+    model: nn.Module,
+    which: Changed = "attention",
+    *,
+    other: str = 'set [model] maps = "all"',
 ) -> list[nn.Linear]:
     """Return the linear maps that are changed, bottom to top.
 
@@ -273,8 +303,12 @@ def targets(
         maps = [linear for name, linear in named if re.search(r"\.\d+\.", name)]
     else:
         maps = [linear for name, linear in named if name.rsplit(".", 1)[-1] in CHANGED]
-    if not maps or (which == "attention" and len({tuple(m.weight.shape) for m in maps}) > 1):
-        kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if not maps or (
+        which == "attention" and len({tuple(m.weight.shape) for m in maps}) > 1
+    ):
+        kind = getattr(
+            getattr(model, "config", None), "model_type", type(model).__name__
+        )
         lacks = {
             "attention": "no query and value projections of one size",
             "all": "no linear maps in stacked layers",

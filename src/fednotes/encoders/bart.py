@@ -30,7 +30,11 @@ from fednotes.encoders.pretrained import (
 )
 from fednotes.encoders.reading import Pieces, reading_version, split_passages
 
-TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")  # one of them says the sub-words
+TOKENIZERS = (
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+)  # one of them says the sub-words
 _TOGETHER = 512  # texts in one call of the tokenizer
 
 
@@ -53,7 +57,10 @@ class BartBackbone:
     def split(self, passages: Sequence[Passage]) -> Pieces:
         """Return the sub-words of some texts; see `encoders/reading.py`."""
         starts = range(0, len(passages), _TOGETHER)
-        parts = [split_passages(self.tokenizer, passages[at : at + _TOGETHER]) for at in starts]
+        parts = [
+            split_passages(self.tokenizer, passages[at : at + _TOGETHER])
+            for at in starts
+        ]
         return Pieces.join(parts)
 
     def view(self, dropout: float) -> Any:
@@ -65,7 +72,9 @@ class BartBackbone:
                 if isinstance(getattr(module, name, None), float):
                     setattr(module, name, dropout)
             if hasattr(module, "layerdrop"):
-                module.layerdrop = 0.0  # it draws random numbers even where nothing is dropped
+                module.layerdrop = (
+                    0.0  # it draws random numbers even where nothing is dropped
+                )
         return mine
 
 
@@ -90,7 +99,9 @@ def _load(directory: Path, device: str, stamp: Stamp) -> BartBackbone:
     """`stamp` makes a directory that changed on disk a new one."""
     check_weights(directory)
     if not any((directory / name).is_file() for name in TOKENIZERS):
-        raise ModelError(f"{directory}: no tokeniser beside config.json (tokenizer.json)")
+        raise ModelError(
+            f"{directory}: no tokeniser beside config.json (tokenizer.json)"
+        )
     kind = open_config(directory).model_type
     if kind != "bart":
         raise ModelError(
@@ -113,7 +124,9 @@ def _load(directory: Path, device: str, stamp: Stamp) -> BartBackbone:
     steps = int(config.max_position_embeddings)
     if steps < 4:
         raise ModelError(f"{directory}: there is no room for a word beside the marks")
-    digest = folder_fingerprint(directory, kind="bart", version=reading_version(tokenizer))
+    digest = folder_fingerprint(
+        directory, kind="bart", version=reading_version(tokenizer)
+    )
     return BartBackbone(model, tokenizer, frame, steps, (*marks.values(),), digest)
 
 
@@ -145,10 +158,14 @@ def fixed_rows(
     """
     for label in label_words:
         if label not in types:
-            raise ConfigError(f"label_words: unknown type {label!r}; {nearest(label, types)}")
+            raise ConfigError(
+                f"label_words: unknown type {label!r}; {nearest(label, types)}"
+            )
     table = backbone.model.get_input_embeddings()
     words = {label: label_words.get(label) or words_of(label) for label in types}
-    rows = [table(torch.tensor([i], device=table.weight.device)) for i in backbone.marks]
+    rows = [
+        table(torch.tensor([i], device=table.weight.device)) for i in backbone.marks
+    ]
     seen: dict[tuple[int, ...], str] = {}
     for label, text in words.items():
         ids = _ids_of(backbone, text)
@@ -159,7 +176,9 @@ def fixed_rows(
                 f"type {label!r} ({text!r}) {reason} in the backbone's vocabulary: "
                 "give it other words in label_words"
             )
-        rows.append(table(torch.tensor(ids, device=table.weight.device)).mean(0, keepdim=True))
+        rows.append(
+            table(torch.tensor(ids, device=table.weight.device)).mean(0, keepdim=True)
+        )
     return torch.cat(rows).clone()
 
 

@@ -54,7 +54,9 @@ def find_files(directory: Path) -> tuple[Path, Path] | None:
     Raises ModelError where only one of the two is there, or several.
     """
     options = sorted(directory.glob("*options.json"))
-    weights = sorted(directory.glob("*weights.hdf5")) or sorted(directory.glob("*.hdf5"))
+    weights = sorted(directory.glob("*weights.hdf5")) or sorted(
+        directory.glob("*.hdf5")
+    )
     if not options and not weights:
         return None
     if len(options) != 1 or len(weights) != 1:
@@ -130,9 +132,13 @@ def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
         )
         if not fits:
             wanted = tuple("any" if size is None else size for size in shape)
-            raise ModelError(f"{path}: {name!r} has shape {array.shape}, the options say {wanted}")
+            raise ModelError(
+                f"{path}: {name!r} has shape {array.shape}, the options say {wanted}"
+            )
         if array.dtype.kind != "f" or not np.isfinite(array).all():
-            raise ModelError(f"{path}: {name!r} holds values that are not finite numbers")
+            raise ModelError(
+                f"{path}: {name!r} holds values that are not finite numbers"
+            )
         return torch.from_numpy(array).to(dtype)
 
     with file:
@@ -162,7 +168,9 @@ class _Cell:
         memory = words.new_zeros(batch, self.recurrent.shape[1] // 4)
         states = []
         for step in range(length):
-            now = torch.addmm(gates[:, step], state, self.recurrent)  # (batch, 4 * cell)
+            now = torch.addmm(
+                gates[:, step], state, self.recurrent
+            )  # (batch, 4 * cell)
             enter, candidate, forget, leave = now.chunk(4, 1)
             memory = enter.sigmoid() * candidate.tanh() + forget.sigmoid() * memory
             if self.cell_clip:
@@ -183,7 +191,9 @@ class Elmo:
     Raises ModelError where a file is damaged or the two do not fit, MissingExtra without h5py.
     """
 
-    def __init__(self, options: Path, weights: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, options: Path, weights: Path, dtype: torch.dtype = torch.float32
+    ) -> None:
         self._source = weights
         self.config = config = _Config(options)
         self.layers = config.layers + 1
@@ -212,7 +222,9 @@ class Elmo:
                 ]
                 for k in range(config.highways)
             ]
-            self._project = None  # the files have none where filters and state are of one size
+            self._project = (
+                None  # the files have none where filters and state are of one size
+            )
             if n != config.state:
                 weight = read("CNN_proj/W_proj", n, config.state)
                 self._project = weight, read("CNN_proj/b_proj", config.state)
@@ -234,7 +246,10 @@ class Elmo:
     def hidden(self, sentences: Sequence[Passage]) -> Tensor:
         """As `encode`, in the precision of the computation, on the CPU."""
         ids: dict[str | int, int] = {BEGIN_SENTENCE: 0, END_SENTENCE: 1}
-        rows = [[ids.setdefault(word, len(ids)) for word in each.forms] for each in sentences]
+        rows = [
+            [ids.setdefault(word, len(ids)) for word in each.forms]
+            for each in sentences
+        ]
         vectors = self._embed(list(ids))  # (unique words, state)
         lengths = [len(row) for row in rows]
         starts = np.cumsum([0, *lengths])
@@ -258,7 +273,10 @@ class Elmo:
         parts = []
         for first in range(0, len(words), WORDS):
             ids = np.stack(
-                [character_ids(w, self.config.characters) for w in words[first : first + WORDS]]
+                [
+                    character_ids(w, self.config.characters)
+                    for w in words[first : first + WORDS]
+                ]
             )
             seen = self._table[torch.from_numpy(ids)]  # (words, 50, embedding)
             parts.append(self._words(seen.transpose(1, 2)))
@@ -268,7 +286,11 @@ class Elmo:
         """(words, embedding, characters) → (words, state)."""
         activation = self.config.activation
         word = torch.cat(
-            [activation(functional.conv1d(characters, w, b).amax(2)) for w, b in self._filters], 1
+            [
+                activation(functional.conv1d(characters, w, b).amax(2))
+                for w, b in self._filters
+            ],
+            1,
         )  # (words, filters)
         for carry, carry_bias, transform, transform_bias in self._highways:
             gate = (word @ carry + carry_bias).sigmoid()

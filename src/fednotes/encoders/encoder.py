@@ -21,12 +21,23 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.data.text import Passage
-from fednotes.encoders.pretrained import NO_ENCODER, Frame, folder_fingerprint, open_encoder
+from fednotes.encoders.pretrained import (
+    NO_ENCODER,
+    Frame,
+    folder_fingerprint,
+    open_encoder,
+)
 from fednotes.encoders.reading import Pieces, ranges, reading_version, split_passages
 
 CPU = torch.device("cpu")
-CPU_BATCH = (1024, 32)  # most sub-words (with padding) and windows of a batch: what the caches
-ACCELERATOR_BATCH = (16384, 256)  # of a core hold is fastest there, an accelerator wants more
+CPU_BATCH = (
+    1024,
+    32,
+)  # most sub-words (with padding) and windows of a batch: what the caches
+ACCELERATOR_BATCH = (
+    16384,
+    256,
+)  # of a core hold is fastest there, an accelerator wants more
 
 
 class Window(NamedTuple):
@@ -102,7 +113,9 @@ class SubWords:
             pooling: "mean" or "first", see `Pieces.members`.
         """
         lengths = pieces.lengths
-        cuts = [windows(length, capacity) if length else [] for length in lengths.tolist()]
+        cuts = [
+            windows(length, capacity) if length else [] for length in lengths.tolist()
+        ]
         counts = np.array([len(each) for each in cuts], np.int64)
         rows = np.array([w for each in cuts for w in each], np.int64).reshape(-1, 4)
         rows += np.repeat(np.cumsum(lengths) - lengths, counts)[:, None]
@@ -134,8 +147,12 @@ class SubWords:
         limits = CPU_BATCH if device.type == "cpu" else ACCELERATOR_BATCH
         for group in length_batches((self.size[of_batch] + marks).tolist(), *limits):
             windows = of_batch[group]
-            ids, mask = frame.rows(self.ids, self.first[windows], self.size[windows], device)
-            low, high = np.searchsorted(self.place, self.keep[windows].T)  # (windows,) members
+            ids, mask = frame.rows(
+                self.ids, self.first[windows], self.size[windows], device
+            )
+            low, high = np.searchsorted(
+                self.place, self.keep[windows].T
+            )  # (windows,) members
             used = ranges(low, high - low)
             row = np.repeat(np.arange(len(windows)), high - low)
             column = self.place[used] - self.first[windows][row] + len(frame.prefix)
@@ -197,12 +214,18 @@ class HuggingFaceEncoder:
         self._frame = Frame.of(directory, self._tokenizer, self._model)
         states = hidden_layers(directory, self._model, self._frame, CPU)
         if not 1 <= layers <= len(states):
-            raise ConfigError(f"{directory}: has {len(states)} layers, layers={layers} is asked")
+            raise ConfigError(
+                f"{directory}: has {len(states)} layers, layers={layers} is asked"
+            )
         if layer is not None and not 0 <= layer < len(states):
             last = len(states) - 1
-            raise ConfigError(f"{directory}: has layers 0 to {last}, layer={layer} is asked")
+            raise ConfigError(
+                f"{directory}: has layers 0 to {last}, layer={layer} is asked"
+            )
         self.layers = layers if layer is None else 1
-        self._chosen = slice(-layers, None) if layer is None else slice(layer, layer + 1)
+        self._chosen = (
+            slice(-layers, None) if layer is None else slice(layer, layer + 1)
+        )
         self._last_alone = layer is None and layers == 1
         self.dim = int(states[-1].shape[-1])
         # Now, not when it is asked for: the files may have changed by then.
@@ -254,10 +277,15 @@ def hidden_layers(
 
     Raises ModelError where there are none.
     """
-    ids, mask = frame.rows(np.full(1, frame.pad), np.zeros(1, int), np.ones(1, int), device)
+    ids, mask = frame.rows(
+        np.full(1, frame.pad), np.zeros(1, int), np.ones(1, int), device
+    )
     try:
         found = model(
-            input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, return_dict=True
+            input_ids=ids,
+            attention_mask=mask.long(),
+            output_hidden_states=True,
+            return_dict=True,
         )
         return tuple(found.hidden_states)
     except NO_ENCODER as error:

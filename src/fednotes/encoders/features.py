@@ -31,7 +31,14 @@ from typing import IO, NamedTuple, Protocol
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, FednotesError, ModelError, nearest, on_disk, readable
+from fednotes.core.errors import (
+    ConfigError,
+    FednotesError,
+    ModelError,
+    nearest,
+    on_disk,
+    readable,
+)
 from fednotes.core.store import lock
 from fednotes.data.text import Passage
 from fednotes.encoders.elmo import Elmo, find_files
@@ -115,7 +122,9 @@ def _load(path: Path, options: _Options, stamp: Stamp) -> FrozenEncoder:
             "model.safetensors, an ELMo directory …options.json and …weights.hdf5"
         )
     if options != _Options():
-        raise ConfigError(f"{path}: ELMo takes no options behind '#' (all its layers are used)")
+        raise ConfigError(
+            f"{path}: ELMo takes no options behind '#' (all its layers are used)"
+        )
     return Elmo(*files)
 
 
@@ -169,10 +178,17 @@ def clear_cache(cache: Path) -> int:
     folder, freed = Path(cache) / "features", 0
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     # earlier versions kept their progress in JSON files
-    ours = [f for f in files if re.fullmatch(r"[0-9a-f]{64}\.(npy|part|json|json\.tmp)", f.name)]
+    ours = [
+        f
+        for f in files
+        if re.fullmatch(r"[0-9a-f]{64}\.(npy|part|json|json\.tmp)", f.name)
+    ]
     for file in ours:
         if file.suffix != ".part" or not _is_locked(file):
-            with on_disk(file, FednotesError, what="be removed"), suppress(FileNotFoundError):
+            with (
+                on_disk(file, FednotesError, what="be removed"),
+                suppress(FileNotFoundError),
+            ):
                 size = file.stat().st_size
                 file.unlink()
                 freed += size
@@ -211,7 +227,9 @@ class _Work:
 
     def key(self) -> str:
         """SHA-256 over the encoder, the layout and the corpus."""
-        digest = hashlib.sha256(f"{VERSION} {CHUNK}\0{self._encoder.fingerprint}\0".encode())
+        digest = hashlib.sha256(
+            f"{VERSION} {CHUNK}\0{self._encoder.fingerprint}\0".encode()
+        )
         for sentence in self._corpus:
             text = sentence.text.encode("utf-8", "surrogatepass")
             words = np.ascontiguousarray(sentence.words, dtype="<i8").tobytes()
@@ -234,7 +252,10 @@ class _Work:
             ends = np.cumsum([len(sentence.words) for sentence, _ in some])
             parts = np.split(vectors, ends[:-1])
             copies = zip(some, parts, strict=True)
-            yield first + CHUNK, [(token, part) for (_, at), part in copies for token in at]
+            yield (
+                first + CHUNK,
+                [(token, part) for (_, at), part in copies for token in at],
+            )
             if self._progress is not None:
                 self._progress(min(first + CHUNK, total), total)
 
@@ -273,7 +294,11 @@ class _Store:
     def ready(self) -> np.ndarray | None:
         """The complete file, mapped; None where it is absent or damaged (then removed)."""
         whole, at = None, self.file
-        with readable(at, FednotesError), suppress(FileNotFoundError), at.open("rb") as file:
+        with (
+            readable(at, FednotesError),
+            suppress(FileNotFoundError),
+            at.open("rb") as file,
+        ):
             whole = self._whole(file, self.size)
         if whole:
             return np.memmap(at, np.dtype("<f2"), "r", len(self.header), self.shape)
@@ -283,7 +308,10 @@ class _Store:
 
     def _whole(self, file: IO[bytes], size: int) -> bool:
         file.seek(0)
-        return (file.read(len(self.header)), os.fstat(file.fileno()).st_size) == (self.header, size)
+        return (file.read(len(self.header)), os.fstat(file.fileno()).st_size) == (
+            self.header,
+            size,
+        )
 
     @contextmanager
     def locked(self) -> Iterator[IO[bytes] | None]:
@@ -348,7 +376,9 @@ class _Store:
         if hasattr(os, "posix_fallocate"):  # a full disk shows now, not after an hour
             try:
                 os.posix_fallocate(file.fileno(), 0, self.size + MARK)
-            except OSError as error:  # some file systems cannot reserve: writing will tell
+            except (
+                OSError
+            ) as error:  # some file systems cannot reserve: writing will tell
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
         file.truncate(self.size + MARK)

@@ -57,7 +57,12 @@ SIZES: dict[str, tuple[str, ...]] = {
         *("num_attention_heads", "n_heads"),
         *("encoder_attention_heads", "decoder_attention_heads"),
     ),
-    "feed_forward": ("intermediate_size", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim"),
+    "feed_forward": (
+        "intermediate_size",
+        "hidden_dim",
+        "encoder_ffn_dim",
+        "decoder_ffn_dim",
+    ),
 }
 CHUNK = 2048  # predictions whose logits are held at once; above, they are made twice
 NEW_DENSE, NEW_NORM = 0.3, 0.85  # of a head without weights; see `initialise_head`
@@ -75,11 +80,17 @@ def head_of(model: Any) -> Logits | None:
         found = model.cls.predictions
     elif isinstance(getattr(model, "lm_head", None), nn.Module):
         found = model.lm_head
-    elif all(hasattr(model, f"vocab_{part}") for part in ("transform", "layer_norm", "projector")):
+    elif all(
+        hasattr(model, f"vocab_{part}")
+        for part in ("transform", "layer_norm", "projector")
+    ):
         found = lambda states: model.vocab_projector(  # noqa: E731
             model.vocab_layer_norm(model.activation(model.vocab_transform(states)))
         )
-    elif all(isinstance(getattr(model, part, None), nn.Module) for part in ("head", "decoder")):
+    elif all(
+        isinstance(getattr(model, part, None), nn.Module)
+        for part in ("head", "decoder")
+    ):
         found = lambda states: model.decoder(model.head(states))  # noqa: E731
     if found is None:
         return None
@@ -89,14 +100,20 @@ def head_of(model: Any) -> Logits | None:
     try:
         states = model.base_model(input_ids=ids)[0]  # (1, 4, width)
         whole = whole_logits(model(input_ids=ids))
-        return found if torch.allclose(found(states[0]), whole[0], rtol=1e-4, atol=1e-4) else None
+        return (
+            found
+            if torch.allclose(found(states[0]), whole[0], rtol=1e-4, atol=1e-4)
+            else None
+        )
     except NO_ENCODER:
         return None
 
 
 def whole_logits(output: Any) -> Tensor:
     """Token logits in what a model gives, whichever they are called; (batch, tokens, words)."""
-    logits: Tensor = output.prediction_logits if "prediction_logits" in output else output.logits
+    logits: Tensor = (
+        output.prediction_logits if "prediction_logits" in output else output.logits
+    )
     return logits
 
 
@@ -114,7 +131,11 @@ def revealing(model: Any) -> set[int]:
 
 def head_names(model: Any, pairs: bool) -> set[str]:
     """Parameters of the prediction heads: what is not the encoder's; with pairs its pooler."""
-    base = {id(p) for n, p in model.base_model.named_parameters() if not (pairs and "pooler" in n)}
+    base = {
+        id(p)
+        for n, p in model.base_model.named_parameters()
+        if not (pairs and "pooler" in n)
+    }
     return {name for name, p in model.named_parameters() if id(p) not in base}
 
 
@@ -144,8 +165,13 @@ def initialise_head(model: Any, missing: Iterable[str], seed: int) -> None:
             parameter.fill_(NEW_NORM)
         elif parameter.dim() < 2:
             parameter.zero_()
-        elif parameter is getattr(output, "weight", None) and parameter.shape == words.shape:
-            parameter.copy_(words)  # not tied in this directory; it is not trained by default
+        elif (
+            parameter is getattr(output, "weight", None)
+            and parameter.shape == words.shape
+        ):
+            parameter.copy_(
+                words
+            )  # not tied in this directory; it is not trained by default
         elif parameter.shape[0] == parameter.shape[1] and "pooler" not in name:
             parameter.copy_(NEW_DENSE * torch.eye(len(parameter)))
         else:
@@ -162,7 +188,9 @@ def resize(directory: Path, config: Any, sizes: Mapping[str, int]) -> None:
     for key, value in sizes.items():
         names = [name for name in SIZES[key] if hasattr(config, name)]
         if value and not names:
-            raise ModelError(f"{directory}: models of this kind have no setting for {key!r}")
+            raise ModelError(
+                f"{directory}: models of this kind have no setting for {key!r}"
+            )
         for name in names if value else ():
             setattr(config, name, value)
     width, heads = (
@@ -173,7 +201,9 @@ def resize(directory: Path, config: Any, sizes: Mapping[str, int]) -> None:
         raise ConfigError(f"width = {width} cannot be shared by {heads} heads")
 
 
-def cross_entropy(head: Logits, states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def cross_entropy(
+    head: Logits, states: Tensor, wanted: Tensor
+) -> tuple[Tensor, Tensor]:
     """Summed loss, with gradient, and how many are right.
 
     Logits of many predictions (BART's are all tokens of a batch) are made chunk by chunk and
@@ -235,9 +265,13 @@ class LanguageModelConfig:
     maps: Changed = "attention"
 
     def __post_init__(self) -> None:
-        if (given := [name for name, value in self.sizes.items() if value]) and not self.fresh:
+        if (
+            given := [name for name, value in self.sizes.items() if value]
+        ) and not self.fresh:
             name = given[0]
-            raise ConfigError(f"{name} changes a model without weights only: set fresh = true")
+            raise ConfigError(
+                f"{name} changes a model without weights only: set fresh = true"
+            )
         if self.fresh and self.train != "all":
             raise ConfigError(
                 f'train = "{self.train}" would leave random word embeddings as they are: a fresh '
@@ -301,7 +335,12 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(
-        self, config: LanguageModelConfig, tokenizer: Any, model: Any, new_head: bool, seed: int
+        self,
+        config: LanguageModelConfig,
+        tokenizer: Any,
+        model: Any,
+        new_head: bool,
+        seed: int,
     ) -> None:
         super().__init__()
         self.config, self.new_head = config, new_head
@@ -314,7 +353,8 @@ class LanguageModel(nn.Module):
         self._pairs = config.objective == "mlm+nsp"
         accepted = inspect.signature(model.base_model.forward).parameters
         self._segments = (  # whether it tells a first from a second text
-            "token_type_ids" in accepted and getattr(model.config, "type_vocab_size", 0) > 1
+            "token_type_ids" in accepted
+            and getattr(model.config, "type_vocab_size", 0) > 1
         )
         self._head = None if config.objective == "denoise" else head_of(model)
         self.lora: LoRA | None = None
@@ -326,7 +366,11 @@ class LanguageModel(nn.Module):
         self._head_names = head_names(model, self._pairs)
         chosen = {name for name, _ in model.named_parameters()}
         if config.train in ("lora", "top"):
-            upper = upper_layers("the model", model, config.top) if config.train == "top" else set()
+            upper = (
+                upper_layers("the model", model, config.top)
+                if config.train == "top"
+                else set()
+            )
             chosen = self._head_names | upper
         for name, parameter in model.named_parameters():
             open_to_all = config.train == "all" or id(parameter) not in secret
@@ -374,7 +418,9 @@ class LanguageModel(nn.Module):
         rows = self._tensor(masked.positions // masked.labels.shape[1])
         return each.new_zeros(len(masked.labels)).index_add(0, rows, each)
 
-    def _picked(self, sequences: Sequences, masked: Masked) -> tuple[Tensor, Tensor, Logits, Any]:
+    def _picked(
+        self, sequences: Sequences, masked: Masked
+    ) -> tuple[Tensor, Tensor, Logits, Any]:
         """States (predictions, width) and tokens (predictions,) that are masked, what makes logits
         of such states, and pooled states."""
         at = self._tensor(masked.positions)
@@ -388,7 +434,9 @@ class LanguageModel(nn.Module):
                 states, head, pooled = self._encoded(sequences, masked)
         return states.flatten(0, 1).index_select(0, at), wanted, head, pooled
 
-    def _encoded(self, sequences: Sequences, masked: Masked) -> tuple[Tensor, Logits, Any]:
+    def _encoded(
+        self, sequences: Sequences, masked: Masked
+    ) -> tuple[Tensor, Logits, Any]:
         """States (batch, tokens, width), what makes logits of them, and pooled states."""
         given: dict[str, Tensor] = {"input_ids": self._tensor(masked.inputs)}
         longest = masked.inputs.shape[1]
@@ -407,7 +455,9 @@ class LanguageModel(nn.Module):
         """The decoder's states, (batch, tokens, width): each reads the tokens before its own."""
         model = self.model
         inputs, labels = self._tensor(masked.inputs), self._tensor(masked.labels)
-        before = labels.roll(1, 1).masked_fill(labels.roll(1, 1) == IGNORED, self.specials.pad)
+        before = labels.roll(1, 1).masked_fill(
+            labels.roll(1, 1) == IGNORED, self.specials.pad
+        )
         before[:, 0] = model.config.decoder_start_token_id
         states: Tensor = model.model(
             input_ids=inputs,
@@ -417,7 +467,9 @@ class LanguageModel(nn.Module):
         )[0]
         return states
 
-    def _next_sentence(self, pooled: Any, sequences: Sequences) -> tuple[Tensor, Tensor, int]:
+    def _next_sentence(
+        self, pooled: Any, sequences: Sequences
+    ) -> tuple[Tensor, Tensor, int]:
         """Mean loss, how many are right, and of how many. Label 1: B is no continuation."""
         if sequences.random_next is None:
             raise ConfigError('objective = "mlm+nsp" needs sequences that are pairs')
@@ -427,7 +479,9 @@ class LanguageModel(nn.Module):
         return F.cross_entropy(logits, wanted), right, len(wanted)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(
+            self.device, non_blocking=True
+        )
 
     def save(self, directory: Path) -> None:
         """A Hugging Face directory: `AutoModel` and the tokenizer's classes load it.
@@ -437,16 +491,26 @@ class LanguageModel(nn.Module):
         something else, FednotesError if the disk is full.
         """
         ours = (directory / "config.json").is_file()
-        if directory.exists() and not ours and (directory.is_file() or any(directory.iterdir())):
-            raise ModelError(f"{directory}: holds something else than a model; name another")
+        if (
+            directory.exists()
+            and not ours
+            and (directory.is_file() or any(directory.iterdir()))
+        ):
+            raise ModelError(
+                f"{directory}: holds something else than a model; name another"
+            )
         for name, parameter in self.trainable().items():
             if not torch.isfinite(parameter).all():
-                raise ModelError(f"{directory}: {name!r} is not finite: training diverged")
+                raise ModelError(
+                    f"{directory}: {name!r} is not finite: training diverged"
+                )
         model = self.model
         if self.lora is not None:
             model = copy.deepcopy(model)
             self.lora.merge(targets(model, self.config.maps))
-        write_folder(directory, lambda f: write_pretrained(f, model, self._hf_tokenizer))
+        write_folder(
+            directory, lambda f: write_pretrained(f, model, self._hf_tokenizer)
+        )
 
 
 def build_language_model(
@@ -474,14 +538,18 @@ def build_language_model(
         parameters = {name for name, _ in model.named_parameters()}
         of_head = head_names(model, config.objective == "mlm+nsp")
         missing = tuple(name for name in missing if name in parameters)
-        require_complete(directory, tuple(name for name in missing if name not in of_head))
+        require_complete(
+            directory, tuple(name for name in missing if name not in of_head)
+        )
         initialise_head(model, missing, seed)
     if config.objective == "denoise":
         set_layer_norm_eps(model)
     if config.objective == "mlm+nsp" and not hasattr(model.cls, "seq_relationship"):
         raise ModelError(f"{directory}: {_NO_PAIRS}")
     there = device_of(device)
-    return LanguageModel(config, tokenizer, model.to(there), bool(missing), seed).to(there)
+    return LanguageModel(config, tokenizer, model.to(there), bool(missing), seed).to(
+        there
+    )
 
 
 _NO_PAIRS = 'has no next-sentence head: give a BERT, or set objective = "mlm"'
@@ -495,7 +563,9 @@ def _require_kind(directory: Path, kind: Any, objective: str) -> None:
             'needs a BART, set objective = "mlm" for this one'
         )
     if objective != "denoise" and getattr(kind, "is_encoder_decoder", False):
-        raise ModelError(f'{directory}: is an encoder-decoder; set objective = "denoise"')
+        raise ModelError(
+            f'{directory}: is an encoder-decoder; set objective = "denoise"'
+        )
     from transformers import BertConfig
 
     if objective == "mlm+nsp" and not isinstance(kind, BertConfig):
@@ -534,6 +604,8 @@ def specials_of(tokenizer: Any, where: str) -> Specials:
             "model is trained with a BERT's, RoBERTa's or BART's tokenizer"
         )
     if len(set(ids.values())) < len(ids):
-        raise ModelError(f"encoder {where!r}: its tokenizer uses one special token as two")
+        raise ModelError(
+            f"encoder {where!r}: its tokenizer uses one special token as two"
+        )
     others = set(tokenizer.all_special_ids) - {*ids.values(), tokenizer.unk_token_id}
     return Specials(**ids, others=tuple(sorted(others)))

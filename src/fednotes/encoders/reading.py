@@ -64,7 +64,9 @@ class Pieces(NamedTuple):
             lengths=np.concatenate([nothing, *(part.lengths for part in parts)]),
             first=np.concatenate([nothing, *(part.first for part in parts)]) + before,
             last=np.concatenate([nothing, *(part.last for part in parts)]) + before,
-            visible=np.concatenate([np.zeros(0, bool), *(part.visible for part in parts)]),
+            visible=np.concatenate(
+                [np.zeros(0, bool), *(part.visible for part in parts)]
+            ),
         )
 
     def members(self, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -105,16 +107,22 @@ def split_passages(tokenizer: Any, passages: Sequence[Passage]) -> Pieces:
     offsets = np.fromiter(flat, np.int64, 2 * total).reshape(-1, 2)
 
     # Offsets that grow over all texts: each text begins behind the one before it, with a gap.
-    sizes = np.fromiter((len(passage.text) + 1 for passage in passages), np.int64, len(passages))
+    sizes = np.fromiter(
+        (len(passage.text) + 1 for passage in passages), np.int64, len(passages)
+    )
     begins = np.cumsum(sizes) - sizes  # (texts,)
-    counts = np.fromiter((len(passage.words) for passage in passages), np.int64, len(passages))
+    counts = np.fromiter(
+        (len(passage.words) for passage in passages), np.int64, len(passages)
+    )
     empty = np.zeros((0, 2), np.int64)
     words = np.concatenate([empty, *(passage.words for passage in passages)])
     words = words + np.repeat(begins, counts)[:, None]
     offsets += np.repeat(begins, lengths)[:, None]
 
     visible = offsets[:, 0] < offsets[:, 1]
-    marks = [tokenizer.backend_tokenizer.token_to_id(mark) for mark in blank_marks(tokenizer)]
+    marks = [
+        tokenizer.backend_tokenizer.token_to_id(mark) for mark in blank_marks(tokenizer)
+    ]
     if marks:
         visible &= ~np.isin(ids, marks)
     first, last = _cover(np.flatnonzero(visible), offsets[visible], words)

@@ -100,7 +100,9 @@ def cached_tokens(
     write_folder(path, fill)
     written = _load(path)
     if written is None:
-        raise DataError(f"{path}: the cache was written and cannot be read: is the disk sound?")
+        raise DataError(
+            f"{path}: the cache was written and cannot be read: is the disk sound?"
+        )
     return written
 
 
@@ -149,16 +151,25 @@ def _write(
     dtype = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
     tokens = kept = documents = dropped = 0
     with ExitStack() as stack:
-        files = {n: stack.enter_context((folder / f"{n}.bin").open("wb")) for n in _NAMES}
+        files = {
+            n: stack.enter_context((folder / f"{n}.bin").open("wb")) for n in _NAMES
+        }
         for name in ("sentences", "documents"):
             files[name].write(np.zeros(1, np.int64).tobytes())
         for batch in _batches(notes):
             lengths, counts, ids = _encode(batch, tokenize, vocabulary)
             files["ids"].write(ids.astype(dtype).tobytes())
-            files["sentences"].write((tokens + np.cumsum(lengths)).astype(np.int64).tobytes())
-            files["documents"].write((kept + np.cumsum(counts)).astype(np.int64).tobytes())
+            files["sentences"].write(
+                (tokens + np.cumsum(lengths)).astype(np.int64).tobytes()
+            )
+            files["documents"].write(
+                (kept + np.cumsum(counts)).astype(np.int64).tobytes()
+            )
             tokens, kept = tokens + len(ids), kept + len(lengths)
-            documents, dropped = documents + len(counts), dropped + len(batch) - len(counts)
+            documents, dropped = (
+                documents + len(counts),
+                dropped + len(batch) - len(counts),
+            )
         for file in files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -192,7 +203,9 @@ def _encode(
     ]
     encoded = tokenize(flat) if flat else []
     if len(encoded) != len(flat):
-        raise ModelError(f"the tokenizer gave {len(encoded)} lists for {len(flat)} sentences")
+        raise ModelError(
+            f"the tokenizer gave {len(encoded)} lists for {len(flat)} sentences"
+        )
     lengths = [len(ids) for ids in encoded if len(ids)]
     counts, at = [], 0
     for document in batch:
@@ -225,7 +238,9 @@ def _load(path: Path) -> Tokens | None:
             arrays[name] = np.memmap(file, dtype=kinds[name], mode="r", shape=(size,))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Tokens(**arrays, patients=int(facts["patients"]), dropped=int(facts["dropped"]))
+    return Tokens(
+        **arrays, patients=int(facts["patients"]), dropped=int(facts["dropped"])
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +269,9 @@ def fast_tokenizer(tokenizer: Tokenizer) -> FastTokenizer:
     vocabulary = max(words.values()) + 1
     continues = np.zeros(vocabulary, dtype=bool)
     pieces = any(word.startswith("##") for word in words)
-    marks = tuple(m for m in ("Ġ", "▁") if not pieces and any(w.startswith(m) for w in words))
+    marks = tuple(
+        m for m in ("Ġ", "▁") if not pieces and any(w.startswith(m) for w in words)
+    )
     added = {token.content for token in own.get_added_tokens_decoder().values()}
     for word, index in words.items():
         if pieces:

@@ -87,7 +87,9 @@ def _load(path: Path, mtime: int, size: int, max_words: int) -> WordVectors:
         if not columns and len(head) < 2:
             raise ModelError(f"{path}: no word vectors in this file")
         if len(columns) < 2:
-            raise ModelError(f"{path}:1: a line must be a word and its numbers, divided by spaces")
+            raise ModelError(
+                f"{path}:1: a line must be a word and its numbers, divided by spaces"
+            )
         header = len(columns) == 2 and all(c.isdigit() for c in columns)
         header = header and len(head) > 1 and len(head[1].split()) > 2
         dim = int(columns[1]) if header else len(columns) - 1
@@ -122,18 +124,28 @@ def _parse(place: str, line: bytes, dim: int) -> tuple[str, np.ndarray]:
 
 
 def _wrong(place: str, problem: str, dim: int) -> ModelError:
-    return ModelError(f"{place}: {problem}; the first line has a word and {dim} numbers")
+    return ModelError(
+        f"{place}: {problem}; the first line has a word and {dim} numbers"
+    )
 
 
 def _load_binary(path: Path, max_words: int) -> WordVectors:
     index: dict[str, int] = {}
     with path.open("rb") as stream:
         head = stream.readline(64).split()
-        if len(head) != 2 or not all(part.isdigit() for part in head) or not int(head[1]):
-            raise ModelError(f"{path}: no first line with the numbers of words and of columns")
+        if (
+            len(head) != 2
+            or not all(part.isdigit() for part in head)
+            or not int(head[1])
+        ):
+            raise ModelError(
+                f"{path}: no first line with the numbers of words and of columns"
+            )
         count, dim = (int(part) for part in head)
         rows = min(count, max_words) if max_words else count
-        least = stream.tell() + rows * (4 * dim + 2)  # a word has a letter, and a space behind it
+        least = stream.tell() + rows * (
+            4 * dim + 2
+        )  # a word has a letter, and a space behind it
         if least > path.stat().st_size:
             raise ModelError(f"{path}: too short for {count:,} words of {dim} numbers")
         table = np.zeros((1 + rows, dim), np.float32)
@@ -143,7 +155,9 @@ def _load_binary(path: Path, max_words: int) -> WordVectors:
                 word += letter
             values = np.frombuffer(stream.read(4 * dim), "<f4")
             if len(values) < dim or not np.isfinite(values).all():
-                raise ModelError(f"{path}: word {row}: {dim} finite numbers were expected")
+                raise ModelError(
+                    f"{path}: word {row}: {dim} finite numbers were expected"
+                )
             index.setdefault(word.decode("utf-8", "replace").strip("\n"), row)
             table[row] = values
     return WordVectors(path, index, torch.from_numpy(table))

@@ -95,10 +95,20 @@ class Deployed(Rounds):
         self._patience, self._stop = patience, stop
         self._files = Checkpoints(directory, sites, "start a new run")
         run = _next_run(directory, job)
-        kept = self._files.newest(lambda facts: list(facts["progress"]["counted"]), _kept)
+        kept = self._files.newest(
+            lambda facts: list(facts["progress"]["counted"]), _kept
+        )
         zero = dict.fromkeys(sites, 0)
-        state, (progress, prologue) = kept or (None, (RunState(0, zero, dict(zero)), ()))
-        here: dict[str, Any] = {"job": job, "run": run, "progress": progress, "prologue": prologue}
+        state, (progress, prologue) = kept or (
+            None,
+            (RunState(0, zero, dict(zero)), ()),
+        )
+        here: dict[str, Any] = {
+            "job": job,
+            "run": run,
+            "progress": progress,
+            "prologue": prologue,
+        }
         here |= {"max_norm": max_norm, "clock": clock, "sleep": sleep}
         self._members = Participants(transport, patience, notify, **here)
         marks = self._files.facts(lambda facts: int(facts["progress"]["number"]))
@@ -108,14 +118,18 @@ class Deployed(Rounds):
         super().__init__(observer, clock)
         self._before, self._resumed = progress.seconds, state
         self._preparing = kept is None  # before the first round
-        self._step: tuple[str, ...] | None = None  # who did all of this round; None: it is new
+        self._step: tuple[str, ...] | None = (
+            None  # who did all of this round; None: it is new
+        )
         self._took_part = 0
         self._told, self._tensors = 0, dict[str, Tensor]()
         self._saved = self._started
 
     # what a method sees
 
-    def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
+    def sum(
+        self, task: str, tensors: Tensors | None = None, /, **options: Option
+    ) -> Total:
         """Run `task` at the sites, and add what those return that take part in this round."""
         exchange = _Exchange(self, task, tensors or {}, options)
         total = self._summing.total(exchange)
@@ -146,13 +160,19 @@ class Deployed(Rounds):
         if all_sites and len(answers.replies) < len(sites):
             raise TrainingError(f"{task!r}: {answers.reasons}")
         replies = answers.replies
-        return {site: replies[site].attached.tensors for site in sites if site in replies}
+        return {
+            site: replies[site].attached.tensors for site in sites if site in replies
+        }
 
     def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
         """Rounds by number; each is committed by the method."""
         try:
             for turn in super().rounds(start, stop):
-                self._members.round, self._step, self._preparing = turn.number, None, False
+                self._members.round, self._step, self._preparing = (
+                    turn.number,
+                    None,
+                    False,
+                )
                 yield turn
         finally:
             self._step, self._preparing = None, False
@@ -193,11 +213,17 @@ class Deployed(Rounds):
 
     # the end of a round
 
-    def _commit(self, state: State, metrics: Mapping[str, float], evaluated: bool) -> None:
+    def _commit(
+        self, state: State, metrics: Mapping[str, float], evaluated: bool
+    ) -> None:
         self._tell(state, metrics, evaluated, self._took_part)
         self._step = None
         stop = self._stop()
-        if evaluated or stop or self._clock() - self._saved >= self._patience.checkpoint_seconds:
+        if (
+            evaluated
+            or stop
+            or self._clock() - self._saved >= self._patience.checkpoint_seconds
+        ):
             self._save(state)
         if stop:
             raise Paused
@@ -212,14 +238,20 @@ class Deployed(Rounds):
         stand = members.number, dict(members.counted), dict(members.prepared)
         spent = self.bytes_up, self.bytes_down, self.seconds
         progress = RunState(*stand, *spent, self._summing.state())
-        parts = {f"asked{index}": each.tensors for index, each in enumerate(members.prologue)}
+        parts = {
+            f"asked{index}": each.tensors for index, each in enumerate(members.prologue)
+        }
         prologue = [[each.task, dict(each.options)] for each in members.prologue]
-        self._files.save(state, parts, {"progress": asdict(progress), "prologue": prologue})
+        self._files.save(
+            state, parts, {"progress": asdict(progress), "prologue": prologue}
+        )
         members.marks = (*members.marks, members.number)[-KEPT_CHECKPOINTS:]
         self._saved = self._clock()
 
 
-def _kept(parts: Parts, facts: Mapping[str, Any]) -> tuple[RunState, tuple[Earlier, ...]]:
+def _kept(
+    parts: Parts, facts: Mapping[str, Any]
+) -> tuple[RunState, tuple[Earlier, ...]]:
     """Where the sites stood at a checkpoint, and the prologue."""
     prologue = tuple(
         Earlier(str(task), parts.get(f"asked{index}", {}), dict(options))
@@ -258,7 +290,11 @@ class _Exchange:
     """One request of a method on its way (`summing.Exchange`)."""
 
     def __init__(
-        self, engine: Deployed, task: str, tensors: Tensors, options: Mapping[str, Option]
+        self,
+        engine: Deployed,
+        task: str,
+        tensors: Tensors,
+        options: Mapping[str, Option],
     ) -> None:
         self._members, self.least = engine._members, engine._least
         sites, preparing = engine._step, engine._preparing
@@ -268,7 +304,11 @@ class _Exchange:
         told = engine._told if first and not tensors else 0
         # What the request stands for without any, for sites that do not have them.
         self._tensors: Tensors | None = engine._tensors if told else None
-        asked: dict[str, Any] = {"tensors": tensors, "options": options, "preparing": preparing}
+        asked: dict[str, Any] = {
+            "tensors": tensors,
+            "options": options,
+            "preparing": preparing,
+        }
         self.request = self._members.request(task, first=first, told=told, **asked)
         self._attached = Attached()
         self._answers, self._odd = Answers(), list[str]()
@@ -277,7 +317,9 @@ class _Exchange:
     @property
     def reasons(self) -> str:
         """Why sites are not in the sum."""
-        return "; ".join(dict.fromkeys(filter(None, (self._answers.reasons, *self._odd))))
+        return "; ".join(
+            dict.fromkeys(filter(None, (self._answers.reasons, *self._odd)))
+        )
 
     @property
     def numbers(self) -> Mapping[str, int]:
@@ -313,7 +355,9 @@ class _Exchange:
             counted = {**self._members.counted, **self.numbers}
             blank = replace(self._members.request(name), counted=counted)
             own = {id(attached[site]): attached[site] for site in sites}
-            different = {key: replace(blank, attached=each) for key, each in own.items()}
+            different = {
+                key: replace(blank, attached=each) for key, each in own.items()
+            }
             return {site: different[id(attached[site])] for site in sites}
 
         again = self.request.first and not self._answers.replies
@@ -349,4 +393,6 @@ class _Exchange:
         if self._tensors is None:
             return dict.fromkeys(sites, plain)
         full, knows = replace(plain, told=0, tensors=self._tensors), self._members.knows
-        return {site: plain if knows.get(site) == plain.told else full for site in sites}
+        return {
+            site: plain if knows.get(site) == plain.told else full for site in sites
+        }

@@ -39,13 +39,21 @@ from fednotes.core.messages import (
     decode_request,
 )
 from fednotes.core.parsing import parse_json, read_json
-from fednotes.core.store import owned, private_folder, replace_file, sync_folder, write_json
+from fednotes.core.store import (
+    owned,
+    private_folder,
+    replace_file,
+    sync_folder,
+    write_json,
+)
 from fednotes.core.tensors import fingerprint, load_state, restoring, save_state
 from fednotes.core.update import Tensors
 from fednotes.privacy.secure_sum.crypto import digest
 
 KEPT_REPLIES = 2
-MOST_BYTES = 2**35  # of requests since the newest state: a server must let a round begin by then
+MOST_BYTES = (
+    2**35
+)  # of requests since the newest state: a server must let a round begin by then
 REQUEST, REPLY = ".request", ".reply"
 OPENED = "opened"  # in a site's folder of a job
 LOST = "lost\n"
@@ -71,7 +79,9 @@ class Journal:
         if not self.states:
             self._begin()
         for number in self._numbers(REPLY) - self._numbers(REQUEST):
-            self._entry(number, REPLY).unlink()  # killed before the task was complete on disk
+            self._entry(
+                number, REPLY
+            ).unlink()  # killed before the task was complete on disk
 
     def _begin(self) -> None:
         save_state(self._state(0), {}, {"new": True})
@@ -83,7 +93,11 @@ class Journal:
             return
         try:
             kept = read_json(self._run_file)
-            self._run, job, version = int(kept["run"]), str(kept["job"]), kept.get("format", 2)
+            self._run, job, version = (
+                int(kept["run"]),
+                str(kept["job"]),
+                kept.get("format", 2),
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(
                 f"site {self._site!r}: {place}/run.json does not say which job is kept there: "
@@ -153,7 +167,9 @@ class Journal:
                 head = file.read(HEAD.size)
         except OSError:
             return None
-        if head == memoryview(frame)[: HEAD.size]:  # lengths, and SHA-256 of all that follows
+        if (
+            head == memoryview(frame)[: HEAD.size]
+        ):  # lengths, and SHA-256 of all that follows
             try:
                 stored = self._entry(number, REPLY).read_bytes()
                 kept = decode_reply(stored)
@@ -183,12 +199,23 @@ class Journal:
             raise ModelError(f"{path}: not a readable request ({error})") from error
 
     def save(
-        self, number: int, state: State, told: int, asked: Mapping[str, Any] | None = None
+        self,
+        number: int,
+        state: State,
+        told: int,
+        asked: Mapping[str, Any] | None = None,
     ) -> None:
         """Keep the site's state after a request. told: the last request that had tensors.
         asked: what led to this state (`Asked.kept`)."""
-        facts = {"new": False, "round": state.round, "told": told, "facts": dict(state.facts)}
-        save_state(self._state(number), state.tensors, {**facts, "asked": dict(asked or {})})
+        facts = {
+            "new": False,
+            "round": state.round,
+            "told": told,
+            "facts": dict(state.facts),
+        }
+        save_state(
+            self._state(number), state.tensors, {**facts, "asked": dict(asked or {})}
+        )
 
     def load(self, number: int) -> tuple[State | None, int, Mapping[str, Any]]:
         """A kept state (None is a new site's), and `told` and `asked` as they were saved.
@@ -261,7 +288,9 @@ class Journal:
     def _told(self, number: int) -> int:
         """Of a kept state, without its tensors."""
         try:
-            return int(read_json(self._state(number) / "facts.json", strict=False)["told"])
+            return int(
+                read_json(self._state(number) / "facts.json", strict=False)["told"]
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return 0
 
@@ -327,7 +356,9 @@ class Asked:
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Asked:
         """From what was kept. Raises ValueError, KeyError, TypeError for anything else."""
-        prepared, history = (bytes.fromhex(kept[name]) for name in ("prepared", "history"))
+        prepared, history = (
+            bytes.fromhex(kept[name]) for name in ("prepared", "history")
+        )
         return cls(prepared, history, bool(kept["trained"]))
 
 
@@ -351,7 +382,11 @@ class Opened:
         self._survivors: dict[bytes, tuple[str, ...]] = {}
         self.lost = False  # since then nothing was opened
         with _disk(path, "what it opened"):
-            text = path.read_text(encoding="utf-8") if path is not None and path.exists() else ""
+            text = (
+                path.read_text(encoding="utf-8")
+                if path is not None and path.exists()
+                else ""
+            )
         for line in text.splitlines(keepends=True):
             question, _, names = line.partition(" ")
             if line == LOST:
@@ -413,9 +448,15 @@ class OpeningRecord:
         self._path = path
         self._lists: dict[str, set[frozenset[str]]] = {}
         with _disk(path, "what was opened"):
-            text = path.read_text(encoding="utf-8") if path is not None and path.exists() else ""
+            text = (
+                path.read_text(encoding="utf-8")
+                if path is not None and path.exists()
+                else ""
+            )
         for line in text.splitlines():
-            with suppress(ValueError, TypeError, KeyError):  # a line that a kill has cut
+            with suppress(
+                ValueError, TypeError, KeyError
+            ):  # a line that a kill has cut
                 entry = parse_json(line)
                 self._note(str(entry["sum"]), entry["sites"])
 
@@ -464,4 +505,6 @@ def _disk(place: Path | str | None, what: str) -> Iterator[None]:
         yield
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise FednotesError(f"{place}: the site cannot keep {what} ({reason})") from error
+        raise FednotesError(
+            f"{place}: the site cannot keep {what} ({reason})"
+        ) from error

@@ -90,7 +90,9 @@ class SiteHost:
         self._run = self._journal.run
         self._newest = self._journal.last  # of the requests seen in this run
         self._site: SiteTasks | None = None
-        self._worked = False  # whether the present answer took time that goes by its data
+        self._worked = (
+            False  # whether the present answer took time that goes by its data
+        )
         self._told = 0  # the last request with tensors
         self._remembers = False  # whether this site object was given them
         self._asked = Asked()
@@ -111,7 +113,9 @@ class SiteHost:
         except Exception as error:
             return self._refusal(request, error, later=passing(error))
         finally:
-            if self._pace and self._sealer and self._worked:  # refused after it was done, too
+            if (
+                self._pace and self._sealer and self._worked
+            ):  # refused after it was done, too
                 self._pace.wait(request.task, begun, self._sealer.pace(request))
 
     @property
@@ -201,9 +205,13 @@ class SiteHost:
             raise RefusedError(f"site {self._name!r} has no task {request.task!r}")
         if request.first and not request.preparing and self._sealer is not None:
             adopted = self._sealer.adopted(request, self._asked)
-            if adopted is not None:  # the others' history in place of one that this site has lost
+            if (
+                adopted is not None
+            ):  # the others' history in place of one that this site has lost
                 asked = replace(self._asked, history=adopted)
-                self._journal.save(self._journal.last, site.state(), self._told, asked.kept())
+                self._journal.save(
+                    self._journal.last, site.state(), self._told, asked.kept()
+                )
                 self._asked = asked  # once it is on disk: a state made anew has it too
         due = self._spent > self._keeping or self._journal.nbytes() > KEEP_BYTES
         if request.first and due:
@@ -234,7 +242,12 @@ class SiteHost:
 
     def _run_task(self, site: SiteTasks, request: Request) -> Update:
         tensors: Tensors = request.tensors
-        if request.first and request.told and not tensors and request.told != self._told:
+        if (
+            request.first
+            and request.told
+            and not tensors
+            and request.told != self._told
+        ):
             raise RefusedError(
                 f"site {self._name!r}: the request means the tensors of request {request.told}, "
                 f"the last that came are of request {self._told}"
@@ -288,7 +301,9 @@ class SiteHost:
     def _rebuilt(self, start: int, steps: list[int]) -> SiteTasks:
         state, self._told, asked = self._journal.load(start)
         self._remembers = False
-        with restoring(f"what led to the state of site {self._name!r} after request {start}"):
+        with restoring(
+            f"what led to the state of site {self._name!r} after request {start}"
+        ):
             self._asked = Asked.of(asked) if asked else Asked()
         self._spent, self._worked = 0.0, True
         site = self._make()
@@ -307,13 +322,17 @@ class SiteHost:
         if last not in self._journal.states:
             self._journal.save(last, site.state(), self._told, self._asked.kept())
         self._spent = 0.0
-        self._journal.forget((*request.marks, *([request.number] * (request.task == CHECKPOINT))))
+        self._journal.forget(
+            (*request.marks, *([request.number] * (request.task == CHECKPOINT)))
+        )
 
     # replies
 
     def _reply(self, request: Request, update: Update | None = None) -> Reply:
         number, run = request.number, request.run
-        return Reply(request.job, run, number, self._name, update, has=self._journal.last)
+        return Reply(
+            request.job, run, number, self._name, update, has=self._journal.last
+        )
 
     def _refusal(self, request: Request, error: Exception, *, later: bool) -> bytes:
         """Raises what the guard raises: what it cannot note does not leave."""

@@ -59,19 +59,27 @@ class InProcess(Rounds):
         if secure:  # nothing is lost on the way; so it is in a job that needs all
             terms: dict[str, Any] = {"job": JOB, "threshold": len(self.names)}
             self.summing = SecureSum(self.names, **terms)
-            self.seals = {name: SecureSeal(name, self.names, **terms) for name in self.names}
+            self.seals = {
+                name: SecureSeal(name, self.names, **terms) for name in self.names
+            }
         self._replies: dict[str, dict[str, Mapping[str, float]]] = {}
         self._number = 0  # of messages under the secure sum
         if resume and self._files:
-            kept = self._files.newest(lambda facts: list(dict(facts["sites"])), self._take)
+            kept = self._files.newest(
+                lambda facts: list(dict(facts["sites"])), self._take
+            )
             self._resumed = kept[0] if kept else None
 
-    def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
+    def sum(
+        self, task: str, tensors: Tensors | None = None, /, **options: Option
+    ) -> Total:
         """Run `task` at every site in turn and add the replies as they come."""
         sent = tensors or {}
         if self.summing is not None:
             return self.summing.total(_Exchange(self, task, sent, options))
-        total = Total.of(self._counted(self.run(s, task, sent, options)) for s in self._sites)
+        total = Total.of(
+            self._counted(self.run(s, task, sent, options)) for s in self._sites
+        )
         return replace(total, included=self.names)
 
     def each(
@@ -81,7 +89,9 @@ class InProcess(Rounds):
         if self.summing is not None:
             raise hidden(task)
         sent = tensors or {}
-        return {s.id: self._counted(self.run(s, task, sent, options)) for s in self._sites}
+        return {
+            s.id: self._counted(self.run(s, task, sent, options)) for s in self._sites
+        }
 
     def next_number(self) -> int:
         """Each message has its own."""
@@ -89,7 +99,9 @@ class InProcess(Rounds):
         return self._number
 
     def _counted(self, update: Update) -> Update:
-        self.bytes_up += nbytes(update.tensors) + NUMBER_BYTES * (1 + len(update.metrics))
+        self.bytes_up += nbytes(update.tensors) + NUMBER_BYTES * (
+            1 + len(update.metrics)
+        )
         return update
 
     def run(
@@ -103,17 +115,25 @@ class InProcess(Rounds):
         self._replies.setdefault(task, {})[site.id] = update.metrics
         return update
 
-    def _commit(self, state: State, metrics: Mapping[str, float], evaluated: bool) -> None:
+    def _commit(
+        self, state: State, metrics: Mapping[str, float], evaluated: bool
+    ) -> None:
         self._tell(state, metrics, evaluated, len(self._sites), self._replies)
         if not evaluated or self._files is None:
             return
-        kept = {site.id: site.state() for site in self._sites}  # so both sides are of one round
-        parts = {f"site{index}": each.tensors for index, each in enumerate(kept.values())}
+        kept = {
+            site.id: site.state() for site in self._sites
+        }  # so both sides are of one round
+        parts = {
+            f"site{index}": each.tensors for index, each in enumerate(kept.values())
+        }
         facts: dict[str, Any] = {
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "seconds": self.seconds,
-            "sites": {name: {"round": s.round, "facts": s.facts} for name, s in kept.items()},
+            "sites": {
+                name: {"round": s.round, "facts": s.facts} for name, s in kept.items()
+            },
         }
         if self.summing is not None:
             facts["summing"] = self.summing.state()
@@ -123,7 +143,9 @@ class InProcess(Rounds):
         sizes = int(facts["bytes_up"]), int(facts["bytes_down"])
         for index, site in enumerate(self._sites):
             own = facts["sites"][site.id]
-            site.restore(State(own["round"], parts.get(f"site{index}", {}), own["facts"]))
+            site.restore(
+                State(own["round"], parts.get(f"site{index}", {}), own["facts"])
+            )
         if self.summing is not None:
             self.summing.restore(facts.get("summing", {}))
         (self.bytes_up, self.bytes_down), self._before = sizes, float(facts["seconds"])
@@ -140,7 +162,9 @@ class _Exchange:
     ) -> None:
         self._engine, self._sent, self._options = engine, sent, options
         self.sites, self.least = engine.names, len(engine.names)
-        self.request = Request(JOB, 1, 0, task, round=engine.next_number())  # each has its own
+        self.request = Request(
+            JOB, 1, 0, task, round=engine.next_number()
+        )  # each has its own
         asked = repr(sorted(options.items()))
         self._question = digest("question", task, asked, fingerprint(sent))
         self._counted: dict[str, int] = {}
@@ -177,7 +201,9 @@ class _Exchange:
 
     def _next(self, task: str, attached: Attached) -> Request:
         number, counted = self._engine.next_number(), self._counted
-        return replace(self.request, number=number, task=task, counted=counted, attached=attached)
+        return replace(
+            self.request, number=number, task=task, counted=counted, attached=attached
+        )
 
     def _reply(self, request: Request, site: str, attached: Attached) -> Reply:
         self._engine.bytes_down += request.attached.nbytes()

@@ -17,8 +17,13 @@ from fednotes.core.store import held, private_folder, write_json
 from fednotes.privacy.secure_sum.crypto import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
-OUTCOME_FILE = "outcome.json"  # how the newest submission of a run stands, in the run's state
-SERVER_MAIN, SITE_MAIN = "FEDNOTES_SERVER_MAIN", "FEDNOTES_SITE_MAIN"  # "module:function"
+OUTCOME_FILE = (
+    "outcome.json"  # how the newest submission of a run stands, in the run's state
+)
+SERVER_MAIN, SITE_MAIN = (
+    "FEDNOTES_SERVER_MAIN",
+    "FEDNOTES_SITE_MAIN",
+)  # "module:function"
 MAINS = {
     SERVER_MAIN: "fednotes.apps.deployment.server:server_main",
     SITE_MAIN: "fednotes.apps.deployment.site:site_main",
@@ -69,7 +74,9 @@ def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:
         run, least, job = str(table["run"]), int(table["min_sites"]), dict(table["job"])
         sites = tuple(str(name) for name in table["sites"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{JOB_FILE} of job {job_id}: not the declaration of a job") from error
+        raise ConfigError(
+            f"{JOB_FILE} of job {job_id}: not the declaration of a job"
+        ) from error
     if run != Path(run).name or run in ("", ".", ".."):
         raise ConfigError(f"{JOB_FILE} of job {job_id}: {run!r} cannot name a run")
     folder = app.parent / "fednotes"
@@ -101,7 +108,9 @@ def only_one(state: Path) -> Iterator[None]:
         try:
             mine.enter_context(held(state))
         except BusyError as error:
-            raise TrainingError(f"{state.name}: an earlier submission is still ending") from error
+            raise TrainingError(
+                f"{state.name}: an earlier submission is still ending"
+            ) from error
         yield
 
 
@@ -113,7 +122,9 @@ def keep_outcome(
     status: running, done, paused or failed. lines: of progress. retry: may another one help?
     """
     outcome = {"job_id": setup.job_id, "status": status, "lines": lines}
-    write_json(setup.state / OUTCOME_FILE, {**outcome, "problem": problem, "retry": retry})
+    write_json(
+        setup.state / OUTCOME_FILE, {**outcome, "problem": problem, "retry": retry}
+    )
 
 
 def read_outcome(state: Path, job_id: str) -> dict[str, Any]:
@@ -125,5 +136,7 @@ def read_outcome(state: Path, job_id: str) -> dict[str, Any]:
 def place_of(error: BaseException) -> str:
     """An error without its message, which may quote data: its type and where it arose."""
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    where = (
+        f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    )
     return f"{type(error).__name__}{where}"

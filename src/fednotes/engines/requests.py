@@ -68,7 +68,9 @@ class Patience:
 
 
 PATIENCE = Patience()
-Kind = Literal["late", "duplicate", "damaged", "refused", "missing", "waiting", "joined", "behind"]
+Kind = Literal[
+    "late", "duplicate", "damaged", "refused", "missing", "waiting", "joined", "behind"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +173,18 @@ class Participants:
         self.sites = tuple(progress.counted)
         self.counted, self.prepared = dict(progress.counted), dict(progress.prepared)
         self.bytes_up, self.bytes_down = progress.bytes_up, progress.bytes_down
-        self.prologue, self.knows, self.away = list(prologue), dict[str, int](), set(self.sites)
+        self.prologue, self.knows, self.away = (
+            list(prologue),
+            dict[str, int](),
+            set(self.sites),
+        )
 
     def _answers(
-        self, requests: Mapping[str, Request], *, least: int, timeout: float | None = None
+        self,
+        requests: Mapping[str, Request],
+        *,
+        least: int,
+        timeout: float | None = None,
     ) -> Answers:
         """Repeats a request to silent sites until all have answered, or the time is over and at
         least `least` have. Ends early where that many can no longer do so."""
@@ -191,7 +201,10 @@ class Participants:
                 if len(found.replies) >= least:
                     break
                 now, time_left = self.clock(), timeout or self.patience.timeout
-                first, missing = next(iter(requests.values())), ", ".join(sorted(found.missing))
+                first, missing = (
+                    next(iter(requests.values())),
+                    ", ".join(sorted(found.missing)),
+                )
                 if now - begun >= self.patience.give_up:
                     raise TrainingError(
                         f"no answer from {missing} to {first.task!r} in {now - begun:.0f} seconds; "
@@ -200,7 +213,9 @@ class Participants:
                 text = f"{first.task!r}: waiting for {missing}, {len(found.replies)} have answered"
                 self.notify(Event("waiting", first.number, text))
                 deadline = now + time_left
-            asked = {site: frame for site, frame in frames.items() if site in found.missing}
+            asked = {
+                site: frame for site, frame in frames.items() if site in found.missing
+            }
             self.bytes_down += sum(len(frame) for frame in asked.values())
             wanted, grace = least - len(found.replies), self.patience.grace
             enough = wanted if wanted > 0 else len(asked)
@@ -226,12 +241,20 @@ class Participants:
         try:
             reply = decode_reply(frame)
         except WireError as error:
-            return drop("damaged", f"site {site!r}: its reply is damaged ({error}); asked again")
+            return drop(
+                "damaged", f"site {site!r}: its reply is damaged ({error}); asked again"
+            )
         if reply.site != site:
-            return drop("refused", f"site {site!r} answered in the name of {reply.site!r}")
+            return drop(
+                "refused", f"site {site!r} answered in the name of {reply.site!r}"
+            )
         if reply.number == 0 and reply.later:
             return drop("damaged", f"site {site!r} got a damaged request; asked again")
-        if (reply.job, reply.run, reply.number) != (request.job, request.run, request.number):
+        if (reply.job, reply.run, reply.number) != (
+            request.job,
+            request.run,
+            request.number,
+        ):
             text = f"site {site!r} answered request {reply.number} of run {reply.run}, which is old"
             return drop("late", text)
         if site in found.replies or site in found.refused:
@@ -269,11 +292,19 @@ class Participants:
     def request(self, task: str, **fields: Any) -> Request:
         """The run's next request."""
         self.next_number()
-        fields |= {"round": self.round, "counted": dict(self.counted), "marks": self.marks}
+        fields |= {
+            "round": self.round,
+            "counted": dict(self.counted),
+            "marks": self.marks,
+        }
         return Request(self.job, self.run, self.number, task, **fields)
 
     def ask(
-        self, requests: Mapping[str, Request], *, least: int, timeout: float | None = None
+        self,
+        requests: Mapping[str, Request],
+        *,
+        least: int,
+        timeout: float | None = None,
     ) -> Answers:
         """The sites' answers to one request (which may differ between sites in what it holds);
         who gives none is away, who has lost its state is noted.
@@ -288,7 +319,11 @@ class Participants:
         for site, reply in answers.refused.items():
             if reply.has == requests[site].counted[site]:
                 continue
-            self._say("behind", site, f"has lost its state and goes on from request {reply.has}")
+            self._say(
+                "behind",
+                site,
+                f"has lost its state and goes on from request {reply.has}",
+            )
             self.counted[site] = reply.has
             self.knows.pop(site, None)
             if not reply.has:
@@ -320,7 +355,12 @@ class Participants:
         return answers
 
     def tell(
-        self, sites: Sequence[str], task: str, *, least: int = 0, timeout: float | None = None
+        self,
+        sites: Sequence[str],
+        task: str,
+        *,
+        least: int = 0,
+        timeout: float | None = None,
     ) -> Answers:
         """One of the engine's own messages."""
         if not sites:
@@ -364,11 +404,15 @@ class Participants:
     def catch_up(self, sites: Sequence[str]) -> None:
         """Let sites do what they missed of the prologue; its sums are made, only they change."""
         for index, earlier in enumerate(self.prologue):
-            late = [s for s in sites if self.prepared[s] <= index and s not in self.away]
+            late = [
+                s for s in sites if self.prepared[s] <= index and s not in self.away
+            ]
             if not late:
                 continue
             asked = {"tensors": earlier.tensors, "options": earlier.options}
-            again = self.request(earlier.task, first=index == 0, preparing=True, **asked)
+            again = self.request(
+                earlier.task, first=index == 0, preparing=True, **asked
+            )
             for site in self.ask(dict.fromkeys(late, again), least=0).replies:
                 self.counted[site], self.prepared[site] = again.number, index + 1
             self.away |= {site for site in late if self.prepared[site] <= index}
@@ -377,7 +421,9 @@ class Participants:
         """These sites' answers to a request are in a sum; the number under which each did it."""
         self.counted |= included
         if request.tensors:
-            self.knows |= {s: number for s, number in included.items() if number == request.number}
+            self.knows |= {
+                s: number for s, number in included.items() if number == request.number
+            }
 
     def _say(self, kind: Kind, site: str, what: str) -> None:
         self.notify(Event(kind, self.number, f"site {site!r} {what}", site))

@@ -36,7 +36,9 @@ class RoundResult:
     bytes_down: int
     seconds: float
     evaluated: bool
-    replies: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    replies: Mapping[str, Mapping[str, Mapping[str, float]]] = field(
+        default_factory=dict
+    )
 
 
 Observer = Callable[[RoundResult], None]
@@ -68,7 +70,9 @@ class Checkpoints:
     def save(self, state: State, parts: Parts, facts: Mapping[str, Any]) -> None:
         """Keep the server's state and more, then delete all but the newest two."""
         whole = {"server": state.tensors, **parts}
-        tensors = {f"{of}/{name}": v for of, own in whole.items() for name, v in own.items()}
+        tensors = {
+            f"{of}/{name}": v for of, own in whole.items() for name, v in own.items()
+        }
         facts = {"round": state.round, "server": dict(state.facts), **facts}
         save_state(self.directory / f"round-{state.round:08d}", tensors, facts)
         for old in self._folders()[KEPT_CHECKPOINTS:]:
@@ -152,7 +156,9 @@ class Rounds:
         """The server's state from the checkpoint this run goes on from."""
         return self._resumed
 
-    def _commit(self, state: State, metrics: Mapping[str, float], evaluated: bool) -> None:
+    def _commit(
+        self, state: State, metrics: Mapping[str, float], evaluated: bool
+    ) -> None:
         raise NotImplementedError
 
     def _tell(
@@ -166,5 +172,7 @@ class Rounds:
         """Tell of a round, before it is saved: what a restart repeats is told again."""
         if self._observer is not None:
             so_far = self.bytes_up, self.bytes_down, self.seconds
-            done = RoundResult(state.round - 1, metrics, sites, *so_far, evaluated, replies or {})
+            done = RoundResult(
+                state.round - 1, metrics, sites, *so_far, evaluated, replies or {}
+            )
             self._observer(done)

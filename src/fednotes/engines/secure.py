@@ -47,12 +47,16 @@ from fednotes.privacy.secure_sum.site import REFUSALS, LaidOut, SiteChain
 
 PACE = "@time "  # begins the names of the counts that tell classes
 CLASSES = 36  # the last one ends after three hours
-PACES = tuple(f"{PACE}{level:02}" for level in range(CLASSES))  # names of the counts, by class
+PACES = tuple(
+    f"{PACE}{level:02}" for level in range(CLASSES)
+)  # names of the counts, by class
 WINDOW = 8  # answers of a task by which its class goes: an odd pause is forgotten after these
 MARGIN = 1.25  # for the next answer, which may take a little longer
 SETTLED = 3  # answers after which an honest server's class is never below a site's own
 WARY = 64  # answers for which one that is below is not forgotten
-MOST_LIMITS = 3  # that are tried for one round and task: the last total's, the widest, one more
+MOST_LIMITS = (
+    3  # that are tried for one round and task: the last total's, the widest, one more
+)
 ATTEMPTS = 3  # at a sum, if sites are lost while it is opened
 AGAIN = 2  # fresh exchanges of updates that sites could not mask at first
 _NO: frozenset[str] = frozenset()
@@ -116,13 +120,25 @@ class SecureSeal:
         kept: Path | None = None,
     ) -> None:
         self._site, self._identity = site, identity
-        self._parties, self._job, self._opened = Parties(sites, threshold), job, Opened(site, kept)
+        self._parties, self._job, self._opened = (
+            Parties(sites, threshold),
+            job,
+            Opened(site, kept),
+        )
         self._run = -1
         self._chain: SiteChain  # of that run
         self._kept: _Kept | None = None
-        self._masked_in: tuple[int, bytes] = (-1, b"")  # the newest masked exchange, its question
-        self._tried: dict[tuple[int, str], _Tried] = {}  # by round and task, whatever was sent
-        self._answered: tuple[int, Attached] = (-1, Attached())  # the last stage's number, reply
+        self._masked_in: tuple[int, bytes] = (
+            -1,
+            b"",
+        )  # the newest masked exchange, its question
+        self._tried: dict[
+            tuple[int, str], _Tried
+        ] = {}  # by round and task, whatever was sent
+        self._answered: tuple[int, Attached] = (
+            -1,
+            Attached(),
+        )  # the last stage's number, reply
 
     @property
     def strict(self) -> bool:
@@ -198,7 +214,10 @@ class SecureSeal:
             return wire.packed(self._chain.keys(stage.number))
         if request.task == wire.SHARES:
             return wire.packed(self._chain.at(stage.number).shares(stage.keys))
-        asked, question = wire.request_in(stage, attached, self._site), self._question(stage.number)
+        asked, question = (
+            wire.request_in(stage, attached, self._site),
+            self._question(stage.number),
+        )
         if request.task == wire.CONFIRM:
             self._opened.require(question, asked.survivors)
             return wire.packed(self._chain.at(stage.number).confirm(asked))
@@ -210,11 +229,15 @@ class SecureSeal:
     def _masked(self, request: Request) -> Attached:
         kept = self._kept
         if kept is None or request.counted.get(self._site) != kept.number:
-            raise RefusedError(f"site {self._site!r} has no update for the secure sum any more")
+            raise RefusedError(
+                f"site {self._site!r} has no update for the secure sum any more"
+            )
         terms = wire.read(wire.Terms, request.attached.facts)
         try:
             return self._sealed(kept, terms, request.attached)
-        except TrainingError as error:  # no limit is wide enough; an answer, for it is final
+        except (
+            TrainingError
+        ) as error:  # no limit is wide enough; an answer, for it is final
             return wire.packed(wire.Masking((), b"", again=str(error), wide=True))
 
     def _question(self, number: int) -> bytes:
@@ -235,7 +258,9 @@ class SecureSeal:
             self._opened.survivors(kept.question),  # it can be opened for these alone
         )
         if metrics is not None and not set(names) <= set(metrics):
-            return wire.packed(replace(told, again="counts that the sites did not agree on"))
+            return wire.packed(
+                replace(told, again="counts that the sites did not agree on")
+            )
         limits = terms.limits
         if not all(abs(exponent) <= BITS for exponent in limits.values()):
             raise RefusedError("a request of the secure sum has limits that are none")
@@ -247,11 +272,15 @@ class SecureSeal:
         except RefusedError as error:
             return wire.packed(replace(told, again=str(error)))
         except TrainingError as error:
-            logger.warning("%s", error)  # which tensor and what limit: for this site's people alone
+            logger.warning(
+                "%s", error
+            )  # which tensor and what limit: for this site's people alone
             tried.refused.add(digest(grid, _digest(kept.update)))
             if not limits or len(tried.refused) >= REFUSALS:
                 raise self._beyond(kept) from error
-            return wire.packed(replace(told, again="values beyond the limits", wide=True))
+            return wire.packed(
+                replace(told, again="values beyond the limits", wide=True)
+            )
         self._masked_in = terms.number, kept.question
         return wire.packed_masked(told, message)
 
@@ -262,7 +291,9 @@ class SecureSeal:
         Raises TrainingError if this says more of the values than the server may know.
         """
         tried = self._tried.setdefault((kept.round, kept.task), _Tried())
-        fields = SumLayout.of(kept.update, len(self._parties.sites), limits=limits).fields
+        fields = SumLayout.of(
+            kept.update, len(self._parties.sites), limits=limits
+        ).fields
         grid = digest(*(part for item in fields for part in (item.name, item.exponent)))
         new = grid not in tried.limits
         if (new and len(tried.limits) >= MOST_LIMITS) or len(tried.refused) >= REFUSALS:
@@ -283,11 +314,17 @@ class SecureSeal:
         """A server that was started again begins afresh: numbers begin again, with new keys, and
         nothing of a run before is opened any more."""
         if run < self._run:
-            raise RefusedError(f"site {self._site!r}: run {run} of the secure sum is over")
+            raise RefusedError(
+                f"site {self._site!r}: run {run} of the secure sum is over"
+            )
         if run > self._run:
             self._run, context = run, context_of(self._job, run)
             self._chain = SiteChain(self._site, self._parties, context, self._identity)
-            self._kept, self._answered, self._masked_in = None, (-1, Attached()), (-1, b"")
+            self._kept, self._answered, self._masked_in = (
+                None,
+                (-1, Attached()),
+                (-1, b""),
+            )
 
 
 def _digest(update: Update) -> bytes:
@@ -303,7 +340,9 @@ def seconds_of(level: int) -> float:
 
 def class_of(seconds: float) -> int:
     """The first class that ends no earlier."""
-    return min(CLASSES - 1, max(0, math.ceil(2 * math.log2(max(seconds, 1e-9) * 16) - 1e-9)))
+    return min(
+        CLASSES - 1, max(0, math.ceil(2 * math.log2(max(seconds, 1e-9) * 16) - 1e-9))
+    )
 
 
 def _coarse(level: int) -> int:
@@ -414,7 +453,11 @@ class _Told:
         A site's word is not enough (`_is_confirmed`).
         """
         confirmed = filter(self._is_confirmed, self._claims.values())
-        return max(confirmed, key=lambda sites: (self._support(sites), sorted(sites)), default=_NO)
+        return max(
+            confirmed,
+            key=lambda sites: (self._support(sites), sorted(sites)),
+            default=_NO,
+        )
 
     @property
     def excluded(self) -> dict[str, str]:
@@ -435,7 +478,11 @@ class _Told:
     @property
     def _claims(self) -> dict[str, frozenset[str]]:
         """By site, over which sites it says that a sum of this task was opened."""
-        return {site: frozenset(told.before) for site, told in self.answers.items() if told.before}
+        return {
+            site: frozenset(told.before)
+            for site, told in self.answers.items()
+            if told.before
+        }
 
     def _support(self, sites: frozenset[str]) -> int:
         """How many sites say that a sum over these sites was opened."""
@@ -496,7 +543,9 @@ class SecureSum(Summing):
         self.least = self._parties.threshold
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task
         self._limits: dict[str, dict[str, int]] = {}  # by task and tensor
-        self._history = b""  # that all sites have (`history.Asked`), where all are in each sum
+        self._history = (
+            b""  # that all sites have (`history.Asked`), where all are in each sum
+        )
         self._paces: dict[str, int | None] = {}  # by task
 
     def state(self) -> dict[str, Any]:
@@ -536,7 +585,11 @@ class SecureSum(Summing):
         self._whole = False
         if not set(sites) <= prepared:
             sites = self._begin(exchange, sites)
-        agreed = self._metrics.get(task), self._limits.get(task, {}), self._paces.get(task)
+        agreed = (
+            self._metrics.get(task),
+            self._limits.get(task, {}),
+            self._paces.get(task),
+        )
         terms = wire.Terms(0, (), *agreed, self._history)
         replies = exchange.task(self._asked(terms), sites=sites)
         self._enough(exchange, len(replies), TrainingError)
@@ -551,9 +604,13 @@ class SecureSum(Summing):
             sites = tuple(site for site in told.answers if site not in excluded)
             self._enough(exchange, len(sites), TrainingError)
             sites = self._begin(exchange, sites)
-            replies = exchange.stage(wire.MASKED, dict.fromkeys(sites, self._asked(terms)))
+            replies = exchange.stage(
+                wire.MASKED, dict.fromkeys(sites, self._asked(terms))
+            )
             told = self._take(exchange, replies, terms)
-            if told.wide and not terms.limits:  # the widest are too narrow: so they would be again
+            if (
+                told.wide and not terms.limits
+            ):  # the widest are too narrow: so they would be again
                 for site in sorted(told.wide, key=self._parties.sites.index):
                     exchange.refuse(site, told.answers.pop(site).again)
                 self._enough(exchange, len(told.answers), TrainingError)
@@ -567,7 +624,9 @@ class SecureSum(Summing):
         total = self._opened(exchange)
         self._whole = True
         told_of = (name for site in total.included for name in told.names(site))
-        metrics = {name: total.metrics[name] for name in told_of if name in total.metrics}
+        metrics = {
+            name: total.metrics[name] for name in told_of if name in total.metrics
+        }
         self._metrics[task], self._paces[task] = tuple(metrics), slowest(metrics)
         if self.least == len(self._parties.sites):
             histories = [each.history for each in told.answers.values() if each.history]
@@ -595,7 +654,9 @@ class SecureSum(Summing):
         terms = replace(terms, number=self._chain.number, roster=now.roster)
         return wire.packed_boxes(terms, now.boxes())
 
-    def _take(self, exchange: Exchange, replies: Mapping[str, Reply], terms: wire.Terms) -> _Told:
+    def _take(
+        self, exchange: Exchange, replies: Mapping[str, Reply], terms: wire.Terms
+    ) -> _Told:
         """Add masked updates; what each site says of its own."""
         is_recorded = partial(self._record.has, exchange.request)
         told = _Told(terms, self._parties.threshold, is_recorded)
@@ -618,16 +679,25 @@ class SecureSum(Summing):
         chain, number = self._chain, self._chain.number
         heard = chain.now.heard
         self._enough(exchange, len(heard), _Spoilt)
-        requests, keys = chain.requests()  # below the threshold: sites differ, as they will again
+        requests, keys = (
+            chain.requests()
+        )  # below the threshold: sites differ, as they will again
         opening = survivors = chain.now.survivors
         for site in heard:
             if site not in survivors:
-                exchange.refuse(site, f"site {site!r} laid its update out as the others did not")
+                exchange.refuse(
+                    site, f"site {site!r} laid its update out as the others did not"
+                )
         self._enough(exchange, len(survivors), TrainingError)
         if self._parties.confirmed:
-            asked, add = wire.packed_requests(number, {}, requests), chain.now.add_confirm
+            asked, add = (
+                wire.packed_requests(number, {}, requests),
+                chain.now.add_confirm,
+            )
             heard = self._ask(exchange, survivors, asked, wire.CONFIRM, add)
-            opening = tuple(filter(heard.__contains__, survivors))  # nobody waits for the others
+            opening = tuple(
+                filter(heard.__contains__, survivors)
+            )  # nobody waits for the others
             requests = chain.requests()[0]
         asked = wire.packed_requests(number, keys, requests)
         self._record.add(exchange.request, survivors)
@@ -635,7 +705,9 @@ class SecureSum(Summing):
         now = chain.now
         total = _closed(chain.total, exchange.reasons)
         for site, of in now.doubtful:
-            logger.warning("site %r or %r: a wrong share of the secret of %r", site, of, of)
+            logger.warning(
+                "site %r or %r: a wrong share of the secret of %r", site, of, of
+            )
         return total
 
     def _ask(
@@ -659,7 +731,9 @@ class SecureSum(Summing):
                 exchange.refuse(site, str(error))
         return tuple(replies)
 
-    def _enough(self, exchange: Exchange, count: int, error: type[TrainingError]) -> None:
+    def _enough(
+        self, exchange: Exchange, count: int, error: type[TrainingError]
+    ) -> None:
         if count < exchange.least:
             reasons = f": {exchange.reasons}" if exchange.reasons else ""
             raise error(
@@ -668,9 +742,13 @@ class SecureSum(Summing):
             )
 
 
-def _given(exchange: Exchange, replies: Mapping[str, Reply]) -> Iterator[tuple[str, Attached]]:
+def _given(
+    exchange: Exchange, replies: Mapping[str, Reply]
+) -> Iterator[tuple[str, Attached]]:
     """What the sites that answered attached, in the fixed order."""
-    return ((site, replies[site].attached) for site in exchange.sites if site in replies)
+    return (
+        (site, replies[site].attached) for site in exchange.sites if site in replies
+    )
 
 
 def _closed(close: Callable[[], R], reasons: str = "") -> R:
@@ -685,12 +763,16 @@ def _require_known_names(site: str, answer: wire.Masking) -> None:
     """Refuse counts that are called like classes of times and are none."""
     for name in answer.names or ():
         if name.startswith(PACE) and name not in PACES:
-            raise RefusedError(f"site {site!r} sent a count of times with an impossible name")
+            raise RefusedError(
+                f"site {site!r} sent a count of times with an impossible name"
+            )
 
 
 def _require_own(site: str, named: str) -> None:
     if named != site:
-        raise RefusedError(f"site {site!r} sent a message of the secure sum as {named!r}")
+        raise RefusedError(
+            f"site {site!r} sent a message of the secure sum as {named!r}"
+        )
 
 
 def _require_only(site: str, attached: Attached, *names: str) -> None:

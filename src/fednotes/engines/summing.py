@@ -24,7 +24,9 @@ from fednotes.core.update import Total, Update
 
 Expected = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name → shape, type
 
-MOST_BYTES = 2**36  # of an update's tensors, or of what a secure sum sends in their place
+MOST_BYTES = (
+    2**36
+)  # of an update's tensors, or of what a secure sum sends in their place
 MOST_WEIGHT = 1e12  # how much one site may count
 MOST_METRICS = 10_000
 logger = logging.getLogger("fednotes.validation")
@@ -37,12 +39,17 @@ def agreed(updates: Iterable[Update], known: Expected | None = None) -> Expected
     equally many, what the first does.
     """
     seen = [
-        {name: (tuple(value.shape), value.dtype) for name, value in update.tensors.items()}
+        {
+            name: (tuple(value.shape), value.dtype)
+            for name, value in update.tensors.items()
+        }
         for update in updates
     ]
     if known is not None and known in seen:
         return known
-    counts = Counter(tuple(sorted(each.items(), key=lambda item: item[0])) for each in seen)
+    counts = Counter(
+        tuple(sorted(each.items(), key=lambda item: item[0])) for each in seen
+    )
     return dict(counts.most_common(1)[0][0]) if counts else {}
 
 
@@ -69,7 +76,9 @@ def unlike(update: Update, like: Expected) -> str:
     """What is other than expected of names, shapes and types; "" for nothing."""
     tensors = update.tensors
     if odd := sorted(tensors.keys() ^ like.keys()):
-        return f"tensor {odd[0]!r} is {'unknown here' if odd[0] in tensors else 'missing'}"
+        return (
+            f"tensor {odd[0]!r} is {'unknown here' if odd[0] in tensors else 'missing'}"
+        )
     for name, (shape, dtype) in like.items():
         value = tensors[name]
         if tuple(value.shape) != shape:
@@ -111,7 +120,10 @@ def _broken(update: Update, max_norm: float) -> tuple[str, str]:
         if not (math.isfinite(low) and math.isfinite(high)):
             return f"tensor {name!r} is not finite (NaN or infinity)", ""
         if max_norm < math.inf:
-            square += float(torch.linalg.vector_norm(value.detach(), dtype=torch.float64)) ** 2
+            square += (
+                float(torch.linalg.vector_norm(value.detach(), dtype=torch.float64))
+                ** 2
+            )
     if math.sqrt(square) > max_norm:
         return f"its norm is above {max_norm:g}", f"it is {math.sqrt(square):.4g}"
     return "", ""

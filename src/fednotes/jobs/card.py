@@ -33,8 +33,18 @@ from fednotes.jobs.results import (
 CARD, SCORES_FILE = "README.md", "scores.json"
 _DESCRIBED = ("tagger.json", "model.json", "phenotyper.json", "config.json")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#$&])")  # in Markdown
-_HIDDEN = ("sites", "synthetic", "silos", "title", "method", "seed", "conditions")  # of a job
-_TELLING = 2  # sites of which what is one's own, and the sum or the mean, tell the other's
+_HIDDEN = (
+    "sites",
+    "synthetic",
+    "silos",
+    "title",
+    "method",
+    "seed",
+    "conditions",
+)  # of a job
+_TELLING = (
+    2  # sites of which what is one's own, and the sum or the mean, tell the other's
+)
 _ABOVE = 6  # folders in which a model's run is looked for
 
 
@@ -109,17 +119,23 @@ def card(model: Path, run: Path | None = None, known: OwnRun | None = None) -> s
         interval=result.interval(site, condition),
         spent=spent,
         mark=result.marks.get(condition, ""),
-        audit=read_audit(place) if place is not None and condition == "federated" else None,
+        audit=read_audit(place)
+        if place is not None and condition == "federated"
+        else None,
         secure=bool(mapping(result.config.get("federation")).get("secure_sum")),
         promised=promised,
-        settings=[(k, v) for k, v in _flat(result.config) if k.split(".")[0] not in _HIDDEN],
+        settings=[
+            (k, v) for k, v in _flat(result.config) if k.split(".")[0] not in _HIDDEN
+        ],
         job={key: str(job.get(key, "")) for key in ("job", "fingerprint")},
     )
 
 
 def _described(model: Path) -> dict[str, Any]:
     """What a model's folder says of itself; empty where it is none."""
-    return next((found for name in _DESCRIBED if (found := kept_table(model / name))), {})
+    return next(
+        (found for name in _DESCRIBED if (found := kept_table(model / name))), {}
+    )
 
 
 def _model(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +164,9 @@ def _scores(scores: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
                 yield of["title"], measure, value
 
 
-def _types(scores: Mapping[str, Any]) -> Iterator[tuple[str, float | None, float | None]]:
+def _types(
+    scores: Mapping[str, Any],
+) -> Iterator[tuple[str, float | None, float | None]]:
     """Of each type strict and relaxed F1; of each disease F1 and AUROC."""
     for name, of in mapping(scores.get("by_type")).items():
         yield name, number(of, "strict", "f1"), number(of, "relaxed", "f1")

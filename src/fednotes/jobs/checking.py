@@ -63,7 +63,8 @@ class Checked:
         wrong, left = self.wrong, max(0, self.number - len(self.problems))
         return {
             "problems": [
-                {**asdict(p), "file": p.file or None, "line": p.line or None} for p in wrong
+                {**asdict(p), "file": p.file or None, "line": p.line or None}
+                for p in wrong
             ],
             "findings": [finding.to_dict() for finding in self.findings],
             **({} if self.agreement is None else {"agreement": dict(self.agreement)}),
@@ -143,7 +144,9 @@ def check_against(
     documents, _ = examine(path, format, encoding)
     scores = agreed(documents, read(other, None, on_error, encoding))
     if not scores["documents"]:
-        raise DataError(f"{other}: no document with the id and the text of one in {path}")
+        raise DataError(
+            f"{other}: no document with the id and the text of one in {path}"
+        )
     told = (*found.findings, *agreement(scores, path.name))
     return replace(found, findings=told, agreement=scores)
 
@@ -156,9 +159,14 @@ def agreed(one: Iterable[Document], other: Iterable[Document]) -> dict[str, Any]
     """
     known = {document.id: document for document in other}
     mine = list(one)
-    pairs = [(d, known[d.id]) for d in mine if d.id in known and known[d.id].text == d.text]
+    pairs = [
+        (d, known[d.id]) for d in mine if d.id in known and known[d.id].text == d.text
+    ]
     flat = [
-        [replace(pair[i], spans=flatten(pair[i].spans, "outermost")[0]) for pair in pairs]
+        [
+            replace(pair[i], spans=flatten(pair[i].spans, "outermost")[0])
+            for pair in pairs
+        ]
         for i in (0, 1)
     ]
     counts = SpanCounts.of(flat[0], flat[1])
@@ -167,7 +175,11 @@ def agreed(one: Iterable[Document], other: Iterable[Document]) -> dict[str, Any]
     by_type = {name: own.score("strict")["f1"] for name, own in counts.by_type.items()}
     ids = {document.id for document in mine} | known.keys()
     numbers = {"documents": len(pairs), "apart": len(ids) - len(pairs)}
-    numbers |= {"gold": counts.total.gold, "predicted": counts.total.predicted, "tokens": tokens}
+    numbers |= {
+        "gold": counts.total.gold,
+        "predicted": counts.total.predicted,
+        "tokens": tokens,
+    }
     return {**numbers, **f1, "kappa": kappa, "strict_by_type": by_type}
 
 
@@ -194,7 +206,9 @@ def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
         rehearse(job, parts)
     except FednotesError as error:
         stopped = _refused(error)
-    return replace(stopped, findings=job.kind.findings(job, sites), job=job, sites=sites)
+    return replace(
+        stopped, findings=job.kind.findings(job, sites), job=job, sites=sites
+    )
 
 
 def _refused(error: FednotesError) -> Checked:
@@ -232,6 +246,8 @@ def _stand_in(job: Job) -> Iterable[FednotesError]:
     sites = tuple(job.kind.invented(name, site) for name, site in job.sites.items())
     try:
         parts = parts_of(job, Sites(sites), job.module.for_sites(job.config, sites))
-        rehearse(job, [part for part in parts if part.condition == "federated"] or parts[:1])
+        rehearse(
+            job, [part for part in parts if part.condition == "federated"] or parts[:1]
+        )
     except FednotesError as error:
         yield error

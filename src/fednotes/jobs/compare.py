@@ -69,11 +69,15 @@ def compare(
     a, b = (path_of(run, "a run's folder") for run in (a, a if b is None else b))
     for name in (condition, against):
         if name not in CONDITIONS:
-            raise ConfigError(f"no condition is called {name!r}; {nearest(name, CONDITIONS)}")
+            raise ConfigError(
+                f"no condition is called {name!r}; {nearest(name, CONDITIONS)}"
+            )
     job, other_job = job_of(a), job_of(b)
     for run, of in ((a, job), (b, other_job)):
         if of.kind.name == "notes":
-            raise DataError(f"{run}: a run of {of.method!r} finds no entities to compare")
+            raise DataError(
+                f"{run}: a run of {of.method!r} finds no entities to compare"
+            )
     if job.kind is not other_job.kind:
         raise DataError(f"{a} and {b}: one finds phenotypes, the other entities")
     patients = job.kind.name == "patients"
@@ -88,10 +92,14 @@ def compare(
     own = load_sites(job).data
     others = own if a.resolve() == b.resolve() else load_sites(other_job).data
     if patients:
-        tests = compare_patients((a, own, condition), (b, others, against), samples, metric)
+        tests = compare_patients(
+            (a, own, condition), (b, others, against), samples, metric
+        )
         kind = "macro AUROC" if metric == "auroc" else "macro F1"
         found = {site: each.test for site, each in tests.items()}
-        measured = {site: each.scores for site, each in tests.items() if each.scores is not None}
+        measured = {
+            site: each.scores for site, each in tests.items() if each.scores is not None
+        }
         return Comparison(kind, condition, against, samples, found, gaps, measured, {})
     require_same(a, job, own)
     require_same(b, other_job, others)
@@ -101,17 +109,25 @@ def compare(
     one_to_one: dict[str, tuple[float, float]] = {}
     for site in own:
         if other.get(site.id) != [d.text for d in site.test]:
-            raise DataError(f"{a} and {b} do not have the same test data at site {site.id!r}")
+            raise DataError(
+                f"{a} and {b} do not have the same test data at site {site.id!r}"
+            )
         one, two = (_predict(*side, site) for side in ((a, condition), (b, against)))
         types = judged_types(job, site)
-        found[site.id] = paired_bootstrap(site.test, one, two, metric, samples, types=types)
-        sides = [SpanCounts.of(site.test, said, types=types).total for said in (one, two)]
+        found[site.id] = paired_bootstrap(
+            site.test, one, two, metric, samples, types=types
+        )
+        sides = [
+            SpanCounts.of(site.test, said, types=types).total for said in (one, two)
+        ]
         scores[site.id] = (sides[0].score(metric), sides[1].score(metric))
         if metric == "relaxed":
             matched = [side.score("relaxed_one_to_one")["f1"] for side in sides]
             one_to_one[site.id] = (matched[0], matched[1])
     kind = f"{metric} F1"
-    return Comparison(kind, condition, against, samples, found, gaps, scores, one_to_one)
+    return Comparison(
+        kind, condition, against, samples, found, gaps, scores, one_to_one
+    )
 
 
 def judged_types(job: Job, site: SiteData) -> tuple[str, ...]:
@@ -138,7 +154,9 @@ def job_of(run: Path) -> Job:
     """The job that a run's folder was made by. Raises ConfigError."""
     record = recorded(run)
     try:
-        return parse_job(record["table"], record["job"], Path(record["folder"]), str(run))
+        return parse_job(
+            record["table"], record["job"], Path(record["folder"]), str(run)
+        )
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{run / 'job.json'}: damaged") from error
 
@@ -151,15 +169,23 @@ def _predict(run: Path, condition: str, site: SiteData) -> tuple[Document, ...]:
 def model_folder(run: Path, condition: str, site: str) -> Path:
     """The model that a site has under a condition. Raises DataError if there is none."""
     part = run / condition / site if condition == "alone" else run / condition
-    places = (part / "sites" / site, part / "sites" / POOLED, part)  # its own, or one for all
+    places = (
+        part / "sites" / site,
+        part / "sites" / POOLED,
+        part,
+    )  # its own, or one for all
     folder = next((p / "model" for p in places if (p / "model").exists()), None)
     if folder is None:
-        raise DataError(f"{run} has no {condition} model of site {site!r}: was it run to its end?")
+        raise DataError(
+            f"{run} has no {condition} model of site {site!r}: was it run to its end?"
+        )
     return folder
 
 
 Side = tuple[Path, Sequence[SitePatients], str]  # a run, its sites, a condition
-Block = tuple[np.ndarray, np.ndarray, np.ndarray]  # labels, what both say: (patients, diseases)
+Block = tuple[
+    np.ndarray, np.ndarray, np.ndarray
+]  # labels, what both say: (patients, diseases)
 
 
 class PatientTest(NamedTuple):
@@ -199,22 +225,30 @@ def compare_patients(
             model = load_phenotyper(used[-1])
             known.append(_classes(model, its, used[-1]))
             bags = its.test.bags.take(rows)
-            predicted.append(model.rank(bags) if metric == "auroc" else model.classes(bags))
+            predicted.append(
+                model.rank(bags) if metric == "auroc" else model.classes(bags)
+            )
         classes = [sorted({*x, *y}) for x, y in zip(*known, strict=True)]
         block = (site.test.labels[rows], predicted[0], predicted[1])
         found[site.id] = _patient_test(block, classes, samples, metric)
         blocks.append((tuple(site.test.patients[row] for row in rows), block, classes))
         folders.add(tuple(used))
     if not found:
-        raise DataError(f"{a[0]}: no test patient is labelled, so there is nothing to compare")
+        raise DataError(
+            f"{a[0]}: no test patient is labelled, so there is nothing to compare"
+        )
     if len(blocks) == 1 or any(patients != blocks[0][0] for patients, _, _ in blocks):
         return found
     if len(folders) == 1:
         return {ALL_SITES: next(iter(found.values()))}
     # Each site's diseases stand side by side, so a drawn patient is drawn at every site.
-    labels, one, two = (np.concatenate([b[i] for _, b, _ in blocks], axis=1) for i in range(3))
+    labels, one, two = (
+        np.concatenate([b[i] for _, b, _ in blocks], axis=1) for i in range(3)
+    )
     together = [each for _, _, classes in blocks for each in classes]
-    return found | {ALL_SITES: _patient_test((labels, one, two), together, samples, metric)}
+    return found | {
+        ALL_SITES: _patient_test((labels, one, two), together, samples, metric)
+    }
 
 
 def _patient_test(
@@ -222,7 +256,9 @@ def _patient_test(
 ) -> PatientTest:
     """Compare what two models say of the same patients."""
     labels, one, two = block
-    test = paired_patients(labels, one, two, metric=metric, classes=classes, samples=samples)
+    test = paired_patients(
+        labels, one, two, metric=metric, classes=classes, samples=samples
+    )
     if metric == "auroc":
         return PatientTest(test, None)
     sides = [macro_measures(labels, classes, predicted) for predicted in (one, two)]
@@ -234,12 +270,18 @@ def _same_test(a: SitePatients, b: SitePatients) -> bool:
     return same and np.array_equal(a.test.labels, b.test.labels)
 
 
-def _classes(model: Phenotyper, site: SitePatients, folder: Path) -> Sequence[Sequence[int]]:
+def _classes(
+    model: Phenotyper, site: SitePatients, folder: Path
+) -> Sequence[Sequence[int]]:
     """The classes that a model knows of each disease. Raises DataError for other diseases."""
     if model.machines is None:
-        raise DataError(f"{folder}: this model ends with stage 1, it predicts no phenotypes")
+        raise DataError(
+            f"{folder}: this model ends with stage 1, it predicts no phenotypes"
+        )
     if model.phenotypes != site.phenotypes:
-        raise DataError(f"{folder}: the model's phenotypes are not those of the job's labels")
+        raise DataError(
+            f"{folder}: the model's phenotypes are not those of the job's labels"
+        )
     if model.space.fingerprint != site.space.fingerprint:
         raise DataError(
             f"{folder}: the model read notes with another dictionary or encoder than is there now"

@@ -27,7 +27,11 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """The scores, and what was not scored, for JSON."""
-        rest = {"unknown": self.unknown, "not_annotated": self.silent, "not_asked": self.left}
+        rest = {
+            "unknown": self.unknown,
+            "not_annotated": self.silent,
+            "not_asked": self.left,
+        }
         return {**self.scores, "not_scored": {k: list(v) for k, v in rest.items()}}
 
     def told(self) -> Iterator[str]:
@@ -62,5 +66,7 @@ def require_mapping(
                 f"{', '.join(found) or 'none'}{near and f'; {near}'}"
             )
         if new and new not in known:
-            raise ConfigError(f"--map {old}={new}: the model has no {new!r}; {nearest(new, known)}")
+            raise ConfigError(
+                f"--map {old}={new}: the model has no {new!r}; {nearest(new, known)}"
+            )
     return label_map or {}

@@ -159,7 +159,9 @@ def _decoded(source: str, data: bytes, encoding: str) -> str:
         raise DataError(f"{source}: {error}") from None
 
 
-def require_notes(path: Path, format: str | None, column: str | None, encoding: str) -> str | None:
+def require_notes(
+    path: Path, format: str | None, column: str | None, encoding: str
+) -> str | None:
     """Return the format of a table of notes, of JSON lines or of text files.
 
     Returns:
@@ -196,18 +198,26 @@ def _is_text_name(path: Path) -> bool:
 Reader = Callable[[Problems], Iterable[Document]]
 
 
-def _reader(path: Path, format: str | None, column: str | None, named: str) -> tuple[str, Reader]:
+def _reader(
+    path: Path, format: str | None, column: str | None, named: str
+) -> tuple[str, Reader]:
     """The reader of a file or folder that exists; the format of a corpus that is held, or ""."""
 
     def read_table(problems: Problems) -> Iterator[Document]:
-        kind = require_notes(path, format if format in NOTE_FORMATS else None, column, named)
-        notes = read_notes(path, kind, column=column, encoding=named, problems=problems, exact=True)
+        kind = require_notes(
+            path, format if format in NOTE_FORMATS else None, column, named
+        )
+        notes = read_notes(
+            path, kind, column=column, encoding=named, problems=problems, exact=True
+        )
         return map(document_of, notes)
 
     def read_lines(problems: Problems) -> Iterator[Document]:
         with reading_as(named):
             files = corpus.listing(path, accepts_jsonl, "JSONL")
-        return chain.from_iterable(_json_documents(file, named, problems) for file in files)
+        return chain.from_iterable(
+            _json_documents(file, named, problems) for file in files
+        )
 
     if format == "jsonl" and column is None:
         return "", read_lines
@@ -243,7 +253,10 @@ def _held_corpus(path: Path, format: str, named: str) -> Reader:
         yield from documents
         # A text without an annotation file is a note too, though no gold without mentions.
         with reading_as(named):
-            bare = [(text, corpus.read_text(text, empty=True, exact=True)) for text in own.without]
+            bare = [
+                (text, corpus.read_text(text, empty=True, exact=True))
+                for text in own.without
+            ]
         for file, text in bare:
             yield Document(file.relative_to(path).with_suffix("").as_posix(), text)
 
@@ -270,7 +283,11 @@ def _holds_notes_alone(folder: Path, named: str) -> bool:
 
 def _has_text(path: Path) -> bool:
     """Whether the tables have a column of text, and not tokens alone."""
-    files = [path] if path.is_file() else list(filter(parquet.accepts, corpus.visible(path, True)))
+    files = (
+        [path]
+        if path.is_file()
+        else list(filter(parquet.accepts, corpus.visible(path, True)))
+    )
     return all("text" in map(str.lower, parquet.column_names(file)) for file in files)
 
 

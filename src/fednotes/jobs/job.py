@@ -149,7 +149,9 @@ class SiteConfig:
                     'entity type, without B- or I-; "" drops a label'
                 )
         if self.where and not re.fullmatch(r"[^=]+=.+", self.where):
-            raise ConfigError(f'where = {self.where!r}: expected KEY=VALUE, such as "genre=nw"')
+            raise ConfigError(
+                f'where = {self.where!r}: expected KEY=VALUE, such as "genre=nw"'
+            )
         number, of = self.shares
         if self.share and not (self.path and 1 <= number <= of):
             raise ConfigError(
@@ -199,7 +201,9 @@ class NotesConfig:
     def __post_init__(self) -> None:
         encoding_of(self.encoding)
         if bool(self.path) == bool(self.paths) or not all(self.files):
-            raise ConfigError("give either `path`, a file or folder of notes, or `paths`, several")
+            raise ConfigError(
+                "give either `path`, a file or folder of notes, or `paths`, several"
+            )
         if len(set(self.files)) < len(self.files):
             raise ConfigError("paths: one is named twice, its notes would count twice")
 
@@ -414,14 +418,18 @@ class PatientsConfig:
         for name in ("notes", "codes", "test", "test_codes"):
             object.__setattr__(self, name, _paths(name, getattr(self, name)))
         if self.notes and self.concepts:
-            raise ConfigError("give either `notes` or `concepts` (cTAKES output), not both")
+            raise ConfigError(
+                "give either `notes` or `concepts` (cTAKES output), not both"
+            )
         if not (self.notes or self.concepts or self.labels):
             raise ConfigError(
                 "the site has no notes: give `notes`, `concepts` (cTAKES output) or `labels` (a "
                 "folder of the obesity challenge)"
             )
         if self.valid_fraction + (0.0 if self.test else self.test_fraction) >= 1:
-            raise ConfigError("valid_fraction + test_fraction: 0 to below 1, or nothing is trained")
+            raise ConfigError(
+                "valid_fraction + test_fraction: 0 to below 1, or nothing is trained"
+            )
         if bool(self.codes) != bool(self.codes_format):
             raise ConfigError(
                 'codes and codes_format ("table", "mimic", "omop", "codiesp"): give both'
@@ -430,7 +438,9 @@ class PatientsConfig:
         if (self.system or self.code_column) and not of_table:
             raise ConfigError('system and code_column go with codes_format = "table"')
         if self.patient_column and not (of_table or self.labels):
-            raise ConfigError("patient_column is of a table of codes or of labels: give one")
+            raise ConfigError(
+                "patient_column is of a table of codes or of labels: give one"
+            )
         if self.system:
             system_of(self.system)
         for name, of in (("test_codes", "codes"), ("test_labels", "labels")):
@@ -440,7 +450,9 @@ class PatientsConfig:
 
 def _paths(name: str, value: Any) -> tuple[str, ...]:
     given = (value,) if isinstance(value, str) and value else value or ()
-    if not isinstance(given, list | tuple) or not all(isinstance(p, str) and p for p in given):
+    if not isinstance(given, list | tuple) or not all(
+        isinstance(p, str) and p for p in given
+    ):
         raise ConfigError(f"{name} = {value!r}: expected a path or a list of paths")
     if len(set(given)) < len(given):
         raise ConfigError(f"{name}: a path is named twice")
@@ -487,7 +499,9 @@ PATIENT_TABLES = ("concepts", "text", "phenotypes", "hold_out")
 def patient_tables(table: Mapping[str, Any], where: str) -> PatientTables:
     """The tables of a job on patients, checked. Raises ConfigError naming table and key."""
     if table.get("silos", {}).get("by", "patient") != "patient":
-        raise ConfigError(f"{where} [silos]: patients are dealt by patient: leave out `by`")
+        raise ConfigError(
+            f"{where} [silos]: patients are dealt by patient: leave out `by`"
+        )
     if "concepts" in table and "text" in table:
         raise ConfigError(f"{where}: give either [concepts] or [text], not both")
     concepts = None
@@ -501,10 +515,14 @@ def patient_tables(table: Mapping[str, Any], where: str) -> PatientTables:
                 "an encoder"
             )
         concepts = build(ConceptsConfig, given, f"{where} [concepts]")
-    text = build(TextConfig, table["text"], f"{where} [text]") if "text" in table else None
+    text = (
+        build(TextConfig, table["text"], f"{where} [text]") if "text" in table else None
+    )
     phenotypes = _phenotypes(table.get("phenotypes", {}), where)
     if phenotypes and "synthetic" in table:
-        raise ConfigError(f"{where} [phenotypes]: generated patients have their own: leave it out")
+        raise ConfigError(
+            f"{where} [phenotypes]: generated patients have their own: leave it out"
+        )
     out = build(HoldOutConfig, table.get("hold_out", {}), f"{where} [hold_out]")
     for name, site in table.get("sites", {}).items():
         if not isinstance(site, Mapping):
@@ -515,9 +533,13 @@ def patient_tables(table: Mapping[str, Any], where: str) -> PatientTables:
                 "codes: leave out one of the two"
             )
         if phenotypes and not site.get("codes"):
-            raise ConfigError(f"{where} [sites.{name}]: [phenotypes] are made of codes: give them")
+            raise ConfigError(
+                f"{where} [sites.{name}]: [phenotypes] are made of codes: give them"
+            )
         if text is not None and site.get("concepts"):
-            raise ConfigError(f"{where} [sites.{name}]: concepts do not go with [text]: give notes")
+            raise ConfigError(
+                f"{where} [sites.{name}]: concepts do not go with [text]: give notes"
+            )
     return PatientTables(concepts, text, phenotypes, out.codes)
 
 
@@ -526,7 +548,9 @@ def _phenotypes(table: Mapping[str, Any], where: str) -> dict[str, tuple[str, ..
     for name, codes in table.items():
         place = f"{where} [phenotypes] {name}"
         if not isinstance(codes, list | tuple) or not codes:
-            raise ConfigError(f'{place} = {codes!r}: expected a list of codes such as "icd10:I10"')
+            raise ConfigError(
+                f'{place} = {codes!r}: expected a list of codes such as "icd10:I10"'
+            )
         with within(place, ConfigError):
             for code in codes:
                 parse(str(code))
@@ -571,9 +595,11 @@ class SiteKind:
     more: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda table, where: {}
     size: Callable[[Any], int] = lambda site: 1
     unit: str = "sent"
-    stand_in: Callable[[Any, str, int], Any] = lambda site, name, size: replace(site, id=name)
-    hints: Callable[[Mapping[str, Any], Sequence[Any]], Iterator[str]] = lambda scores, sites: iter(
-        ()
+    stand_in: Callable[[Any, str, int], Any] = lambda site, name, size: replace(
+        site, id=name
+    )
+    hints: Callable[[Mapping[str, Any], Sequence[Any]], Iterator[str]] = (
+        lambda scores, sites: iter(())
     )
     findings: Callable[[Job, Sites], tuple[Finding, ...]] = lambda job, sites: ()
     one_sentence: Callable[[Any], Any] | None = None
@@ -649,7 +675,9 @@ class Sites:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is wrong with the data, and what was skipped: to be known before training."""
-        return tuple(f"{f.where}: {f.message}" for f in self.findings if f.level != "info")
+        return tuple(
+            f"{f.where}: {f.message}" for f in self.findings if f.level != "info"
+        )
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -657,7 +685,9 @@ class Sites:
         return (*(f"warning: {text}" for text in self.warnings), *self.notes)
 
 
-def load_sites(job: Job, progress: Progress | None = None, cache: Path | None = None) -> Sites:
+def load_sites(
+    job: Job, progress: Progress | None = None, cache: Path | None = None
+) -> Sites:
     """Read every site of a job. progress: told of (patients done, all) while notes are read; cache:
     of what is made of them.
 

@@ -40,16 +40,42 @@ from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND
 KINDS = {kind.name: kind for kind in (documents.KIND, notes.KIND, patients.KIND)}
 # Of a Config, by the job itself.
 FILLED_IN = {
-    *("seed", "tags", "platforms", "model", "space", "phenotypes", "questionable", "vectors"),
+    *(
+        "seed",
+        "tags",
+        "platforms",
+        "model",
+        "space",
+        "phenotypes",
+        "questionable",
+        "vectors",
+    ),
     *("shared_tags", "sites", "privacy", "min_sites"),
 }
-DEFAULT_CONDITIONS = ("alone", "federated", "pooled")  # and the control of a method that has one
+DEFAULT_CONDITIONS = (
+    "alone",
+    "federated",
+    "pooled",
+)  # and the control of a method that has one
 DEFAULT_PRESET = "best"  # of a job that names none
-_TABLES = {"training", "model", "sites", "synthetic", "silos", "federation", "privacy"}.union(
-    *(kind.tables for kind in KINDS.values())
-)
+_TABLES = {
+    "training",
+    "model",
+    "sites",
+    "synthetic",
+    "silos",
+    "federation",
+    "privacy",
+}.union(*(kind.tables for kind in KINDS.values()))
 _FILES = (  # of [model]: they may stand beside the job
-    *("word_vectors", "contextual", "encoder", "backbone", "representation", "concept_vectors"),
+    *(
+        "word_vectors",
+        "contextual",
+        "encoder",
+        "backbone",
+        "representation",
+        "concept_vectors",
+    ),
 )
 
 
@@ -81,21 +107,34 @@ class TopConfig:
 
     def __post_init__(self) -> None:
         if not self.conditions:
-            raise ConfigError(f"conditions = []: name some of {', '.join(DEFAULT_CONDITIONS)}")
+            raise ConfigError(
+                f"conditions = []: name some of {', '.join(DEFAULT_CONDITIONS)}"
+            )
         for condition in self.conditions:
             if condition not in CONDITIONS:
-                raise ConfigError(f"conditions has {condition!r}; {nearest(condition, CONDITIONS)}")
+                raise ConfigError(
+                    f"conditions has {condition!r}; {nearest(condition, CONDITIONS)}"
+                )
         most = 4 * (os.cpu_count() or 1)
         if not 1 <= self.threads <= most:
-            raise ConfigError(f"threads = {self.threads}: expected 1 to {most} on this machine")
+            raise ConfigError(
+                f"threads = {self.threads}: expected 1 to {most} on this machine"
+            )
 
 
 @lru_cache(maxsize=1)
 def built_in_jobs() -> Mapping[str, Path]:
     """The jobs that come with the package, by name: `demo`, `fedner/table2`, …"""
     root = Path(str(resources.files("fednotes") / "apps" / "experiments"))
-    found = {str(path.relative_to(root).with_suffix("")): path for path in root.rglob("*.toml")}
-    return {name: path for name, path in sorted(found.items()) if "base" not in read_toml(path)}
+    found = {
+        str(path.relative_to(root).with_suffix("")): path
+        for path in root.rglob("*.toml")
+    }
+    return {
+        name: path
+        for name, path in sorted(found.items())
+        if "base" not in read_toml(path)
+    }
 
 
 def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:
@@ -107,7 +146,9 @@ def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:
     return parse_job(table, path.stem, path.resolve().parent, str(path))
 
 
-def load_table(name: str | Path, settings: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
+def load_table(
+    name: str | Path, settings: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], Path]:
     """The tables of a job file, or a built-in job, after `--set`; and its file.
 
     Raises ConfigError.
@@ -147,7 +188,9 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
     top_keys = {f.name for f in fields(TopConfig)}
     for key in table:
         if key not in top_keys | _TABLES:
-            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, top_keys | _TABLES)}")
+            raise ConfigError(
+                f"{where}: unknown key {key!r}; {nearest(key, top_keys | _TABLES)}"
+            )
         if key in _TABLES and not isinstance(table[key], Mapping):
             raise ConfigError(f"{where}: {key} is a value, expected a table [{key}]")
     top = build(TopConfig, {k: v for k, v in table.items() if k in top_keys}, where)
@@ -163,7 +206,9 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         raise ConfigError(
             f"{where}: preset = {top.preset!r}; {nearest(top.preset, method.presets)}"
         )
-    federation = build(FederationConfig, table.get("federation", {}), f"{where} [federation]")
+    federation = build(
+        FederationConfig, table.get("federation", {}), f"{where} [federation]"
+    )
     privacy: Privacy | None = None
     filled: dict[str, Any] = {"seed": top.seed}
     if "privacy" in table:
@@ -178,7 +223,11 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
             '[federation], which sites must permit, or aggregation = "mean"'
         )
     synthetic, sites = _sources(table, where, kind)
-    silos = build(SilosConfig, table["silos"], f"{where} [silos]") if "silos" in table else None
+    silos = (
+        build(SilosConfig, table["silos"], f"{where} [silos]")
+        if "silos" in table
+        else None
+    )
     return Job(
         name=name,
         title=top.title or name,
@@ -199,10 +248,14 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
     )
 
 
-def _privacy(method: Method, name: str, table: Mapping[str, Any], where: str) -> Privacy:
+def _privacy(
+    method: Method, name: str, table: Mapping[str, Any], where: str
+) -> Privacy:
     """The [privacy] table of a method that can keep it. Raises ConfigError."""
     if isinstance(why := method.private, str):
-        able = [n for n in methods.names() if not isinstance(methods.find(n).private, str)]
+        able = [
+            n for n in methods.names() if not isinstance(methods.find(n).private, str)
+        ]
         raise ConfigError(
             f"{where} [privacy]: method = {name!r} keeps no promise of differential privacy: "
             f"{why}; {', '.join(able)} can"
@@ -210,9 +263,13 @@ def _privacy(method: Method, name: str, table: Mapping[str, Any], where: str) ->
     return build(Privacy, table, f"{where} [privacy]")
 
 
-def _sources(table: Mapping[str, Any], where: str, kind: SiteKind) -> tuple[Any, dict[str, Any]]:
+def _sources(
+    table: Mapping[str, Any], where: str, kind: SiteKind
+) -> tuple[Any, dict[str, Any]]:
     if ("sites" in table) == ("synthetic" in table):
-        raise ConfigError(f"{where}: give either [sites.NAME] tables or a [synthetic] table")
+        raise ConfigError(
+            f"{where}: give either [sites.NAME] tables or a [synthetic] table"
+        )
     if "synthetic" in table:
         return build(kind.synthetic, table["synthetic"], f"{where} [synthetic]"), {}
     if not table["sites"]:
@@ -224,13 +281,17 @@ def _sources(table: Mapping[str, Any], where: str, kind: SiteKind) -> tuple[Any,
                 f"{where} [sites.{site}]: a site's name has letters, digits, - and _ only"
             )
         taken = {name.lower(): name for name in (POOLED, *sites)}
-        if found := taken.get(site.lower()):  # a site is a folder; some systems ignore case
+        if found := taken.get(
+            site.lower()
+        ):  # a site is a folder; some systems ignore case
             raise ConfigError(
                 f"{where} [sites.{site}]: this name is taken, choose another (it is {found!r} "
                 "where case does not count)"
             )
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{where}: sites.{site} is a value, expected a table [sites.{site}]")
+            raise ConfigError(
+                f"{where}: sites.{site} is a value, expected a table [sites.{site}]"
+            )
         sites[site] = build(kind.sites, values, f"{where} [sites.{site}]")
     return None, sites
 
@@ -250,8 +311,14 @@ def _config(
         if key in FILLED_IN:
             raise ConfigError(f"{where} [training]: {key!r} does not belong here")
         if key not in training:
-            raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
-    values = {**training_preset(method, preset, private="privacy" in filled), **given, **filled}
+            raise ConfigError(
+                f"{where} [training]: unknown key {key!r}; {nearest(key, training)}"
+            )
+    values = {
+        **training_preset(method, preset, private="privacy" in filled),
+        **given,
+        **filled,
+    }
     settings = _expand(table.get("model", {}), folder)
     if method.models and [*method.models()] == [settings.get("kind")]:
         del settings["kind"]  # of the only one that the method has
@@ -259,7 +326,9 @@ def _config(
     try:
         model = method.model_config(settings)
     except ConfigError as error:
-        told = str(error).removeprefix("model: ").removeprefix("model ")  # [model] says so
+        told = (
+            str(error).removeprefix("model: ").removeprefix("model ")
+        )  # [model] says so
         raise ConfigError(f"{where} [model]: {told}") from error
     made: Any = build(method.Config, values | {"model": model}, f"{where} [training]")
     if "privacy" in filled:
@@ -268,7 +337,9 @@ def _config(
     return made
 
 
-def training_preset(method: Method, preset: Mapping[str, Any], *, private: bool) -> dict[str, Any]:
+def training_preset(
+    method: Method, preset: Mapping[str, Any], *, private: bool
+) -> dict[str, Any]:
     """Return the [training] values that a job gets where it does not give its own.
 
     Args:
@@ -283,7 +354,9 @@ def training_preset(method: Method, preset: Mapping[str, Any], *, private: bool)
     return values
 
 
-def model_preset(preset: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def model_preset(
+    preset: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the preset's [model] values that apply to a job's [model] table.
 
     A job that names another kind of model than the preset, or another `tagger`, gets none of
@@ -304,7 +377,9 @@ def model_preset(preset: Mapping[str, Any], settings: Mapping[str, Any]) -> dict
     return values
 
 
-def _with_concepts(table: Mapping[str, Any], preset: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_concepts(
+    table: Mapping[str, Any], preset: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """What the preset says of [concepts], where the job reads notes so."""
     reads = isinstance(table.get("concepts"), Mapping) or "synthetic" in table
     if not reads or "text" in table or "concepts" not in preset:

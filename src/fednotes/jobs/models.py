@@ -31,7 +31,10 @@ BATCH = 32  # documents that are read together
 
 
 def load(
-    path: str | Path, device: str = "cpu", backbone: str | None = None, calibrated: bool = True
+    path: str | Path,
+    device: str = "cpu",
+    backbone: str | None = None,
+    calibrated: bool = True,
 ) -> MentionModel | PatientModel:
     """A saved model of any kind, for use.
 
@@ -62,7 +65,10 @@ class MentionModel:
     its confidences, if it has one (`fednotes calibrate`). folder: where it was read."""
 
     def __init__(
-        self, model: Model, calibration: Calibration | None = None, folder: Path | None = None
+        self,
+        model: Model,
+        calibration: Calibration | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.model, self.calibration, self.folder = model, calibration, folder
 
@@ -84,7 +90,9 @@ class MentionModel:
         self, text: Text, threshold: float = 0.0
     ) -> Document: ...
     @overload
-    def __call__(self, text: Iterable[Text], threshold: float = 0.0) -> list[Document]: ...
+    def __call__(
+        self, text: Iterable[Text], threshold: float = 0.0
+    ) -> list[Document]: ...
 
     def __call__(
         self, text: Text | Iterable[Text], threshold: float = 0.0
@@ -95,7 +103,9 @@ class MentionModel:
         left out. Raises DataError for what is no text, ConfigError for an impossible threshold.
         """
         if isinstance(text, str | Document):
-            return confident(self.model, self.calibration, [_document(text, 1)], threshold)[0]
+            return confident(
+                self.model, self.calibration, [_document(text, 1)], threshold
+            )[0]
         return list(self.stream(text, threshold=threshold))
 
     def stream(
@@ -108,15 +118,23 @@ class MentionModel:
         if not isinstance(batch, int) or batch < 1:
             raise ConfigError(f"batch = {batch}: at least 1 document is read at a time")
         if isinstance(texts, str | Document):
-            raise ConfigError("a stream is of several texts: give a list, or call the model")
+            raise ConfigError(
+                "a stream is of several texts: give a list, or call the model"
+            )
         if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
             raise DataError(f"expected texts or Documents, not {type(texts).__name__}")
-        confident(self.model, self.calibration, [], threshold)  # refused here, not at the first one
+        confident(
+            self.model, self.calibration, [], threshold
+        )  # refused here, not at the first one
         return self._streamed(texts, batch, threshold)
 
-    def _streamed(self, texts: Iterable[Text], batch: int, threshold: float) -> Iterator[Document]:
+    def _streamed(
+        self, texts: Iterable[Text], batch: int, threshold: float
+    ) -> Iterator[Document]:
         numbered = (_document(text, number) for number, text in enumerate(texts, 1))
-        yield from confident_stream(self.model, self.calibration, numbered, threshold, batch)
+        yield from confident_stream(
+            self.model, self.calibration, numbered, threshold, batch
+        )
 
     def predict_file(
         self,
@@ -150,7 +168,9 @@ class MentionModel:
             ConfigError: A parameter is none of those that are possible.
         """
         name = str(path_of(path, "a file or folder of notes"))
-        inputs = inputs_of(name, None, on_error, format=format, column=column, encoding=encoding)
+        inputs = inputs_of(
+            name, None, on_error, format=format, column=column, encoding=encoding
+        )
         inputs.require_readable()
         return confident_stream(self.model, self.calibration, inputs, threshold)
 
@@ -231,7 +251,11 @@ class PatientModel:
         given = {
             patient: [
                 _document(one, 1).text
-                for one in ([own] if isinstance(own, str) or not isinstance(own, Iterable) else own)
+                for one in (
+                    [own]
+                    if isinstance(own, str) or not isinstance(own, Iterable)
+                    else own
+                )
             ]
             for patient, own in notes.items()
         }
@@ -265,7 +289,9 @@ class PatientModel:
             return []
         rows = {row["patient"]: row for row in self.reader.results(given, told=False)}
         nothing: Any = {"probabilities": {}, "labels": {}}
-        return [PatientFinding(**nothing | {"patient": p} | rows.get(p, {})) for p in given]
+        return [
+            PatientFinding(**nothing | {"patient": p} | rows.get(p, {})) for p in given
+        ]
 
 
 def _read_patients(
@@ -292,5 +318,7 @@ def _checked(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(f"half a character at {error.start} of a text: decode it anew") from error
+        raise DataError(
+            f"half a character at {error.start} of a text: decode it anew"
+        ) from error
     return text

@@ -78,11 +78,15 @@ def predict(
     """
     patients = is_phenotyper(model)
     if patients and format not in ("jsonl", "csv"):
-        raise ConfigError(f"phenotypes are written as jsonl or csv: {format} is for mentions")
+        raise ConfigError(
+            f"phenotypes are written as jsonl or csv: {format} is for mentions"
+        )
     if patients and threshold:
         raise ConfigError("--threshold is for mentions; phenotypes have probabilities")
     if format == "csv" and not patients:
-        raise ConfigError("csv is for phenotypes of patients: mentions are jsonl, brat or conll")
+        raise ConfigError(
+            "csv is for phenotypes of patients: mentions are jsonl, brat or conll"
+        )
     if format == "brat" and out is None:
         raise ConfigError("brat is a folder of files: give --out FOLDER")
     _require_apart(path, out)
@@ -93,7 +97,9 @@ def predict(
         predict_patients(model, notes, format, out, device, place)
         return
     recogniser, calibration = load_model(model, device, place), Calibration.of(model)
-    inputs = inputs_of(path, text, on_error, format=read_as, column=column, encoding=encoding)
+    inputs = inputs_of(
+        path, text, on_error, format=read_as, column=column, encoding=encoding
+    )
     inputs.require_readable()
     found = confident_stream(recogniser, calibration, inputs, threshold)
     if format == "brat" and out is not None:
@@ -118,13 +124,17 @@ def _require_apart(name: str, out: Path | None) -> None:
     path, to = Path(name).resolve(), out.resolve()
     read_from = path.parent if path.is_file() else path
     if to in (path, read_from) or (to.is_file() and path in to.parents):
-        raise ConfigError(f"--out {out}: predictions would replace files of {name}: give another")
+        raise ConfigError(
+            f"--out {out}: predictions would replace files of {name}: give another"
+        )
 
 
 # ---- how predictions are written -----------------------------------------------------------------
 
 
-def write_documents(documents: Iterable[Document], out: Path | None, format: str) -> None:
+def write_documents(
+    documents: Iterable[Document], out: Path | None, format: str
+) -> None:
     """Write predictions as JSON lines or CoNLL, each as it comes.
 
     Args:
@@ -195,7 +205,9 @@ def write_brat(documents: Iterable[Document], out: Path) -> None:
             else:
                 os.rename(stage, out)
     except OSError as error:
-        raise FednotesError(f"{out}: cannot be written ({error.strerror or error})") from error
+        raise FednotesError(
+            f"{out}: cannot be written ({error.strerror or error})"
+        ) from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)
 
@@ -239,7 +251,9 @@ def confident(
     found = recogniser.predict(documents, confidence=True)
     found = calibration.on(found) if calibration else found
     return tuple(
-        replace(d, spans=tuple(s for s in d.spans if (s.confidence or 0.0) >= threshold))
+        replace(
+            d, spans=tuple(s for s in d.spans if (s.confidence or 0.0) >= threshold)
+        )
         for d in found
     )
 
@@ -260,7 +274,9 @@ def confident_stream(
         threshold: Spans of less confidence are left out.
         most: Documents that are held, and read together, at a time.
     """
-    confident(recogniser, calibration, [], threshold)  # refused here, not at the first one
+    confident(
+        recogniser, calibration, [], threshold
+    )  # refused here, not at the first one
     return _predicted(recogniser, calibration, iter(documents), threshold, most)
 
 
@@ -327,7 +343,9 @@ def gold_of(
     found = types_of(documents)
     for label in types:
         if label not in known:
-            raise ConfigError(f"--types: the model has no {label!r}; {nearest(label, known)}")
+            raise ConfigError(
+                f"--types: the model has no {label!r}; {nearest(label, known)}"
+            )
     scored = tuple(t for t in known if t in (types or found))
     if not scored:
         raise DataError(
@@ -335,6 +353,7 @@ def gold_of(
             f"{', '.join(known)}: no label is common; name them alike with --map OLD=NEW"
         )
     gold = tuple(
-        replace(d, spans=flatten(d.spans, "outermost")[0]) for d in relabel(documents, {}, known)
+        replace(d, spans=flatten(d.spans, "outermost")[0])
+        for d in relabel(documents, {}, known)
     )
     return gold, scored, found

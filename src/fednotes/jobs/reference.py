@@ -110,7 +110,9 @@ class Table:
 
 # ---- defaults ------------------------------------------------------------------------------------
 
-Values = Mapping[str, Any]  # values that stand in place of a class's own defaults, by key
+Values = Mapping[
+    str, Any
+]  # values that stand in place of a class's own defaults, by key
 
 
 def class_defaults(cls: type[Any]) -> dict[str, Any]:
@@ -215,7 +217,9 @@ def _tables() -> Iterator[Table]:
         yield from _table(
             f"[training] of {name}",
             method.Config,
-            values=training_preset(method, method.presets[DEFAULT_PRESET], private=False),
+            values=training_preset(
+                method, method.presets[DEFAULT_PRESET], private=False
+            ),
             elsewhere=tuple(_training_elsewhere(method)),
             hidden=FILLED_IN,
         )
@@ -257,7 +261,9 @@ def _model_table(
 
     by_preset: method, preset and the preset's values of the model.
     """
-    usual: list[Values] = [values for _, preset, values in by_preset if preset == DEFAULT_PRESET]
+    usual: list[Values] = [
+        values for _, preset, values in by_preset if preset == DEFAULT_PRESET
+    ]
     default = {} if {} in usual else usual[0]
     elsewhere = []
     alone = len({name for name, _, _ in by_preset}) == 1
@@ -270,7 +276,9 @@ def _model_table(
     if cls is TaggerConfig:
         for name, tagger in TAGGERS.items():
             own = {field.name: getattr(tagger, field.name) for field in fields(tagger)}
-            elsewhere.append((f'tagger = "{name}"', {**own, "tagger": default.get("tagger")}))
+            elsewhere.append(
+                (f'tagger = "{name}"', {**own, "tagger": default.get("tagger")})
+            )
     yield from _table(heading, cls, values=default, elsewhere=elsewhere, kind=kind)
 
 
@@ -304,7 +312,9 @@ def _table(
             if plain(value) != plain(default):
                 others[label] = value
         if name == "tagger":
-            others = {label: value for label, value in others.items() if value is not None}
+            others = {
+                label: value for label, value in others.items() if value is not None
+            }
         meaning = meanings.get(name, "")
         keys.append(Key(name, type_in_words(hints[name]), default, others, meaning))
     yield Table(heading, about, tuple(keys))
@@ -347,7 +357,9 @@ def documented(cls: type[Any]) -> tuple[str, dict[str, str]]:
                 meanings.setdefault(name, text)
         if base is cls:
             prose = (each for each in paragraphs if not _entries(each, names))
-            about += [_one_line(each) for each in prose if not each.startswith(_SECTION)]
+            about += [
+                _one_line(each) for each in prose if not each.startswith(_SECTION)
+            ]
     return "\n\n".join(about), meanings
 
 
@@ -428,12 +440,17 @@ def reference(name: str = "") -> str:
     chosen = [table for table in every if name in ("", table.name)]
     if not chosen:
         known = {table.name for table in every}
-        raise ConfigError(f"no table of a job is called {name!r}; {nearest(name, known)}")
+        raise ConfigError(
+            f"no table of a job is called {name!r}; {nearest(name, known)}"
+        )
     return "\n".join(_text(table) for table in chosen)
 
 
 def _text(table: Table) -> str:
-    lines = [table.heading, *(f"    {line}".rstrip() for line in table.about.split("\n"))]
+    lines = [
+        table.heading,
+        *(f"    {line}".rstrip() for line in table.about.split("\n")),
+    ]
     for key in table.keys:
         lines.append(f"  {key.name} = {shown(key.default)}  ({key.type})")
         lines += [f"      {text}" for text in _elsewhere(key)]
@@ -463,7 +480,9 @@ def markdown() -> str:
     """Return the reference as a page (`docs/job.md`)."""
     parts = [f"{_TITLE}\n", _INTRODUCTION]
     for table in tables():
-        heads = [head for head in _HEADS if head != "elsewhere" or _has_elsewhere(table)]
+        heads = [
+            head for head in _HEADS if head != "elsewhere" or _has_elsewhere(table)
+        ]
         lines = [_row(heads), _row(["---"] * len(heads))]
         for key in table.keys:
             cells = {
@@ -516,12 +535,19 @@ def schema() -> dict[str, Any]:
             "sites": {"type": "object", "additionalProperties": _schema(kind.sites)},
             "synthetic": _schema(kind.synthetic),
         }
-        only_method = {"properties": {"method": {"const": name}}, "required": ["method"]}
+        only_method = {
+            "properties": {"method": {"const": name}},
+            "required": ["method"],
+        }
         cases.append({"if": only_method, "then": {"properties": of_method}})
         for preset in methods.find(name).presets:
             of_preset = _settings(name, preset)
-            cases.append({"if": _condition(name, preset), "then": {"properties": of_preset}})
-    by_method = {key: {"type": "object"} for key in ("training", "model", "sites", "synthetic")}
+            cases.append(
+                {"if": _condition(name, preset), "then": {"properties": of_preset}}
+            )
+    by_method = {
+        key: {"type": "object"} for key in ("training", "model", "sites", "synthetic")
+    }
     return {
         **top,
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -594,4 +620,8 @@ def _schema(
     if kind:
         keys["kind"] = {"const": kind, "default": kind}
     found = {key: value for key, value in whole.items() if key != "$defs"}
-    return found | {"properties": keys, "additionalProperties": False, "description": about}
+    return found | {
+        "properties": keys,
+        "additionalProperties": False,
+        "description": about,
+    }

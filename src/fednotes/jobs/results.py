@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from annotated_types import Interval
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FiniteFloat,
+    ValidationError,
+    model_validator,
+)
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import DataError, TrainingError, needs, on_disk
@@ -34,15 +40,25 @@ if TYPE_CHECKING:
     from fednotes.engines.rounds import RoundResult
 
 VERSION = 1  # of summary.json; before it, files had none
-PROMISED = "promise.json"  # beside a real site's own scores: what was promised of privacy
-OWN_MIX = "own-mix"  # each site mixes two models of its own: the control of method "personal"
+PROMISED = (
+    "promise.json"  # beside a real site's own scores: what was promised of privacy
+)
+OWN_MIX = (
+    "own-mix"  # each site mixes two models of its own: the control of method "personal"
+)
 CONDITIONS = ("alone", OWN_MIX, "federated", "pooled")
 BASELINES = ("alone", OWN_MIX)  # what the federation is compared with at each site
 SUMMARY, METRICS, AUDIT = "summary.json", "metrics.jsonl", "audit.json"
 _SHOWN = shipped("jobs/scores.toml")
-SCORES: Mapping[str, Mapping[str, Any]] = _SHOWN["scores"]  # how each kind of score is shown
-CURVES: Mapping[str, Mapping[str, Any]] = _SHOWN["curves"]  # likewise, what evaluations measure
-HINTS: Mapping[str, str] = shipped("jobs/hints.toml")  # what a run says beside its scores
+SCORES: Mapping[str, Mapping[str, Any]] = _SHOWN[
+    "scores"
+]  # how each kind of score is shown
+CURVES: Mapping[str, Mapping[str, Any]] = _SHOWN[
+    "curves"
+]  # likewise, what evaluations measure
+HINTS: Mapping[str, str] = shipped(
+    "jobs/hints.toml"
+)  # what a run says beside its scores
 Scores = Mapping[str, Any]  # kind of score → measure → number, as `metrics/` makes them
 
 
@@ -114,13 +130,20 @@ class RunResult(BaseModel):
         """Runs between real sites once had a list of sites, and scores beside it."""
         if not isinstance(table, dict):
             return table
-        holds = {"phenotype": "patients", "pretrain": "notes"}.get(str(table.get("method")), "")
+        holds = {"phenotype": "patients", "pretrain": "notes"}.get(
+            str(table.get("method")), ""
+        )
         table = {"holds": holds, **table}
         if not isinstance(table.get("sites"), list):
             return table
         own = mapping(table.get("scores"))
-        sites = {s: {"federated": own[s]} if s in own else {} for s in map(str, table["sites"])}
-        spent = {k: table.get(k) for k in ("rounds", "seconds", "bytes_up", "bytes_down")}
+        sites = {
+            s: {"federated": own[s]} if s in own else {}
+            for s in map(str, table["sites"])
+        }
+        spent = {
+            k: table.get(k) for k in ("rounds", "seconds", "bytes_up", "bytes_down")
+        }
         return {**table, "sites": sites, "conditions": {"federated": spent}}
 
     @property
@@ -133,7 +156,9 @@ class RunResult(BaseModel):
         found = self.verdict(site)
         return None if found is None else found.gap
 
-    def verdict(self, site: str | None = None, against: str = "alone") -> Verdict | None:
+    def verdict(
+        self, site: str | None = None, against: str = "alone"
+    ) -> Verdict | None:
         """Return what the federation gave over another condition: to one site, or to the means.
 
         It comes from the paired test where the run has one, else from an unpaired interval.
@@ -143,7 +168,9 @@ class RunResult(BaseModel):
             against: "alone", or "own-mix" in a run of method "personal".
         """
         if site is None:
-            return verdict([*self.sites.values()], self.paired_mean.get(against), against)
+            return verdict(
+                [*self.sites.values()], self.paired_mean.get(against), against
+            )
         paired = self.paired.get(against, {}).get(site)
         return verdict([self.sites.get(site, {})], paired, against)
 
@@ -152,7 +179,9 @@ class RunResult(BaseModel):
         found = judged(mapping(mapping(self.sites.get(site)).get(condition)))
         if found is None or found[0] < 0:  # of a loss
             return None
-        return max(0.0, found[0] - 1.96 * found[1]), min(1.0, found[0] + 1.96 * found[1])
+        return max(0.0, found[0] - 1.96 * found[1]), min(
+            1.0, found[0] + 1.96 * found[1]
+        )
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each site and condition, then for "mean", over sites: scores on test data, as
@@ -174,17 +203,27 @@ class RunResult(BaseModel):
         """The table in a notebook; all of it escaped."""
         rows = self.table()
         heads = [*dict.fromkeys(name for row in rows for name in row)]
-        shown = [[escape(one_line(_cell(row.get(name, "")))) for name in heads] for row in rows]
-        lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in shown]
+        shown = [
+            [escape(one_line(_cell(row.get(name, "")))) for name in heads]
+            for row in rows
+        ]
+        lines = [
+            f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in shown
+        ]
         top = "".join(f"<th>{escape(name)}</th>" for name in heads)
         title = escape(one_line(f"{self.title} (seed {self.seed})"))
-        return f"<table><caption>{title}</caption><tr>{top}</tr>{''.join(lines)}</table>"
+        return (
+            f"<table><caption>{title}</caption><tr>{top}</tr>{''.join(lines)}</table>"
+        )
 
     @property
     def cost(self) -> str:
         """What the federation took a site, where it is known: bytes and, of one machine that trains
         the sites in turn, a site's part of the time."""
-        spent, sites = mapping(self.conditions.get("federated")), max(1, len(self.sites))
+        spent, sites = (
+            mapping(self.conditions.get("federated")),
+            max(1, len(self.sites)),
+        )
         sent = [number(spent, name) for name in ("bytes_up", "bytes_down")]
         told = [size(sum(filter(None, sent)) / sites)] if None not in sent else []
         if (seconds := number(spent, "seconds")) is not None:
@@ -197,7 +236,9 @@ class RunResult(BaseModel):
 
 
 def _flat(scores: Mapping[str, Any]) -> dict[str, float]:
-    names = [(kind, name) for kind, of in SCORES.items() for name in of.get("measures", ())]
+    names = [
+        (kind, name) for kind, of in SCORES.items() for name in of.get("measures", ())
+    ]
     found = {f"{kind}_{name}": number(scores, kind, name) for kind, name in names}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -289,17 +330,25 @@ class Audit(BaseModel):
     @property
     def unproven(self) -> list[str]:
         """The attacks that would apply and say nothing: they were not tried, or fail undefended."""
-        return [leak.attack for leak in self.attacks if leak.applies and not leak.proven]
+        return [
+            leak.attack for leak in self.attacks if leak.applies and not leak.proven
+        ]
 
     @property
     def untried(self) -> list[str]:
         """The attacks that would apply and failed before they said anything."""
-        return [leak.attack for leak in self.attacks if leak.applies and leak.success is None]
+        return [
+            leak.attack
+            for leak in self.attacks
+            if leak.applies and leak.success is None
+        ]
 
     @property
     def summary(self) -> str:
         """How it went, in a line."""
-        best = max(self.attacks, key=lambda leak: leak.advantage, default=Leak(attack="none"))
+        best = max(
+            self.attacks, key=lambda leak: leak.advantage, default=Leak(attack="none")
+        )
         silent = f"; say nothing: {', '.join(self.unproven)}" if self.unproven else ""
         return f"the best attack, {best.attack}, may be {best.advantage:.3f} above chance{silent}"
 
@@ -330,9 +379,13 @@ def read_table(path: Path, kind: type[M]) -> M:
     table = _object(path, 1, _text_of(path, MOST_BYTES + 1))
     version = table.get("version", 0)
     if not isinstance(version, int):
-        raise DataError(f"{path}: its version is not an integer; copy the run's folder again")
+        raise DataError(
+            f"{path}: its version is not an integer; copy the run's folder again"
+        )
     if version > VERSION:
-        raise DataError(f"{path}: its version is {version!r}, known is {VERSION}: update fednotes")
+        raise DataError(
+            f"{path}: its version is {version!r}, known is {VERSION}: update fednotes"
+        )
     try:
         return kind.model_validate(table)
     except ValidationError as error:
@@ -351,7 +404,9 @@ def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
         return []
     text = _text_of(path, MOST_BYTES + 1)
     if len(text.encode()) > MOST_BYTES:
-        raise DataError(f"{path}: over {MOST_BYTES:,} bytes; fednotes reads no larger file")
+        raise DataError(
+            f"{path}: over {MOST_BYTES:,} bytes; fednotes reads no larger file"
+        )
     rows = [(n, row) for n, row in enumerate(text.split("\n"), 1) if row.strip()]
     found = []
     for n, row in rows:
@@ -376,11 +431,19 @@ def rewound(path: Path, part: str, round: int) -> list[dict[str, Any]]:
     return kept
 
 
-def line_of(result: RoundResult, part: str, condition: str, **more: Any) -> dict[str, Any]:
+def line_of(
+    result: RoundResult, part: str, condition: str, **more: Any
+) -> dict[str, Any]:
     """An evaluation's line."""
     spent = {"bytes_up": result.bytes_up, "bytes_down": result.bytes_down}
     of = {"part": part, "condition": condition, "round": result.round}
-    return {**of, **result.metrics, **more, **spent, "seconds": round(result.seconds, 3)}
+    return {
+        **of,
+        **result.metrics,
+        **more,
+        **spent,
+        "seconds": round(result.seconds, 3),
+    }
 
 
 def add_line(path: Path, entry: Mapping[str, Any]) -> None:
@@ -401,7 +464,9 @@ def _object(path: Path, line: int, text: str) -> dict[str, Any]:
     try:
         value = parse_json(text, strict=False)
     except JsonError as error:
-        raise DataError.at(path, line + error.line - 1, f"not JSON ({error})") from error
+        raise DataError.at(
+            path, line + error.line - 1, f"not JSON ({error})"
+        ) from error
     if not isinstance(value, dict):
         raise DataError.at(path, line, "expected a JSON object")
     return value
@@ -411,7 +476,9 @@ def size(count: float) -> str:
     """Bytes for people, in powers of 1000."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(count) < 999.5 or unit == "TB":
-            return f"{count:.3g} {unit}" if abs(count) < 99.95 else f"{count:.0f} {unit}"
+            return (
+                f"{count:.3g} {unit}" if abs(count) < 99.95 else f"{count:.0f} {unit}"
+            )
         count /= 1000
     raise AssertionError("the last unit takes any number")
 

@@ -103,7 +103,9 @@ def _flat(scores: dict[str, Any], above: str = "") -> dict[str, Number | str]:
         if not isinstance(value, dict) or key in ("by_type", "by_output", "counts"):
             continue
         if value.keys() == {"mean", "std", "n"}:
-            found |= {f"{name}_{statistic}": value[statistic] for statistic in ("mean", "std")}
+            found |= {
+                f"{name}_{statistic}": value[statistic] for statistic in ("mean", "std")
+            }
         else:
             found |= _flat(value, name)
     return found
@@ -119,12 +121,16 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
         if not first.isdecimal() or not (last or first if dash else first).isdecimal():
-            raise ConfigError(f"seeds {text!r}: expected numbers or ranges, such as 1-5 or 1,2,7")
+            raise ConfigError(
+                f"seeds {text!r}: expected numbers or ranges, such as 1-5 or 1,2,7"
+            )
         if dash and not last:
             raise ConfigError(f"seeds {text!r}: the range {piece.strip()!r} has no end")
         end = int(last) if dash else int(first)
         if end - int(first) >= MOST_SEEDS:
-            raise ConfigError(f"seeds {text!r}: at most {MOST_SEEDS:,} seeds are possible")
+            raise ConfigError(
+                f"seeds {text!r}: at most {MOST_SEEDS:,} seeds are possible"
+            )
         if end < int(first):
             raise ConfigError(f"seeds {text!r}: the range {piece.strip()!r} is empty")
         seeds += range(int(first), end + 1)
@@ -188,7 +194,9 @@ def simulate_seeds(
         BusyError: Another process runs there.
     """
     seeds, shown = checked_seeds(seeds), displayed(display)
-    jobs = {seed: with_seed(job, seed) for seed in seeds}  # all are checked before the first run
+    jobs = {
+        seed: with_seed(job, seed) for seed in seeds
+    }  # all are checked before the first run
     _require_place(out)
     with ExitStack() as mine:
         mine.enter_context(held(out))
@@ -200,7 +208,9 @@ def simulate_seeds(
             )
         if earlier and overwrite and not resume:
             _set_aside(out)
-            mine.enter_context(held(out))  # a new folder: the lock of the other one moved with it
+            mine.enter_context(
+                held(out)
+            )  # a new folder: the lock of the other one moved with it
         results = []
         with goes_on(f"{command} --resume"):
             for place, (seed, own) in enumerate(jobs.items(), 1):
@@ -209,7 +219,12 @@ def simulate_seeds(
                 if result is None:
                     shown.seed(seed, place, len(seeds))
                     result = simulate(
-                        own, folder, resume=resume, device=device, display=shown, command=command
+                        own,
+                        folder,
+                        resume=resume,
+                        device=device,
+                        display=shown,
+                        command=command,
                     )
                 after_run(folder)
                 results.append(result)
@@ -227,7 +242,9 @@ def _finished(job: Job, folder: Path) -> RunResult | None:
     if not (folder / SUMMARY).is_file():
         return None
     if recorded(folder).get("fingerprint") != job.fingerprint:
-        raise ConfigError(f"{folder} holds a run of another job (or other --set): nothing done")
+        raise ConfigError(
+            f"{folder} holds a run of another job (or other --set): nothing done"
+        )
     return read_result(folder)
 
 
@@ -235,7 +252,9 @@ def _require_place(out: Path) -> None:
     """Raise ConfigError unless a folder holds runs of seeds, or is new or empty."""
     if not out.exists():
         return
-    if not out.is_dir() or not (_is_begun(out) or all(path.name == LOCK for path in out.iterdir())):
+    if not out.is_dir() or not (
+        _is_begun(out) or all(path.name == LOCK for path in out.iterdir())
+    ):
         raise ConfigError(
             f"{out} holds something else than runs of several seeds: give another --out"
         )
@@ -257,7 +276,9 @@ def _set_aside(out: Path) -> None:
     previous = out.with_name(out.name + ".previous")
     if previous.exists():
         if not _is_begun(previous):
-            raise ConfigError(f"{previous} is in the way: move it, or give another --out")
+            raise ConfigError(
+                f"{previous} is in the way: move it, or give another --out"
+            )
         shutil.rmtree(previous)
     out.rename(previous)
 
@@ -287,15 +308,21 @@ def summarised(results: Sequence[RunResult], command: str = "") -> SeedsResult:
     )
 
 
-def _differences(results: Sequence[RunResult]) -> tuple[list[SeedDifference], list[str]]:
+def _differences(
+    results: Sequence[RunResult],
+) -> tuple[list[SeedDifference], list[str]]:
     """Return the paired tests over the seeds, and what a reader should know of them."""
     if len(results) < FEWEST_TESTED:
-        return [], [f"a paired test needs {FEWEST_TESTED} seeds or more: none is made of fewer"]
+        return [], [
+            f"a paired test needs {FEWEST_TESTED} seeds or more: none is made of fewer"
+        ]
     try:
         found = list(_tests(results))
     except MissingExtra as error:
         return [], [f"no paired test over the seeds: {error}"]
-    few = f"{len(results)} seeds: no difference is claimed with fewer than {FEWEST_SEEDS}"
+    few = (
+        f"{len(results)} seeds: no difference is claimed with fewer than {FEWEST_SEEDS}"
+    )
     return found, [few] if found and len(results) < FEWEST_SEEDS else []
 
 
@@ -304,7 +331,9 @@ def _tests(results: Sequence[RunResult]) -> Iterator[SeedDifference]:
     for against in BASELINES:
         for site in [*results[0].sites, ""]:
             gains = [
-                gain for result in results if (gain := _gain(result, site, against)) is not None
+                gain
+                for result in results
+                if (gain := _gain(result, site, against)) is not None
             ]
             if len(gains) < FEWEST_TESTED:
                 continue
@@ -339,5 +368,7 @@ def read_seeds(folder: Path) -> SeedsResult:
     """
     path = folder / SEEDS_FILE
     if not path.is_file():
-        raise DataError(f"{folder}: no {SEEDS_FILE} there: were all seeds run to their end?")
+        raise DataError(
+            f"{folder}: no {SEEDS_FILE} there: were all seeds run to their end?"
+        )
     return read_table(path, SeedsResult)

@@ -85,7 +85,10 @@ class ShownJob:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job as JSON values."""
-        return {"name": self.name, "settings": [asdict(setting) for setting in self.settings]}
+        return {
+            "name": self.name,
+            "settings": [asdict(setting) for setting in self.settings],
+        }
 
     def __str__(self) -> str:
         return self.to_toml()
@@ -169,13 +172,17 @@ class _Showing:
         for name, site in job.sites.items():
             values = {field.name: getattr(site, field.name) for field in fields(site)}
             if without_places:
-                values = {key: value for key, value in values.items() if key not in PLACES}
+                values = {
+                    key: value for key, value in values.items() if key not in PLACES
+                }
             yield from self._table(("sites", name), values)
 
     def _training(self) -> Iterator[ShownSetting]:
         config: Any = self._job.config
         values = {f.name: getattr(config, f.name) for f in fields(config)}
-        values = {name: value for name, value in values.items() if name not in FILLED_IN}
+        values = {
+            name: value for name, value in values.items() if name not in FILLED_IN
+        }
         method = methods.find(self._job.method)
         preset = training_preset(method, self._tables, private=False)
         fixed = {} if self._job.privacy is None else method.private.settings
@@ -189,12 +196,19 @@ class _Showing:
         config: Any = self._job.config.model
         written = self._given.get("model", {})
         preset = model_preset(self._tables, written)
-        if "kind" not in {field.name for field in fields(config)} and hasattr(config, "kind"):
+        if "kind" not in {field.name for field in fields(config)} and hasattr(
+            config, "kind"
+        ):
             yield from self._table(("model",), {"kind": config.kind}, preset)
-        architecture = isinstance(config, TaggerConfig) and "tagger" in {*written, *preset}
+        architecture = isinstance(config, TaggerConfig) and "tagger" in {
+            *written,
+            *preset,
+        }
         plain_tagger = {field.name: field.default for field in fields(TaggerConfig)}
         for setting in self._config(("model",), config, preset):
-            differs = architecture and setting.value != plain(plain_tagger.get(setting.key))
+            differs = architecture and setting.value != plain(
+                plain_tagger.get(setting.key)
+            )
             if differs and setting.origin == "default":
                 yield _with_origin(setting, "tagger", f'tagger "{config.tagger}"')
             else:
@@ -212,7 +226,10 @@ class _Showing:
             yield from self._config((*place, name), value, preset.get(name, {}))
 
     def _table(
-        self, place: Place, values: Mapping[str, Any], preset: Mapping[str, Any] | None = None
+        self,
+        place: Place,
+        values: Mapping[str, Any],
+        preset: Mapping[str, Any] | None = None,
     ) -> Iterator[ShownSetting]:
         written: Any = self._given
         for name in place:
@@ -225,12 +242,16 @@ class _Showing:
                 yield ShownSetting(".".join(place), key, plain(value), "preset", source)
             else:
                 source = self._default(place, key)
-                yield ShownSetting(".".join(place), key, plain(value), "default", source)
+                yield ShownSetting(
+                    ".".join(place), key, plain(value), "default", source
+                )
 
     def _from_job(self, place: Place, key: str, value: Any) -> ShownSetting:
         where = (*place, key)
         if any(_covers(assigned, where) for assigned in self._assigned):
-            return ShownSetting(".".join(place), key, plain(value), "setting", "set over the job")
+            return ShownSetting(
+                ".".join(place), key, plain(value), "setting", "set over the job"
+            )
         line = _line_of(self._lines, where)
         source = "job" if line is None else f"job, line {line}"
         return ShownSetting(".".join(place), key, plain(value), "job", source, line)
@@ -311,7 +332,9 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        pairs = ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items())
+        pairs = ", ".join(
+            f"{_key(key)} = {_value(each)}" for key, each in value.items()
+        )
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_value(each) for each in value)}]"

@@ -28,7 +28,14 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.federation import EVALUATE, Method, MethodSite
 from fednotes.core.parsing import mapping, number, read_json
 from fednotes.core.stopping import goes_on
-from fednotes.core.store import LOCK, held, make_private, private_folder, write_json, write_text
+from fednotes.core.store import (
+    LOCK,
+    held,
+    make_private,
+    private_folder,
+    write_json,
+    write_text,
+)
 from fednotes.core.tensors import device_of
 from fednotes.encoders.features import default_cache
 from fednotes.engines.inprocess import InProcess
@@ -174,23 +181,32 @@ def simulate(
         refuse(job, out, resume, replace_old)
         sites, config, parts = prepare(job, display.features)
         sizes = [job.kind.size(site) for site in sites.data]
-        warnings = (*job.module.warnings(config), *job.module.size_warnings(config, sizes))
+        warnings = (
+            *job.module.warnings(config),
+            *job.module.size_warnings(config, sizes),
+        )
         for text in (*sites.warnings, *warnings):
             display.warn(text)
         sites = replace(sites, notes=(*sites.notes, *warnings))
         if cost := traffic(job, config, sites.data):
             display.cost(cost)
         if replace_old and set_aside(out):
-            mine.enter_context(held(out))  # a new folder, for the other one went with its lock
+            mine.enter_context(
+                held(out)
+            )  # a new folder, for the other one went with its lock
         claim(job, out, sites, resume)
         with goes_on(f"{command} --resume"):
             run = _Run(job, out, resume, device, display)
-            result = _result(job, sites, parts, run.outcomes(parts, sites.data), command)
+            result = _result(
+                job, sites, parts, run.outcomes(parts, sites.data), command
+            )
             result.write(out)
     return result
 
 
-def prepare(job: Job, progress: Progress | None = None) -> tuple[Sites, Any, list[Part]]:
+def prepare(
+    job: Job, progress: Progress | None = None
+) -> tuple[Sites, Any, list[Part]]:
     """A job's data, its method's settings for them, and the parts of its run; nothing is trained.
 
     progress: of `load_sites`. Raises FednotesError for what cannot be.
@@ -209,8 +225,12 @@ def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
         return None
     sizes = [job.kind.size(site) for site in sites]
     told = job.module.traffic(config, sizes)
-    if told and job.federation.secure_sum:  # makes eight bytes of four, and has no smaller ones
-        whole = job.privacy is not None or getattr(config, "compression", "") == "packed"
+    if (
+        told and job.federation.secure_sum
+    ):  # makes eight bytes of four, and has no smaller ones
+        whole = (
+            job.privacy is not None or getattr(config, "compression", "") == "packed"
+        )
         told = told[0] * (1 if whole else 2), told[1]
     return told and Traffic(job.module.planned(config, sizes)[0], *told)
 
@@ -221,7 +241,9 @@ def parts_of(job: Job, sites: Sites, config: Any) -> list[Part]:
     told: Any = {"method": job.module, "unit": job.kind.unit}
     if "alone" in job.conditions:
         own = zip(sites.data, job.module.alone(config, sites.data), strict=True)
-        found += [Part("alone", (site,), settings, site.id, **told) for site, settings in own]
+        found += [
+            Part("alone", (site,), settings, site.id, **told) for site, settings in own
+        ]
     if OWN_MIX in job.conditions:
         found.append(Part(OWN_MIX, sites.data, job.module.control(config), **told))
     if "federated" in job.conditions:
@@ -241,7 +263,11 @@ def members_of(
     progress: Progress | None = None,
 ) -> list[MethodSite]:
     """The sites of a part with their models and encoded data. Raises FednotesError."""
-    given: Any = {"device": device, "cache": cache or default_cache(), "progress": progress}
+    given: Any = {
+        "device": device,
+        "cache": cache or default_cache(),
+        "progress": progress,
+    }
     return [
         job.module.Site(data, part.config, directory=directory, **given)
         for data, directory in zip(part.sites, folders, strict=True)
@@ -263,7 +289,9 @@ class _Run:
     device: str
     display: Display
 
-    def outcomes(self, parts: Sequence[Part], sites: Sequence[Any]) -> dict[str, Outcome]:
+    def outcomes(
+        self, parts: Sequence[Part], sites: Sequence[Any]
+    ) -> dict[str, Outcome]:
         """The outcome of each part by its name, a finished one's as it is."""
         torch.set_num_threads(self.job.threads)
         torch.use_deterministic_algorithms(self.device == "cpu")
@@ -319,7 +347,8 @@ class _Run:
         state = engine.resume()
         rewound(self.out / METRICS, part.name, state.round if state else 0)
         self.display.begin(
-            part, *module.planned(part.config, [member.num_examples for member in members])
+            part,
+            *module.planned(part.config, [member.num_examples for member in members]),
         )
         final = module.train(engine, part.config)
         self.display.end()
@@ -331,7 +360,9 @@ class _Run:
         by_document = {id: judge.document_counts(id) for id, judge in judges.items()}
         return Outcome(
             scores=scores,
-            documents={id: c.tolist() for id, c in by_document.items() if c is not None},
+            documents={
+                id: c.tolist() for id, c in by_document.items() if c is not None
+            },
             rounds=final.round,
             seconds=engine.seconds,
             bytes_up=engine.bytes_up,
@@ -372,10 +403,14 @@ def _result(
     by = defaultdict[str, list[Outcome]](list)
     for name, outcome in outcomes.items():
         by[name.split("/")[0]].append(outcome)
-    each = {c: {s: of for o in own for s, of in o.scores.items()} for c, own in by.items()}
+    each = {
+        c: {s: of for o in own for s, of in o.scores.items()} for c, own in by.items()
+    }
     scores = {site: {c: of[site] for c, of in each.items()} for site in ids}
     spent = ("bytes_down", "bytes_up", "examples", "rounds", "seconds")
-    conditions = {c: {k: sum(getattr(o, k) for o in own) for k in spent} for c, own in by.items()}
+    conditions = {
+        c: {k: sum(getattr(o, k) for o in own) for k in spent} for c, own in by.items()
+    }
     mean = {c: mean_scores([of[site] for site in ids]) for c, of in each.items()}
     federated = outcomes.get("federated")
     paired = {c: _paired(by, c) for c in BASELINES if c in by}
@@ -395,7 +430,11 @@ def _result(
         annotated={s.id: list(s.tags.types) for s in sites.data if hasattr(s, "tags")},
         sites=scores,
         mean=mean,
-        micro={c: sums for c, of in each.items() if (sums := summed_scores([of[s] for s in ids]))},
+        micro={
+            c: sums
+            for c, of in each.items()
+            if (sums := summed_scores([of[s] for s in ids]))
+        },
         valid={c: _validation(own) for c, own in by.items()},
         privacy={
             part.condition: promise.told()
@@ -410,7 +449,11 @@ def _result(
         versions=versions(),
         notes=[
             *sites.told,
-            *([f"federated: {federated.described}"] if federated and federated.described else ()),
+            *(
+                [f"federated: {federated.described}"]
+                if federated and federated.described
+                else ()
+            ),
             *nothing_found(scores),
             *job.kind.hints(scores, sites.data),
             *pooled_below_alone(mean, conditions, parts, len(ids)),
@@ -442,14 +485,19 @@ def _paired(
     federated, other = counts["federated"], counts[against]
     if federated.keys() != other.keys():
         return {}, None
-    sites, mean = paired_sites({site: (federated[site], other[site]) for site in federated})
+    sites, mean = paired_sites(
+        {site: (federated[site], other[site]) for site in federated}
+    )
     told = {site: _difference_of(found) for site, found in sites.items()}
     return told, None if mean is None else _difference_of(mean)
 
 
 def _difference_of(found: Bootstrap) -> PairedDifference:
     return PairedDifference(
-        difference=found.difference, low=found.low, high=found.high, p_value=found.p_value
+        difference=found.difference,
+        low=found.low,
+        high=found.high,
+        p_value=found.p_value,
     )
 
 
@@ -469,7 +517,9 @@ def require_place(out: Path) -> None:
     if (out / "job.json").exists() or not out.exists():
         return
     if not out.is_dir() or any(path.name != LOCK for path in out.iterdir()):
-        raise ConfigError(f"{out} is not the folder of a run, nor empty: give another --out")
+        raise ConfigError(
+            f"{out} is not the folder of a run, nor empty: give another --out"
+        )
 
 
 def refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
@@ -482,7 +532,9 @@ def refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
             "or --overwrite to replace it"
         )
     if recorded(out).get("fingerprint") != job.fingerprint:
-        raise ConfigError(f"{out} holds a run of another job (or other --set): nothing done")
+        raise ConfigError(
+            f"{out} holds a run of another job (or other --set): nothing done"
+        )
 
 
 def finished(done: Path) -> Outcome | None:
@@ -522,7 +574,9 @@ def recorded(run: Path) -> dict[str, Any]:
     try:
         record = read_json(run / "job.json")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{run} is not the folder of a run (no whole job.json)") from error
+        raise ConfigError(
+            f"{run} is not the folder of a run (no whole job.json)"
+        ) from error
     if not isinstance(record, dict):
         raise ConfigError(f"{run / 'job.json'}: damaged")
     return record
@@ -540,7 +594,9 @@ def so_far(run: Path) -> RunResult:
     record = recorded(run)
     table = mapping(record.get("table") or record)
     known = {key: str(table[key]) for key in ("title", "method") if key in table}
-    return RunResult.model_validate({**known, "config": {str(k): v for k, v in table.items()}})
+    return RunResult.model_validate(
+        {**known, "config": {str(k): v for k, v in table.items()}}
+    )
 
 
 def claim(job: Job, out: Path, sites: Sites, resume: bool) -> None:
@@ -553,7 +609,9 @@ def claim(job: Job, out: Path, sites: Sites, resume: bool) -> None:
         before = recorded(out).get("notes", {})
         for site, digest in notes.items():
             if before.get(site) != digest:
-                raise ConfigError(f"the notes of site {site!r} changed since {out} began")
+                raise ConfigError(
+                    f"the notes of site {site!r} changed since {out} began"
+                )
     private_folder(out)
     make_private(out)
     record = {
@@ -591,7 +649,9 @@ def marks(parts: Sequence[Part]) -> dict[str, str]:
 
 
 def _personal_epochs(parts: Sequence[Part]) -> dict[str, int]:
-    return {part.condition: getattr(part.config, "personal_epochs", 0) for part in parts}
+    return {
+        part.condition: getattr(part.config, "personal_epochs", 0) for part in parts
+    }
 
 
 def pooled_below_alone(
@@ -605,7 +665,9 @@ def pooled_below_alone(
     mean, conditions: of the result. sites: how many there are.
     """
     kind = next((k for k in ("strict", "phenotypes") if k in mean.get("alone", {})), "")
-    own, pooled = (number(mean, condition, kind, "f1") for condition in ("alone", "pooled"))
+    own, pooled = (
+        number(mean, condition, kind, "f1") for condition in ("alone", "pooled")
+    )
     if own is None or pooled is None or pooled >= own:
         return
     rounds = conditions["pooled"]["rounds"]
@@ -619,9 +681,13 @@ def pooled_below_alone(
         "personal_epochs": personal > 0,
         "fewer_rounds": rounds < each,
     }
-    told = "; ".join(HINTS[why].format(epochs=personal) for why, holds in reasons.items() if holds)
+    told = "; ".join(
+        HINTS[why].format(epochs=personal) for why, holds in reasons.items() if holds
+    )
     f1 = {"pooled": 100 * pooled, "alone": 100 * own}
-    yield HINTS["pooled_below_alone"].format(rounds=rounds, each=each, reasons=told, **f1)
+    yield HINTS["pooled_below_alone"].format(
+        rounds=rounds, each=each, reasons=told, **f1
+    )
 
 
 def nothing_found(scores: Mapping[str, Mapping[str, Scores]]) -> Iterator[str]:
@@ -645,7 +711,9 @@ def _phenotype_hints(by_output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Hints, and the diseases whose score says little."""
     found: dict[str, list[str]] = {"nobody_present": [], "one_class": []}
     for disease, of in by_output.items():
-        present, absent = (of.get(name, {}).get("support", 0) for name in ("present", "absent"))
+        present, absent = (
+            of.get(name, {}).get("support", 0) for name in ("present", "absent")
+        )
         if present and not of["present"].get("predicted", 1):
             found["nobody_present"].append(disease)
         if not (present and absent):

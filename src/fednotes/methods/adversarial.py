@@ -58,7 +58,9 @@ from fednotes.taggers.model import Losses, Model
 from fednotes.taggers.saving import build_model
 
 MOST = 1000.0  # of strength and entropy
-RIDGE = 1e-6  # keeps the projection defined where rows of a discriminator depend on others
+RIDGE = (
+    1e-6  # keeps the projection defined where rows of a discriminator depend on others
+)
 
 
 @checked(frozen=True)
@@ -141,13 +143,22 @@ class Site(distill.Site):
         return f"{super().described()}, {numbers:,} of them in discriminators"
 
     def _objective(
-        self, corpus: PreparedCorpus, indices: np.ndarray, weights: np.ndarray, how: str, round: int
+        self,
+        corpus: PreparedCorpus,
+        indices: np.ndarray,
+        weights: np.ndarray,
+        how: str,
+        round: int,
     ) -> tuple[Tensor, float, float]:
         losses = self.model.losses(corpus, indices, states=bool(self.discriminators))
         total, source, target = distill.weighted_loss(losses, weights[indices], how)
         if self.discriminators:
             total = total + adversarial_loss(
-                losses, self.discriminators, self.label, round / self.config.rounds, self.config
+                losses,
+                self.discriminators,
+                self.label,
+                round / self.config.rounds,
+                self.config,
             )
         return total, source, target
 
@@ -176,7 +187,9 @@ def adversarial_loss(
         assert losses.outputs is not None
         weight = weights["domain.outputs"]
         # It learns where the site shows; the states are not to show it more for that.
-        own = domain_loss(losses.outputs.detach(), weight, label)  # [tagsets appendix a]
+        own = domain_loss(
+            losses.outputs.detach(), weight, label
+        )  # [tagsets appendix a]
         # [tagsets appendix a]
         return domain + own + config.entropy * disentanglement(losses, weight)
     return domain
@@ -187,7 +200,9 @@ def reversal_strength(progress: float) -> float:
     return 2 / (1 + math.exp(-10 * progress)) - 1
 
 
-def matching_loss(states: Tensor, weight: Tensor, label: int, strength: float) -> Tensor:
+def matching_loss(
+    states: Tensor, weight: Tensor, label: int, strength: float
+) -> Tensor:
     """`domain_loss`, which the discriminator lowers and the states raise.
 
     A state is left alone as soon as its site is told no better than by chance. In one place,
@@ -203,7 +218,9 @@ def matching_loss(states: Tensor, weight: Tensor, label: int, strength: float) -
 def domain_loss(states: Tensor, weight: Tensor, label: int) -> Tensor:
     """Cross-entropy of telling the site from states (rows, width); weight (K, width)."""
     scores = states @ weight.T  # (rows, K)
-    return F.cross_entropy(scores, torch.full((len(scores),), label, device=scores.device))
+    return F.cross_entropy(
+        scores, torch.full((len(scores),), label, device=scores.device)
+    )
 
 
 def reverse(states: Tensor, strength: Tensor) -> Tensor:
@@ -249,7 +266,9 @@ def domain_specific(states: Tensor, weight: Tensor) -> Tensor:
     construction, in place of the mutual information that Peng et al. minimise with networks.
     """
     rows = weight.double()  # rows that are nearly parallel cost half of the digits
-    gram = rows @ rows.T + RIDGE * torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+    gram = rows @ rows.T + RIDGE * torch.eye(
+        len(rows), dtype=rows.dtype, device=rows.device
+    )
     basis: Tensor = torch.linalg.solve(gram, rows).to(states.dtype)  # (K, width)
     return (states @ weight.T) @ basis
 
@@ -265,7 +284,9 @@ def _entropy(scores: Tensor) -> Tensor:
 
 def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     """The configuration with what only the sites together can say."""
-    return replace(distill.for_sites(config, sites), platforms=tuple(site.id for site in sites))
+    return replace(
+        distill.for_sites(config, sites), platforms=tuple(site.id for site in sites)
+    )
 
 
 METHOD = replace(

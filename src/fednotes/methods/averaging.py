@@ -34,7 +34,14 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import checked
-from fednotes.core.tensors import below, load_into, nbytes, prefixed, require_like, snapshot
+from fednotes.core.tensors import (
+    below,
+    load_into,
+    nbytes,
+    prefixed,
+    require_like,
+    snapshot,
+)
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.privacy.training import Privately
 from fednotes.training import server_steps
@@ -67,7 +74,10 @@ from fednotes.training.sites import (
 )
 
 BEST = -1  # of `keep_cycle`
-CHANGES = ("lora", "private")  # low-rank changes, by the first word of a parameter's name
+CHANGES = (
+    "lora",
+    "private",
+)  # low-rank changes, by the first word of a parameter's name
 Judged = Callable[[Mapping[str, float]], dict[str, float]]
 Optimizer = Adam | RowAdam
 
@@ -182,7 +192,11 @@ C = TypeVar("C", bound=Averaging)
 
 def central(config: C) -> C:
     """Of training in one place: without what a server and few bytes add to it."""
-    plain: dict[str, Any] = {"server": "average", "compression": "none", "proximal": 0.0}
+    plain: dict[str, Any] = {
+        "server": "average",
+        "compression": "none",
+        "proximal": 0.0,
+    }
     plain["aggregation"] = "mean"
     return replace(config, **plain, server_learning_rate=0.0)
 
@@ -204,25 +218,42 @@ def _shares(config: Averaging, sizes: Sequence[int]) -> list[int]:
     """Return each site's part of a shared mini-batch, of their numbers of examples."""
     whole, batch = max(1, sum(sizes)), config.batch_size
     least = [least_part(batch, config.sites, size) for size in sizes]
-    return [part_of(batch, size, whole, low) for size, low in zip(sizes, least, strict=True)]
+    return [
+        part_of(batch, size, whole, low) for size, low in zip(sizes, least, strict=True)
+    ]
 
 
 def size_warnings(config: Averaging, sizes: Sequence[int]) -> tuple[str, ...]:
     """Return a warning where the parts of a shared mini-batch add up to much more than it."""
     if config.batch != "shared":
         return ()
-    return larger_batch_warning(config.batch_size, _shares(config, [n for n in sizes if n]))
+    return larger_batch_warning(
+        config.batch_size, _shares(config, [n for n in sizes if n])
+    )
 
 
 def private_by(
-    initial: Callable[[Any], dict[str, Tensor]], loss: Callable[..., Tensor], **more: Any
+    initial: Callable[[Any], dict[str, Tensor]],
+    loss: Callable[..., Tensor],
+    **more: Any,
 ) -> Privately:
     """How such a method trains with differential privacy, in so many rounds as local steps. more:
     of `Privately`, and further settings that must have one value."""
     settings: dict[str, Any] = {
         **{"server": "average", "server_learning_rate": 0.0, "compression": "none"},
-        **{"batch": "each", "accumulate": 1, "keep_cycle": 0, "proximal": 0.0, "clip": 0.0},
-        **{"decay": "constant", "warmup": 0.0, "weight_decay": 0.0, "lora_learning_rate": 0.0},
+        **{
+            "batch": "each",
+            "accumulate": 1,
+            "keep_cycle": 0,
+            "proximal": 0.0,
+            "clip": 0.0,
+        },
+        **{
+            "decay": "constant",
+            "warmup": 0.0,
+            "weight_decay": 0.0,
+            "lora_learning_rate": 0.0,
+        },
         **{"precision": "float32", "aggregation": "mean"},
     }
 
@@ -232,7 +263,9 @@ def private_by(
 
 def private_rounds(config: Averaging, epoch: int) -> int:
     """Local steps of a run, of so many to an epoch."""
-    return math.ceil(config.cycles * (config.local_steps or config.local_epochs * epoch))
+    return math.ceil(
+        config.cycles * (config.local_steps or config.local_epochs * epoch)
+    )
 
 
 def traffic_of(
@@ -252,20 +285,26 @@ def examples_of(config: Averaging, sizes: Sequence[int]) -> int:
     shared = config.batch == "shared"
     if config.local_steps:
         return config.local_steps * (max(batch, sites) if shared else batch * sites)
-    again = sites / batch if shared and sites > batch else 1.0  # times that an epoch is read
+    again = (
+        sites / batch if shared and sites > batch else 1.0
+    )  # times that an epoch is read
     return math.ceil(sum(sizes) * config.local_epochs * again)
 
 
 def run_cycles(federation: Federation, server: Server) -> State:
     """T global cycles, after those of the warm-up."""
     config = server.config
-    if config.batch == "shared" and not server.examples:  # a resumed run has agreed before
+    if (
+        config.batch == "shared" and not server.examples
+    ):  # a resumed run has agreed before
         server.examples, _ = agree_on_shares(federation)
     for cycle in federation.rounds(server.round, server.cycles):
         sent = server.sent
         given = {} if server.told is sent else sent  # nothing is sent twice
         here, number = (federation, config), cycle.number
-        total = gathered(*here, TRAIN, given, sent, cycle=number)  # an epoch at each site: Q_k^t
+        total = gathered(
+            *here, TRAIN, given, sent, cycle=number
+        )  # an epoch at each site: Q_k^t
         if config.compression == "none":
             mean = server.mean(total)  # [bert eq 1] Σ n_k/N Q_k^t
         else:
@@ -279,7 +318,9 @@ def run_cycles(federation: Federation, server: Server) -> State:
         server.step(mean, total)
         evaluated = server.due
         if evaluated:
-            kept = server.judge(federation.sum(EVALUATE, server.shared, cycle=cycle.number))
+            kept = server.judge(
+                federation.sum(EVALUATE, server.shared, cycle=cycle.number)
+            )
             server.told = server.shared
             if kept:
                 federation.sum("keep")  # what is private of the same cycle
@@ -309,7 +350,9 @@ class Server(RoundServer):
         warm_up: Collection[str] = (),
     ) -> None:
         self.before, self._judged, self._warm_up = before, judged, warm_up
-        self.told: Tensors | None = None  # what "evaluate" sent last, which sites remember
+        self.told: Tensors | None = (
+            None  # what "evaluate" sent last, which sites remember
+        )
         self.examples = 0  # of all sites, once agreed
         self._optimizer = server_steps.server_step(
             config.server,
@@ -319,7 +362,9 @@ class Server(RoundServer):
             adaptivity=config.adaptivity,
         )
         best = Best(config.keep_cycle == BEST, "never", -math.inf)
-        super().__init__(config, snapshot(initial), best, resumed)  # rounds: the warm-up's too
+        super().__init__(
+            config, snapshot(initial), best, resumed
+        )  # rounds: the warm-up's too
 
     @property
     def cycles(self) -> int:
@@ -352,9 +397,13 @@ class Server(RoundServer):
         """Q_ag^t from the mean of the sites' Q_k^t."""
         self.require_finite(mean)
         warming = self.round < self.before
-        self.shared = self.shared | dict(mean if warming else self._optimizer(self.shared, mean))
+        self.shared = self.shared | dict(
+            mean if warming else self._optimizer(self.shared, mean)
+        )
         self.round += 1
-        self.metrics = {"loss": total.metrics["loss"] / max(1.0, total.metrics["examples"])}
+        self.metrics = {
+            "loss": total.metrics["loss"] / max(1.0, total.metrics["examples"])
+        }
 
     def require_finite(self, mean: Tensors) -> None:
         """Pass what sites sent in this cycle. Raises TrainingError where training went astray."""
@@ -371,25 +420,33 @@ class Server(RoundServer):
         Raises TrainingError where the best is asked for and nothing is held out.
         """
         found = self._judged(total.metrics)
-        self.metrics |= {name: value for name, value in found.items() if math.isfinite(value)}
+        self.metrics |= {
+            name: value for name, value in found.items() if math.isfinite(value)
+        }
         if self.best.wanted and found["held_out"] == -math.inf:
             raise TrainingError(
                 "keep_cycle = -1 asks for the best cycle, but no site holds anything out to judge "
                 "by: name a cycle, or 0 for the last"
             )
         # a warm-up's cycle is never kept
-        return self.round > self.before and self.best.judge(found["held_out"], self.shared)
+        return self.round > self.before and self.best.judge(
+            found["held_out"], self.shared
+        )
 
     def state(self) -> State:
         """Everything that the next cycle depends on."""
         state = super().state()
         tensors = {**state.tensors, **prefixed("moment.", self._optimizer.moments)}
-        return replace(state, tensors=tensors, facts={**state.facts, "examples": self.examples})
+        return replace(
+            state, tensors=tensors, facts={**state.facts, "examples": self.examples}
+        )
 
     def _restore(self, state: State) -> None:
         super()._restore(state)
         self.examples = int(state.facts.get("examples", 0))
-        self._optimizer.moments = below(state.tensors, "moment.")  # first.NAME, second.NAME
+        self._optimizer.moments = below(
+            state.tensors, "moment."
+        )  # first.NAME, second.NAME
         for name, value in self._optimizer.moments.items():
             require_like({name: self.shared[name.partition(".")[2]]}, {name: value})
 
@@ -444,20 +501,30 @@ class AveragingSite(SiteTasks):
         self.private = {n: p for n, p in self.parameters.items() if n in private}
         self.device = torch.device(device)
         self._before, self._warm_up = before, tuple(warm_up)
-        self.share, self._examples, self._covered_tokens = config.batch_size, examples, tokens
-        factor = (config.lora_learning_rate or config.learning_rate) / config.learning_rate
+        self.share, self._examples, self._covered_tokens = (
+            config.batch_size,
+            examples,
+            tokens,
+        )
+        factor = (
+            config.lora_learning_rate or config.learning_rate
+        ) / config.learning_rate
         factors = dict.fromkeys(CHANGES, factor)
         adam = Adam(self.parameters, config.learning_rate, config.weight_decay, factors)
         self._adam: Optimizer = adam if optimizer is None else optimizer
         self._first = Adam({n: self.parameters[n] for n in warm_up}, first_rate)
-        self._epoch = self._begun = 0  # with local steps: an epoch, and the steps of it so far
+        self._epoch = self._begun = (
+            0  # with local steps: an epoch, and the steps of it so far
+        )
         self.taken = 0  # steps, those of a warm-up included
         self._taken_before = 0  # of them in the warm-up
         self._common = 0  # steps of an epoch of all sites' examples; 0: of one's own
         self._change: dict[str, Tensor] = {}  # waits for "send"
         self._left: dict[str, Tensor] = {}  # what could not be sent so far
         self._told: Tensors | None = None  # what "evaluate" was given last
-        self._kept: dict[str, Tensor] = {}  # private parameters of the cycle that is kept
+        self._kept: dict[
+            str, Tensor
+        ] = {}  # private parameters of the cycle that is kept
 
     @property
     def id(self) -> str:
@@ -496,11 +563,19 @@ class AveragingSite(SiteTasks):
         Raises RefusedError for fewer than this site has alone.
         """
         if examples < self._examples:
-            raise RefusedError(f"site {self.id!r} has more examples than the sum of all it is told")
+            raise RefusedError(
+                f"site {self.id!r} has more examples than the sum of all it is told"
+            )
         if self._averaging.batch == "shared":
-            batch, size, sites = self._averaging.batch_size, self._examples, self._averaging.sites
+            batch, size, sites = (
+                self._averaging.batch_size,
+                self._examples,
+                self._averaging.sites,
+            )
             self.share = part_of(batch, size, examples, least_part(batch, sites, size))
-            if sites > batch:  # at most as many as if all were of this size, whatever it is told
+            if (
+                sites > batch
+            ):  # at most as many as if all were of this size, whatever it is told
                 self._common = math.ceil(min(examples, sites * size) / batch)
         return Update(metrics={"share": self.share})
 
@@ -516,7 +591,10 @@ class AveragingSite(SiteTasks):
 
     def _batches(self, cycle: int) -> Iterator[list[Step]]:
         """The mini-batches of a cycle."""
-        epochs, left = self._averaging.local_epochs, self._per_update if self._examples else 0
+        epochs, left = (
+            self._averaging.local_epochs,
+            self._per_update if self._examples else 0,
+        )
         if not (self._averaging.local_steps or self._common) and epochs == int(epochs):
             for local in range(int(epochs)):  # [bert cycle]
                 yield from self.steps(cycle * int(epochs) + local)  # [bert cycle]
@@ -535,7 +613,9 @@ class AveragingSite(SiteTasks):
         were just evaluated.
         """
         tensors = self._known(tensors)
-        if tensors.keys() != set(self._warm_up if cycle < self._before else self.shared):
+        if tensors.keys() != set(
+            self._warm_up if cycle < self._before else self.shared
+        ):
             raise RefusedError(
                 f"site {self.id!r}: cycle {cycle} of the job trains other parameters than the "
                 f"{len(tensors)} that came"
@@ -547,7 +627,9 @@ class AveragingSite(SiteTasks):
         load_into(active, tensors)
         start = {n: value.to(self.device) for n, value in tensors.items()}
         for name, parameter in self.parameters.items():
-            parameter.requires_grad_(name in active or (not warming and name in self.private))
+            parameter.requires_grad_(
+                name in active or (not warming and name in self.private)
+            )
         adam = self._first if warming else self._adam
         loss = examples = 0.0
         for parts in self._batches(cycle):
@@ -568,10 +650,14 @@ class AveragingSite(SiteTasks):
         Raises TrainingError before "train", RefusedError for what no server of this job can ask.
         """
         if not self._change:
-            raise TrainingError(f"site {self.id!r} was asked to send a change before it trained")
+            raise TrainingError(
+                f"site {self.id!r} was asked to send a change before it trained"
+            )
         config = self._averaging
         require_code(tensors, self._change, config.compression, config.top_share)
-        if not (self.weight <= weight < math.inf and 1 <= sites <= (config.sites or sites)):
+        if not (
+            self.weight <= weight < math.inf and 1 <= sites <= (config.sites or sites)
+        ):
             raise RefusedError(
                 f"site {self.id!r} is told a sum of weight {weight:g} of {sites} sites: not one "
                 "that it can be in"
@@ -629,10 +715,14 @@ class AveragingSite(SiteTasks):
         if tensors or not self.shared:
             return tensors
         if self._told is None:
-            raise TrainingError(f"site {self.id!r} has no parameters: it was restarted in between")
+            raise TrainingError(
+                f"site {self.id!r} has no parameters: it was restarted in between"
+            )
         return self._told
 
-    def _step(self, parts: list[Step], adam: Optimizer, start: Tensors, warming: bool) -> float:
+    def _step(
+        self, parts: list[Step], adam: Optimizer, start: Tensors, warming: bool
+    ) -> float:
         """One optimizer step; Σ loss over its examples."""
         torch.manual_seed(self.draws.seed_of("dropout", self.id, self.taken))
         total = 0.0
@@ -643,7 +733,9 @@ class AveragingSite(SiteTasks):
             loss.backward()
         self._pull(start)
         if self._averaging.clip:
-            torch.nn.utils.clip_grad_norm_(adam.parameters.values(), self._averaging.clip)
+            torch.nn.utils.clip_grad_norm_(
+                adam.parameters.values(), self._averaging.clip
+            )
         adam.step(rate=None if warming else self.rate())
         self.taken += 1
         self._taken_before += warming
@@ -668,7 +760,9 @@ class AveragingSite(SiteTasks):
         for name, value in start.items():
             parameter = self.shared[name]
             if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - value, alpha=self._averaging.proximal)
+                parameter.grad.add_(
+                    parameter.detach() - value, alpha=self._averaging.proximal
+                )
 
     def rate(self) -> float:
         """The learning rate of the next step: a linear rise, then a linear fall to zero."""
@@ -687,22 +781,34 @@ class AveragingSite(SiteTasks):
     def state(self) -> State:
         """Moments, private parameters and what could not be sent so far."""
         tensors = self._adam.state() | self._first.state("first")
-        tensors |= prefixed("private.", {n: p.detach() for n, p in self.private.items()})
+        tensors |= prefixed(
+            "private.", {n: p.detach() for n, p in self.private.items()}
+        )
         tensors |= prefixed("left.", self._left) | prefixed("kept.", self._kept)
-        facts = {"before": self._taken_before, "share": self.share, "common": self._common}
-        return State(self.taken, tensors, {**facts, "epoch": self._epoch, "begun": self._begun})
+        facts = {
+            "before": self._taken_before,
+            "share": self.share,
+            "common": self._common,
+        }
+        return State(
+            self.taken, tensors, {**facts, "epoch": self._epoch, "begun": self._begun}
+        )
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
         self.taken, self._taken_before = state.round, int(state.facts["before"])
         self.share = int(state.facts.get("share", self.share))
         self._common = int(state.facts.get("common", 0))
-        self._epoch, self._begun = (int(state.facts.get(n, 0)) for n in ("epoch", "begun"))
+        self._epoch, self._begun = (
+            int(state.facts.get(n, 0)) for n in ("epoch", "begun")
+        )
         self._adam.restore(state.tensors)
         self._first.restore(state.tensors, "first")
         load_into(self.private, below(state.tensors, "private."))
         self._kept = below(state.tensors, "kept.")
-        self._left = {n: v.to(self.device) for n, v in below(state.tensors, "left.").items()}
+        self._left = {
+            n: v.to(self.device) for n, v in below(state.tensors, "left.").items()
+        }
 
 
 def has_bfloat16(device: torch.device) -> bool:

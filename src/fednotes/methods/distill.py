@@ -171,7 +171,9 @@ class Config:
 C = TypeVar("C", bound=Config)  # the adversarial baselines' too
 
 
-def train(federation: Federation, config: Config, shared: Tensors | None = None) -> State:
+def train(
+    federation: Federation, config: Config, shared: Tensors | None = None
+) -> State:
     """Algorithm 1 of Wang et al. 2023.
 
     shared: θ_1, if it is not the model's own initial values.
@@ -228,9 +230,13 @@ def _too_few(sites: int) -> str:
 class Server(RoundServer):
     """θ_t, and which of them is kept."""
 
-    def __init__(self, config: Config, resumed: State | None, shared: Tensors | None) -> None:
+    def __init__(
+        self, config: Config, resumed: State | None, shared: Tensors | None
+    ) -> None:
         first = dict(shared) if shared is not None else initial(config)
-        best = Best(config.select == "best", "always")  # the last where nothing can be judged
+        best = Best(
+            config.select == "best", "always"
+        )  # the last where nothing can be judged
         super().__init__(config, first, best, resumed)
 
     def step(self, total: Total) -> None:
@@ -238,7 +244,8 @@ class Server(RoundServer):
         self.shared = total.mean()  # [tagsets eq 1]
         sentences = total.metrics["examples"]
         self.metrics = {
-            name: total.metrics[name] / sentences for name in ("loss", "source", "target")
+            name: total.metrics[name] / sentences
+            for name in ("loss", "source", "target")
         }
         self.metrics["pseudo"] = total.metrics["pseudo"]
         self.round += 1
@@ -281,7 +288,9 @@ class Site(MentionSite):
         self._begun: tuple[int, PreparedCorpus] | None = None
         self._open: PreparedCorpus | None = None  # with the site's own annotation alone
         self.teacher: Tensors = {}  # θ_t, of training with differential privacy
-        self._source: Tensor | None = None  # (sentences, size) g_i^src, directions alone
+        self._source: Tensor | None = (
+            None  # (sentences, size) g_i^src, directions alone
+        )
         self._sent: Update | None = None
 
     @property
@@ -307,7 +316,11 @@ class Site(MentionSite):
         batch, steps = self.config.batch_size, self._steps()
         left_out = max(0, math.ceil(self.num_examples / batch) - steps) * batch
         lengths = np.sort(self.train_set.lengths)[: self.num_examples - left_out]
-        return {"steps": steps, "tokens": int(lengths.sum()), "batch": batch}  # at least
+        return {
+            "steps": steps,
+            "tokens": int(lengths.sum()),
+            "batch": batch,
+        }  # at least
 
     def _steps(self) -> int:
         """Mini-batches of a round: E_loc epochs', at least one."""
@@ -364,12 +377,18 @@ class Site(MentionSite):
         """
         if round < self.config.warmup:
             return torch.zeros(self.model.trainable()[self.model.transfer].numel())
-        size, batch = self.parameters[self.model.transfer].numel(), self.config.batch_size
+        size, batch = (
+            self.parameters[self.model.transfer].numel(),
+            self.config.batch_size,
+        )
         total = torch.zeros(size, dtype=torch.float64)
         self._source = torch.zeros(self.num_examples, size)
         order = np.argsort(corpus.lengths, kind="stable")  # batches of like length
         counted = self._counted(round)
-        for sentences, adds in ((order[counted[order]], True), (order[~counted[order]], False)):
+        for sentences, adds in (
+            (order[counted[order]], True),
+            (order[~counted[order]], False),
+        ):
             for indices in np.split(sentences, range(batch, len(sentences), batch)):
                 if not len(indices):
                     continue
@@ -396,7 +415,9 @@ class Site(MentionSite):
         if not self.draws.is_secret:
             return np.ones(self.num_examples, bool)
         counted = np.zeros(self.num_examples, bool)
-        order = self.draws.rng_of("target", self.id, round).permutation(self.num_examples)
+        order = self.draws.rng_of("target", self.id, round).permutation(
+            self.num_examples
+        )
         counted[order[: half(self.num_examples)]] = True
         return counted
 
@@ -420,7 +441,9 @@ class Site(MentionSite):
             )
         self._begun_in(round)
         if self._sent is None or self._source is None:
-            raise TrainingError(f"site {self.id!r} sent no target gradient in this round")
+            raise TrainingError(
+                f"site {self.id!r} sent no target gradient in this round"
+            )
         own = contribution(self._sent)
         require_like(own, tensors)
         others = tensors["target_gradient"]
@@ -432,7 +455,9 @@ class Site(MentionSite):
             # A sentence whose own gradient is zero says nothing; its weight stays.
             told = (self._source.abs().sum(1) > 0).numpy()
             alpha = self.config.momentum
-            moved = alpha * self.weights + (1 - alpha) * cosines.numpy()  # [tagsets eq 12]
+            moved = (
+                alpha * self.weights + (1 - alpha) * cosines.numpy()
+            )  # [tagsets eq 12]
             self._next = (round, np.where(told, moved, self.weights))  # [tagsets eq 12]
             self._note(round, cosines.numpy()[told])
         return Update()
@@ -459,14 +484,25 @@ class Site(MentionSite):
         self._begun = None
         self._advance(round + 1)
         self.rounds = round + 1
-        weight = self.num_examples if self.config.aggregation == "size" else 1  # [tagsets eq 1]
-        trained = {name: value.cpu() for name, value in snapshot(self.parameters).items()}
-        parts = zip(("loss", "source", "target"), sums / (seen / self.num_examples), strict=True)
+        weight = (
+            self.num_examples if self.config.aggregation == "size" else 1
+        )  # [tagsets eq 1]
+        trained = {
+            name: value.cpu() for name, value in snapshot(self.parameters).items()
+        }
+        parts = zip(
+            ("loss", "source", "target"), sums / (seen / self.num_examples), strict=True
+        )
         metrics = {**dict(parts), "examples": self.num_examples, "pseudo": self.pseudo}
         return Update(trained, weight, metrics)  # [tagsets eq 1]
 
     def _objective(
-        self, corpus: PreparedCorpus, indices: np.ndarray, weights: np.ndarray, how: str, round: int
+        self,
+        corpus: PreparedCorpus,
+        indices: np.ndarray,
+        weights: np.ndarray,
+        how: str,
+        round: int,
     ) -> tuple[Tensor, float, float]:
         """The mini-batch's loss, and its two parts as numbers."""
         return weighted_loss(self.model.losses(corpus, indices), weights[indices], how)
@@ -493,7 +529,9 @@ class Site(MentionSite):
         if how == "outside":
             return self.train_set, how
         if self._open is None:
-            self._open = self.model.annotate(self.train_set, self.data.train, self.known)
+            self._open = self.model.annotate(
+                self.train_set, self.data.train, self.known
+            )
         if how == "marginal":
             return self._open, how
         corpus, present = self._open, snapshot(self.shared)
@@ -508,7 +546,10 @@ class Site(MentionSite):
         tags = encoded.tags.copy()
         for row in indices.tolist():
             part = slice(encoded.bounds[row], encoded.bounds[row + 1])
-            offsets, of = encoded.offsets[part], encoded.documents[encoded.sentence_document[row]]
+            offsets, of = (
+                encoded.offsets[part],
+                encoded.documents[encoded.sentence_document[row]],
+            )
             gold, guess = (
                 replace(of, spans=tuple(decode(ids[part], offsets, encoded.tagset)))
                 for ids in (encoded.tags, found)
@@ -527,7 +568,9 @@ class Site(MentionSite):
 
     def _effective_weights(self) -> np.ndarray:
         """Return the weights, of shape (sentences,), as the source loss takes them."""
-        weights = np.maximum(self.weights, 0) if self.config.clip_weights else self.weights
+        weights = (
+            np.maximum(self.weights, 0) if self.config.clip_weights else self.weights
+        )
         if not self.config.normalise_weights:
             return weights
 
@@ -563,7 +606,9 @@ class Site(MentionSite):
         Raises RefusedError where the job does not trace.
         """
         if not self.config.trace:
-            raise RefusedError(f"site {self.id!r}: the job does not trace the scores of test data")
+            raise RefusedError(
+                f"site {self.id!r}: the job does not trace the scores of test data"
+            )
         return Update(metrics=self.counts("test").to_metrics())
 
     def finish(self, tensors: Tensors) -> Update:
@@ -591,7 +636,9 @@ def half(number: int) -> int:
     return -(-number // 2)
 
 
-def pseudo_complete(gold: Document, predicted: Document, known: Collection[str]) -> Document:
+def pseudo_complete(
+    gold: Document, predicted: Document, known: Collection[str]
+) -> Document:
     """The gold mentions of the known types, and the predicted ones of all others.
 
     Where a prediction overlaps a gold mention the gold one wins.
@@ -601,13 +648,16 @@ def pseudo_complete(gold: Document, predicted: Document, known: Collection[str])
     added = [
         span
         for span in predicted.spans
-        if span.label not in known and not any(a < span.end and span.start < b for a, b in taken)
+        if span.label not in known
+        and not any(a < span.end and span.start < b for a, b in taken)
     ]
     spans: tuple[Span, ...] = tuple(sorted((*gold.spans, *added)))  # [tagsets eq 5]
     return replace(gold, spans=spans)
 
 
-def weighted_loss(losses: Losses, weights: np.ndarray, how: str) -> tuple[Tensor, float, float]:
+def weighted_loss(
+    losses: Losses, weights: np.ndarray, how: str
+) -> tuple[Tensor, float, float]:
     """1/N Σ w_i L_i^{T_k} + 1/N Σ L_i^{T\\k} of a mini-batch, and its two parts as numbers.
 
     weights: (batch,) w_i. how: "marginal" leaves the second part out.
@@ -615,7 +665,9 @@ def weighted_loss(losses: Losses, weights: np.ndarray, how: str) -> tuple[Tensor
     w = torch.as_tensor(weights, dtype=losses.source.dtype, device=losses.source.device)
     source = (w * losses.source).mean()  # [tagsets eq 10]
     target = losses.target.mean()  # [tagsets eq 7]
-    total = source if how == "marginal" else source + target  # [tagsets eq 6] [tagsets eq 7]
+    total = (
+        source if how == "marginal" else source + target
+    )  # [tagsets eq 6] [tagsets eq 7]
     return total, float(source.detach()), float(target.detach())
 
 
@@ -682,11 +734,11 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 
 def warnings(config: Config) -> tuple[str, ...]:
     """What a person should know before training."""
-    if config.learning_rate <= FASTEST or not isinstance(config.model, TokenClassifierConfig):
+    if config.learning_rate <= FASTEST or not isinstance(
+        config.model, TokenClassifierConfig
+    ):
         return begun_from(config)
-    told = (
-        f"learning_rate = {config.learning_rate:g}: a token classifier diverges above {FASTEST:g}"
-    )
+    told = f"learning_rate = {config.learning_rate:g}: a token classifier diverges above {FASTEST:g}"
     return (f"{told}; a light tagger alone trains so fast", *begun_from(config))
 
 
@@ -714,7 +766,9 @@ def private_before(site: Site, round: int, kept: Tensors) -> Tensors:
 def private_loss(site: Site, indices: np.ndarray) -> Tensor:
     """The mean loss of some sentences, their annotation completed from them alone."""
     corpus, how = site.taught(indices)
-    return weighted_loss(site.model.losses(corpus, indices), np.ones(len(indices)), how)[0]
+    return weighted_loss(
+        site.model.losses(corpus, indices), np.ones(len(indices)), how
+    )[0]
 
 
 METHOD = Method(

@@ -46,7 +46,13 @@ from fednotes.metrics.spans import SpanCounts
 from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import Privately
 from fednotes.taggers.corpora import PreparedCorpus
-from fednotes.taggers.tagger import LAYERS, Tagger, TaggerConfig, build_tagger, tagger_config
+from fednotes.taggers.tagger import (
+    LAYERS,
+    Tagger,
+    TaggerConfig,
+    build_tagger,
+    tagger_config,
+)
 from fednotes.training import word_rows
 from fednotes.training.server_steps import Aggregation, by_each, for_names, gathered
 from fednotes.training.sites import (
@@ -144,7 +150,9 @@ def train(federation: Federation, config: Config) -> State:
             server.mark(federation.sum("mark", round=round.number))
         sent, number = server.sent, round.number
         start = sent if task == TRAIN else {}  # a gradient is a change by itself
-        total = gathered(federation, config, task, sent, start, round=number)  # [fedner alg 1]
+        total = gathered(
+            federation, config, task, sent, start, round=number
+        )  # [fedner alg 1]
         server.step(total)  # [fedner alg 1]
         done = round.number + 1
         evaluated = done % (config.evaluate_every * epoch) == 0 or done == rounds
@@ -163,11 +171,15 @@ class Server(RoundServer):
     def __init__(self, config: Config, resumed: State | None) -> None:
         shared = initial(config)
         self._adam = Adam(shared, config.learning_rate)
-        self._tables = word_rows.tables(shared) if config.exchange == "gradients" else ()
+        self._tables = (
+            word_rows.tables(shared) if config.exchange == "gradients" else ()
+        )
         self._rows: word_rows.Rows = {}  # of the tables, that the next round's mini-batches read
         self._most = 0  # sites in a sum so far
         self.examples = self.batch = 0  # Σ|S_j|, Σ|N_j|, once agreed
-        super().__init__(config, shared, Best(False, "at zero"), resumed)  # taggers say O at first
+        super().__init__(
+            config, shared, Best(False, "at zero"), resumed
+        )  # taggers say O at first
 
     @property
     def converged(self) -> bool:
@@ -207,18 +219,26 @@ class Server(RoundServer):
         """Everything that the next round depends on."""
         state = super().state()
         facts = {**state.facts, "examples": self.examples, "batch": self.batch}
-        return replace(state, tensors={**state.tensors, **self._adam.state()}, facts=facts)
+        return replace(
+            state, tensors={**state.tensors, **self._adam.state()}, facts=facts
+        )
 
     def _restore(self, state: State) -> None:
         super()._restore(state)
         self._adam.restore(state.tensors)
-        self.examples, self.batch = int(state.facts["examples"]), int(state.facts["batch"])
+        self.examples, self.batch = (
+            int(state.facts["examples"]),
+            int(state.facts["batch"]),
+        )
 
 
 def initial(config: Config) -> dict[str, Tensor]:
     """θ_s before training, which follows from the seed."""
     parameters = build_tagger(config.model, config.tags, config.seed).trainable()
-    return {name: value.detach() for name, value in parted(parameters, config.private)[0].items()}
+    return {
+        name: value.detach()
+        for name, value in parted(parameters, config.private)[0].items()
+    }
 
 
 class Site(MentionSite):
@@ -240,13 +260,17 @@ class Site(MentionSite):
         self._by_gradients = config.exchange == "gradients"
         self.tables = word_rows.tables(self.shared) if self._by_gradients else ()
         self._secret = secrets.randbits(63)  # of the marks
-        self._own = self.private if self._by_gradients else parameters  # what it trains itself
+        self._own = (
+            self.private if self._by_gradients else parameters
+        )  # what it trains itself
         self.adam = Adam(self._own, config.learning_rate)
         self.steps = 0  # mini-batches so far
         self._order: list[np.ndarray] = []
         self._ordered: tuple[int, int] | None = None  # epoch and share of that order
         self.best = Best(config.select == "best", "at zero")
-        self._last_score: float | None = None  # on validation data, where the last one is kept
+        self._last_score: float | None = (
+            None  # on validation data, where the last one is kept
+        )
 
     def covered(self, task: str) -> dict[str, int]:
         """The local steps, tokens and smallest mini-batch behind an update of this task."""
@@ -255,7 +279,11 @@ class Site(MentionSite):
             return {"steps": 1, "batch": smallest}
         tokens = int(self.train_set.lengths.sum())  # an epoch more reads the same ones
         steps = self.config.local_epochs * batches
-        return {"steps": steps, "tokens": tokens, "batch": smallest} if task == TRAIN else {}
+        return (
+            {"steps": steps, "tokens": tokens, "batch": smallest}
+            if task == TRAIN
+            else {}
+        )
 
     def _epoch(self) -> tuple[int, int]:
         """An epoch's mini-batches, and the sentences of its smallest one, which may be its last."""
@@ -345,7 +373,9 @@ class Site(MentionSite):
         epoch, position = divmod(step, self._epoch()[0])
         if self._ordered != (epoch, self.share):
             rng = self.draws.rng_of("order", self.id, epoch)
-            least = least_share(self.num_examples, self.config)  # of the epoch's odd one too
+            least = least_share(
+                self.num_examples, self.config
+            )  # of the epoch's odd one too
             self._order = buckets(self.train_set.lengths, self.share, rng, least=least)
             self._ordered = (epoch, self.share)
         return self._order[position]
@@ -411,7 +441,9 @@ class Site(MentionSite):
         kept, facts = self.best.state()
         own = {name: value.detach() for name, value in self._own.items()}
         tensors = prefixed("private.", own) | self.adam.state() | kept
-        facts |= {"share": self.share} | ({"secret": self._secret} if self.tables else {})
+        facts |= {"share": self.share} | (
+            {"secret": self._secret} if self.tables else {}
+        )
         return State(self.steps, tensors, facts)
 
     def restore(self, state: State) -> None:
@@ -499,7 +531,10 @@ def pooled(
     only where every step has all sites' gradients, so it exchanges gradients, for as many epochs
     as a federation that exchanges weights takes.
     """
-    schemes, config = {site.tags.scheme for site in sites}, replace(config, aggregation="mean")
+    schemes, config = (
+        {site.tags.scheme for site in sites},
+        replace(config, aggregation="mean"),
+    )
     types = {frozenset(site.tags.types) for site in sites}
     source = complete or sites
     if len(schemes) > 1 or (complete is None and len(types) > 1):
@@ -514,7 +549,9 @@ def _by_gradients(config: Config) -> Config:
     if config.exchange == "gradients":
         return config
     local = config.local_epochs
-    rounds, _ = schedule(config, examples=1, batch=1)  # does not depend on either number
+    rounds, _ = schedule(
+        config, examples=1, batch=1
+    )  # does not depend on either number
     return replace(
         config,
         exchange="gradients",
@@ -534,7 +571,10 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """Bytes that a site sends and is sent at most in a run of sites of these sizes."""
     rounds, epoch = schedule(config, sum(sizes), _batch_of(config, sizes))
-    each, judged = nbytes(initial(config)), math.ceil(rounds / (config.evaluate_every * epoch))
+    each, judged = (
+        nbytes(initial(config)),
+        math.ceil(rounds / (config.evaluate_every * epoch)),
+    )
     return rounds * each, (rounds + judged + 1) * each
 
 

@@ -85,7 +85,8 @@ class Config(Averaging):
 def train(federation: Federation, config: Config) -> State:
     """Global cycles of section 3.2; see `averaging.run_cycles`."""
     return run_cycles(
-        federation, Server(config, initial(config), judged_mentions, federation.resume())
+        federation,
+        Server(config, initial(config), judged_mentions, federation.resume()),
     )
 
 
@@ -103,7 +104,10 @@ def initial(config: Config) -> dict[str, Tensor]:
             f"private = {list(config.private)}: nothing is left to share; to train each site by "
             'itself set conditions = ["alone"]'
         )
-    return {name: value.detach() for name, value in parted(parameters, config.private)[0].items()}
+    return {
+        name: value.detach()
+        for name, value in parted(parameters, config.private)[0].items()
+    }
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,12 @@ class Site(AveragingSite, MentionSite):
         """Options and errors are those of `MentionSite`."""
         tags = data.tags if "classifier" in config.private else config.tags
         MentionSite.__init__(self, data, config, tags, **options)
-        if set(tags.types) > set(data.tags.types):  # silence about other types says nothing
-            self.train_set = self.model.annotate(self.train_set, data.train, data.tags.types)
+        if set(tags.types) > set(
+            data.tags.types
+        ):  # silence about other types says nothing
+            self.train_set = self.model.annotate(
+                self.train_set, data.train, data.tags.types
+            )
         self._read = self.model.own(self.train_set)
         parameters, private = self._trained()
         AveragingSite.__init__(
@@ -216,11 +224,17 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
     """Each site's configuration where it trains by itself, on its own types."""
     read: dict[str, Any] = {"max_tokens": getattr(config.model, "max_tokens", None)}
-    read["unit"] = getattr(config.model, "context", "sentence")  # so batches are of what is trained
+    read["unit"] = getattr(
+        config.model, "context", "sentence"
+    )  # so batches are of what is trained
     shared = config.batch == "shared"  # else no batch depends on how much a site has
-    sizes = [encode_corpus(s.train, s.tags, **read).sentences if shared else 0 for s in sites]
+    sizes = [
+        encode_corpus(s.train, s.tags, **read).sentences if shared else 0 for s in sites
+    ]
     own = parts(config, sizes)
-    return tuple(replace(each, tags=site.tags) for each, site in zip(own, sites, strict=True))
+    return tuple(
+        replace(each, tags=site.tags) for each, site in zip(own, sites, strict=True)
+    )
 
 
 def pooled(
@@ -232,7 +246,9 @@ def pooled(
     classifier of its own over an encoder trained on all: a reference, not a bound.
     """
     if complete is None and len({frozenset(site.tags.types) for site in sites}) > 1:
-        return tuple(sites), replace(config, private=("classifier",), aggregation="mean")
+        return tuple(sites), replace(
+            config, private=("classifier",), aggregation="mean"
+        )
     together = pool(complete or sites)
     return (together,), replace(central(config), tags=together.tags, private=())
 

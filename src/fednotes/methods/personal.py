@@ -65,7 +65,14 @@ from fednotes.taggers.saving import build_model
 from fednotes.taggers.saving import model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifier, TokenClassifierConfig
 from fednotes.training.server_steps import by_each
-from fednotes.training.sites import Count, Number, Rate, all_tags, begun_from, judged_mentions
+from fednotes.training.sites import (
+    Count,
+    Number,
+    Rate,
+    all_tags,
+    begun_from,
+    judged_mentions,
+)
 
 OUTPUTS, COUNTED = "classifier", "counted"
 RATE = 0.1  # of distilling, in rates of training: validation data of pays/unlike preferred it to 1
@@ -157,8 +164,12 @@ def parameters_of(model: Model) -> dict[str, nn.Parameter]:
 def _single(model: TokenClassifier) -> TokenClassifier:
     """A copy whose classifier is in one piece again."""
     rows = model.classifier
-    whole = nn.Linear(rows.in_features, rows.out_features, device="meta")  # draws nothing
-    whole.weight, whole.bias = (nn.Parameter(p.detach().clone()) for p in (rows.weight, rows.bias))
+    whole = nn.Linear(
+        rows.in_features, rows.out_features, device="meta"
+    )  # draws nothing
+    whole.weight, whole.bias = (
+        nn.Parameter(p.detach().clone()) for p in (rows.weight, rows.bias)
+    )
     return model.copied(whole)
 
 
@@ -222,7 +233,12 @@ class _Student(finetune.Site):
     """A site's model that learns on a corpus with soft targets, in one go."""
 
     def __init__(self, site: finetune.Site, corpus: EncoderCorpus, epochs: int) -> None:
-        once: dict[str, Any] = {"cycles": 1, "keep_cycle": 0, "local_steps": 0, "proximal": 0.0}
+        once: dict[str, Any] = {
+            "cycles": 1,
+            "keep_cycle": 0,
+            "local_steps": 0,
+            "proximal": 0.0,
+        }
         once |= {name: RATE * getattr(site.config, name) for name in _RATES}
         config = replace(site.config, **once, local_epochs=epochs)
         given: Any = {
@@ -251,7 +267,9 @@ class Site(finetune.Site):
 
     model: TokenClassifier
 
-    def __new__(cls, data: SiteData, config: Config | finetune.Config, **options: Any) -> Any:
+    def __new__(
+        cls, data: SiteData, config: Config | finetune.Config, **options: Any
+    ) -> Any:
         """A site of fine-tuning for its settings."""
         if isinstance(config, finetune.Config):
             return finetune.Site(data, config, **options)
@@ -264,11 +282,15 @@ class Site(finetune.Site):
         self._own = self.own.model
         self._start = snapshot(self.own.parameters)
         self._go_on(None)
-        super().__init__(data, plain(config, data.tags), **options | {"directory": None})
+        super().__init__(
+            data, plain(config, data.tags), **options | {"directory": None}
+        )
 
     def _go_on(self, resumed: State | None) -> None:
         """Begin, or go on, as what a server is to the own model, which has no other."""
-        self._alone = averaging.Server(self.own.config, self._start, judged_mentions, resumed)
+        self._alone = averaging.Server(
+            self.own.config, self._start, judged_mentions, resumed
+        )
 
     def _trained(self) -> tuple[Mapping[str, nn.Parameter], Collection[str]]:
         """As there. A row that only others have stands there unused."""
@@ -278,7 +300,10 @@ class Site(finetune.Site):
         self._counted = torch.tensor([float(tag in tags) for tag in config.shared_tags])
         self._lacks = like.keys() - own.keys()
         device = self.model.device
-        others = {n: nn.Parameter(torch.zeros_like(like[n], device=device)) for n in self._lacks}
+        others = {
+            n: nn.Parameter(torch.zeros_like(like[n], device=device))
+            for n in self._lacks
+        }
         parameters: dict[str, nn.Parameter] = dict(sorted((own | others).items()))
         return parameters, parameters.keys() - like.keys()
 
@@ -298,7 +323,10 @@ class Site(finetune.Site):
         self, tensors: Tensors, metrics: Mapping[str, float], part: float | None = None
     ) -> Update:
         """Nothing but zeros of rows that the site lacks, which count for nothing."""
-        sent = {n: torch.zeros_like(v) if n in self._lacks else v for n, v in tensors.items()}
+        sent = {
+            n: torch.zeros_like(v) if n in self._lacks else v
+            for n, v in tensors.items()
+        }
         counted = self._counted * (1.0 if part is None else part)
         own = {COUNTED: counted} if self._settings.shared_tags else {}
         return super()._sends(sent | own, metrics, part)
@@ -311,7 +339,9 @@ class Site(finetune.Site):
             self._alone.step(total.mean(), total)
             if self._alone.due and self._alone.best.wanted:
                 judged = Total.of([self.own.evaluate(self._alone.shared, cycle=number)])
-                if judged_mentions(judged.metrics)["held_out"] > -math.inf:  # else the last is kept
+                if (
+                    judged_mentions(judged.metrics)["held_out"] > -math.inf
+                ):  # else the last is kept
                     self._alone.judge(judged)
 
     # the end
@@ -358,7 +388,10 @@ class Site(finetune.Site):
         log-probabilities but for a number a word, which no probability shows."""
         own, part = self.own.model, np.float32(self._settings.mix)
         assert isinstance(own, TokenClassifier)
-        parts = {"own": own.emissions(corpus), "federated": self.model.emissions(corpus)}
+        parts = {
+            "own": own.emissions(corpus),
+            "federated": self.model.emissions(corpus),
+        }
         return parts | {"mix": (1 - part) * parts["own"] + part * parts["federated"]}
 
     def _parts_scores(self) -> dict[str, Any]:
@@ -367,7 +400,9 @@ class Site(finetune.Site):
         for name, emissions in self._emissions(self.test_set).items():
             predicted = with_spans(self.test_set.encoded, emissions.argmax(-1))
             counts = SpanCounts.of(self.data.test, predicted, seen=seen, types=types)
-            found[name] = {kind: counts.scores()[kind] for kind in ("strict", "relaxed")}
+            found[name] = {
+                kind: counts.scores()[kind] for kind in ("strict", "relaxed")
+            }
         return found
 
     def document_counts(self, site: str) -> NDArray[np.int64] | None:
@@ -420,7 +455,10 @@ def model_config(table: Mapping[str, Any]) -> TokenClassifierConfig:
 
 def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     """The configuration with the union of the sites' tags, and those whose row is shared."""
-    tags, had = all_tags(sites), Counter(tag for site in sites for tag in site.tags.tags)
+    tags, had = (
+        all_tags(sites),
+        Counter(tag for site in sites for tag in site.tags.tags),
+    )
     alike = len({frozenset(site.tags.tags) for site in sites}) == 1
     common = tuple(t for t in tags.tags if alike or (t != "O" and had[t] > 1))
     shared = common if config.share_outputs == "common" else ()
@@ -458,7 +496,11 @@ def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 
 def private_initial(config: Config | finetune.Config) -> dict[str, Tensor]:
     """What sites share with differential privacy: fine-tuning's for its settings."""
-    return finetune.initial(config) if isinstance(config, finetune.Config) else initial(config)
+    return (
+        finetune.initial(config)
+        if isinstance(config, finetune.Config)
+        else initial(config)
+    )
 
 
 def one_model(config: Config | finetune.Config) -> bool:
@@ -484,6 +526,8 @@ METHOD = Method(
     size_warnings=averaging.size_warnings,
     one_model=one_model,
     private=private_by(
-        private_initial, finetune.private_loss, settings={"mix": 1.0, "distil_epochs": 0}
+        private_initial,
+        finetune.private_loss,
+        settings={"mix": 1.0, "distil_epochs": 0},
     ),
 )

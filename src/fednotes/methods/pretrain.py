@@ -110,7 +110,9 @@ class Config(Averaging):
         """Raises ConfigError for a value that no run can have."""
         super().__post_init__()
         if self.long_cycles > self.cycles:
-            raise ConfigError(f"long_cycles = {self.long_cycles}: 0 to cycles = {self.cycles}")
+            raise ConfigError(
+                f"long_cycles = {self.long_cycles}: 0 to cycles = {self.cycles}"
+            )
         if self.privacy and self.model.objective == "mlm+nsp":
             raise ConfigError(
                 '[model] objective = "mlm+nsp" sets text of one patient beside another\'s, so no '
@@ -135,7 +137,9 @@ def train(federation: Federation, config: Config) -> State:
     resumed = federation.resume()
     return run_cycles(
         federation,
-        Server(config, shared.initial, judged, resumed, before=before, warm_up=shared.head),
+        Server(
+            config, shared.initial, judged, resumed, before=before, warm_up=shared.head
+        ),
     )
 
 
@@ -337,7 +341,9 @@ class Site(AveragingSite, MethodSite):
     @torch.no_grad()
     def _judge(self, tokens: Tokens | None, of: str) -> dict[str, float]:
         """Counts on held-out notes of the site `of`, whoever has trained."""
-        counts = dict.fromkeys(("loss", "examples", "right", "pairs", "pairs_right"), 0.0)
+        counts = dict.fromkeys(
+            ("loss", "examples", "right", "pairs", "pairs_right"), 0.0
+        )
         if tokens is None:
             return counts
         plan = self._laid_out(tokens, self.config.length, 0)
@@ -421,7 +427,9 @@ def pooled(
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """Cycles, and the sequences of each at all sites together."""
     new_head = shared_model(config.model, config.seed, "cpu").model.new_head
-    return config.warm_up_cycles(new_head) + config.last_cycle, examples_of(config, sizes)
+    return config.warm_up_cycles(new_head) + config.last_cycle, examples_of(
+        config, sizes
+    )
 
 
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
@@ -452,15 +460,21 @@ def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
         # [abadi units]
         owned.setdefault(owner_of(note.patient, name, unit), []).append(at)
         at += 1
-    plans = [_of_unit(tokens, own, site.config.length, site.draws) for own in owned.values()]
+    plans = [
+        _of_unit(tokens, own, site.config.length, site.draws) for own in owned.values()
+    ]
     bounds = np.cumsum([0, *(len(plan.stretches) for plan in plans)])
-    rows = [plan.bounds[:-1] + start for plan, start in zip(plans, bounds, strict=False)]
+    rows = [
+        plan.bounds[:-1] + start for plan, start in zip(plans, bounds, strict=False)
+    ]
     site.apart = Plan(
         np.concatenate([plan.stretches for plan in plans]),
         np.append(np.concatenate(rows), bounds[-1]),
         None,
     )
-    return np.split(np.arange(len(site.apart)), np.cumsum([len(plan) for plan in plans])[:-1])
+    return np.split(
+        np.arange(len(site.apart)), np.cumsum([len(plan) for plan in plans])[:-1]
+    )
 
 
 def _of_unit(tokens: Tokens, documents: list[int], length: int, draws: Draws) -> Plan:

@@ -62,9 +62,16 @@ class Reliability:
             inside = place == number
             values = chances[inside].mean(), right[inside].mean()
             bins.append(
-                Bin(number / BINS, (number + 1) / BINS, int(inside.sum()), *map(float, values))
+                Bin(
+                    number / BINS,
+                    (number + 1) / BINS,
+                    int(inside.sum()),
+                    *map(float, values),
+                )
             )
-        error = sum(b.spans * abs(b.right - b.confidence) for b in bins) / max(1, len(chances))
+        error = sum(b.spans * abs(b.right - b.confidence) for b in bins) / max(
+            1, len(chances)
+        )
         loss = float(log_losses(chances, right).mean()) if len(chances) else 0.0
         return cls(len(chances), documents, error, loss, tuple(bins))
 
@@ -178,7 +185,11 @@ def judged(
     if not rows:
         raise DataError("the model finds nothing in these notes: give more of them")
     chances, right, owner = zip(*rows, strict=True)
-    return np.array(chances, np.float64), np.array(right, bool), np.array(owner, np.int64)
+    return (
+        np.array(chances, np.float64),
+        np.array(right, bool),
+        np.array(owner, np.int64),
+    )
 
 
 def calibrate(
@@ -203,7 +214,9 @@ def calibrate(
         after[fold == left_out] = sigmoid(slope * odds[fold == left_out] + intercept)
     gains = log_losses(chances, right) - log_losses(after, right)
     gain = float(gains.mean())
-    spread = np.bincount(place, gains - gain)  # (documents,): spans of one are no free draws
+    spread = np.bincount(
+        place, gains - gain
+    )  # (documents,): spans of one are no free draws
     error = float(np.sqrt(number / (number - 1) * (spread**2).sum()) / len(gains))
     found = (Reliability.of(each, right, number) for each in (chances, after))
     old, new = found
@@ -239,10 +252,18 @@ def _figure(shown: Mapping[str, Reliability]) -> Any:
     panel.text(0.97, 0.04, "too sure of itself", color="#6a6a6a", ha="right")
     for number, (name, each) in enumerate(shown.items()):
         colour, marker = (("#c4572a", "o"), ("#0b6e6e", "s"))[number % 2]
-        rows = [(b.low, b.confidence, b.right, *wilson(b.right, b.spans)) for b in each.bins]
+        rows = [
+            (b.low, b.confidence, b.right, *wilson(b.right, b.spans)) for b in each.bins
+        ]
         low, x, y, least, most = np.array(rows).reshape(-1, 5).T
         told = f"{name}: ECE {each.ece:.3f}"
-        bars = {"yerr": (y - least, most - y), "capsize": 2, "ms": 5, "lw": 1, "label": told}
+        bars = {
+            "yerr": (y - least, most - y),
+            "capsize": 2,
+            "ms": 5,
+            "lw": 1,
+            "label": told,
+        }
         panel.errorbar(x, y, color=colour, marker=marker, **bars)
         wide = 1 / BINS / len(shown)
         spans = [b.spans for b in each.bins]
@@ -260,7 +281,9 @@ def wilson(share: float, number: int) -> tuple[float, float]:
     """Where a chance lies that gave this share of so many, by 95 % (Wilson 1927)."""
     z = 1.96
     spread = z * np.sqrt(share * (1 - share) / number + (z / number) ** 2 / 4)
-    low, high = ((share + z**2 / number / 2 + s) / (1 + z**2 / number) for s in (-spread, spread))
+    low, high = (
+        (share + z**2 / number / 2 + s) / (1 + z**2 / number) for s in (-spread, spread)
+    )
     return max(0.0, float(low)), min(1.0, float(high))
 
 
@@ -301,7 +324,9 @@ def weights_digest(folder: Path) -> str:
     found = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ModelError(f"{folder}: no model here (no .safetensors file); name a model's folder")
+        raise ModelError(
+            f"{folder}: no model here (no .safetensors file); name a model's folder"
+        )
     for path in files:
         with path.open("rb") as file:
             found.update(hashlib.file_digest(file, "sha256").digest())

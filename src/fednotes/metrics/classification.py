@@ -68,7 +68,9 @@ class ClassCounts:
         zero = np.zeros((3, 4), np.int64)
         names = dict.fromkeys((*self.by_output, *other.by_output))
         both = (self.by_output, other.by_output)
-        return ClassCounts({n: both[0].get(n, zero) + both[1].get(n, zero) for n in names})
+        return ClassCounts(
+            {n: both[0].get(n, zero) + both[1].get(n, zero) for n in names}
+        )
 
     def to_metrics(self) -> dict[str, float]:
         """Flat counts that add under `Total`: {"classes/Gout/present/absent": 3.0, ...}.
@@ -88,7 +90,9 @@ class ClassCounts:
         found: dict[str, NDArray[np.int64]] = {}
         for key, value in metrics.items():
             head, _, rest = key.partition("/")
-            name, *ends = rest.rsplit("/", 2)  # an output's name may hold a slash itself
+            name, *ends = rest.rsplit(
+                "/", 2
+            )  # an output's name may hold a slash itself
             if head != _HEAD or len(ends) != 2:
                 continue
             if ends[0] in CLASSES and ends[1] in _PREDICTED:
@@ -116,12 +120,16 @@ class ClassCounts:
                 by_output[name] = {"macro": _named(macro, gold[row].sum())}
                 for c in np.flatnonzero(occurs[row]):
                     own = _named(by_class[row, c], gold[row, c])
-                    by_output[name][CLASSES[c]] = own | {"predicted": int(predicted[row, c])}
+                    by_output[name][CLASSES[c]] = own | {
+                        "predicted": int(predicted[row, c])
+                    }
         of_present = _mean(by_class[:, _PRESENT], occurs[:, _PRESENT], 0)
         present = [each[:, _PRESENT].sum() for each in sums]
         return {
             "macro": _named(_macro(table), gold.sum()),
-            "micro": _named(_scores(right.sum(), predicted.sum(), gold.sum()), gold.sum()),
+            "micro": _named(
+                _scores(right.sum(), predicted.sum(), gold.sum()), gold.sum()
+            ),
             "present": {
                 "macro": _named(of_present, present[2]),
                 "micro": _named(_scores(*present), present[2]),
@@ -144,7 +152,9 @@ def weights(units: int, samples: int, seed: int) -> Iterator[Floats]:
     for begin in range(0, samples, rows):
         size = min(rows, samples - begin)
         draws = rng.integers(0, units, (size, units))
-        draws += np.arange(size)[:, None] * units  # each resample has its own range of bins
+        draws += (
+            np.arange(size)[:, None] * units
+        )  # each resample has its own range of bins
         counts = np.bincount(draws.ravel(), minlength=size * units)
         yield counts.reshape(size, units).astype(np.float64)
 
@@ -158,12 +168,16 @@ def macro_f1(
     """Macro F1 of predictions, each (patients, outputs). classes: as `ClassCounts.of`."""
     outputs = labels.shape[1]
     cells = _cells(labels, predicted, outputs, classes)
-    ones = (cells[:, :, None] == np.arange(12)).reshape(len(cells), -1).astype(np.float64)
+    ones = (
+        (cells[:, :, None] == np.arange(12)).reshape(len(cells), -1).astype(np.float64)
+    )
     return _macro((drawn @ ones).reshape(len(drawn), outputs, 3, 4))[..., 2]
 
 
 def macro_measures(
-    labels: NDArray[Any], classes: Sequence[Sequence[int]] | None, predicted: NDArray[Any]
+    labels: NDArray[Any],
+    classes: Sequence[Sequence[int]] | None,
+    predicted: NDArray[Any],
 ) -> dict[str, float]:
     """Return macro precision, recall and F1 of predictions, each (patients, outputs).
 
@@ -212,17 +226,25 @@ def rankings(
     patients = len(labels)
     draws = weights(patients, samples, seed) if samples and patients else ()
     # (1 + samples, outputs, 2): as observed, then drawn
-    found = np.concatenate([_ranked(labels, scores, w) for w in (np.ones((1, patients)), *draws)])
+    found = np.concatenate(
+        [_ranked(labels, scores, w) for w in (np.ones((1, patients)), *draws)]
+    )
     by_output = {
         name: _intervals(found[:, c])
-        | {"present": int((labels[:, c] == 1).sum()), "absent": int((labels[:, c] == 0).sum())}
+        | {
+            "present": int((labels[:, c] == 1).sum()),
+            "absent": int((labels[:, c] == 0).sum()),
+        }
         for c, name in enumerate(outputs)
     }
     exists = ~np.isnan(found[..., 0])
     counting = exists & exists[0]  # the outputs that count, in every draw
     macro = _mean(np.nan_to_num(found), counting, 1)
     macro[~counting.any(axis=1)] = np.nan
-    return {"macro": {**_intervals(macro), "outputs": int(exists[0].sum())}, "by_output": by_output}
+    return {
+        "macro": {**_intervals(macro), "outputs": int(exists[0].sum())},
+        "by_output": by_output,
+    }
 
 
 def _ranked(labels: NDArray[Any], scores: NDArray[Any], drawn: Floats) -> Floats:
@@ -239,9 +261,13 @@ def _ranked(labels: NDArray[Any], scores: NDArray[Any], drawn: Floats) -> Floats
             continue
         order = kept[np.argsort(-np.asarray(score, np.float64)[kept], kind="stable")]
         falling = score[order]
-        first = np.flatnonzero(np.append(True, falling[1:] != falling[:-1]))  # of each tie
+        first = np.flatnonzero(
+            np.append(True, falling[1:] != falling[:-1])
+        )  # of each tie
         counts, present = drawn[:, order], own[order] == 1
-        positive = np.add.reduceat(counts * present, first, axis=1)  # (draws, distinct scores)
+        positive = np.add.reduceat(
+            counts * present, first, axis=1
+        )  # (draws, distinct scores)
         negative = np.add.reduceat(counts * ~present, first, axis=1)
         above, all_above = positive.cumsum(1), (positive + negative).cumsum(1)
         pairs = above[:, -1] * negative.sum(1)
@@ -255,11 +281,15 @@ def _ranked(labels: NDArray[Any], scores: NDArray[Any], drawn: Floats) -> Floats
 def _intervals(values: Floats) -> dict[str, Any]:
     """(1 + draws, 2), the observed ones first → value, low and high of both areas."""
     found = {}
-    for name, (observed, *drawn) in zip(("auroc", "auprc"), values.T.tolist(), strict=True):
+    for name, (observed, *drawn) in zip(
+        ("auroc", "auprc"), values.T.tolist(), strict=True
+    ):
         known = [value for value in drawn if not np.isnan(value)]
         exists = not np.isnan(observed)
         low, high = (
-            np.quantile(known, (0.025, 0.975)).tolist() if exists and known else (None, None)
+            np.quantile(known, (0.025, 0.975)).tolist()
+            if exists and known
+            else (None, None)
         )
         found[name] = {"value": observed if exists else None, "low": low, "high": high}
     return found
@@ -268,7 +298,9 @@ def _intervals(values: Floats) -> dict[str, Any]:
 # ---- sums → scores ---------------------------------------------------------------------------
 
 
-def _require_like(labels: NDArray[Any], said: NDArray[Any], what: str, outputs: int) -> None:
+def _require_like(
+    labels: NDArray[Any], said: NDArray[Any], what: str, outputs: int
+) -> None:
     if labels.shape != said.shape or labels.ndim != 2 or labels.shape[1] != outputs:
         told = f"labels {labels.shape} and {what} {said.shape} for {outputs} outputs"
         raise DataError(f"{told}: both must be (patients, outputs)")
@@ -281,7 +313,10 @@ def _cells(
     classes: Sequence[Sequence[int]] | None,
 ) -> NDArray[np.int64]:
     """(patients, outputs) 4 · label + prediction, -1 where the pair does not count."""
-    given, said = np.asarray(labels).astype(np.int64), np.asarray(predicted).astype(np.int64)
+    given, said = (
+        np.asarray(labels).astype(np.int64),
+        np.asarray(predicted).astype(np.int64),
+    )
     _require_like(given, said, "predictions", outputs)
     for what, values in (("label", given), ("prediction", said)):
         if values.size and not -1 <= values.min() <= values.max() <= 2:
@@ -290,7 +325,9 @@ def _cells(
     if classes is not None:
         if len(classes) != outputs:
             raise DataError(f"classes of {len(classes)} outputs for {outputs}")
-        table = np.array([[c in each for c in range(3)] for each in classes], bool).reshape(-1, 3)
+        table = np.array(
+            [[c in each for c in range(3)] for each in classes], bool
+        ).reshape(-1, 3)
         counts &= table[np.arange(outputs), np.maximum(given, 0)]
     return np.where(counts, 4 * given + np.where(said < 0, 3, said), -1)
 

@@ -25,7 +25,9 @@ from fednotes.metrics.classification import (
 from fednotes.metrics.spans import document_counts, micro_scores
 
 Score = Callable[[Floats], Floats]
-BOOTSTRAP_SAMPLES = 10_000  # of every comparison, unless a person asks for another number
+BOOTSTRAP_SAMPLES = (
+    10_000  # of every comparison, unless a person asks for another number
+)
 FEWEST_SEEDS = 5  # with fewer no difference is claimed
 
 
@@ -42,9 +44,13 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         values = [run[key] for run in runs if key in run]
         nested = [v for v in values if isinstance(v, Mapping)]
         kinds = (int, float, np.number)
-        numbers = [float(v) for v in values if isinstance(v, kinds) and not isinstance(v, bool)]
+        numbers = [
+            float(v) for v in values if isinstance(v, kinds) and not isinstance(v, bool)
+        ]
         if nested and numbers:
-            raise DataError(f"score {key!r} is a number in one run and a dictionary in another")
+            raise DataError(
+                f"score {key!r} is a number in one run and a dictionary in another"
+            )
         if nested:
             summary[key] = summarise(nested)
         elif numbers:
@@ -126,7 +132,9 @@ def _resampled(
         raise DataError(f"a bootstrap needs at least one {what}, and none was given")
     a, b = systems
     of_a, of_b = (float(score(np.ones((1, units)))[0]) for score in systems)
-    drawn = np.concatenate([a(each) - b(each) for each in weights(units, samples, seed)])
+    drawn = np.concatenate(
+        [a(each) - b(each) for each in weights(units, samples, seed)]
+    )
     return (of_a, of_b), drawn
 
 
@@ -137,7 +145,9 @@ def _bootstrap_of(scores: tuple[float, float], drawn: Floats) -> Bootstrap:
     low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
     # The tolerance makes a tie a tie whatever the last bit of the divisions.
     extreme = int((np.abs(drawn - difference) >= abs(difference) - 1e-12).sum())
-    return Bootstrap(of_a, of_b, difference, low, high, (1 + extreme) / (1 + samples), samples)
+    return Bootstrap(
+        of_a, of_b, difference, low, high, (1 + extreme) / (1 + samples), samples
+    )
 
 
 def paired_bootstrap(
@@ -192,9 +202,13 @@ def paired_sites(
     drawn_of: list[Floats] = []
     for place, (site, pair) in enumerate(counts.items()):
         if not len(pair[0]):
-            drawn_of.append(np.zeros(samples))  # both models score 0 there, also in the means
+            drawn_of.append(
+                np.zeros(samples)
+            )  # both models score 0 there, also in the means
             continue
-        scores, drawn = _resampled(_f1_scores(pair), len(pair[0]), samples, seed, "document")
+        scores, drawn = _resampled(
+            _f1_scores(pair), len(pair[0]), samples, seed, "document"
+        )
         found[site] = _bootstrap_of(scores, drawn)
         # Sites with equally many documents drew the same places: the order makes them independent.
         drawn_of.append(np.random.default_rng((seed, place)).permutation(drawn))
@@ -221,11 +235,17 @@ def paired_patients(
     Raises as `bootstrap`, DataError where shapes differ.
     """
     if not labels.shape == a.shape == b.shape:
-        raise DataError(f"labels {labels.shape}, scores {a.shape} and {b.shape} must be alike")
+        raise DataError(
+            f"labels {labels.shape}, scores {a.shape} and {b.shape} must be alike"
+        )
     score = (
-        partial(macro_auroc, labels) if metric == "auroc" else partial(macro_f1, labels, classes)
+        partial(macro_auroc, labels)
+        if metric == "auroc"
+        else partial(macro_f1, labels, classes)
     )
-    return bootstrap([partial(score, said) for said in (a, b)], len(labels), samples, seed)
+    return bootstrap(
+        [partial(score, said) for said in (a, b)], len(labels), samples, seed
+    )
 
 
 # ---- sites' scores → those of a run -----------------------------------------------------------
@@ -263,16 +283,22 @@ def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]
     tables = [score["by_output"] for score in scores if "by_output" in score]
     if diseases := dict.fromkeys(name for table in tables for name in table):
         means["by_output"] = {
-            name: _disease([table[name] for table in tables if name in table]) for name in diseases
+            name: _disease([table[name] for table in tables if name in table])
+            for name in diseases
         }
     return means
 
 
 def _disease(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One disease's means over sites; its intervals where all sites have the same one."""
-    means: dict[str, Any] = {key: _mean(found, *path) for key, path in _OF_A_DISEASE.items()}
+    means: dict[str, Any] = {
+        key: _mean(found, *path) for key, path in _OF_A_DISEASE.items()
+    }
     for key in ("auroc", "auprc"):
-        bounds = {tuple((at.get(key) or {}).get(end) for end in ("low", "high")) for at in found}
+        bounds = {
+            tuple((at.get(key) or {}).get(end) for end in ("low", "high"))
+            for at in found
+        }
         if len(bounds) == 1 and None not in (only := bounds.pop()):
             means[f"{key}_interval"] = list(only)
     return means | {"sites": len(found)}

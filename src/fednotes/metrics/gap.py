@@ -132,7 +132,9 @@ def _means(sites: Iterable[Site], *conditions: str) -> list[tuple[float, float]]
     """Of each condition score and error, over the sites that have all; none where none has. Errors
     of the sites' test data add up as if they were the same data."""
     each = [[judged(of.get(c, {})) for c in conditions] for of in sites]
-    whole = [[found for found in of if found is not None] for of in each if None not in of]
+    whole = [
+        [found for found in of if found is not None] for of in each if None not in of
+    ]
     return [
         (fmean(score for score, _ in of), fmean(error for _, error in of))
         for of in zip(*whole, strict=True)
@@ -165,13 +167,21 @@ def judged(scores: Mapping[str, Any]) -> tuple[float, float] | None:
     or where what the error follows from is missing: another site may have written the scores.
     """
     f1, tokens = number(scores, "strict", "f1"), number(scores, "masked", "tokens")
-    if f1 is not None and (error := _error(mapping(scores.get("counts")), "strict")) is not None:
+    if (
+        f1 is not None
+        and (error := _error(mapping(scores.get("counts")), "strict")) is not None
+    ):
         return f1, error
     if (f1 := number(scores, "phenotypes", "f1")) is not None:
-        found = [_disease_error(mapping(of)) for of in mapping(scores.get("by_output")).values()]
+        found = [
+            _disease_error(mapping(of))
+            for of in mapping(scores.get("by_output")).values()
+        ]
         return f1, sqrt(sum(e * e for e in found)) / max(1, len(found))
     if (loss := number(scores, "masked", "loss")) is not None and tokens:
-        return -loss, loss / sqrt(tokens)  # a token's loss deviates about as much as its mean
+        return -loss, loss / sqrt(
+            tokens
+        )  # a token's loss deviates about as much as its mean
     return None
 
 
@@ -189,12 +199,16 @@ def f1_error(right: float, predicted: float, gold: float) -> float:
 def _disease_error(of: Mapping[str, Any]) -> float:
     """Of a disease's F1, the mean over its classes."""
     tables = [mapping(each) for each in of.values()]
-    rights = [(number(t, "recall") or 0.0) * (number(t, "support") or 0.0) for t in tables]
+    rights = [
+        (number(t, "recall") or 0.0) * (number(t, "support") or 0.0) for t in tables
+    ]
     counted = [
         {**table, "right": right, "gold": table.get("support")}
         for table, right in zip(tables, rights, strict=True)
     ]
-    errors = [error for table in counted if (error := _error(table, "right")) is not None]
+    errors = [
+        error for table in counted if (error := _error(table, "right")) is not None
+    ]
     return sqrt(sum(e * e for e in errors)) / max(1, len(errors))
 
 

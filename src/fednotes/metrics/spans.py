@@ -40,9 +40,18 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Scores = dict[str, float]
 
-OVERLAP_POINTS = 0.1  # by which F1 by any overlap may differ before one-to-one F1 is shown too
+OVERLAP_POINTS = (
+    0.1  # by which F1 by any overlap may differ before one-to-one F1 is shown too
+)
 DEFINITIONS = ("strict", "relaxed", "relaxed_one_to_one")
-KINDS = ("correct", "boundary", "type", "both", "missed", "spurious")  # of a `JudgedMention`
+KINDS = (
+    "correct",
+    "boundary",
+    "type",
+    "both",
+    "missed",
+    "spurious",
+)  # of a `JudgedMention`
 
 # How each count is named in the flat metrics that a site sends: "<head>/<type>/<tail>".
 _KEYS = {
@@ -81,9 +90,24 @@ class TypeCounts(Counts):
         """precision, recall, f1 under one of DEFINITIONS, or "unseen"."""
         right, predicted, found, gold = {
             "strict": (self.strict, self.predicted, self.strict, self.gold),
-            "relaxed": (self.relaxed_predicted, self.predicted, self.relaxed_gold, self.gold),
-            "relaxed_one_to_one": (self.one_to_one, self.predicted, self.one_to_one, self.gold),
-            "unseen": (self.unseen, self.unseen_predicted, self.unseen, self.unseen_gold),
+            "relaxed": (
+                self.relaxed_predicted,
+                self.predicted,
+                self.relaxed_gold,
+                self.gold,
+            ),
+            "relaxed_one_to_one": (
+                self.one_to_one,
+                self.predicted,
+                self.one_to_one,
+                self.gold,
+            ),
+            "unseen": (
+                self.unseen,
+                self.unseen_predicted,
+                self.unseen,
+                self.unseen_gold,
+            ),
         }[definition]
         precision = right / predicted if predicted else 0.0
         recall = found / gold if gold else 0.0
@@ -127,14 +151,23 @@ class SpanCounts:
             "unseen_predicted": right.type[new_right],
             "unseen": left.type[strict[0] & new_left],
         }
-        columns = (np.bincount(types, minlength=len(names)).tolist() for types in counted.values())
-        rows = (dict(zip(counted, row, strict=True)) for row in zip(*columns, strict=True))
-        return cls({name: TypeCounts(**row) for name, row in zip(names, rows, strict=True)})
+        columns = (
+            np.bincount(types, minlength=len(names)).tolist()
+            for types in counted.values()
+        )
+        rows = (
+            dict(zip(counted, row, strict=True)) for row in zip(*columns, strict=True)
+        )
+        return cls(
+            {name: TypeCounts(**row) for name, row in zip(names, rows, strict=True)}
+        )
 
     def __add__(self, other: SpanCounts) -> SpanCounts:
         one, two, zero = self.by_type, other.by_type, TypeCounts()
         names = sorted({*one, *two})
-        return SpanCounts({name: one.get(name, zero) + two.get(name, zero) for name in names})
+        return SpanCounts(
+            {name: one.get(name, zero) + two.get(name, zero) for name in names}
+        )
 
     @property
     def total(self) -> TypeCounts:
@@ -193,7 +226,10 @@ class SpanCounts:
 
 def micro_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Scores]:
     """Precision, recall and F1 of several sites' mentions together, from what `scores` gave."""
-    counts = [TypeCounts(**{k: round(v) for k, v in each["counts"].items()}) for each in scores]
+    counts = [
+        TypeCounts(**{k: round(v) for k, v in each["counts"].items()})
+        for each in scores
+    ]
     total = sum(counts, TypeCounts())
     return {definition: total.score(definition) for definition in DEFINITIONS}
 
@@ -213,7 +249,9 @@ def overlap_differs(scores: Mapping[str, Any]) -> bool:
     return abs(any_overlap - one_to_one) > OVERLAP_POINTS
 
 
-def token_kappa(one: Sequence[Document], other: Sequence[Document]) -> tuple[int, float | None]:
+def token_kappa(
+    one: Sequence[Document], other: Sequence[Document]
+) -> tuple[int, float | None]:
     """The number of tokens of two annotations of the same documents, and Cohen's kappa of their
     types (the outermost mention's, or none); None where both have one type throughout.
 
@@ -223,16 +261,23 @@ def token_kappa(one: Sequence[Document], other: Sequence[Document]) -> tuple[int
     table = np.zeros((len(tagset.tags),) * 2)  # tokens by their type in both
     for documents in zip(one, other, strict=True):
         tokens = tokenize(documents[0].text)
-        pair = (encode(flatten(d.spans, "outermost")[0], tokens, tagset)[0] for d in documents)
+        pair = (
+            encode(flatten(d.spans, "outermost")[0], tokens, tagset)[0]
+            for d in documents
+        )
         np.add.at(table, tuple(pair), 1)
     number = table.sum()
     same, chance = np.trace(table), (table.sum(0) * table.sum(1)).sum() / max(number, 1)
-    return int(number), float((same - chance) / (number - chance)) if number > chance else None
+    return int(number), float(
+        (same - chance) / (number - chance)
+    ) if number > chance else None
 
 
 def forms_of(documents: Sequence[Document]) -> frozenset[str]:
     """The normalised surface forms of all mentions: what `seen` of `SpanCounts.of` takes."""
-    return frozenset(normalise(d.text[s.start : s.end]) for d in documents for s in d.spans)
+    return frozenset(
+        normalise(d.text[s.start : s.end]) for d in documents for s in d.spans
+    )
 
 
 def document_counts(
@@ -247,10 +292,17 @@ def document_counts(
     Raises DataError as `SpanCounts.of`, ConfigError for an unknown definition.
     """
     if definition not in DEFINITIONS:
-        raise ConfigError(f"unknown metric {definition!r}: {nearest(definition, DEFINITIONS)}")
+        raise ConfigError(
+            f"unknown metric {definition!r}: {nearest(definition, DEFINITIONS)}"
+        )
     _, left, right, hits = _match(gold, predicted, types)
     found, said = hits[definition]
-    columns = (right.document[said], right.document, left.document[found], left.document)
+    columns = (
+        right.document[said],
+        right.document,
+        left.document[found],
+        left.document,
+    )
     return np.stack([np.bincount(c, minlength=len(gold)) for c in columns], axis=1)
 
 
@@ -269,7 +321,9 @@ class JudgedMention(NamedTuple):
     predicted: Span | None
 
 
-def judged_mentions(gold: Sequence[Span], predicted: Sequence[Span]) -> list[JudgedMention]:
+def judged_mentions(
+    gold: Sequence[Span], predicted: Sequence[Span]
+) -> list[JudgedMention]:
     """Every mention of one document once, in the order of the text.
 
     Overlapping mentions are paired one to one, what has most in common first: place and type, the
@@ -292,16 +346,26 @@ def judged_mentions(gold: Sequence[Span], predicted: Sequence[Span]) -> list[Jud
     for i, g in enumerate(left):
         if i in mate:
             continue
-        for j in others[bisect_left(starts, g.start - longest) : bisect_left(starts, g.end)]:
+        for j in others[
+            bisect_left(starts, g.start - longest) : bisect_left(starts, g.end)
+        ]:
             p = right[j]
             if (common := min(g.end, p.end) - max(g.start, p.start)) > 0:
                 pairs.append((g.label != p.label, -common, i, j))
     for renamed, _, i, j in sorted(pairs):
         if i not in mate and j not in taken:
-            mate[i] = JudgedMention("both" if renamed else "boundary", left[i], right[j])
+            mate[i] = JudgedMention(
+                "both" if renamed else "boundary", left[i], right[j]
+            )
             taken.add(j)
-    found = [mate.get(i) or JudgedMention("missed", g, None) for i, g in enumerate(left)]
-    found += [JudgedMention("spurious", None, p) for j, p in enumerate(right) if j not in taken]
+    found = [
+        mate.get(i) or JudgedMention("missed", g, None) for i, g in enumerate(left)
+    ]
+    found += [
+        JudgedMention("spurious", None, p)
+        for j, p in enumerate(right)
+        if j not in taken
+    ]
     return sorted(found, key=lambda each: (each.gold or each.predicted, each.kind))
 
 
@@ -328,7 +392,9 @@ class _Mentions(NamedTuple):
 
 
 def _match(
-    gold: Sequence[Document], predicted: Sequence[Document], types: Collection[str] | None
+    gold: Sequence[Document],
+    predicted: Sequence[Document],
+    types: Collection[str] | None,
 ) -> tuple[tuple[str, ...], _Mentions, _Mentions, dict[str, tuple[Flags, Flags]]]:
     """The types, both sides' mentions, and by definition which of each side are hits.
 
@@ -340,7 +406,9 @@ def _match(
     names = tuple(sorted(set(types)))
     left, right = _on_line(gold, names), _on_line(predicted, names)
     longest = max(int((side.end - side.start).max(initial=0)) for side in (left, right))
-    keys = [side.start * (longest + 1) + side.end - side.start for side in (left, right)]
+    keys = [
+        side.start * (longest + 1) + side.end - side.start for side in (left, right)
+    ]
     hits = {
         "strict": (np.isin(keys[0], keys[1]), np.isin(keys[1], keys[0])),
         "relaxed": (_touched(left, right), _touched(right, left)),
@@ -385,7 +453,9 @@ def _on_line(documents: Sequence[Document], names: Sequence[str]) -> _Mentions:
             f"empty or outside the text of {length[document[first]]} characters"
         )
     bounds = np.concatenate([[0], np.cumsum(length)])
-    shift = kind * bounds[-1] + bounds[document]  # (mentions,) where the document begins
+    shift = (
+        kind * bounds[-1] + bounds[document]
+    )  # (mentions,) where the document begins
     order = np.lexsort((end, shift + start))
     begin, finish = (shift + start)[order], (shift + end)[order]
     new = np.ones(len(order), dtype=bool)
@@ -399,7 +469,9 @@ def _touched(mentions: _Mentions, others: _Mentions) -> Flags:
     if not len(others.start):
         return np.zeros(len(mentions.start), dtype=bool)
     reach = np.maximum.accumulate(others.end)  # the furthest end so far
-    before = np.searchsorted(others.start, mentions.end)  # how many others begin before the end
+    before = np.searchsorted(
+        others.start, mentions.end
+    )  # how many others begin before the end
     return (before > 0) & (reach[before - 1] > mentions.start)
 
 
@@ -417,7 +489,9 @@ def _one_to_one(gold: _Mentions, predicted: _Mentions) -> tuple[Flags, Flags]:
     of_gold = np.searchsorted(cluster[: len(gold.start)], edges)
     of_predicted = np.searchsorted(cluster[len(gold.start) :], edges)
     fewer = np.minimum(np.diff(of_gold), np.diff(of_predicted))
-    gold_hit, predicted_hit = (np.zeros(len(side.start), bool) for side in (gold, predicted))
+    gold_hit, predicted_hit = (
+        np.zeros(len(side.start), bool) for side in (gold, predicted)
+    )
     # A cluster with a single mention on one side holds exactly one pair, and this is most of
     # them; which mention of the other side is marked does not change any count.
     single = np.flatnonzero(fewer == 1)
@@ -426,7 +500,9 @@ def _one_to_one(gold: _Mentions, predicted: _Mentions) -> tuple[Flags, Flags]:
     for c in np.flatnonzero(fewer > 1):
         left, right = slice(*of_gold[c : c + 2]), slice(*of_predicted[c : c + 2])
         begun = gold.start[left, None] < predicted.end[right]
-        pairs = _largest_matching(begun & (predicted.start[right] < gold.end[left, None]))
+        pairs = _largest_matching(
+            begun & (predicted.start[right] < gold.end[left, None])
+        )
         gold_hit[[left.start + i for i, _ in pairs]] = True
         predicted_hit[[right.start + j for _, j in pairs]] = True
     return gold_hit, predicted_hit
@@ -441,7 +517,9 @@ def _largest_matching(overlap: Flags) -> list[tuple[int, int]]:
     owner = [-1] * overlap.shape[1]
     mate = [-1] * len(overlap)
     for root in range(len(overlaps)):
-        reached: dict[int, int] = {}  # prediction -> the gold mention it was reached from
+        reached: dict[
+            int, int
+        ] = {}  # prediction -> the gold mention it was reached from
         queue, free = deque([root]), -1
         while queue and free < 0:
             i = queue.popleft()
@@ -458,16 +536,22 @@ def _largest_matching(overlap: Flags) -> list[tuple[int, int]]:
     return [(i, j) for i, j in enumerate(mate) if j >= 0]
 
 
-def _unseen(documents: Sequence[Document], mentions: _Mentions, seen: Collection[str]) -> Flags:
+def _unseen(
+    documents: Sequence[Document], mentions: _Mentions, seen: Collection[str]
+) -> Flags:
     if not seen:
         return np.ones(len(mentions.start), dtype=bool)
     known = frozenset(seen)
     ends = mentions.offset + mentions.end - mentions.start
     columns = (mentions.document.tolist(), mentions.offset.tolist(), ends.tolist())
-    forms = (documents[d].text[start:end] for d, start, end in zip(*columns, strict=True))
+    forms = (
+        documents[d].text[start:end] for d, start, end in zip(*columns, strict=True)
+    )
     return np.fromiter((normalise(form) not in known for form in forms), dtype=bool)
 
 
 def _mean(scores: Sequence[Scores]) -> Scores:
     names = ("precision", "recall", "f1")
-    return {n: sum(s[n] for s in scores) / len(scores) if scores else 0.0 for n in names}
+    return {
+        n: sum(s[n] for s in scores) / len(scores) if scores else 0.0 for n in names
+    }

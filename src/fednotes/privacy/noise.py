@@ -58,19 +58,26 @@ def chosen(stream: Stream, units: int, rate: float) -> Truth:
     return (stream.words(units) >> 11) < int(rate * 2**53)  # [abadi lot]
 
 
-def cut(gradient: Tensors, clip: float, grids: Mapping[str, float]) -> dict[str, Tensor]:
+def cut(
+    gradient: Tensors, clip: float, grids: Mapping[str, float]
+) -> dict[str, Tensor]:
     """A vector of all these tensors, at most `clip` long (L2), as whole numbers of each one's grid.
 
     It is cut towards zero, which lengthens no vector: so the length is at most `clip` in whole
     numbers too. Nothing where it is not finite: a refusal would tell of it.
     """
-    exact = {name: value.detach().to_dense().double().cpu() for name, value in gradient.items()}
+    exact = {
+        name: value.detach().to_dense().double().cpu()
+        for name, value in gradient.items()
+    }
     norm = math.sqrt(sum(float(value.square().sum()) for value in exact.values()))
     if not math.isfinite(norm):
         return {}
     factor = min(1.0, clip * MARGIN / norm) if norm else 0.0  # [abadi clip]
     # [abadi clip]
-    return {name: (value * (factor / grids[name])).long() for name, value in exact.items()}
+    return {
+        name: (value * (factor / grids[name])).long() for name, value in exact.items()
+    }
 
 
 def discrete_gaussian(stream: Stream, count: int, bits: int = BITS) -> Whole:
@@ -94,7 +101,9 @@ def _laplace(stream: Stream, count: int, bits: int) -> Whole:
     found = np.empty(count, np.int64)
     open_ = np.arange(count)
     while len(open_):
-        part = (stream.words(len(open_)) >> np.uint64(64 - bits)).astype(np.int64)  # uniform, < s
+        part = (stream.words(len(open_)) >> np.uint64(64 - bits)).astype(
+            np.int64
+        )  # uniform, < s
         kept = _exponential(stream, part, bits)  # [canonne alg 2] exp(-u / s)
         places, part = open_[kept], part[kept]
         whole = _runs(stream, len(places))

@@ -79,10 +79,14 @@ class Privacy:
 
     def __post_init__(self) -> None:
         if bool(self.epsilon) == bool(self.noise):
-            raise ConfigError("give either epsilon, which is promised, or noise, the multiplier σ")
+            raise ConfigError(
+                "give either epsilon, which is promised, or noise, the multiplier σ"
+            )
         for name, value in (("noise", self.noise), ("counts", self.counts)):
             if value and value < LEAST_NOISE:
-                raise ConfigError(f"{name} = {value}: at least {LEAST_NOISE}, or nothing is hidden")
+                raise ConfigError(
+                    f"{name} = {value}: at least {LEAST_NOISE}, or nothing is hidden"
+                )
         if self.counts and self.unit == "sentence":
             raise ConfigError(
                 f'counts = {self.counts}: they are of whole notes: set unit = "document" or '
@@ -142,7 +146,9 @@ class Promise:
     def counted(self) -> float:
         """What a whole number stands for in a site's noisy counts."""
         # [abadi counts]
-        return self.privacy.counts / math.sqrt(self.shares) * self.privacy.counted / SCALE
+        return (
+            self.privacy.counts / math.sqrt(self.shares) * self.privacy.counted / SCALE
+        )
 
     def epsilon(self, rounds: int | None = None) -> float:
         """ε of so many rounds, or of all; and of the counts, from the first one on."""
@@ -167,7 +173,10 @@ class Promise:
         }
 
     def __str__(self) -> str:
-        own, of = self.privacy, "anybody" if self.shares == 1 else "whoever sees sums alone"
+        own, of = (
+            self.privacy,
+            "anybody" if self.shares == 1 else "whoever sees sums alone",
+        )
         counts = f"; counts, once: σ = {own.counts:g}, of {own.counted:g} a {own.unit}"
         return (
             f"differential privacy of each {own.unit} of a site, against {of}: "
@@ -178,7 +187,9 @@ class Promise:
 
 
 @lru_cache(maxsize=256)
-def epsilon_of(noise: float, delta: float, rate: float, rounds: int, counts: float = 0.0) -> float:
+def epsilon_of(
+    noise: float, delta: float, rate: float, rounds: int, counts: float = 0.0
+) -> float:
     """ε of rounds of the Poisson-subsampled Gaussian, by Rényi differential privacy. counts: σ of
     one Gaussian of everybody besides, if not 0."""
     if not rounds:
@@ -193,7 +204,9 @@ def epsilon_of(noise: float, delta: float, rate: float, rounds: int, counts: flo
 
 
 @lru_cache(maxsize=64)
-def noise_for(epsilon: float, delta: float, rate: float, rounds: int, counts: float = 0.0) -> float:
+def noise_for(
+    epsilon: float, delta: float, rate: float, rounds: int, counts: float = 0.0
+) -> float:
     """The least multiplier σ that keeps (ε, δ) over all rounds, rounded up to `STEP`.
 
     Raises ConfigError where none does.

@@ -34,7 +34,14 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import Federation, Method, MethodSite, State
-from fednotes.core.tensors import below, fingerprint, load_into, nbytes, prefixed, snapshot
+from fednotes.core.tensors import (
+    below,
+    fingerprint,
+    load_into,
+    nbytes,
+    prefixed,
+    snapshot,
+)
 from fednotes.core.types import Document, SiteData
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.text import normalise
@@ -63,7 +70,9 @@ class Counting:
 
     size: Callable[[Any], int]
     units: Callable[[Any, Unit], Sequence[Any]]
-    own: Callable[[Any, Any], tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]]
+    own: Callable[
+        [Any, Any], tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]
+    ]
     agree: Callable[[Any, np.ndarray, float], Tensors] | None = None
     initial: Callable[[Any, Tensors], dict[str, Tensor]] = lambda config, agreed: {}
 
@@ -94,7 +103,9 @@ class Privately:
     initial: Callable[[Any], dict[str, Tensor]]
     loss: Callable[[Any, np.ndarray], Tensor]
     rounds: Callable[[Any, int], int]
-    units: Callable[[Any, Unit], list[np.ndarray]] = lambda site, unit: units_of(site, unit)
+    units: Callable[[Any, Unit], list[np.ndarray]] = lambda site, unit: units_of(
+        site, unit
+    )
     content: Callable[[Any], bytes] = lambda data: _digest(data)
     before: Callable[[Any, int, Tensors], Tensors] = lambda site, round, kept: kept
     begin: Callable[[Any, Tensors], None] = lambda site, agreed: None
@@ -104,7 +115,9 @@ class Privately:
     def require(self, config: Any) -> None:
         """Raises ConfigError for a setting that no promise can be kept with."""
         if config.privacy.counts and not (self.counts and self.counts.size(config)):
-            raise ConfigError("[privacy] counts: this job has nothing to count: leave it out")
+            raise ConfigError(
+                "[privacy] counts: this job has nothing to count: leave it out"
+            )
         for name, value in self.settings.items():
             if getattr(config, name) != value:
                 raise ConfigError(
@@ -135,7 +148,10 @@ def privately(method: Method) -> Method:
         return train(federation, config, how)
 
     def alone(config: Any, sites: Sequence[SiteData]) -> tuple[Any, ...]:
-        given = {"sites": 1, "batch_size": config.batch_size}  # no number of this site's divides
+        given = {
+            "sites": 1,
+            "batch_size": config.batch_size,
+        }  # no number of this site's divides
         return tuple(replace(own, **given) for own in method.alone(config, sites))
 
     def pooled(config: Any, sites: Any, complete: Any) -> tuple[tuple[Any, ...], Any]:
@@ -168,7 +184,9 @@ def train(federation: Federation, config: Any, how: Privately) -> State:
     agreed: Tensors = below(resumed.tensors, AGREED) if resumed else {}
     counting = how.first(config)
     if counting and counting.agree and resumed is None:
-        counts = federation.sum(COUNTS, round=0).tensors[COUNTS].double() * promise.counted
+        counts = (
+            federation.sum(COUNTS, round=0).tensors[COUNTS].double() * promise.counted
+        )
         deviation = promise.counted * SCALE * math.sqrt(max(1, config.sites))
         agreed = counting.agree(config, counts.numpy(), deviation)
         federation.sum("begin", agreed)
@@ -194,24 +212,35 @@ class Server(RoundServer):
     agreed: Tensors
 
     def __init__(
-        self, config: Any, promise: Promise, initial: dict[str, Tensor], resumed: State | None
+        self,
+        config: Any,
+        promise: Promise,
+        initial: dict[str, Tensor],
+        resumed: State | None,
     ) -> None:
         self._adam = Adam(initial, config.learning_rate)
         # [abadi descent]
-        self._unit, self._counted = promise.grids[0] / config.batch_size, promise.counted
+        self._unit, self._counted = (
+            promise.grids[0] / config.batch_size,
+            promise.counted,
+        )
         super().__init__(config, initial, Best(False, "never"), resumed)
 
     def step(self, total: Total) -> None:
         """θ_s ← θ_s − α (Σ clipped g_u + noise) / N, by Adam."""
         # [abadi descent]
-        gradient = {n: (value * self._unit).float() for n, value in total.tensors.items()}
+        gradient = {
+            n: (value * self._unit).float() for n, value in total.tensors.items()
+        }
         self._adam.step({**dict.fromkeys(self.shared), **gradient})  # [abadi descent]
         self.round += 1
 
     def judge(self, total: Total) -> None:
         """F1 of what the sites' noisy counts say."""
         right, found, gold = (total.tensors[COUNTS].double() * self._counted).tolist()
-        self.metrics["valid_f1"] = min(1.0, max(0.0, 2 * right / max(1.0, found + gold)))
+        self.metrics["valid_f1"] = min(
+            1.0, max(0.0, 2 * right / max(1.0, found + gold))
+        )
 
     def state(self) -> State:
         """Everything that the next round depends on."""
@@ -277,7 +306,9 @@ class PrivateSite(MethodSite):
         """What all sites agreed on, by their noisy counts."""
         other = self._agreed and fingerprint(self._agreed) != fingerprint(tensors)
         if self.steps or other or self.of.first(self._config) is None:
-            raise RefusedError(f"site {self.id!r}: there is nothing to agree on, or no more")
+            raise RefusedError(
+                f"site {self.id!r}: there is nothing to agree on, or no more"
+            )
         self._begin(tensors)
         return Update()
 
@@ -290,7 +321,9 @@ class PrivateSite(MethodSite):
         self._own: dict[str, torch.nn.Parameter] = self.site.private
         self._adam = Adam(self._own, self._config.learning_rate)
         share, whole = self.promise.grids
-        self._grids = dict.fromkeys(self._shared, share) | dict.fromkeys(self._own, whole)
+        self._grids = dict.fromkeys(self._shared, share) | dict.fromkeys(
+            self._own, whole
+        )
 
     def noisy_gradients(self, tensors: Tensors, *, round: int) -> Update:
         """Σ of the round's units' clipped gradients, with noise, in whole numbers of the grid."""
@@ -303,7 +336,10 @@ class PrivateSite(MethodSite):
         self._kept = self.of.before(self.site, round, self._kept)
         key, failed = self._key(round), Counter[str]()
         stream = Stream(key)
-        total = {n: torch.zeros(p.shape, dtype=torch.int64) for n, p in self._learning.items()}
+        total = {
+            n: torch.zeros(p.shape, dtype=torch.int64)
+            for n, p in self._learning.items()
+        }
         self.site.model.train(True)
         # By chance that nobody knows: dropout by a public seed would be another for every unit
         # behind one that is left out, and all of these would move the sum.
@@ -311,11 +347,15 @@ class PrivateSite(MethodSite):
         # Torch would look for every accelerator each time, longer than a gradient may take.
         on_cpu = all(p.device.type == "cpu" for p in self._parameters.values())
         sow = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
-        for unit in np.flatnonzero(chosen(stream, len(self.units), self.promise.privacy.rate)):
+        for unit in np.flatnonzero(
+            chosen(stream, len(self.units), self.promise.privacy.rate)
+        ):
             sow(int(dropout[unit]))
             try:
                 clipped = self.clipped(self.units[unit])
-            except Exception as error:  # a refusal would tell of the unit, which adds nothing
+            except (
+                Exception
+            ) as error:  # a refusal would tell of the unit, which adds nothing
                 failed[type(error).__name__] += 1
                 continue
             for name, part in clipped.items():
@@ -331,7 +371,9 @@ class PrivateSite(MethodSite):
         if self._own:
             unit = self.promise.grids[1] / self._config.batch_size
             self._adam.step({n: (total[n] * unit).to(p) for n, p in self._own.items()})
-        return Update({name: value for name, value in total.items() if name in self._shared})
+        return Update(
+            {name: value for name, value in total.items() if name in self._shared}
+        )
 
     @property
     def _learning(self) -> dict[str, torch.nn.Parameter]:
@@ -363,14 +405,25 @@ class PrivateSite(MethodSite):
         now = {n: p.detach() for n, p in self._parameters.items()}
         now |= prefixed("kept.", self._kept) | prefixed(AGREED, self._agreed)
         sent = fingerprint(now)
-        about = (repr(self.promise), repr(self._config), self.steps, round, self._question(), sent)
+        about = (
+            repr(self.promise),
+            repr(self._config),
+            self.steps,
+            round,
+            self._question(),
+            sent,
+        )
         where = (platform.node(), torch.__version__, torch.get_num_threads())
         return receipt(self._secret, *about, self._data, *where)
 
     def noisy_counts(self, tensors: Tensors, *, round: int) -> Update:
         """Σ of what each unit counts, `Privacy.counted` at most (L2), with noise, in whole numbers;
         before the first round, or of the last round's model alone."""
-        how, grid, most = self._counting, self.promise.counted, self.promise.privacy.counted
+        how, grid, most = (
+            self._counting,
+            self.promise.counted,
+            self.promise.privacy.counted,
+        )
         first = self.of.first(self._config) is not None
         if how is None or self.steps != (0 if first else self.promise.rounds):
             raise RefusedError(
@@ -380,12 +433,18 @@ class PrivateSite(MethodSite):
         load_into({} if first else self._shared, tensors)
         total = torch.zeros(how.size(self._config), dtype=torch.int64)
         for one in self._counted:
-            with suppress(Exception):  # a refusal would tell of the unit, which adds nothing
+            with suppress(
+                Exception
+            ):  # a refusal would tell of the unit, which adds nothing
                 places, own = map(torch.as_tensor, how.own(self.site, one))
-                found = cut({COUNTS: own}, most, {COUNTS: grid})[COUNTS]  # [abadi counts]
+                found = cut({COUNTS: own}, most, {COUNTS: grid})[
+                    COUNTS
+                ]  # [abadi counts]
                 total.index_add_(0, places, found)
         stream = Stream(receipt(self._key(round), COUNTS, fingerprint({COUNTS: total})))
-        total += torch.from_numpy(discrete_gaussian(stream, len(total)))  # [abadi counts]
+        total += torch.from_numpy(
+            discrete_gaussian(stream, len(total))
+        )  # [abadi counts]
         return Update({COUNTS: total})
 
     def finish(self, tensors: Tensors) -> Update:
@@ -394,7 +453,9 @@ class PrivateSite(MethodSite):
         Raises RefusedError for parameters that are no numbers.
         """
         if not all(bool(value.isfinite().all()) for value in tensors.values()):
-            raise RefusedError(f"site {self.id!r}: the model that came is not of finite numbers")
+            raise RefusedError(
+                f"site {self.id!r}: the model that came is not of finite numbers"
+            )
         load_into(self._shared, tensors)
         self.site.finish(tensors)
         self.scores = self.site.scores
@@ -432,7 +493,11 @@ class PrivateSite(MethodSite):
     def state(self) -> State:
         """Private layers, their optimizer, what is kept of earlier parameters, the secret."""
         own = prefixed("private.", {name: p.detach() for name, p in self._own.items()})
-        own |= prefixed("kept.", self._kept) | prefixed(AGREED, self._agreed) | self._adam.state()
+        own |= (
+            prefixed("kept.", self._kept)
+            | prefixed(AGREED, self._agreed)
+            | self._adam.state()
+        )
         return State(self.steps, own, {"secret": self._secret.hex()})
 
     def restore(self, state: State) -> None:
@@ -446,7 +511,11 @@ class PrivateSite(MethodSite):
 
 def require_patients(site: str, unit: Unit, patients: Iterable[str | None]) -> None:
     """Raises ConfigError where units are patients and a document's is not known."""
-    known = [bool(normalise(patient or "")) for patient in patients] if unit == "patient" else []
+    known = (
+        [bool(normalise(patient or "")) for patient in patients]
+        if unit == "patient"
+        else []
+    )
     if unknown := known.count(False):
         raise ConfigError(
             f'[privacy] unit = "patient": {unknown:,} of {len(known):,} training documents '
@@ -482,14 +551,20 @@ def units_of(site: Any, unit: Unit) -> list[np.ndarray]:
     corpus = site.train_set
     owners = corpus.encoded.sentence_document
     if unit == "sentence":
-        if getattr(site.model.config, "context", unit) != unit:  # one less would change the rest
+        if (
+            getattr(site.model.config, "context", unit) != unit
+        ):  # one less would change the rest
             raise ConfigError(
                 '[privacy] unit = "sentence": this model reads whole documents: set unit = '
                 '"document" or "patient", or [model] context = "sentence"'
             )
         return [np.array([at]) for at in range(len(owners))]
     # [abadi units]
-    of = {id(d): n for n, own in enumerate(owned(site.id, corpus.documents, unit)) for d in own}
+    of = {
+        id(d): n
+        for n, own in enumerate(owned(site.id, corpus.documents, unit))
+        for d in own
+    }
     number = np.array([of[id(d)] for d in corpus.documents])[owners]
     order = np.argsort(number, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(number[order])) + 1)

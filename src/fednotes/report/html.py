@@ -39,15 +39,28 @@ from fednotes.jobs.seeds import SEEDS_FILE, read_seeds
 Chart = Mapping[str, Any]  # what the templates draw
 Line = Mapping[str, Any]  # of metrics.jsonl
 Point = tuple[float, float]
-Series = tuple[str, int, Sequence[Point]]  # a curve's name, its style, and its points, x ascending
+Series = tuple[
+    str, int, Sequence[Point]
+]  # a curve's name, its style, and its points, x ascending
 
-_SHORT = {"precision": "P", "recall": "R", "f1": "F1", "auroc": "AUROC", "auprc": "AUPRC"}
-_JUDGED = {"notes": "Held-out notes", "patients": "Scores on the test patients"}  # else mentions
+_SHORT = {
+    "precision": "P",
+    "recall": "R",
+    "f1": "F1",
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+}
+_JUDGED = {
+    "notes": "Held-out notes",
+    "patients": "Scores on the test patients",
+}  # else mentions
 _OPEN = 3  # sites; of more, the tables of diseases are folded
 _OF_A_DISEASE = ("precision", "recall", "f1", "auroc")
 _CLASSES = ("present", "absent", "questionable")
 _POOLED = "pooled"  # stands for all sites in the lines of that condition
-_PANELS = 24  # sites with curves of their own; a run of 100 sites has them in the tables
+_PANELS = (
+    24  # sites with curves of their own; a run of 100 sites has them in the tables
+)
 _DRAWN = 300  # at most so many points of a curve are drawn
 _MARKED = 24  # curves of no more points get a marker at each
 _LETTERS = 24  # of a row's label
@@ -67,9 +80,15 @@ def write_report(run: str | Path, out: str | Path | None = None) -> Path:
         return _write_seeds_report(folder, out)
     audited, result = read_audit(folder), None
     if audited is not None and not (folder / SUMMARY).is_file():
-        told = {"method": audited.method, "title": audited.title, "command": audited.command}
+        told = {
+            "method": audited.method,
+            "title": audited.title,
+            "command": audited.command,
+        }
         result = RunResult.model_validate(told)
-    parts = parts_of_page(result or read_result(folder), read_lines(folder)) | {"audit": audited}
+    parts = parts_of_page(result or read_result(folder), read_lines(folder)) | {
+        "audit": audited
+    }
     target = folder / "report.html" if out is None else path_of(out, "a file to write")
     page = environment().get_template("report.html").render(parts)
     (write_text if out is None else write_out)(target, page)
@@ -108,7 +127,9 @@ def _write_seeds_report(folder: Path, out: str | Path | None) -> Path:
 def environment(*packages: str) -> Environment:
     """What fills the templates of these packages, and of this one: all values are escaped."""
     made = Environment(
-        loader=ChoiceLoader([PackageLoader(name) for name in (*packages, "fednotes.report")]),
+        loader=ChoiceLoader(
+            [PackageLoader(name) for name in (*packages, "fednotes.report")]
+        ),
         autoescape=True,
         undefined=StrictUndefined,
         # Result files hold names that other sites chose.
@@ -128,12 +149,18 @@ def two_runs(runs: Mapping[str, tuple[RunResult, Sequence[Line]]]) -> dict[str, 
     pages = {name: _Page(*of) for name, of in runs.items()}
     sites = dict.fromkeys(site for page in pages.values() for site in page.result.sites)
     rows, dots, curves = [], [], []
-    for kind, (measure, title, _) in ((k, of["dots"]) for k, of in SCORES.items() if "dots" in of):
+    for kind, (measure, title, _) in (
+        (k, of["dots"]) for k, of in SCORES.items() if "dots" in of
+    ):
         found = {}
         for site in sites:
             path = (site, "federated", kind, measure)
-            values = {name: number(page.result.sites, *path) for name, page in pages.items()}
-            found[site] = {name: value for name, value in values.items() if value is not None}
+            values = {
+                name: number(page.result.sites, *path) for name, page in pages.items()
+            }
+            found[site] = {
+                name: value for name, value in values.items() if value is not None
+            }
             if found[site]:
                 rows.append((site, title, [*values.values()]))
         if any(found.values()):
@@ -141,13 +168,24 @@ def two_runs(runs: Mapping[str, tuple[RunResult, Sequence[Line]]]) -> dict[str, 
             dots.append(dot_chart(f"two-{kind}", title, kept, [*pages]))
     for key, of in CURVES.items():
         every = ((name, page._overall(key)) for name, page in pages.items())
-        made = [(name, points) for name, own in every for c, _, points in own if c == "federated"]
+        made = [
+            (name, points)
+            for name, own in every
+            for c, _, points in own
+            if c == "federated"
+        ]
         series = [(name, [*pages].index(name), points) for name, points in made]
         if series:
             title = f"{of['short']}, all sites"
-            curves.append(line_chart(f"two-{key}", title, title, series, None, (460, 230)))
+            curves.append(
+                line_chart(f"two-{key}", title, title, series, None, (460, 230))
+            )
     caption = "Federated models; the axis need not begin at zero."
-    return {"rows": rows, "dots": _figure(dots, caption), "curves": _figure(curves, caption)}
+    return {
+        "rows": rows,
+        "dots": _figure(dots, caption),
+        "curves": _figure(curves, caption),
+    }
 
 
 class _Page:
@@ -156,10 +194,15 @@ class _Page:
     def __init__(self, result: RunResult, lines: Sequence[Line]) -> None:
         scored = (c for site in (*result.sites.values(), result.mean) for c in site)
         used = {*map(_condition, lines), *scored}
-        self.conditions = [*(c for c in CONDITIONS if c in used), *sorted(used - {*CONDITIONS})]
+        self.conditions = [
+            *(c for c in CONDITIONS if c in used),
+            *sorted(used - {*CONDITIONS}),
+        ]
         self.result = result
         self.lines = [line for line in lines if number(line, "round") is not None]
-        self.sites = list(dict.fromkeys(n for line in lines for n in mapping(line.get("sites"))))
+        self.sites = list(
+            dict.fromkeys(n for line in lines for n in mapping(line.get("sites")))
+        )
         # A name, its scores by condition, and whether it is the mean of the others.
         self.groups = [(name, site, False) for name, site in result.sites.items()]
         self.groups += [("Mean of sites", result.mean, True)] if result.mean else []
@@ -168,7 +211,9 @@ class _Page:
         """By the names that they have in the templates."""
         result = self.result
         given = (result.command, result.config.get("command"), result.run)
-        measures = {kind: of for kind, of in SCORES.items() if self._has(kind, of["measures"])}
+        measures = {
+            kind: of for kind, of in SCORES.items() if self._has(kind, of["measures"])
+        }
         groups = [
             (name, own, mean)
             for name, site, mean in self.groups
@@ -230,7 +275,9 @@ class _Page:
         for condition, promise in result.privacy.items():
             epsilon, delta = number(promise, "epsilon"), number(promise, "delta")
             if condition == "federated" and epsilon is not None and delta is not None:
-                told = f"at δ = {delta:g}, of each {promise.get('unit', 'unit')} of a site"
+                told = (
+                    f"at δ = {delta:g}, of each {promise.get('unit', 'unit')} of a site"
+                )
                 yield "ε promised", f"{math.ceil(100 * epsilon - 1e-9) / 100:.2f}", told
         if result.sites:
             yield "Sites", str(len(result.sites)), ""
@@ -249,7 +296,10 @@ class _Page:
     def _dots(self) -> Chart | None:
         charts: list[Chart] = []
         for kind, (measure, title, _) in self._shown():
-            rows = {name: self._by_condition(site, kind, measure) for name, site, _ in self.groups}
+            rows = {
+                name: self._by_condition(site, kind, measure)
+                for name, site, _ in self.groups
+            }
             charts += self._dot_chart(f"dots-{kind}", title, rows)
         what = _JUDGED.get(self.result.holds, "F1 on the test sets")
         return _figure(charts, f"{what}; the axis need not begin at zero.")
@@ -260,12 +310,16 @@ class _Page:
         if kept := {name: row for name, row in rows.items() if row}:
             yield dot_chart(ident, title, kept, self.conditions)
 
-    def _by_condition(self, scores: Mapping[str, object], *path: str) -> dict[str, float]:
+    def _by_condition(
+        self, scores: Mapping[str, object], *path: str
+    ) -> dict[str, float]:
         """The number at a path under each condition that has it."""
         found = {c: number(scores, c, *path) for c in self.conditions}
         return {c: value for c, value in found.items() if value is not None}
 
-    def _tables(self, site: Mapping[str, Scores], kind: str) -> dict[str, Mapping[str, Any]]:
+    def _tables(
+        self, site: Mapping[str, Scores], kind: str
+    ) -> dict[str, Mapping[str, Any]]:
         """Of each condition that has it, a table of scores by type or by disease."""
         found = {c: mapping(site.get(c, {}).get(kind)) for c in self.conditions}
         return {c: table for c, table in found.items() if table}
@@ -294,7 +348,9 @@ class _Page:
         """Dots and a table of diseases (means over sites), and what each site's table shows."""
         result = self.result
         mean = self._tables(result.mean, "by_output")
-        by_site = {name: self._tables(site, "by_output") for name, site in result.sites.items()}
+        by_site = {
+            name: self._tables(site, "by_output") for name, site in result.sites.items()
+        }
         diseases = _names([mean, *by_site.values()])
         if not diseases:
             return None
@@ -307,9 +363,15 @@ class _Page:
         for d in diseases:
             f1 = [*self._by_condition(mean, d, "f1").values()]
             best = max(f1) if len(f1) > 1 else math.nan
-            values = [(key, number(t, d, key)) for t in mean.values() for key in _OF_A_DISEASE]
-            rows.append((d, [(v, "best" if k == "f1" and v == best else "") for k, v in values]))
-        columns = zip(*([value for value, _ in values] for _, values in rows), strict=True)
+            values = [
+                (key, number(t, d, key)) for t in mean.values() for key in _OF_A_DISEASE
+            ]
+            rows.append(
+                (d, [(v, "best" if k == "f1" and v == best else "") for k, v in values])
+            )
+        columns = zip(
+            *([value for value, _ in values] for _, values in rows), strict=True
+        )
         known = ([v for v in column if v is not None] for column in columns)
         caption = "Diseases on the test patients, mean of the sites; axes need not begin at zero."
         return {
@@ -329,7 +391,9 @@ class _Page:
 
     def _training(self) -> list[Chart]:
         """Validation scores and loss, together and by site."""
-        names = [j for j in CURVES if any(j in line for line in self.lines)] or ["valid_f1"]
+        names = [j for j in CURVES if any(j in line for line in self.lines)] or [
+            "valid_f1"
+        ]
         called = [CURVES[j]["called"] for j in names]
         words = [of.get(self.result.holds, of["documents"]) for of in called]
         wide = (460, 230) if len(names) < 2 else (340, 200)
@@ -338,11 +402,15 @@ class _Page:
             short, own = CURVES[name]["short"], CURVES[name]["site"]
             together[f"mean-{own}"] = (f"{short}, all sites", self._overall(name))
         together["mean-loss"] = ("Loss, all sites", self._overall("loss"))
-        caption = f"{'. '.join(all_sites for all_sites, _ in words)}, and training loss."
+        caption = (
+            f"{'. '.join(all_sites for all_sites, _ in words)}, and training loss."
+        )
         figures = [self._curves(together, caption, wide)]
         for name, (_, word) in zip(names, words, strict=True):
             charts = self._by_site(CURVES[name]["site"])
-            values = [y for _, curves in charts.values() for s in curves for _, y in s[2]]
+            values = [
+                y for _, curves in charts.values() for s in curves for _, y in s[2]
+            ]
             scale = (min(values), max(values)) if values else None
             figures.append(self._curves(charts, f"{word}, on one scale.", scale=scale))
         figures.append(self._curves(self._by_site("loss"), self.result.words["losses"]))
@@ -358,16 +426,24 @@ class _Page:
         """charts: ident → title and curves."""
         made = []
         for ident, (title, curves) in charts.items():
-            ends = "; ".join(f"{name} ends at {points[-1][1]:.4g}" for name, _, points in curves)
+            ends = "; ".join(
+                f"{name} ends at {points[-1][1]:.4g}" for name, _, points in curves
+            )
             if curves:
-                made.append(line_chart(ident, title, f"{caption} {ends}.", curves, scale, shape))
+                made.append(
+                    line_chart(ident, title, f"{caption} {ends}.", curves, scale, shape)
+                )
         return _figure(made, caption)
 
     def _bytes_sent(self) -> Chart | None:
         """Bytes up and down, cumulative over rounds; None if no line has any."""
         curves, ends = [], []
         for look, (key, name) in enumerate(
-            (("bytes_up", "from the sites (up)"), ("bytes_down", "to the sites (down)")), 3
+            (
+                ("bytes_up", "from the sites (up)"),
+                ("bytes_down", "to the sites (down)"),
+            ),
+            3,
         ):
             found = {c: points for c, _, points in self._series(self.lines, key)}
             points = found.get("federated")
@@ -378,7 +454,10 @@ class _Page:
         if not largest:
             return None
         factor, unit = next((f, u) for f, u in _UNITS if largest >= f or f == 1.0)
-        scaled = [(n, look, [(x, y / factor) for x, y in points]) for n, look, points in curves]
+        scaled = [
+            (n, look, [(x, y / factor) for x, y in points])
+            for n, look, points in curves
+        ]
         title, what = "Bytes sent since the start", "; ".join(ends)
         chart = line_chart("bytes", title, what, scaled, None, (680, 240), f" {unit}")
         return _figure([chart], "Federated training, all sites together, cumulative.")
@@ -401,7 +480,11 @@ class _Page:
         """A curve for each condition that has points: one a round, of the later line."""
         made: list[Series] = []
         for look, condition in enumerate(self.conditions):
-            own = [(line, number(line, *path)) for line in lines if _condition(line) == condition]
+            own = [
+                (line, number(line, *path))
+                for line in lines
+                if _condition(line) == condition
+            ]
             points = {float(line["round"]): y for line, y in own if y is not None}
             if points:
                 made.append((condition, look, sorted(points.items())))
@@ -410,13 +493,19 @@ class _Page:
 
 def _names(groups: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """Diseases, in the order of the files."""
-    return list(dict.fromkeys(d for group in groups for table in group.values() for d in table))
+    return list(
+        dict.fromkeys(d for group in groups for table in group.values() for d in table)
+    )
 
 
 def _classes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The classes that any patient has of any disease."""
     names = _names([found])
-    return [k for k in _CLASSES if any(_most(found.values(), d, k, "support") for d in names)]
+    return [
+        k
+        for k in _CLASSES
+        if any(_most(found.values(), d, k, "support") for d in names)
+    ]
 
 
 def _most(tables: Iterable[object], *path: str) -> float:
@@ -448,14 +537,18 @@ def _figure(charts: Sequence[Chart], caption: str) -> Chart | None:
     return {"charts": charts, "caption": caption} if charts else None
 
 
-def _frame(ident: str, title: str, description: str, box: Sequence[float]) -> dict[str, Any]:
+def _frame(
+    ident: str, title: str, description: str, box: Sequence[float]
+) -> dict[str, Any]:
     """What all charts have. ident: unique on the page."""
     names = ("width", "height", "left", "right", "top", "bottom")
     named = {"ident": ident, "title": title, "description": description}
     return {**named, **dict(zip(names, box, strict=True))}
 
 
-def _axis(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+def _axis(
+    low: float, high: float, start: float, end: float
+) -> Callable[[float], float]:
     """Where numbers from low to high stand on a stretch of the picture."""
     low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
     return lambda value: round(start + (value - low) / (high - low) * (end - start), 1)
@@ -468,7 +561,9 @@ def ticks(low: float, high: float, about: int) -> list[float]:
         low, high = low - pad, high + pad
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
-    step = power * next(m for m in (1, 2, 2.5, 5, 10) if rough <= m * power * (1 + 1e-9))
+    step = power * next(
+        m for m in (1, 2, 2.5, 5, 10) if rough <= m * power * (1 + 1e-9)
+    )
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [float(f"{i * step:.10g}") for i in range(first, last + 1)]
 
@@ -494,7 +589,10 @@ def line_chart(
     ys = scale or [y for _, _, points in series for _, y in points]
     rows = ticks(min(ys), max(ys), 4)
     left, right, top, bottom = 46, width - 14, 30, height - 38
-    across, up = _axis(min(xs), max(xs), left, right), _axis(rows[0], rows[-1], bottom, top)
+    across, up = (
+        _axis(min(xs), max(xs), left, right),
+        _axis(rows[0], rows[-1], bottom, top),
+    )
     curves = []
     for name, look, points in series:
         kept = [*points[: -1 : math.ceil(len(points) / _DRAWN)], points[-1]]
@@ -503,7 +601,9 @@ def line_chart(
         marks = [(*place, tip) for place, tip in zip(places, tips, strict=True)]
         path = "L".join(f"{x} {y}" for x, y in places)
         shown = marks if len(kept) <= _MARKED else marks[-1:]
-        curves.append({"name": name, "look": look % _LOOKS, "path": path, "marks": shown})
+        curves.append(
+            {"name": name, "look": look % _LOOKS, "path": path, "marks": shown}
+        )
     columns = [x for x in ticks(min(xs), max(xs), 5) if min(xs) <= x <= max(xs)]
     return {
         **_frame(ident, title, what, (width, height, left, right, top, bottom)),
@@ -537,7 +637,10 @@ def dot_chart(
             found.append((look, across(value), y, f"{label}, {name}: {value:.3f}"))
         ends = [x for _, x, _, _ in found]
         short = label if len(label) <= _LETTERS else label[: _LETTERS - 1] + "…"
-        ends_at = {"first": min(ends), "last": max(ends)}  # of the line through the markers
+        ends_at = {
+            "first": min(ends),
+            "last": max(ends),
+        }  # of the line through the markers
         rows.append({"label": short, "y": middle, **ends_at, "marks": found})
     box = (width, bottom + 24, left, width - 16, top, bottom)
     return {

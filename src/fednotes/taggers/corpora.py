@@ -21,7 +21,9 @@ from fednotes.taggers.crf import Counts
 from fednotes.taggers.partial import Soft, allowed_tags, require_types, retag
 
 TOKENISED = (131072, 512)  # most words and sentences in one call of the tokeniser
-PREDICT_TOKENS = 4096  # tokens in one batch of a light tagger's prediction, without padding
+PREDICT_TOKENS = (
+    4096  # tokens in one batch of a light tagger's prediction, without padding
+)
 Progress = Callable[[int, int], None]
 
 
@@ -108,7 +110,10 @@ class EncoderCorpus(PreparedCorpus):
         while start < encoded.sentences:
             if progress is not None:
                 progress(start, encoded.sentences)
-            fits = int(np.searchsorted(bounds, bounds[start] + TOKENISED[0], side="right")) - 1
+            fits = (
+                int(np.searchsorted(bounds, bounds[start] + TOKENISED[0], side="right"))
+                - 1
+            )
             end = min(max(fits, start + 1), start + TOKENISED[1])
             pieces.append(split_passages(tokenizer, list(encoded.passages(start, end))))
             start = end
@@ -180,7 +185,10 @@ class Batch:
         if soft is None:
             return self.tags, self.allowed, self.lengths, None
         unary = np.where(self.inside[..., None], soft.unary[self.tokens], 0)
-        counts = torch.from_numpy(unary).to(device), torch.from_numpy(soft.pairs[self.rows])
+        counts = (
+            torch.from_numpy(unary).to(device),
+            torch.from_numpy(soft.pairs[self.rows]),
+        )
         return self.tags, self.allowed, self.lengths, (counts[0], counts[1].to(device))
 
 
@@ -194,5 +202,7 @@ def by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
 def hash_forms(forms: Sequence[str], buckets: int) -> np.ndarray:
     """(forms,) bucket of each lower-cased form: CRC-32, the same on every machine."""
     return np.fromiter(
-        (zlib.crc32(form.lower().encode()) % buckets for form in forms), np.int64, len(forms)
+        (zlib.crc32(form.lower().encode()) % buckets for form in forms),
+        np.int64,
+        len(forms),
     )

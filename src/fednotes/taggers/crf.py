@@ -29,7 +29,9 @@ from torch.autograd.function import once_differentiable
 from fednotes.core.errors import ModelError
 
 Mask = np.ndarray | Tensor | None
-Scores = tuple[Tensor, Tensor, Tensor]  # start (tags,), transitions (tags, tags), end (tags,)
+Scores = tuple[
+    Tensor, Tensor, Tensor
+]  # start (tags,), transitions (tags, tags), end (tags,)
 Counts = tuple[Tensor, Tensor]
 """Expected counts: of tags (batch, tokens, tags), of transitions (batch, tags, tags)."""
 _Target = Tensor | Counts  # tags; allowed tags (bool); expected counts
@@ -66,7 +68,9 @@ class CRF(nn.Module):
             raise ModelError(f"a CRF needs at least one tag, not {num_tags}")
         self.num_tags = num_tags
         self.start = nn.Parameter(torch.empty(num_tags).uniform_(-0.1, 0.1))
-        self.transitions = nn.Parameter(torch.empty(num_tags, num_tags).uniform_(-0.1, 0.1))
+        self.transitions = nn.Parameter(
+            torch.empty(num_tags, num_tags).uniform_(-0.1, 0.1)
+        )
         self.end = nn.Parameter(torch.empty(num_tags).uniform_(-0.1, 0.1))
         for name, mask, shape in (
             ("start_mask", start_mask, (num_tags,)),
@@ -74,7 +78,9 @@ class CRF(nn.Module):
             ("end_mask", end_mask, (num_tags,)),
         ):
             tensor = None if mask is None else torch.as_tensor(mask).clone()
-            if tensor is not None and (tensor.dtype != torch.bool or tensor.shape != shape):
+            if tensor is not None and (
+                tensor.dtype != torch.bool or tensor.shape != shape
+            ):
                 raise ModelError(
                     f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, bool of {shape} is "
                     "expected"
@@ -119,7 +125,9 @@ class CRF(nn.Module):
         return unary.to(emissions.dtype), pairs.to(emissions.dtype)
 
     @torch.no_grad()
-    def chances(self, emissions: Tensor, lengths: Tensor, rows: Tensor, allowed: Tensor) -> Tensor:
+    def chances(
+        self, emissions: Tensor, lengths: Tensor, rows: Tensor, allowed: Tensor
+    ) -> Tensor:
         """p(any sequence within `allowed`) (n,) float64, 0 where there is none.
 
         rows: (n,) whose sentence's. allowed: (n, tokens, tags) bool, as in `split_loss`.
@@ -155,7 +163,9 @@ class CRF(nn.Module):
         moved: list[_Target] = []
         for target in targets:
             if isinstance(target, Tensor):
-                _require_shape(target, x.shape if target.dtype == torch.bool else x.shape[:2])
+                _require_shape(
+                    target, x.shape if target.dtype == torch.bool else x.shape[:2]
+                )
                 moved.append(target.to(x.device))
             else:
                 unary, pairs = (part.detach().to(x.device, x.dtype) for part in target)
@@ -168,7 +178,9 @@ class CRF(nn.Module):
         losses = _Loss.apply(*inputs, x, moved, lengths, scores, ops, gradient)
         return cast(tuple[Tensor, ...], losses)
 
-    def _prepare(self, emissions: Tensor, lengths: Tensor) -> tuple[Scores, Tensor, Tensor, Any]:
+    def _prepare(
+        self, emissions: Tensor, lengths: Tensor
+    ) -> tuple[Scores, Tensor, Tensor, Any]:
         """Masked scores, emissions in working precision, lengths, and who computes.
 
         Refuses shapes and lengths that would read out of bounds.
@@ -179,7 +191,9 @@ class CRF(nn.Module):
                 f"{self.num_tags} tags: (batch, tokens, tags) is expected"
             )
         if lengths.shape != emissions.shape[:1]:
-            raise ModelError(f"{len(emissions)} sentences but lengths of {tuple(lengths.shape)}")
+            raise ModelError(
+                f"{len(emissions)} sentences but lengths of {tuple(lengths.shape)}"
+            )
         low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (1, 1)
         if low < 1 or high > emissions.shape[1]:
             raise ModelError(
@@ -197,7 +211,12 @@ class CRF(nn.Module):
             for p, mask in zip(parameters, masks, strict=True)
         )
         x = emissions.detach().to(dtype)
-        return (start, transitions, end), x, lengths.to(x.device, torch.int64), self._ops(x)
+        return (
+            (start, transitions, end),
+            x,
+            lengths.to(x.device, torch.int64),
+            self._ops(x),
+        )
 
     def _ops(self, x: Tensor) -> Any:
         if x.device.type != "cpu":
@@ -230,7 +249,9 @@ class _Loss(torch.autograd.Function):
         for target in targets:
             if isinstance(target, Tensor) and target.dtype == torch.bool:
                 within = x.masked_fill(~target, -torch.inf)  # [tagsets crf eq 8]
-                inner, of_unary, of_pairs = _partition(ops, within, lengths, scores, gradient)
+                inner, of_unary, of_pairs = _partition(
+                    ops, within, lengths, scores, gradient
+                )
                 # [tagsets crf eq 8]
                 kept += [unary - of_unary, pairs - of_pairs]
                 unary, pairs = of_unary, of_pairs
@@ -240,14 +261,23 @@ class _Loss(torch.autograd.Function):
                     ops.subtract_path(unary, pairs, target, lengths)
                 kept += [unary, pairs]
             else:
-                inner = _expected_score(x, lengths, scores, *target)  # [tagsets crf soft]
+                inner = _expected_score(
+                    x, lengths, scores, *target
+                )  # [tagsets crf soft]
                 # [tagsets crf soft]
-                kept += [unary - target[0], pairs - target[1]] if gradient else [unary, pairs]
+                kept += (
+                    [unary - target[0], pairs - target[1]]
+                    if gradient
+                    else [unary, pairs]
+                )
             # [tagsets crf eq 8] of what is allowed, [tagsets crf eq 9] of the target within it
             losses.append((outer - inner).to(emissions.dtype))
             outer = inner
         ctx.save_for_backward(lengths, *kept)
-        ctx.ops, ctx.dtypes = ops, [t.dtype for t in (emissions, start, transitions, end)]
+        ctx.ops, ctx.dtypes = (
+            ops,
+            [t.dtype for t in (emissions, start, transitions, end)],
+        )
         ctx.set_materialize_grads(False)
         return tuple(losses)
 
@@ -259,7 +289,11 @@ class _Loss(torch.autograd.Function):
         for k, weight in enumerate(weights):
             if weight is not None:
                 part = ctx.ops.weigh(kept[2 * k], kept[2 * k + 1], lengths, weight)
-                total = [a + b for a, b in zip(total, part, strict=True)] if total else [*part]
+                total = (
+                    [a + b for a, b in zip(total, part, strict=True)]
+                    if total
+                    else [*part]
+                )
         gradients = [g.to(dtype) for g, dtype in zip(total, ctx.dtypes, strict=False)]
         return (*gradients, *[None] * (10 - len(gradients)))
 
@@ -274,7 +308,11 @@ def _expected_score(
 
     start, transitions, end = scores
     score = product(unary, x).sum((1, 2))
-    score = score + product(unary[:, 0], start).sum(1) + product(pairs, transitions).sum((1, 2))
+    score = (
+        score
+        + product(unary[:, 0], start).sum(1)
+        + product(pairs, transitions).sum((1, 2))
+    )
     score = score + product(_last(unary, lengths), end).sum(1)
     wrong = score == -torch.inf
     if bool(wrong.any()):
@@ -305,7 +343,9 @@ def _require_shape(target: Tensor, expected: tuple[int, ...]) -> None:
         )
 
 
-def _path_score(ops: Any, x: Tensor, lengths: Tensor, scores: Scores, tags: Tensor) -> Tensor:
+def _path_score(
+    ops: Any, x: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
+) -> Tensor:
     """Score of the given tags (batch,).
 
     Raises ModelError for the first tag that is no tag or that the constraints forbid.
@@ -346,7 +386,9 @@ class TorchOps:
         broken = ~(x < torch.inf).flatten(1).all(1)
         x = x.masked_fill(broken[:, None, None], 0.0)
         position = torch.arange(x.shape[1], device=lengths.device)
-        mirrored = lengths[:, None] - 1 - position  # (batch, tokens); padding stays in place
+        mirrored = (
+            lengths[:, None] - 1 - position
+        )  # (batch, tokens); padding stays in place
         mirror = torch.where(mirrored >= 0, mirrored, position)[..., None].expand_as(x)
         runs, first, matrix = x[None], start[None, None], transitions[None, None]
         if gradient:
@@ -376,10 +418,14 @@ class TorchOps:
         inside = _inside(lengths, tags.shape[1])
         unknown = inside & ((tags < 0) | (tags >= emissions.shape[2]))
         known = tags.masked_fill(~inside | unknown, 0)
-        step = torch.empty(tags.shape, dtype=start.dtype, device=tags.device)  # (batch, tokens)
+        step = torch.empty(
+            tags.shape, dtype=start.dtype, device=tags.device
+        )  # (batch, tokens)
         step[:, 0] = start[known[:, 0]]
         step[:, 1:] = transitions[known[:, :-1], known[:, 1:]]
-        is_last = torch.arange(tags.shape[1], device=tags.device) == lengths[:, None] - 1
+        is_last = (
+            torch.arange(tags.shape[1], device=tags.device) == lengths[:, None] - 1
+        )
         step = step + torch.where(is_last, end[known], 0.0)
         wrong = (unknown | (inside & (step == -torch.inf))).nonzero()
         own = emissions.gather(2, known[..., None])[..., 0]
@@ -387,7 +433,9 @@ class TorchOps:
         return score, (int(wrong[0, 0]), int(wrong[0, 1])) if len(wrong) else (-1, -1)
 
     @staticmethod
-    def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -> None:
+    def subtract_path(
+        unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor
+    ) -> None:
         """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
         inside = _inside(lengths, tags.shape[1])
         tags = tags.masked_fill(~inside, 0)
@@ -402,10 +450,17 @@ class TorchOps:
         """Gradients of emissions (batch, tokens, tags), start, transitions and end."""
         weights = weights.to(unary.dtype)[:, None, None]
         unary = unary * weights
-        return unary, unary[:, 0].sum(0), (pairs * weights).sum(0), _last(unary, lengths).sum(0)
+        return (
+            unary,
+            unary[:, 0].sum(0),
+            (pairs * weights).sum(0),
+            _last(unary, lengths).sum(0),
+        )
 
     @staticmethod
-    def viterbi(emissions: Tensor, lengths: Tensor, scores: Scores) -> tuple[Tensor, int]:
+    def viterbi(
+        emissions: Tensor, lengths: Tensor, scores: Scores
+    ) -> tuple[Tensor, int]:
         """Highest-scoring tags (batch, tokens), 0 behind a sentence's end; and the first sentence
         that has none (nothing allowed, or not finite), or -1."""
         start, transitions, end = scores
@@ -421,13 +476,19 @@ class TorchOps:
         following = best[:, 0]
         for t in range(tokens - 1, -1, -1):
             ends = (lengths - 1 == t)[:, None]
-            following = (ways[t] + torch.where(ends, end, transitions.T[following])).argmax(-1)
+            following = (
+                ways[t] + torch.where(ends, end, transitions.T[following])
+            ).argmax(-1)
             best[:, t] = following
-        return best.masked_fill(~inside, 0), int(bad.nonzero()[0, 0]) if bool(bad.any()) else -1
+        return best.masked_fill(~inside, 0), int(bad.nonzero()[0, 0]) if bool(
+            bad.any()
+        ) else -1
 
 
 def _inside(lengths: Tensor, tokens: int) -> Tensor:
-    return torch.arange(tokens, device=lengths.device) < lengths[:, None]  # (batch, tokens)
+    return (
+        torch.arange(tokens, device=lengths.device) < lengths[:, None]
+    )  # (batch, tokens)
 
 
 def _last(values: Tensor, lengths: Tensor) -> Tensor:
@@ -447,14 +508,20 @@ def _scan(emissions: Tensor, first: Tensor, matrix: Tensor) -> Tensor:
     return torch.stack(arriving, dim=2)
 
 
-def _pairs(before: Tensor, after: Tensor, transitions: Tensor, inside: Tensor) -> Tensor:
+def _pairs(
+    before: Tensor, after: Tensor, transitions: Tensor, inside: Tensor
+) -> Tensor:
     """Σ_t exp(before[t, i] + transitions[i, j] + after[t + 1, j]), in blocks of positions."""
     batch, tokens, tags = before.shape
     total = before.new_zeros(batch, tags, tags)
     step = max(1, _PAIR_BUDGET // (batch * tags * tags))
     for t in range(0, tokens - 1, step):
         stop = min(t + step, tokens - 1)
-        score = before[:, t:stop, :, None] + transitions + after[:, t + 1 : stop + 1, None, :]
+        score = (
+            before[:, t:stop, :, None]
+            + transitions
+            + after[:, t + 1 : stop + 1, None, :]
+        )
         score = score.masked_fill(~inside[:, t + 1 : stop + 1, None, None], -torch.inf)
         total += score.exp().sum(1)  # (batch, block, tags, tags) -> (batch, tags, tags)
     return total

@@ -32,7 +32,9 @@ from torch import Tensor
 
 from fednotes.core.kernels import kernel, part, reduction
 
-Scores = tuple[Tensor, Tensor, Tensor]  # start (tags,), transitions (tags, tags), end (tags,)
+Scores = tuple[
+    Tensor, Tensor, Tensor
+]  # start (tags,), transitions (tags, tags), end (tags,)
 
 
 def partition(
@@ -318,7 +320,9 @@ def _logarithmic(
                 return np.nan
     for t in range(length):
         for j in range(tags):
-            arriving = start[0, j] if t == 0 else _log_sum(alpha, t - 1, transitions_t, j)
+            arriving = (
+                start[0, j] if t == 0 else _log_sum(alpha, t - 1, transitions_t, j)
+            )
             alpha[t, j] = arriving + x[n, t, j]
     log_z = _log_sum(alpha, length - 1, end, 0)
     if not gradient or log_z == -np.inf:
@@ -326,7 +330,9 @@ def _logarithmic(
     pairs[n] = 0.0
     for t in range(length - 1, -1, -1):
         for i in range(tags):
-            beta[t, i] = end[0, i] if t == length - 1 else _log_sum(after, t + 1, transitions, i)
+            beta[t, i] = (
+                end[0, i] if t == length - 1 else _log_sum(after, t + 1, transitions, i)
+            )
             after[t, i] = x[n, t, i] + beta[t, i]
             unary[n, t, i] = math.exp(alpha[t, i] + beta[t, i] - log_z)
             if t < length - 1:
@@ -336,11 +342,15 @@ def _logarithmic(
     return log_z
 
 
-INPUTS = "float64[:, :, ::1], int64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1]"
+INPUTS = (
+    "float64[:, :, ::1], int64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1]"
+)
 
 
 @kernel(f"void({INPUTS}, b1, float64[::1], float64[:, :, ::1], float64[:, :, ::1])")
-def _partition(emissions, lengths, start, transitions, end, gradient, log_z, unary, pairs):
+def _partition(
+    emissions, lengths, start, transitions, end, gradient, log_z, unary, pairs
+):
     """log_z (batch,) <- log Z; with `gradient` also unary (batch, tokens, tags) <- posteriors
     (0 behind a sentence's end) and pairs (batch, tags, tags) <- expected transition counts.
 
@@ -374,7 +384,9 @@ def _partition(emissions, lengths, start, transitions, end, gradient, log_z, una
             log_z[n] = log_scale + shift + top_start + top_end + (length - 1) * top
             fits = not math.isnan(log_scale) and total > 0.0
         if fits and gradient:
-            fits = not math.isnan(_pass(length, False, last, matrix_t, factors, beta, after))
+            fits = not math.isnan(
+                _pass(length, False, last, matrix_t, factors, beta, after)
+            )
         if fits:
             log_z[n] += math.log(total)
             if gradient:
@@ -467,7 +479,9 @@ def _viterbi(emissions, lengths, start, transitions, end, best):
             tag, top = 0, -np.inf
             if t < length:
                 for i in range(tags):
-                    step = end[0, i] if t == length - 1 else transitions[i, best[n, t + 1]]
+                    step = (
+                        end[0, i] if t == length - 1 else transitions[i, best[n, t + 1]]
+                    )
                     if score[t, i] + step > top:
                         tag, top = i, score[t, i] + step
                 if top == -np.inf:

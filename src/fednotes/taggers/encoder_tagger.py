@@ -91,7 +91,9 @@ class EncoderTaggerConfig(ModelConfig):
     @property
     def depth(self) -> int:
         """The last layer that is run, 0 = the last there is."""
-        return (5 if self.encoder == "minilm" else 0) if self.layer is None else self.layer
+        return (
+            (5 if self.encoder == "minilm" else 0) if self.layer is None else self.layer
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +145,9 @@ class Backbone:
         return (*out.hidden_states[1 : self.layers], top) if every else (top,)
 
 
-def open_backbone(spec: str, layer: int = 0, device: str | torch.device = "cpu") -> Backbone:
+def open_backbone(
+    spec: str, layer: int = 0, device: str | torch.device = "cpu"
+) -> Backbone:
     """The encoder "minilm" or of a directory, up to a layer (0 = the last).
 
     Raises ConfigError (a layer or device that is not there), ModelError (nothing usable),
@@ -157,7 +161,9 @@ def open_backbone(spec: str, layer: int = 0, device: str | torch.device = "cpu")
 def _open(path: Path, layer: int, device: str, stamp: Stamp) -> Backbone:
     """`stamp` makes a directory that changed on disk a new one."""
     if not (path / "config.json").is_file():
-        raise ModelError(f"{path}: no Hugging Face encoder here (config.json is missing)")
+        raise ModelError(
+            f"{path}: no Hugging Face encoder here (config.json is missing)"
+        )
     tokenizer, model = open_encoder(path, device)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # nobody reads it
@@ -170,7 +176,9 @@ def _open(path: Path, layer: int, device: str, stamp: Stamp) -> Backbone:
         )
     version = reading_version(tokenizer)
     digest = folder_fingerprint(path, kind="backbone", version=version)
-    backbone = Backbone(path, model, tokenizer, frame, layer or last, width, True, there, digest)
+    backbone = Backbone(
+        path, model, tokenizer, frame, layer or last, width, True, there, digest
+    )
     return backbone if backbone.layers == last else _cut(backbone, found)
 
 
@@ -191,7 +199,9 @@ def _cut(backbone: Backbone, found: tuple[Tensor, ...]) -> Backbone:
     one, frame = np.ones(1, np.int64), backbone.frame
     ids, mask = frame.rows(np.full(1, frame.pad), 0 * one, one, backbone.device)
     try:
-        if stacks and torch.equal(backbone.states(ids, mask)[0], found[backbone.layers]):
+        if stacks and torch.equal(
+            backbone.states(ids, mask)[0], found[backbone.layers]
+        ):
             return backbone
     except NO_ENCODER:
         pass
@@ -253,17 +263,23 @@ class EncoderTagger(Model):
 
     def _encode(self, documents: tuple[Document, ...], how: Preparing) -> EncoderCorpus:
         """Nothing is kept: tuning changes what the encoder says."""
-        encoded = encode_corpus(documents, self.tagset, max_tokens=self.config.max_tokens)
+        encoded = encode_corpus(
+            documents, self.tagset, max_tokens=self.config.max_tokens
+        )
         tokenizer, capacity = self.backbone.tokenizer, self.backbone.frame.capacity
         return EncoderCorpus.of(encoded, tokenizer, capacity, progress=how.progress)
 
-    def _read(self, corpus: EncoderCorpus, chosen: np.ndarray, every: bool = False) -> CrfReading:
+    def _read(
+        self, corpus: EncoderCorpus, chosen: np.ndarray, every: bool = False
+    ) -> CrfReading:
         batch = Batch.of(corpus, chosen, self.device)
         layers = self._words(corpus, batch, every)  # (sentences, steps, width) each
         features = F.dropout(layers[-1], self.config.dropout, self.training)
         return CrfReading(self.crf, batch, features, layers)
 
-    def _words(self, corpus: EncoderCorpus, batch: Batch, every: bool = False) -> list[Tensor]:
+    def _words(
+        self, corpus: EncoderCorpus, batch: Batch, every: bool = False
+    ) -> list[Tensor]:
         """Words' vectors (sentences, steps, width) above the last layer, or above each.
 
         The mean of a word's sub-words; zero at padding and for a word without sub-words.
@@ -273,13 +289,19 @@ class EncoderTagger(Model):
         places: list[np.ndarray] = []
         parts: list[list[Tensor]] = []  # of each group of windows, each layer
         for group in corpus.pieces.groups(batch.rows, backbone.frame, self.device):
-            places.append(group.sentence * steps + group.token - batch.tokens[group.sentence, 0])
+            places.append(
+                group.sentence * steps + group.token - batch.tokens[group.sentence, 0]
+            )
             share = torch.from_numpy(group.share).to(self.device, dtype)
             flat = torch.from_numpy(group.at).to(self.device)
             tuned = hasattr(self, "lora") or hasattr(self, "prompts")
             with torch.set_grad_enabled(torch.is_grad_enabled() and tuned):
-                states = backbone.states(group.ids, group.mask, every=every, **self._tuning())
-            parts.append([s.flatten(0, 1).index_select(0, flat) * share[:, None] for s in states])
+                states = backbone.states(
+                    group.ids, group.mask, every=every, **self._tuning()
+                )
+            parts.append(
+                [s.flatten(0, 1).index_select(0, flat) * share[:, None] for s in states]
+            )
         shape = (*batch.inside.shape, backbone.width)
         zero = torch.zeros(shape, dtype=dtype, device=self.device).flatten(0, 1)
         if not parts:
@@ -300,7 +322,10 @@ class EncoderTagger(Model):
 
 
 def build_encoder_tagger(
-    config: EncoderTaggerConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
+    config: EncoderTaggerConfig,
+    tagset: TagSet,
+    seed: int,
+    device: str | torch.device = "cpu",
 ) -> EncoderTagger:
     """A new model around the process's one copy of the encoder. Raises as `build_model`;
     ConfigError also for a layer that is not there or an encoder that cannot be tuned so."""

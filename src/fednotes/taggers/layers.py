@@ -93,7 +93,9 @@ class PackedLayout:
         place[step, row] = np.arange(len(step))
         reverse = place[sorted_lengths[row] - 1 - step, row]
         sizes = tuple(running.sum(axis=1).tolist())
-        return cls(order, sizes, step, row, place, torch.from_numpy(reverse).to(device), device)
+        return cls(
+            order, sizes, step, row, place, torch.from_numpy(reverse).to(device), device
+        )
 
     @property
     def tokens(self) -> int:
@@ -105,7 +107,9 @@ class PackedLayout:
         steps = self.place.shape[0]
         target = self.step + offset
         inside = (target >= 0) & (target < steps)
-        found = np.where(inside, self.place[np.clip(target, 0, steps - 1), self.row], -1)
+        found = np.where(
+            inside, self.place[np.clip(target, 0, steps - 1), self.row], -1
+        )
         return torch.from_numpy(np.where(found < 0, self.tokens, found)).to(self.device)
 
     def padded(self) -> Tensor:
@@ -152,7 +156,9 @@ class _ShiftedSum(torch.autograd.Function):
         return torch.stack([padded.index_select(0, b) for b in back], dim=1), None, None
 
 
-def parts_linear(parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def parts_linear(
+    parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """concat(parts) @ weightᵀ + bias, weight (out, Σ d), without a gradient for frozen parts."""
     columns = weight.split([part.shape[1] for part in parts], dim=1)
     out = F.linear(parts[0], columns[0], bias)
@@ -185,7 +191,9 @@ class Characters(nn.Module):
         if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32:
             table = F.linear(self.embedding, self.weight.reshape(-1, dim))
             table = table.view(INVENTORY, width, filters)
-            pooled = cast(Tensor, _CharMax.apply(table, characters, lengths))  # (words, filters)
+            pooled = cast(
+                Tensor, _CharMax.apply(table, characters, lengths)
+            )  # (words, filters)
         else:
             pooled = self._convolved(characters, lengths)
         return F.relu(pooled + self.bias)
@@ -207,7 +215,9 @@ class _CharMax(torch.autograd.Function):
     """table (inventory, width, filters) → max over a word's positions of Σ_k table[c, k]."""
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, characters: np.ndarray, lengths: np.ndarray) -> Tensor:
+    def forward(
+        ctx: Any, table: Tensor, characters: np.ndarray, lengths: np.ndarray
+    ) -> Tensor:
         pooled = torch.empty(len(characters), table.shape[2])
         ctx.places = np.empty(pooled.shape, np.uint8)
         values = table.detach().contiguous().numpy()
@@ -248,7 +258,9 @@ class WordCNN(nn.Module):
 
     def forward(self, parts: Sequence[Tensor], layout: PackedLayout) -> Tensor:
         """parts of (tokens, Σ d) → (tokens, widths · filters)."""
-        weights = [getattr(self, f"weight_{w}") for w in self.widths]  # (width, filters, d)
+        weights = [
+            getattr(self, f"weight_{w}") for w in self.widths
+        ]  # (width, filters, d)
         inputs = weights[0].shape[2]
         stacked = torch.cat([w.reshape(-1, inputs) for w in weights])
         y = parts_linear(parts, stacked)  # (tokens, Σ width · filters)
@@ -258,7 +270,9 @@ class WordCNN(nn.Module):
             offsets = [k - (width - 1) // 2 for k in range(width)]
             ahead = torch.stack([layout.shifted(o) for o in offsets])  # (width, tokens)
             back = torch.stack([layout.shifted(-o) for o in offsets])
-            summed = _ShiftedSum.apply(block.unflatten(1, (width, self.filters)), ahead, back)
+            summed = _ShiftedSum.apply(
+                block.unflatten(1, (width, self.filters)), ahead, back
+            )
             outs.append(F.relu(cast(Tensor, summed) + getattr(self, f"bias_{width}")))
         return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
 
@@ -278,17 +292,26 @@ class BiLSTM(nn.Module):
             nn.init.uniform_(into, -bound, bound)
             across = torch.stack(
                 [
-                    torch.cat([nn.init.orthogonal_(torch.empty(units, units)) for _ in range(4)])
+                    torch.cat(
+                        [
+                            nn.init.orthogonal_(torch.empty(units, units))
+                            for _ in range(4)
+                        ]
+                    )
                     for _ in range(2)
                 ]
             )
             bias = torch.zeros(2, 4 * units)
-            bias[:, units : 2 * units] = 1.0  # remember at first (Jozefowicz et al. 2015)
+            bias[:, units : 2 * units] = (
+                1.0  # remember at first (Jozefowicz et al. 2015)
+            )
             self.register_parameter(f"weight_ih_l{layer}", nn.Parameter(into))
             self.register_parameter(f"weight_hh_l{layer}", nn.Parameter(across))
             self.register_parameter(f"bias_l{layer}", nn.Parameter(bias))
 
-    def forward(self, parts: Sequence[Tensor], layout: PackedLayout, rate: float = 0.0) -> Tensor:
+    def forward(
+        self, parts: Sequence[Tensor], layout: PackedLayout, rate: float = 0.0
+    ) -> Tensor:
         """parts of (tokens, Σ d) → (tokens, 2 · units); dropout between stacked layers."""
         out = parts[0]
         for layer in range(self.num_layers):
@@ -297,11 +320,15 @@ class BiLSTM(nn.Module):
             bias = getattr(self, f"bias_l{layer}")
             if layer:
                 parts = [dropout(out, rate, self.training)]
-            mirrored = [cast(Tensor, _Reorder.apply(part, layout.reverse)) for part in parts]
+            mirrored = [
+                cast(Tensor, _Reorder.apply(part, layout.reverse)) for part in parts
+            ]
             gates_ahead = parts_linear(parts, into[0], bias[0])  # (tokens, 4 · units)
             gates_back = parts_linear(mirrored, into[1], bias[1])
             ahead, back = bilstm(gates_ahead, gates_back, across, layout.sizes)
-            out = torch.cat([ahead, cast(Tensor, _Reorder.apply(back, layout.reverse))], dim=1)
+            out = torch.cat(
+                [ahead, cast(Tensor, _Reorder.apply(back, layout.reverse))], dim=1
+            )
         return out
 
 
@@ -327,7 +354,9 @@ class ContextMix(nn.Module):
             self.gamma = nn.Parameter(torch.ones(1))
         if project:
             bound = math.sqrt(6.0 / (dim + project))
-            self.project = nn.Parameter(nn.init.uniform_(torch.empty(project, dim), -bound, bound))
+            self.project = nn.Parameter(
+                nn.init.uniform_(torch.empty(project, dim), -bound, bound)
+            )
             self.bias = nn.Parameter(torch.zeros(project))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -337,7 +366,11 @@ class ContextMix(nn.Module):
             mixed = torch.einsum("l,tld->td", weights, features)
         else:
             mixed = features[:, 0]
-        return F.linear(mixed, self.project, self.bias) if hasattr(self, "project") else mixed
+        return (
+            F.linear(mixed, self.project, self.bias)
+            if hasattr(self, "project")
+            else mixed
+        )
 
 
 class CrfOutput(nn.Module):
@@ -435,7 +468,10 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         units = across.shape[2]
         tokens = ahead.shape[0]
-        acts = [torch.empty_like(ahead), torch.empty_like(back)]  # gates after activation
+        acts = [
+            torch.empty_like(ahead),
+            torch.empty_like(back),
+        ]  # gates after activation
         cells = torch.empty(2, tokens, units)
         tanhs = torch.empty(2, tokens, units)
         hidden = [torch.empty(tokens, units) for _ in range(2)]
@@ -451,7 +487,12 @@ class _Recurrence(torch.autograd.Function):
                 if step == 0:
                     act.copy_(gates[:end])
                 else:
-                    torch.addmm(gates[start:end], h[before : before + size], across[d].T, out=act)
+                    torch.addmm(
+                        gates[start:end],
+                        h[before : before + size],
+                        across[d].T,
+                        out=act,
+                    )
                 act[:, : 2 * units].sigmoid_()
                 act[:, 2 * units : 3 * units].tanh_()
                 act[:, 3 * units :].sigmoid_()
@@ -475,7 +516,12 @@ class _Recurrence(torch.autograd.Function):
             weights = across[d].contiguous()
             flowing = torch.zeros(sizes[0], units)  # ∂L/∂h from the step after
             cell_grad = np.zeros((sizes[0], units), np.float32)
-            a, c, t, g = act.numpy(), cells[d].numpy(), tanhs[d].numpy(), grad.contiguous().numpy()
+            a, c, t, g = (
+                act.numpy(),
+                cells[d].numpy(),
+                tanhs[d].numpy(),
+                grad.contiguous().numpy(),
+            )
             o, flow = out.numpy(), flowing.numpy()
             start = tokens
             for step in range(len(sizes) - 1, -1, -1):

@@ -141,10 +141,14 @@ class Model(nn.Module):
     def __init__(self, config: Any, tagset: TagSet) -> None:
         super().__init__()
         if not tagset.types:
-            raise ConfigError("the tag set has no entity types: a model needs at least one")
+            raise ConfigError(
+                "the tag set has no entity types: a model needs at least one"
+            )
         self.config, self.tagset = config, tagset
 
-    def _encode(self, documents: tuple[Document, ...], how: Preparing) -> PreparedCorpus:
+    def _encode(
+        self, documents: tuple[Document, ...], how: Preparing
+    ) -> PreparedCorpus:
         raise NotImplementedError
 
     def _read(self, corpus: Any, chosen: np.ndarray, every: bool = False) -> Reading:
@@ -217,14 +221,19 @@ class Model(nn.Module):
         return corpus
 
     def annotate(
-        self, corpus: PreparedCorpus, documents: Sequence[Document], known: Collection[str]
+        self,
+        corpus: PreparedCorpus,
+        documents: Sequence[Document],
+        known: Collection[str],
     ) -> PreparedCorpus:
         """The same texts with the spans of `documents` as the annotation."""
         self.own(corpus)
         return corpus.annotated(documents, known)
 
     @torch.no_grad()
-    def soften(self, corpus: PreparedCorpus, rows: np.ndarray | None = None) -> PreparedCorpus:
+    def soften(
+        self, corpus: PreparedCorpus, rows: np.ndarray | None = None
+    ) -> PreparedCorpus:
         """The same corpus whose target is this model's posterior, given the known types' spans.
 
         rows: of these sentences alone, and of the others nothing. Without dropout. Unchanged where
@@ -241,7 +250,11 @@ class Model(nn.Module):
             for part in self._parts(own.lengths[rows]):
                 read = self._read(own, rows[part])
                 unary[read.tokens], found = read.posterior()
-                pairs = pairs if len(pairs) else np.zeros((own.sentences, *found.shape[1:]), "f4")
+                pairs = (
+                    pairs
+                    if len(pairs)
+                    else np.zeros((own.sentences, *found.shape[1:]), "f4")
+                )
                 pairs[rows[part]] = found
         return replace(own, soft=Soft(unary, pairs))
 
@@ -256,7 +269,11 @@ class Model(nn.Module):
         return ids
 
     def losses(
-        self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
+        self,
+        corpus: PreparedCorpus,
+        indices: Sequence[int] | np.ndarray,
+        *,
+        states: bool = False,
     ) -> Losses:
         """The losses of some sentences by the origin of their targets, in the order of `indices`.
 
@@ -264,7 +281,9 @@ class Model(nn.Module):
         gradient. Dropout (in training mode) draws from torch's global generator alone. Raises
         TrainingError for no sentences.
         """
-        return self._read(self.own(corpus), chosen_of(indices), every=states).losses(states)
+        return self._read(self.own(corpus), chosen_of(indices), every=states).losses(
+            states
+        )
 
     @torch.no_grad()
     def gradients(
@@ -304,8 +323,12 @@ class Model(nn.Module):
 
     def _found(self, corpus: Any, confidence: bool) -> tuple[Document, ...]:
         encoded = corpus.encoded
-        ids = np.zeros(len(encoded.form), np.int64)  # (tokens,); O where nothing is read
-        chances = np.full(len(ids), np.nan) if confidence else None  # at a span's first token
+        ids = np.zeros(
+            len(encoded.form), np.int64
+        )  # (tokens,); O where nothing is read
+        chances = (
+            np.full(len(ids), np.nan) if confidence else None
+        )  # at a span's first token
         for indices in self._parts(corpus.lengths):
             read = self._read(corpus, indices)
             ids[read.tokens] = read.best()
@@ -317,7 +340,9 @@ class Model(nn.Module):
                         for row, (a, b) in enumerate(
                             zip(starts, encoded.bounds[indices + 1], strict=True)
                         )
-                        for first, last, kind in zip(*runs(ids[a:b], self.tagset), strict=True)
+                        for first, last, kind in zip(
+                            *runs(ids[a:b], self.tagset), strict=True
+                        )
                     ],
                     np.int64,
                 ).reshape(-1, 4)
@@ -338,9 +363,13 @@ class Model(nn.Module):
         unit = int(np.searchsorted(encoded.bounds, first, side="right")) - 1
         place = f"characters {span.start} to {span.end}"
         if not 0 <= span.start < span.end <= len(document.text) or first >= last:
-            raise DataError(f"{place}: there is no word of the document, so nothing to explain")
+            raise DataError(
+                f"{place}: there is no word of the document, so nothing to explain"
+            )
         if last > encoded.bounds[unit + 1]:
-            raise DataError(f"{place}: in two sentences, which the model reads apart: give one")
+            raise DataError(
+                f"{place}: in two sentences, which the model reads apart: give one"
+            )
         at = np.array([first, last]) - encoded.bounds[unit]
         names = ("O", *self.tagset.types)
         asked = np.array([(0, *at, kind) for kind in range(-1, len(names) - 1)])
@@ -396,14 +425,18 @@ class CrfReading:
             rows = torch.from_numpy(batch.back[part[:, 0]])
             asked = torch.from_numpy(allowed)
             found.append(
-                self.output.crf.chances(emissions, batch.lengths, rows, asked).cpu().numpy()
+                self.output.crf.chances(emissions, batch.lengths, rows, asked)
+                .cpu()
+                .numpy()
             )
         return np.concatenate(found)
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
         """As `Reading`."""
         batch = self.batch
-        unary, pairs = self.output.crf.posterior(self.emissions(), batch.lengths, batch.allowed)
+        unary, pairs = self.output.crf.posterior(
+            self.emissions(), batch.lengths, batch.allowed
+        )
         asked = pairs[batch.back].float().cpu().numpy()
         return unary.float().cpu().numpy()[batch.inside], asked
 
@@ -428,8 +461,14 @@ class CrfReading:
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """As `Model.gradients`."""
-        crf, project, features = self.output.crf, self.output.project, self._padded(self.features)
-        source, target = transfer_gradients(crf, project, features, *self.batch.targets())
+        crf, project, features = (
+            self.output.crf,
+            self.output.project,
+            self._padded(self.features),
+        )
+        source, target = transfer_gradients(
+            crf, project, features, *self.batch.targets()
+        )
         return source[self.batch.back], target
 
 

@@ -97,7 +97,9 @@ def allowed_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor
     within, and so is that with O in place of all tags of other types. Raises as `require_types`.
     """
     fixed = _known_tags(tagset, require_types(known, tagset))
-    table = np.where(fixed[:, None], np.eye(len(fixed), dtype=bool), ~fixed)  # (tag, tags)
+    table = np.where(
+        fixed[:, None], np.eye(len(fixed), dtype=bool), ~fixed
+    )  # (tag, tags)
     return torch.from_numpy(table).to(tags.device)[tags]
 
 
@@ -143,11 +145,16 @@ def transfer_gradients(
     forward-backward gives for all sentences at once, a sentence's gradient is Σ_t δ_t ⊗
     features_t: nothing below the projection is gone through. No `.grad` changes.
     """
-    inputs, ones = features.detach(), lengths.new_ones(len(features), dtype=features.dtype)
+    inputs, ones = (
+        features.detach(),
+        lengths.new_ones(len(features), dtype=features.dtype),
+    )
     with torch.no_grad():
         scores = project(inputs)  # (batch, tokens, tags)
     with torch.enable_grad():
-        source, target = split_loss(crf, scores.requires_grad_(), tags, allowed, lengths, soft)
+        source, target = split_loss(
+            crf, scores.requires_grad_(), tags, allowed, lengths, soft
+        )
     (delta,) = torch.autograd.grad(source, scores, ones, retain_graph=True)
     each = delta.transpose(1, 2) @ inputs  # (batch, tags, width) [tagsets crf eq 11]
     total = torch.zeros_like(project.weight, requires_grad=False)
@@ -162,7 +169,10 @@ def transfer_gradients(
 
 
 def word_losses(
-    logits: Tensor, tags: Tensor, allowed: Tensor | None = None, soft: Tensor | None = None
+    logits: Tensor,
+    tags: Tensor,
+    allowed: Tensor | None = None,
+    soft: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Source and target loss of each word, (words,) both, in float32 at least.
 
@@ -183,7 +193,10 @@ def word_losses(
 
 
 def word_gradients(
-    logits: Tensor, tags: Tensor, allowed: Tensor | None = None, soft: Tensor | None = None
+    logits: Tensor,
+    tags: Tensor,
+    allowed: Tensor | None = None,
+    soft: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of both losses with respect to the logits, (words, tags) each.
 
@@ -191,7 +204,9 @@ def word_gradients(
     p - p_A and p_A - q, q being the tag itself where no soft target is given.
     """
     scores = _wide(logits)
-    reached = F.one_hot(tags, scores.shape[-1]).to(scores.dtype) if soft is None else soft
+    reached = (
+        F.one_hot(tags, scores.shape[-1]).to(scores.dtype) if soft is None else soft
+    )
     free = scores.softmax(-1)
     if allowed is None:
         return free - reached, torch.zeros_like(free)
@@ -212,7 +227,9 @@ def _wide(logits: Tensor) -> Tensor:
 # ---- new mentions on old tokens ----------------------------------------------------------------
 
 
-def retag(encoded: Encoded, documents: Sequence[Document], known: Collection[str]) -> Encoded:
+def retag(
+    encoded: Encoded, documents: Sequence[Document], known: Collection[str]
+) -> Encoded:
     """The same tokens with the mentions of `documents`, other spans on the same texts.
 
     A span that crosses the end of a sentence (or of a piece of one) ends there. Where a mention
@@ -230,7 +247,9 @@ def retag(encoded: Encoded, documents: Sequence[Document], known: Collection[str
         taken = np.zeros(len(encoded.form) + 1, np.int64)
         np.add.at(taken, first[kept & ~pseudo], 1)
         np.add.at(taken, last[kept & ~pseudo], -1)
-        before = np.concatenate([[0], np.cumsum(np.cumsum(taken)[:-1] > 0)])  # known tokens
+        before = np.concatenate(
+            [[0], np.cumsum(np.cumsum(taken)[:-1] > 0)]
+        )  # known tokens
         kept &= ~pseudo | (before[last] == before[np.minimum(first, last)])
     tags = np.zeros(len(encoded.form), np.int64)
     rows = np.flatnonzero(kept)
@@ -259,7 +278,9 @@ def require_same_texts(encoded: Encoded, given: tuple[Document, ...]) -> None:
             )
 
 
-def _flat(documents: tuple[Document, ...], known: frozenset[str]) -> tuple[list[Span], np.ndarray]:
+def _flat(
+    documents: tuple[Document, ...], known: frozenset[str]
+) -> tuple[list[Span], np.ndarray]:
     """Continuous spans that do not overlap within the known and within the other types, and the
     number of the document of each."""
     spans: list[Span] = []

@@ -40,7 +40,9 @@ from fednotes.encoders.reading import Pieces, ranges
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.partial import require_same_texts, require_types
 
-Subwords = Callable[[Sequence[Passage]], Pieces]  # texts with their words → their sub-words
+Subwords = Callable[
+    [Sequence[Passage]], Pieces
+]  # texts with their words → their sub-words
 
 BEGIN, END, PAD = 0, 1, 2
 FIRST_LABEL = 3
@@ -54,7 +56,9 @@ def first_position(types: int) -> int:
 def in_order(entities: np.ndarray) -> np.ndarray:
     """(entities, 3) start, end (inclusive), type: each once, in the order of the target."""
     rows = np.asarray(entities, dtype=np.int64).reshape(-1, 3)
-    keyed = np.unique(rows * [1, -1, 1], axis=0)  # sorted by start, then -end, then type
+    keyed = np.unique(
+        rows * [1, -1, 1], axis=0
+    )  # sorted by start, then -end, then type
     return np.asarray(keyed * [1, -1, 1])
 
 
@@ -117,7 +121,9 @@ class Grammar:
         it has words: without that, a model that has learnt nothing yet would write all there
         is room for."""
         last = torch.full((len(starts), 3), -1, device=starts.device)
-        return cls(types, starts, ends, starts.sum(dim=1).clamp(max=most), last, last[:, :0])
+        return cls(
+            types, starts, ends, starts.sum(dim=1).clamp(max=most), last, last[:, :0]
+        )
 
     def allowed(self) -> Tensor:
         """(batch, 3 + types + sub-words) bool: what may come next; never empty."""
@@ -202,17 +208,26 @@ class PointerCorpus(PreparedCorpus):
         """Entities (n, 3) of one sentence → whole words' characters in its document."""
         encoded = self.encoded
         words = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
-        first, last, offsets = self.first[words], self.last[words], encoded.offsets[words]
+        first, last, offsets = (
+            self.first[words],
+            self.last[words],
+            encoded.offsets[words],
+        )
         # The word that a position lies in. Words that begin with one sub-word, or end with one,
         # cannot be told apart: an entity has all of them.
         begins = np.searchsorted(first, entities[:, 0], side="right") - 1
         start = np.searchsorted(first, first[np.maximum(begins, 0)], side="left")
         ends = np.searchsorted(last, entities[:, 1], side="left")
-        end = np.searchsorted(last, last[np.minimum(ends, len(last) - 1)], side="right") - 1
+        end = (
+            np.searchsorted(last, last[np.minimum(ends, len(last) - 1)], side="right")
+            - 1
+        )
         rows = zip(offsets[start, 0], offsets[end, 1], entities[:, 2], strict=True)
         return [Span(int(a), int(b), encoded.tagset.types[t]) for a, b, t in rows]
 
-    def annotated(self, documents: Sequence[Document], known: Collection[str]) -> PointerCorpus:
+    def annotated(
+        self, documents: Sequence[Document], known: Collection[str]
+    ) -> PointerCorpus:
         """Sentences stay cut where they were: a span over such a cut keeps its first part."""
         given, old = tuple(documents), self.encoded
         require_same_texts(old, given)
@@ -225,7 +240,10 @@ class PointerCorpus(PreparedCorpus):
 
 
 def encode_pointers(
-    documents: Sequence[Document], tagset: TagSet, subwords: Subwords, limits: PointerLimits
+    documents: Sequence[Document],
+    tagset: TagSet,
+    subwords: Subwords,
+    limits: PointerLimits,
 ) -> PointerCorpus:
     """Documents → sub-words and entities, every type known.
 
@@ -235,15 +253,21 @@ def encode_pointers(
     _check_labels(documents, tagset)
     whole = encode_corpus(documents, tagset, max_tokens=sys.maxsize)
     pieces = subwords(list(whole.passages()))
-    texts = np.concatenate([[0], np.cumsum(pieces.lengths)])  # (sentences + 1,) in sub-words
+    texts = np.concatenate(
+        [[0], np.cumsum(pieces.lengths)]
+    )  # (sentences + 1,) in sub-words
     kept = pieces.first <= pieces.last
-    before = np.concatenate([[0], np.cumsum(kept)])[whole.bounds]  # (sentences + 1,) kept words
+    before = np.concatenate([[0], np.cumsum(kept)])[
+        whole.bounds
+    ]  # (sentences + 1,) kept words
     filled = np.diff(before) > 0  # sentences of which something is left
     bounds = np.unique(before)
     owner, texts = whole.sentence_document[filled], texts[:-1][filled]
     first, last = pieces.first[kept], pieces.last[kept]
     offsets, form = whole.offsets[kept].astype(np.int64), whole.form[kept]
-    found = _on_words(documents, tagset, offsets, _document_bounds(len(documents), owner, bounds))
+    found = _on_words(
+        documents, tagset, offsets, _document_bounds(len(documents), owner, bounds)
+    )
 
     # What a piece reads: a sentence from its beginning, what is cut from its first word on.
     begin, end = first.copy(), np.concatenate([[0], last + 1])
@@ -253,7 +277,9 @@ def encode_pointers(
     low = begin[cuts[:-1]]
     lengths = np.minimum(end[cuts[1:]] - low, limits.subwords)
     low_of_word = np.repeat(low, np.diff(cuts))
-    most = np.repeat(lengths, np.diff(cuts)) - 1  # (words,) the last place of the word's piece
+    most = (
+        np.repeat(lengths, np.diff(cuts)) - 1
+    )  # (words,) the last place of the word's piece
     encoded = replace(
         whole,
         sentence_document=owner,
@@ -279,20 +305,27 @@ def encode_pointers(
 
 def _check_labels(documents: Sequence[Document], tagset: TagSet) -> None:
     """`data.tags.encode` sees only what flattening leaves; here nested spans count too."""
-    for label in sorted({s.label for d in documents for s in d.spans} - set(tagset.types)):
+    for label in sorted(
+        {s.label for d in documents for s in d.spans} - set(tagset.types)
+    ):
         raise DataError(
             f"label {label!r} is not in the tag set {{{', '.join(tagset.types)}}}: "
             "map it with a label map or leave it out"
         )
 
 
-def _document_bounds(documents: int, owner: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+def _document_bounds(
+    documents: int, owner: np.ndarray, bounds: np.ndarray
+) -> np.ndarray:
     """(documents + 1,) the words of each document."""
     return np.asarray(bounds[np.searchsorted(owner, np.arange(documents + 1))])
 
 
 def _on_words(
-    documents: Sequence[Document], tagset: TagSet, offsets: np.ndarray, bounds: np.ndarray
+    documents: Sequence[Document],
+    tagset: TagSet,
+    offsets: np.ndarray,
+    bounds: np.ndarray,
 ) -> np.ndarray:
     """Documents' spans on words, (found, 3) first word, last word, type; those on no word are
     left out. bounds: (documents + 1,) a document's words."""
@@ -317,7 +350,9 @@ def _with_entities(corpus: PointerCorpus, words: np.ndarray) -> PointerCorpus:
     end = corpus.last[np.minimum(words[:, 1], final)]
     rows = np.stack([sentence, start, -end, words[:, 2]], axis=1)
     rows = np.unique(rows, axis=0)
-    opening = np.searchsorted(rows[:, 0], rows[:, 0])  # (found,) first row of the sentence
+    opening = np.searchsorted(
+        rows[:, 0], rows[:, 0]
+    )  # (found,) first row of the sentence
     rows = rows[np.arange(len(rows)) - opening < corpus.limits.entities]
     counts = np.bincount(rows[:, 0], minlength=corpus.sentences)
     return replace(
@@ -340,7 +375,9 @@ def _cut(
     with a word. end: (words + 1,) the sub-word behind a piece that ends before a word. A sub-word
     that two words share is read on both sides of a cut between them. spans: entities on words.
     """
-    begun = np.concatenate([[0], np.cumsum(np.bincount(spans[:, 0], minlength=len(begin)))])
+    begun = np.concatenate(
+        [[0], np.cumsum(np.bincount(spans[:, 0], minlength=len(begin)))]
+    )
     free = np.ones(len(end), dtype=bool)  # free[w]: may be cut before word w
     sizes = end[bounds[1:]] - begin[bounds[:-1]]
     long = (sizes > limits.subwords) | (np.diff(begun[bounds]) > limits.entities)
@@ -349,8 +386,12 @@ def _cut(
     for first, last, _ in spans.tolist():
         free[first + 1 : last + 1] = False
     cuts: list[int] = [0]
-    for low, high, over in zip(bounds[:-1].tolist(), bounds[1:].tolist(), long, strict=True):
-        cuts += _greedy(low, high, (begin, end), begun, free, limits) if over else [high]
+    for low, high, over in zip(
+        bounds[:-1].tolist(), bounds[1:].tolist(), long, strict=True
+    ):
+        cuts += (
+            _greedy(low, high, (begin, end), begun, free, limits) if over else [high]
+        )
     return np.array(cuts, dtype=np.int64)
 
 
@@ -365,12 +406,20 @@ def _greedy(
     """Ends of one sentence's pieces, each as far as the limits let it; edges: see `_cut`."""
     begins, ends = edges
     while start < end:
-        fits = int(np.searchsorted(ends, begins[start] + limits.subwords, side="right")) - 1
-        few = int(np.searchsorted(begun, begun[start] + limits.entities, side="right")) - 1
+        fits = (
+            int(np.searchsorted(ends, begins[start] + limits.subwords, side="right"))
+            - 1
+        )
+        few = (
+            int(np.searchsorted(begun, begun[start] + limits.entities, side="right"))
+            - 1
+        )
         reach = max(start + 1, min(fits, end))
         options = np.flatnonzero(free[start + 1 : reach + 1]) + start + 1
         if not len(options):  # one entity is longer than a sentence may be
             options = np.array([reach])
-        within = options[options <= few]  # none where more entities lie in each other than fit
+        within = options[
+            options <= few
+        ]  # none where more entities lie in each other than fit
         start = int(within[-1] if len(within) else options[0])
         yield start

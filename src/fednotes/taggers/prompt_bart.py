@@ -33,7 +33,12 @@ from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.settings import checked
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.encoders.adapters import KeyValues, Prompts, joined, self_attentions
-from fednotes.encoders.bart import BartBackbone, fixed_rows, load_backbone, own_cross_attentions
+from fednotes.encoders.bart import (
+    BartBackbone,
+    fixed_rows,
+    load_backbone,
+    own_cross_attentions,
+)
 from fednotes.encoders.encoder import length_batches
 from fednotes.taggers.corpora import PreparedCorpus, chosen_of
 from fednotes.taggers.model import (
@@ -96,7 +101,9 @@ class PromptBartConfig(ModelConfig):
 
     def for_types(self, types: Collection[str]) -> PromptBartConfig:
         """Without the words of types that it will not have."""
-        words = {label: text for label, text in self.label_words.items() if label in types}
+        words = {
+            label: text for label, text in self.label_words.items() if label in types
+        }
         return replace(self, label_words=words)
 
 
@@ -123,7 +130,9 @@ class Sources:
         real = column < lengths[:, None]  # (batch, sub-words)
         at = np.where(real, starts[:, None] + column, 0)
         text = torch.from_numpy(np.where(real, corpus.ids[at], frame.pad)).to(device)
-        return cls(ids, mask, text, torch.from_numpy(real).to(device), len(frame.prefix))
+        return cls(
+            ids, mask, text, torch.from_numpy(real).to(device), len(frame.prefix)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,22 +156,30 @@ class Targets:
         real = np.arange(most) < counts[:, None]  # (batch, entities)
         at = np.where(real, bounds[chosen][:, None] + np.arange(most), 0)
         shift = first_position(len(types))
-        table = corpus.entities + np.array([shift, shift, FIRST_LABEL])  # [tagsets eq 2]
+        table = corpus.entities + np.array(
+            [shift, shift, FIRST_LABEL]
+        )  # [tagsets eq 2]
         ids = np.full((len(chosen), 3 * most + 1), PAD)
         pseudo = np.zeros(ids.shape, bool)
         if most:
             unknown = np.array([name not in corpus.known for name in types])
             other = unknown[corpus.entities[at, 2]] & real
-            ids[:, :-1] = np.where(real[..., None], table[at], PAD).reshape(len(chosen), -1)
+            ids[:, :-1] = np.where(real[..., None], table[at], PAD).reshape(
+                len(chosen), -1
+            )
             pseudo[:, :-1] = np.repeat(other, 3, axis=1)
         ids[np.arange(len(chosen)), 3 * counts] = END
-        parts = (torch.from_numpy(part).to(device) for part in (ids, ids != PAD, pseudo))
+        parts = (
+            torch.from_numpy(part).to(device) for part in (ids, ids != PAD, pseudo)
+        )
         return cls(*parts)
 
     @property
     def inputs(self) -> Tensor:
         """(batch, steps) what the decoder reads: BEGIN, then the targets but the last."""
-        return torch.cat([torch.full_like(self.ids[:, :1], BEGIN), self.ids[:, :-1]], dim=1)
+        return torch.cat(
+            [torch.full_like(self.ids[:, :1], BEGIN), self.ids[:, :-1]], dim=1
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +200,12 @@ class Memory:
 
     @classmethod
     def of(
-        cls, bart: Any, sources: Sources, fixed: Tensor, prompts: PromptMap | None, states: bool
+        cls,
+        bart: Any,
+        sources: Sources,
+        fixed: Tensor,
+        prompts: PromptMap | None,
+        states: bool,
     ) -> Memory:
         """Run the encoder once. fixed: (3 + types, width) rows of the marks and the labels."""
         size, length = sources.text.shape
@@ -195,7 +217,9 @@ class Memory:
             return_dict=True,
         )
         encoded = result.last_hidden_state
-        embedded = bart.get_input_embeddings()(sources.text)  # (batch, sub-words, width)
+        embedded = bart.get_input_embeddings()(
+            sources.text
+        )  # (batch, sub-words, width)
         found = encoded[:, sources.offset : sources.offset + length]
         marks = fixed.expand(size, -1, -1)
         allowed = torch.ones(size, len(fixed), dtype=torch.bool, device=fixed.device)
@@ -211,7 +235,9 @@ class Memory:
 
     def read(self, ids: Tensor) -> Tensor:
         """The decoder's input for (batch, steps) ids: (batch, steps, width)."""
-        return self.inputs.gather(1, ids.unsqueeze(-1).expand(-1, -1, self.inputs.shape[-1]))
+        return self.inputs.gather(
+            1, ids.unsqueeze(-1).expand(-1, -1, self.inputs.shape[-1])
+        )
 
     def scores(self, states: Tensor) -> Tensor:
         """Decoder states (batch, steps, width) → (batch, steps, ids), -inf where none may be."""
@@ -303,11 +329,15 @@ def greedy(stepper: Stepper, grammar: Grammar) -> tuple[list[np.ndarray], np.nda
     return [row[row != PAD] for row in table], sure.cpu().double().numpy()
 
 
-def word_edges(corpus: PointerCorpus, chosen: np.ndarray, longest: int) -> Sequence[np.ndarray]:
+def word_edges(
+    corpus: PointerCorpus, chosen: np.ndarray, longest: int
+) -> Sequence[np.ndarray]:
     """(batch, longest) bool twice: where a word of the sentence begins, and where one ends."""
     counts = corpus.encoded.lengths[chosen]
     row = np.repeat(np.arange(len(chosen)), counts)
-    skipped = np.repeat(corpus.encoded.bounds[chosen] - (np.cumsum(counts) - counts), counts)
+    skipped = np.repeat(
+        corpus.encoded.bounds[chosen] - (np.cumsum(counts) - counts), counts
+    )
     words = np.arange(len(row)) + skipped
     edges = []
     for at in (corpus.first, corpus.last):
@@ -359,7 +389,11 @@ class PromptBart(Model):
     @property
     def frozen(self) -> int:
         """Parameters of the backbone but those of which this model trains a copy."""
-        tuned = sum(p.numel() for name, p in self.named_parameters() if name.startswith("cross."))
+        tuned = sum(
+            p.numel()
+            for name, p in self.named_parameters()
+            if name.startswith("cross.")
+        )
         return sum(p.numel() for p in self._frozen[0].model.parameters()) - tuned
 
     @property
@@ -374,7 +408,9 @@ class PromptBart(Model):
         backbone, config = self._frozen[0], self.config
         room = (backbone.steps - 1) // 3
         return PointerLimits(
-            min(config.max_subwords or backbone.frame.capacity, backbone.frame.capacity),
+            min(
+                config.max_subwords or backbone.frame.capacity, backbone.frame.capacity
+            ),
             min(config.max_entities or room, room),
         )
 
@@ -391,12 +427,16 @@ class PromptBart(Model):
 
     def _encode(self, documents: tuple[Document, ...], how: Preparing) -> PointerCorpus:
         """Nothing is kept in `cache`."""
-        corpus = encode_pointers(documents, self.tagset, self._frozen[0].split, self.limits)
+        corpus = encode_pointers(
+            documents, self.tagset, self._frozen[0].split, self.limits
+        )
         if how.progress is not None:
             how.progress(len(documents), len(documents))
         return corpus
 
-    def soften(self, corpus: PreparedCorpus, rows: np.ndarray | None = None) -> NoReturn:
+    def soften(
+        self, corpus: PreparedCorpus, rows: np.ndarray | None = None
+    ) -> NoReturn:
         """Raises ConfigError: a pointer model has no posterior that can be summed."""
         raise ConfigError(
             'soft distillation needs a model with a CRF: set kind = "tagger" or '
@@ -404,7 +444,11 @@ class PromptBart(Model):
         )
 
     def losses(
-        self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
+        self,
+        corpus: PreparedCorpus,
+        indices: Sequence[int] | np.ndarray,
+        *,
+        states: bool = False,
     ) -> Losses:
         """Sums of each sentence's cross-entropies, by origin; see `Losses`.
 
@@ -412,7 +456,9 @@ class PromptBart(Model):
         decoder's last states, a sentence's steps together. The candidates of `score` are the
         ids of `pointer.py`.
         """
-        return self._losses(self.own(corpus), chosen_of(indices), self.prompts(), states)
+        return self._losses(
+            self.own(corpus), chosen_of(indices), self.prompts(), states
+        )
 
     def _losses(
         self,
@@ -426,7 +472,9 @@ class PromptBart(Model):
         sources = Sources.of(corpus, chosen, backbone, self.device)
         targets = Targets.of(corpus, chosen, self.device)
         memory = Memory.of(view, sources, self._fixed, prompts, states)
-        outputs = teacher_forced(view, memory, targets, prompts)  # (batch, steps, width)
+        outputs = teacher_forced(
+            view, memory, targets, prompts
+        )  # (batch, steps, width)
         scores = memory.scores(outputs)
         wanted = targets.ids.masked_fill(~targets.real, END)
         # [tagsets eq 3]
@@ -438,14 +486,18 @@ class PromptBart(Model):
             return Losses(source, target)
 
         def score(steps: Tensor) -> Tensor:
-            padded = torch.zeros_like(outputs).masked_scatter(targets.real.unsqueeze(-1), steps)
+            padded = torch.zeros_like(outputs).masked_scatter(
+                targets.real.unsqueeze(-1), steps
+            )
             return memory.scores(padded)[targets.real]
 
         at = sources.real.unsqueeze(-1)  # (batch, sub-words, 1)
         text = slice(sources.offset, sources.offset + at.shape[1])
         hidden = tuple((h[:, text] * at).sum(1) / at.sum(1) for h in memory.layers)
         real = targets.real
-        return Losses(source, target, hidden, outputs[real], targets.pseudo[real], score)
+        return Losses(
+            source, target, hidden, outputs[real], targets.pseudo[real], score
+        )
 
     @torch.enable_grad()
     def gradients(
@@ -459,7 +511,10 @@ class PromptBart(Model):
         """
         with evaluating(self):
             parts = [part.detach() for pair in self.prompts() for part in pair]
-            leaves = [part.expand(len(indices), *part.shape).requires_grad_() for part in parts]
+            leaves = [
+                part.expand(len(indices), *part.shape).requires_grad_()
+                for part in parts
+            ]
             pairs = list(zip(leaves[::2], leaves[1::2], strict=True))
             losses = self._losses(self.own(corpus), chosen_of(indices), pairs)
         added = bool(losses.target.detach().any())
@@ -487,9 +542,7 @@ class PromptBart(Model):
                 length = int(corpus.lengths[sentence])
                 entities = repair(ids.tolist(), len(self.tagset.types), length)
                 spans = corpus.spans(sentence, entities) if len(entities) else []
-                if (
-                    confidence
-                ):  # the grammar leaves nothing to repair: three ids an entity, in order
+                if confidence:  # the grammar leaves nothing to repair: three ids an entity, in order
                     chances = each[: len(ids)].reshape(-1, 3).prod(1).tolist()
                     both = zip(spans, chances, strict=True)
                     spans = [replace(span, confidence=chance) for span, chance in both]
@@ -509,17 +562,24 @@ class PromptBart(Model):
         memory = Memory.of(view, sources, self._fixed, prompts, states=False)
         edges = word_edges(corpus, chosen, sources.text.shape[1])
         starts, ends = (torch.from_numpy(edge).to(self.device) for edge in edges)
-        grammar = Grammar.begin(len(self.tagset.types), starts, ends, self.limits.entities)
+        grammar = Grammar.begin(
+            len(self.tagset.types), starts, ends, self.limits.entities
+        )
         return greedy(Stepper(view, memory, prompts), grammar)
 
 
 def build_prompt_bart(
-    config: PromptBartConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
+    config: PromptBartConfig,
+    tagset: TagSet,
+    seed: int,
+    device: str | torch.device = "cpu",
 ) -> PromptBart:
     """A new model. Raises as `build_model`; ConfigError also for label words of no type or alike
     for two."""
     if not config.backbone:
-        raise ConfigError('kind = "prompt-bart" needs backbone = a Hugging Face BART directory')
+        raise ConfigError(
+            'kind = "prompt-bart" needs backbone = a Hugging Face BART directory'
+        )
     return PromptBart(config, tagset, seed, device)
 
 

@@ -62,7 +62,9 @@ def kinds() -> list[str]:
 def _built_in_kinds() -> list[str]:
     modules = pkgutil.iter_modules(sys.modules[__package__].__path__)
     names = [module.name.replace("_", "-") for module in modules]
-    return sorted(filter(_built_in_kind, names), key=lambda name: (name != DEFAULT, name))
+    return sorted(
+        filter(_built_in_kind, names), key=lambda name: (name != DEFAULT, name)
+    )
 
 
 def _kind(name: str) -> Kind | None:
@@ -99,9 +101,13 @@ def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
     name = table.get("kind", DEFAULT)
     found = _kind(name) if isinstance(name, str) else None
     if found is None:
-        raise ConfigError(f"{where}: unknown kind {name!r}; {nearest(str(name), kinds())}")
+        raise ConfigError(
+            f"{where}: unknown kind {name!r}; {nearest(str(name), kinds())}"
+        )
     if found.read is not None:
-        made = found.read({key: value for key, value in table.items() if key != "kind"}, where)
+        made = found.read(
+            {key: value for key, value in table.items() if key != "kind"}, where
+        )
     else:
         made = build(found.config, table, where)
     config: ModelConfig = made
@@ -133,7 +139,9 @@ def save_model(model: Model, directory: str | Path) -> None:
     path = Path(directory)
     ours = _described(path) or _saved_by_us(path)
     if path.exists() and not ours and (path.is_file() or any(path.iterdir())):
-        raise ModelError(f"{path}: exists and is not a model's folder; name another one")
+        raise ModelError(
+            f"{path}: exists and is not a model's folder; name another one"
+        )
     if model.whole:
         _require_finite(path, model.state_dict())
         write_folder(path, lambda folder: _filled(folder, model))
@@ -208,7 +216,11 @@ def load_model(
     file, facts = _read_facts(path)
     config, tagset = _specification(file, facts)
     given = {"word_vectors": word_vectors, **dict.fromkeys(PLACES, backbone)}
-    moved = {k: str(v) for k, v in given.items() if v is not None and getattr(config, k, None)}
+    moved = {
+        k: str(v)
+        for k, v in given.items()
+        if v is not None and getattr(config, k, None)
+    }
     config = replace(config, **moved)
     tensors = _read_tensors(file, facts)
     held = sum(tensor.numel() for tensor in tensors.values())
@@ -224,7 +236,9 @@ def load_model(
         ) from error
     except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
         reason = str(error).partition("\n")[0][:200]
-        raise ModelError(f"{file}: describes no model that can be made ({reason})") from error
+        raise ModelError(
+            f"{file}: describes no model that can be made ({reason})"
+        ) from error
     _require_same_tables(path, facts, model)
     parameters = model.trainable()
     _require_same_shapes(file, tensors, parameters)
@@ -249,7 +263,11 @@ def _facts(model: Any) -> dict[str, Any]:
         if field.name != "kind"
         for value in [getattr(config, field.name)]
     }
-    facts: dict[str, Any] = {"format": FORMAT, "fednotes": __version__, "kind": config.kind}
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "fednotes": __version__,
+        "kind": config.kind,
+    }
     if getattr(model, "vectors", None) is not None:
         vectors = model.vectors
         table["word_vectors"] = str(vectors.path)
@@ -276,12 +294,18 @@ def _absolute(spec: str) -> str:
     """A directory's absolute path (options behind "#" are kept); a name stays a name."""
     head, mark, options = (spec, "", "") if Path(spec).is_dir() else spec.partition("#")
     path = Path(head).expanduser()
-    return str(path.resolve()) + mark + options if head != "minilm" and path.is_dir() else spec
+    return (
+        str(path.resolve()) + mark + options
+        if head != "minilm" and path.is_dir()
+        else spec
+    )
 
 
 def _read_facts(path: Path) -> tuple[Path, dict[str, Any]]:
     """The file that describes the model, and what it says."""
-    file = next((f for s in STEMS if (f := path / f"{s}.json").is_file()), path / "model.json")
+    file = next(
+        (f for s in STEMS if (f := path / f"{s}.json").is_file()), path / "model.json"
+    )
     try:
         facts = read_json(file)
     except OSError as error:
@@ -290,7 +314,9 @@ def _read_facts(path: Path) -> tuple[Path, dict[str, Any]]:
             "training wrote"
         ) from error
     except ValueError as error:
-        raise ModelError(f"{file}: damaged (not JSON: {error}); copy the folder again") from error
+        raise ModelError(
+            f"{file}: damaged (not JSON: {error}); copy the folder again"
+        ) from error
     if not isinstance(facts, dict) or "format" not in facts:
         raise ModelError(f"{file}: not a model's description (no 'format')")
     if facts["format"] != FORMAT:
@@ -312,7 +338,9 @@ def _specification(file: Path, facts: dict[str, Any]) -> tuple[ModelConfig, TagS
     except ConfigError as error:
         raise ModelError(f"{file}: {error}") from error
     except (KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file}: damaged ('config' or 'tagset' is incomplete)") from error
+        raise ModelError(
+            f"{file}: damaged ('config' or 'tagset' is incomplete)"
+        ) from error
 
 
 def _read_tensors(description: Path, facts: dict[str, Any]) -> dict[str, Tensor]:

@@ -112,11 +112,15 @@ class TaggerConfig(ModelConfig):
         """Raises ConfigError for a value that no tagger can have."""
         widths = self.cnn_widths
         if not widths or min(widths) < 1 or len(set(widths)) < len(widths):
-            raise ConfigError(f"cnn_widths = {list(widths)}: distinct widths of at least 1")
+            raise ConfigError(
+                f"cnn_widths = {list(widths)}: distinct widths of at least 1"
+            )
         if self.train_words and not self.word_vectors:
             raise ConfigError("train_words = true needs word_vectors = PATH")
         if self.project and not self.contextual:
-            raise ConfigError(f'project = {self.project} needs contextual = "minilm" or a path')
+            raise ConfigError(
+                f'project = {self.project} needs contextual = "minilm" or a path'
+            )
 
     @property
     def kind(self) -> str:
@@ -157,7 +161,9 @@ PRESETS: dict[str, TaggerConfig] = {
     # Ma and Hovy 2016
     "cnn-lstm-crf": TaggerConfig("cnn-lstm-crf", cnn_filters=0),
     # Lample et al. 2016, as the paper describes it: a stacked BiLSTM
-    "s-lstm-crf": TaggerConfig("s-lstm-crf", characters=False, cnn_filters=0, lstm_layers=2),
+    "s-lstm-crf": TaggerConfig(
+        "s-lstm-crf", characters=False, cnn_filters=0, lstm_layers=2
+    ),
     # Shen et al. 2017: convolutions, then the LSTM
     "cnn-clstm-crf": TaggerConfig("cnn-clstm-crf"),
     # FedNER, section 3.1
@@ -173,7 +179,9 @@ def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfi
     """
     name = table.get("tagger", "elmoner")
     if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(f"{where}: unknown tagger {name!r}; {nearest(str(name), PRESETS)}")
+        raise ConfigError(
+            f"{where}: unknown tagger {name!r}; {nearest(str(name), PRESETS)}"
+        )
     return build(TaggerConfig, asdict(PRESETS[name]) | dict(table), where)
 
 
@@ -233,7 +241,9 @@ class Tagger(Model):
             size += config.char_filters
         if self.encoder is not None:
             with seeded(seed, "context"):
-                self.context = ContextMix(self.encoder.layers, self.encoder.dim, config.project)
+                self.context = ContextMix(
+                    self.encoder.layers, self.encoder.dim, config.project
+                )
             size += config.project or self.encoder.dim
         return size
 
@@ -247,7 +257,9 @@ class Tagger(Model):
     def widths(self) -> tuple[int, ...]:
         """The columns of each layer of `Losses.hidden`: context (if it learns), cnn, lstm."""
         config = self.config
-        widths = [config.project or self.encoder.dim] if self._mixes and self.encoder else []
+        widths = (
+            [config.project or self.encoder.dim] if self._mixes and self.encoder else []
+        )
         widths += [self.cnn.outputs] if config.cnn_filters else []
         return tuple(widths + ([2 * config.lstm_units] if config.lstm_units else []))
 
@@ -259,7 +271,9 @@ class Tagger(Model):
     @property
     def _mixes(self) -> bool:
         """Whether the contextual features go through a layer that learns."""
-        return self.encoder is not None and (self.encoder.layers > 1 or self.config.project > 0)
+        return self.encoder is not None and (
+            self.encoder.layers > 1 or self.config.project > 0
+        )
 
     def _encode(self, documents: tuple[Document, ...], how: Preparing) -> TaggerCorpus:
         config = self.config
@@ -286,7 +300,9 @@ class Tagger(Model):
             context=context,
         )
 
-    def word_rows(self, corpus: PreparedCorpus, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def word_rows(
+        self, corpus: PreparedCorpus, indices: np.ndarray
+    ) -> dict[str, np.ndarray]:
         """The rows of each trainable table of words that these sentences read, repeats too."""
         prepared: TaggerCorpus = self.own(corpus)
         form = prepared.encoded.form[self._laid_out(prepared, chosen_of(indices))[2]]
@@ -297,13 +313,17 @@ class Tagger(Model):
             found["words.hashed"] = prepared.hashed.numpy()[form]
         return found
 
-    def loss(self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray) -> Tensor:
+    def loss(
+        self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
+    ) -> Tensor:
         """Mean over some sentences of the negative log likelihood of their tags, a scalar.
 
         Dropout and errors as of `losses`.
         """
         read = self._read(self.own(corpus), chosen_of(indices))
-        losses = self.crf.crf.loss(read.emissions(), read.batch.tags, read.batch.lengths)
+        losses = self.crf.crf.loss(
+            read.emissions(), read.batch.tags, read.batch.lengths
+        )
         return losses.mean()  # [fedner eq 1]
 
     def _parts(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
@@ -317,7 +337,9 @@ class Tagger(Model):
         batch = Batch.of(prepared, chosen, self.device, layout.order)
         return layout, batch, batch.tokens[layout.row, layout.step]
 
-    def _read(self, corpus: TaggerCorpus, chosen: np.ndarray, every: bool = False) -> CrfReading:
+    def _read(
+        self, corpus: TaggerCorpus, chosen: np.ndarray, every: bool = False
+    ) -> CrfReading:
         """The layers that `widths` counts are taken before dropout."""
         layout, batch, tokens = self._laid_out(corpus, chosen)
         rate, layers = self.config.dropout, list[Tensor]()
@@ -330,10 +352,14 @@ class Tagger(Model):
         if self.config.lstm_units:
             layers.append(self.lstm(parts, layout, rate))
             parts = [dropout(layers[-1], rate, self.training)]
-        features = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # (tokens, width)
+        features = (
+            parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        )  # (tokens, width)
         return CrfReading(self.crf, batch, features, layers, layout.padded())
 
-    def _represent(self, prepared: TaggerCorpus, tokens: np.ndarray) -> Iterator[Tensor]:
+    def _represent(
+        self, prepared: TaggerCorpus, tokens: np.ndarray
+    ) -> Iterator[Tensor]:
         """The parts of each token's representation, (tokens, ·) each."""
         form = prepared.encoded.form[tokens]
         device = self.device
@@ -344,10 +370,16 @@ class Tagger(Model):
             else:
                 yield self.vectors.table.index_select(0, rows).to(device)
         if prepared.hashed is not None:
-            yield F.embedding(prepared.hashed[torch.from_numpy(form)].to(device), self.words.hashed)
+            yield F.embedding(
+                prepared.hashed[torch.from_numpy(form)].to(device), self.words.hashed
+            )
         if prepared.characters is not None and prepared.character_lengths is not None:
-            unique, first, position = np.unique(form, return_index=True, return_inverse=True)
-            order = np.argsort(first)  # by these tokens: by the corpus others would be in rounding
+            unique, first, position = np.unique(
+                form, return_index=True, return_inverse=True
+            )
+            order = np.argsort(
+                first
+            )  # by these tokens: by the corpus others would be in rounding
             unique, position = unique[order], np.argsort(order)[position]
             pooled = self.characters(
                 prepared.characters[unique], prepared.character_lengths[unique]
@@ -364,7 +396,11 @@ def build_tagger(
     """A new tagger, each layer's initial values from (seed, layer) alone. Raises as `build_model`;
     ConfigError also where nothing represents a word."""
     config.require_input()
-    vectors = load_vectors(config.word_vectors, config.max_words) if config.word_vectors else None
+    vectors = (
+        load_vectors(config.word_vectors, config.max_words)
+        if config.word_vectors
+        else None
+    )
     encoder = load_encoder(config.contextual) if config.contextual else None
     return Tagger(config, tagset, seed, vectors, encoder).to(device)
 

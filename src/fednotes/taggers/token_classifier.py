@@ -35,7 +35,13 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from fednotes import __version__
-from fednotes.core.errors import ConfigError, FednotesError, ModelError, readable, within
+from fednotes.core.errors import (
+    ConfigError,
+    FednotesError,
+    ModelError,
+    readable,
+    within,
+)
 from fednotes.core.parsing import mapping, read_json
 from fednotes.core.settings import build, checked
 from fednotes.core.tensors import device_of, seeded
@@ -141,7 +147,9 @@ class WordReading:
         """(words, …) → (units, steps, …), zero elsewhere. Each place is written once."""
         units = len(self.chosen)
         flat = values.new_zeros(units * self.steps, *values.shape[1:])
-        return flat.index_copy(0, self.place, values).view(units, self.steps, *values.shape[1:])
+        return flat.index_copy(0, self.place, values).view(
+            units, self.steps, *values.shape[1:]
+        )
 
     def _targets(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Tags, what is allowed and soft targets of each word, as `word_losses` takes them."""
@@ -173,7 +181,9 @@ class WordReading:
                 width = len(tagset.prefixes)
                 own = 1 + kind * width + np.arange(width)  # the type's tags
                 odd = of[unit, first, own[~wanted[1, own]]].sum()
-                each[first - low] += odd * (1 - of[unit, first - 1, own].sum() if first else 1)
+                each[first - low] += odd * (
+                    1 - of[unit, first - 1, own].sum() if first else 1
+                )
             found.append(each.prod())
         return np.array(found)
 
@@ -191,12 +201,16 @@ class WordReading:
         source, target = (self.padded(loss).sum(1) for loss in of_words)  # (units,)
         if not states:
             return Losses(source, target)
-        count = torch.from_numpy(corpus.words[self.chosen]).to(source.device).clamp(min=1)
+        count = (
+            torch.from_numpy(corpus.words[self.chosen]).to(source.device).clamp(min=1)
+        )
         tags = self._targets()[0]
         return Losses(
             source,
             target,
-            hidden=tuple(self.padded(layer).sum(1) / count[:, None] for layer in self.layers),
+            hidden=tuple(
+                self.padded(layer).sum(1) / count[:, None] for layer in self.layers
+            ),
             outputs=self.below,
             pseudo=added_tags(tags, corpus.encoded.tagset, corpus.known),
             score=self.owner.classifier,
@@ -236,7 +250,9 @@ class TokenClassifier(Model):
         self.tokenizer, where = tokenizer, config.encoder
         require_classifier(where, model)
         for name, child in model.named_children():
-            self.add_module("encoder" if name == model.base_model_prefix else name, child)
+            self.add_module(
+                "encoder" if name == model.base_model_prefix else name, child
+            )
         self._whole = (model,)  # in a tuple, or its parts would be there twice
         trained = trained_names(where, model, config.train, config.top)
         for name, parameter in model.named_parameters():
@@ -246,13 +262,17 @@ class TokenClassifier(Model):
             raise ConfigError(
                 f"window = {config.window}: {where} reads {positions} sub-words at most"
             )
-        with within(f"window = {config.window or positions}", ModelError, become=ConfigError):
+        with within(
+            f"window = {config.window or positions}", ModelError, become=ConfigError
+        ):
             self._frame = Frame.of(where, tokenizer, model, config.window)
         one, frame = np.ones(1, np.int64), self._frame
         ids, mask = frame.rows(np.full(1, frame.pad), 0 * one, one, self.device)
         try:  # one sub-word: whether it runs, and how wide its layers are
             with torch.no_grad(), evaluating(model):
-                _, _, layers = self._run(ids, mask, torch.zeros_like(ids[0, :1]), every=True)
+                _, _, layers = self._run(
+                    ids, mask, torch.zeros_like(ids[0, :1]), every=True
+                )
         except NO_ENCODER as error:
             raise ModelError(f"{where}: does not work as a token classifier") from error
         self._widths = tuple(int(layer.shape[-1]) for layer in layers)
@@ -311,13 +331,19 @@ class TokenClassifier(Model):
             unit=config.context,
         )
         capacity = self._frame.capacity
-        return EncoderCorpus.of(encoded, self.tokenizer, capacity, "first", how.progress)
+        return EncoderCorpus.of(
+            encoded, self.tokenizer, capacity, "first", how.progress
+        )
 
-    def tokens(self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray) -> int:
+    def tokens(
+        self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
+    ) -> int:
         """How many words of these units have a target: those that the loss is a sum over."""
         return int(self.own(corpus).words[np.asarray(indices, np.int64)].sum())
 
-    def _read(self, corpus: EncoderCorpus, chosen: np.ndarray, every: bool = False) -> WordReading:
+    def _read(
+        self, corpus: EncoderCorpus, chosen: np.ndarray, every: bool = False
+    ) -> WordReading:
         """Run some units, their windows in groups of like length."""
         bounds, device = corpus.encoded.bounds, self.device
         steps = int((bounds[chosen + 1] - bounds[chosen]).max())
@@ -328,7 +354,9 @@ class TokenClassifier(Model):
             logits, states, layers = self._run(group.ids, group.mask, at, every)
             parts.append((logits, states, *layers))
             token.append(group.token)
-            place.append(group.sentence * steps + group.token - bounds[chosen][group.sentence])
+            place.append(
+                group.sentence * steps + group.token - bounds[chosen][group.sentence]
+            )
         if not parts:
             empty = self.classifier.weight.new_zeros(0, self.classifier.in_features)
             layers = [empty.new_zeros(0, width) for width in self.widths if every]
@@ -336,7 +364,9 @@ class TokenClassifier(Model):
         where = np.concatenate(place)
         order = np.argsort(where)
         turn = torch.from_numpy(order).to(device)
-        logits, states, *others = (torch.cat(part)[turn] for part in zip(*parts, strict=True))
+        logits, states, *others = (
+            torch.cat(part)[turn] for part in zip(*parts, strict=True)
+        )
         there = torch.from_numpy(where[order]).to(device)
         tokens = np.concatenate(token)[order]
         return WordReading(
@@ -372,7 +402,11 @@ class TokenClassifier(Model):
         finally:
             handle.remove()
         layers = out.hidden_states[1:] if every else ()
-        return out.logits, read[0], [s.flatten(0, 1).index_select(0, at) for s in layers]
+        return (
+            out.logits,
+            read[0],
+            [s.flatten(0, 1).index_select(0, at) for s in layers],
+        )
 
     @torch.no_grad()
     def emissions(self, corpus: PreparedCorpus) -> np.ndarray:
@@ -392,7 +426,9 @@ class TokenClassifier(Model):
             model = copy.deepcopy(model)
         for changes in self.changes:
             changes.merge(targets(model, self.config.maps))
-        own = {k: v for k, v in asdict(self.config).items() if k not in ("kind", "encoder")}
+        own = {
+            k: v for k, v in asdict(self.config).items() if k not in ("kind", "encoder")
+        }
         model.config.fednotes = {"version": __version__, "reading": READING} | own
         with quiet():
             model.save_pretrained(folder)
@@ -400,7 +436,10 @@ class TokenClassifier(Model):
 
 
 def build_token_classifier(
-    config: TokenClassifierConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
+    config: TokenClassifierConfig,
+    tagset: TagSet,
+    seed: int,
+    device: str | torch.device = "cpu",
 ) -> TokenClassifier:
     """A new model: the directory's encoder, and a classifier that starts as the library's would,
     normal, of the configuration's initializer range, but from the seed, and for types that an
@@ -429,7 +468,9 @@ def build_token_classifier(
     return model.to(device)
 
 
-def open_token_classifier(directory: Path, device: str | torch.device = "cpu") -> TokenClassifier:
+def open_token_classifier(
+    directory: Path, device: str | torch.device = "cpu"
+) -> TokenClassifier:
     """The token classifier of a Hugging Face directory, in evaluation mode: ours or others'.
 
     Its labels may stand in any order: the classifier's rows are put in that of the tag set.
@@ -448,9 +489,13 @@ def open_token_classifier(directory: Path, device: str | torch.device = "cpu") -
     _order(model, tagset, rows)
     own = facts.get("fednotes", {})
     if not isinstance(own, dict):
-        raise ModelError(f"{directory / 'config.json'}: damaged ('fednotes' is no table)")
+        raise ModelError(
+            f"{directory / 'config.json'}: damaged ('fednotes' is no table)"
+        )
     require_reading(directory, tokenizer, own)
-    settings = {key: value for key, value in own.items() if key not in ("version", "reading")}
+    settings = {
+        key: value for key, value in own.items() if key not in ("version", "reading")
+    }
     table = settings | {"encoder": str(directory.resolve())}
     with within(str(directory), ConfigError, become=ModelError):
         config = build(TokenClassifierConfig, table, "config.json (fednotes)")
@@ -474,9 +519,15 @@ def _opened(
         tokenizer, model, known, places = _trained(path, **settings)
         for name, value in model.classifier.named_parameters():
             if not torch.isfinite(value).all():
-                raise ModelError(f"{path}: 'classifier.{name}' is not finite: training diverged")
-        row_of = {tag: row for tag, row in zip(known.tags, places, strict=True) if row >= 0}
-        whole = [TagSet((label,), tagset.scheme).tags for label in tagset.types]  # with "O"
+                raise ModelError(
+                    f"{path}: 'classifier.{name}' is not finite: training diverged"
+                )
+        row_of = {
+            tag: row for tag, row in zip(known.tags, places, strict=True) if row >= 0
+        }
+        whole = [
+            TagSet((label,), tagset.scheme).tags for label in tagset.types
+        ]  # with "O"
         kept = {tag for own in whole if row_of.keys() >= set(own) for tag in own}
         rows = tuple(row_of[tag] if tag in kept else -1 for tag in tagset.tags)
         _order(model, tagset, rows)
@@ -486,12 +537,16 @@ def _opened(
         settings |= {"label2id": {tag: row for row, tag in named.items()}}
         settings["ignore_mismatched_sizes"] = True  # of a classifier of something else
         tokenizer, model, missing = open_pretrained(path, AUTO, **settings)
-        require_complete(path, tuple(n for n in missing if not n.startswith("classifier.")))
+        require_complete(
+            path, tuple(n for n in missing if not n.startswith("classifier."))
+        )
         require_classifier(path, model)
     return tokenizer, model.requires_grad_(False), torch.tensor(rows) < 0
 
 
-def _trained(directory: Path, **settings: Any) -> tuple[Any, Any, TagSet, tuple[int, ...]]:
+def _trained(
+    directory: Path, **settings: Any
+) -> tuple[Any, Any, TagSet, tuple[int, ...]]:
     """Tokenizer and model of a token classifier, complete; its tags, and the row of each."""
     # Shapes that do not fit count as missing, with a clearer line than the library's.
     settings["ignore_mismatched_sizes"] = True
@@ -499,7 +554,11 @@ def _trained(directory: Path, **settings: Any) -> tuple[Any, Any, TagSet, tuple[
     require_complete(directory, missing)
     require_classifier(directory, model)
     labels = model.config.id2label
-    return tokenizer, model, *tagset_of(directory, labels, model.classifier.out_features)
+    return (
+        tokenizer,
+        model,
+        *tagset_of(directory, labels, model.classifier.out_features),
+    )
 
 
 def earlier_types(encoder: str | Path) -> tuple[str, ...]:
@@ -566,7 +625,9 @@ def require_classifier(where: str | Path, model: Any) -> None:
         raise ModelError(f"{where}: is an encoder-decoder; give an encoder")
     if not isinstance(getattr(model, "classifier", None), nn.Linear):
         kind = getattr(model.config, "model_type", type(model).__name__)
-        raise ModelError(f"{where}: models of the kind {kind!r} have no linear token classifier")
+        raise ModelError(
+            f"{where}: models of the kind {kind!r} have no linear token classifier"
+        )
 
 
 def tagset_of(
@@ -583,7 +644,9 @@ def tagset_of(
     prefixes = set()
     for label in row_of:
         prefix, dash, name = str(label).partition("-")
-        if label != "O" and (prefix not in ("B", "I", "E", "S") or not dash or not name):
+        if label != "O" and (
+            prefix not in ("B", "I", "E", "S") or not dash or not name
+        ):
             raise ModelError(
                 f"{directory}: its label {label!r} is no tag; O, B-…, I-… (E-…, S-…) are needed: "
                 "name them so in config.json (id2label), if that is what the model was trained on"
@@ -591,12 +654,19 @@ def tagset_of(
         if label != "O":
             types.setdefault(name)
             prefixes.add(prefix)
-    if not types or "O" not in row_of or len(row_of) != size or max(labels, default=0) >= size:
+    if (
+        not types
+        or "O" not in row_of
+        or len(row_of) != size
+        or max(labels, default=0) >= size
+    ):
         raise ModelError(
             f"{directory}: {len(row_of)} distinct labels, {len(types)} of them entity types, for a "
             f"classifier of {size} rows: config.json (id2label) must name each row, one of them O"
         )
-    scheme: Scheme = "BIOES" if prefixes & {"E", "S"} else "BIO" if "B" in prefixes else "IO"
+    scheme: Scheme = (
+        "BIOES" if prefixes & {"E", "S"} else "BIO" if "B" in prefixes else "IO"
+    )
     tagset = TagSet(tuple(types), scheme)
     return tagset, tuple(row_of.get(tag, -1) for tag in tagset.tags)
 
@@ -623,7 +693,9 @@ def _settings(directory: Path) -> dict[str, Any]:
         with readable(file, ModelError):
             facts = read_json(file, strict=False)
     except ValueError as error:
-        raise ModelError(f"{file}: damaged (not JSON: {error}); copy the folder again") from error
+        raise ModelError(
+            f"{file}: damaged (not JSON: {error}); copy the folder again"
+        ) from error
     if not isinstance(facts, dict):
         raise ModelError(f"{file}: not a model's configuration")
     return facts

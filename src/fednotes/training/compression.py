@@ -33,13 +33,18 @@ from fednotes.training.sites import rising
 Compression = Literal["none", "packed", "top-k"]
 BLOCK = 64
 LEVELS = 12  # steps that a change of mean weight may have, either sign
-RANGE = 4.0  # standard deviations that they span; what lies beyond waits for its next turn
+RANGE = (
+    4.0  # standard deviations that they span; what lies beyond waits for its next turn
+)
 EXACT = 2**52  # float64, in which sums are formed, counts that far
 
 
 def told(change: Tensors, compression: Compression) -> dict[str, Tensor]:
     """What a site says of its change: mean squares, (1,) or (blocks,) a tensor."""
-    return {name: _rows(value, compression).square().mean(1) for name, value in change.items()}
+    return {
+        name: _rows(value, compression).square().mean(1)
+        for name, value in change.items()
+    }
 
 
 def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, Tensor]:
@@ -62,7 +67,9 @@ def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, 
     }
 
 
-def sizes(tensors: Tensors, compression: Compression, share: float, sites: int) -> tuple[int, int]:
+def sizes(
+    tensors: Tensors, compression: Compression, share: float, sites: int
+) -> tuple[int, int]:
     """Bytes of a cycle: what a site sends, told and coded, and is sent beside the parameters."""
     if compression == "none":
         return nbytes(tensors), 0
@@ -75,7 +82,9 @@ def sizes(tensors: Tensors, compression: Compression, share: float, sites: int) 
     return 4 * blocks + 4 * BLOCK * chosen, 4 * chosen
 
 
-def require_code(code: Tensors, change: Tensors, compression: Compression, share: float) -> None:
+def require_code(
+    code: Tensors, change: Tensors, compression: Compression, share: float
+) -> None:
     """Pass a code that `agreed` can have given for this change. Raises RefusedError."""
     parts = {name: len(_rows(value, compression)) for name, value in change.items()}
     dtype = torch.float32 if compression == "packed" else torch.int32
@@ -83,7 +92,9 @@ def require_code(code: Tensors, change: Tensors, compression: Compression, share
         value.dtype is dtype and value.dim() == 1 for value in code.values()
     )
     if right and compression == "packed":
-        right = all(len(step) == 1 and 0 <= float(step) < math.inf for step in code.values())
+        right = all(
+            len(step) == 1 and 0 <= float(step) < math.inf for step in code.values()
+        )
     elif right:
         wanted = max(1, round(share * sum(parts.values())))
         right = sum(map(len, code.values())) == wanted and all(
@@ -97,7 +108,11 @@ def require_code(code: Tensors, change: Tensors, compression: Compression, share
 
 
 def encode(
-    change: Tensors, code: Tensors, compression: Compression, part: float = 1.0, sites: int = 1
+    change: Tensors,
+    code: Tensors,
+    compression: Compression,
+    part: float = 1.0,
+    sites: int = 1,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """A change in the agreed code, and what of it is left for the next time.
 
@@ -113,7 +128,10 @@ def encode(
             sent[name] = _packed(levels.flatten().long().cpu(), sites)
             left[name] = value - levels * step / part if part else value
         else:
-            blocks, chosen = _rows(value, compression), code[name].long().to(value.device)
+            blocks, chosen = (
+                _rows(value, compression),
+                code[name].long().to(value.device),
+            )
             sent[name] = blocks[chosen].cpu()
             blocks = blocks.index_fill(0, chosen, 0.0)
             left[name] = blocks.flatten()[: value.numel()].reshape(value.shape)

@@ -41,7 +41,9 @@ from fednotes.core.update import Tensors, Total, Update
 from fednotes.training.sites import Number, Size
 
 Kind = Literal["average", "nesterov", "adam", "yogi"]
-Rule = Literal["mean", "norm-bound", "median", "trimmed-mean", "krum", "multi-krum", "reference"]
+Rule = Literal[
+    "mean", "norm-bound", "median", "trimmed-mean", "krum", "multi-krum", "reference"
+]
 
 TINY = 1e-100  # in place of a length of zero
 
@@ -94,12 +96,21 @@ def for_names(config: C, sites: Sequence[str], **found: Any) -> C:
 def least_sites(config: Aggregation) -> int:
     """The fewest sites that the rule can be computed of."""
     twice = 2 * config.hostile
-    least = {"median": 3, "trimmed-mean": twice + 1, "krum": twice + 3, "multi-krum": twice + 3}
+    least = {
+        "median": 3,
+        "trimmed-mean": twice + 1,
+        "krum": twice + 3,
+        "multi-krum": twice + 3,
+    }
     return least.get(config.aggregation, 2 if config.aggregation == "reference" else 1)
 
 
 def _least(config: Aggregation, least: int) -> str:
-    of = "" if config.aggregation in ("median", "reference") else f", hostile = {config.hostile}"
+    of = (
+        ""
+        if config.aggregation in ("median", "reference")
+        else f", hostile = {config.hostile}"
+    )
     return f'aggregation = "{config.aggregation}"{of}: takes {least} sites'
 
 
@@ -122,24 +133,33 @@ def gathered(
     total = Total.of(updates.values())  # which compares names and shapes
     trained = {site: update for site, update in updates.items() if update.weight > 0}
     if len(trained) < (least := least_sites(config)):
-        raise TrainingError(f"{_least(config, least)}, {len(trained)} have trained in this round")
+        raise TrainingError(
+            f"{_least(config, least)}, {len(trained)} have trained in this round"
+        )
     if config.aggregation == "reference" and config.reference not in trained:
         raise TrainingError(
             f"reference = {config.reference!r}: this site did not train in this round: resume when "
             "it is there"
         )
-    made = {name: value * total.weight for name, value in _made(config, trained, start).items()}
+    made = {
+        name: value * total.weight
+        for name, value in _made(config, trained, start).items()
+    }
     return replace(total, tensors={**total.tensors, **made}, included=tuple(updates))
 
 
-def _made(config: Aggregation, updates: Mapping[str, Update], start: Tensors) -> dict[str, Tensor]:
+def _made(
+    config: Aggregation, updates: Mapping[str, Update], start: Tensors
+) -> dict[str, Tensor]:
     """Start plus the changes by their factors, in float64."""
     sites, (first, *_) = len(updates), updates.values()
     names = [name for name, value in first.tensors.items() if value.is_floating_point()]
 
     def changes(name: str) -> Tensor:
         """(sites, numbers)"""
-        own = torch.stack([each.tensors[name].double().flatten() for each in updates.values()])
+        own = torch.stack(
+            [each.tensors[name].double().flatten() for each in updates.values()]
+        )
         return own - start[name].double().flatten() if name in start else own
 
     if ranked := config.aggregation in ("median", "trimmed-mean"):
@@ -152,7 +172,9 @@ def _made(config: Aggregation, updates: Mapping[str, Update], start: Tensors) ->
         factors = {
             "norm-bound": lambda: bounded(products, config.norm_bound),
             "krum": lambda: nearest_others(products, config.hostile, 1),
-            "multi-krum": lambda: nearest_others(products, config.hostile, sites - config.hostile),
+            "multi-krum": lambda: nearest_others(
+                products, config.hostile, sites - config.hostile
+            ),
             "reference": lambda: trusted(products, [*updates].index(config.reference)),
         }[config.aggregation]()
     made = {}
@@ -176,7 +198,9 @@ def middle(sites: int, cut: int) -> Tensor:
 def bounded(products: Tensor, bound: float = 0.0) -> Tensor:
     """(sites,) factors that cut each change to a length. products: (sites, sites) of changes."""
     lengths = _lengths(products)
-    most = bound or float(middle(len(lengths), (len(lengths) - 1) // 2) @ lengths.sort().values)
+    most = bound or float(
+        middle(len(lengths), (len(lengths) - 1) // 2) @ lengths.sort().values
+    )
     return (most / lengths).clamp_max(1.0) / len(lengths)  # [robust norm]
 
 
@@ -213,9 +237,14 @@ class Average:
         self.rate = rate
         self.moments: dict[str, Tensor] = {}
 
-    def __call__(self, weights: Mapping[str, Tensor], mean: Tensors) -> dict[str, Tensor]:
+    def __call__(
+        self, weights: Mapping[str, Tensor], mean: Tensors
+    ) -> dict[str, Tensor]:
         """The parameters that follow `weights`, from the mean of what sites made of them."""
-        return {name: self._moved(name, weight, mean[name]) for name, weight in weights.items()}
+        return {
+            name: self._moved(name, weight, mean[name])
+            for name, weight in weights.items()
+        }
 
     def _moved(self, name: str, weight: Tensor, mean: Tensor) -> Tensor:
         return mean if self.rate == 1 else weight + self.rate * (mean - weight)
@@ -242,7 +271,11 @@ class Adaptive(Average):
     """FedAdam and FedYogi. betas: β1, β2. adaptivity: τ, whose square second moments start at."""
 
     def __init__(
-        self, rate: float, betas: tuple[float, ...], adaptivity: float, yogi: bool = False
+        self,
+        rate: float,
+        betas: tuple[float, ...],
+        adaptivity: float,
+        yogi: bool = False,
     ) -> None:
         super().__init__(rate)
         self._betas, self._adaptivity, self._yogi = betas, adaptivity, yogi

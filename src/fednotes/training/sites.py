@@ -45,7 +45,9 @@ Part = Annotated[float, Interval(ge=0, lt=1)]
 
 
 T = TypeVar("T", bound=Tensor)
-MUCH_LARGER = 1.25  # a mini-batch that grows by less, as by rounding, is not worth a warning
+MUCH_LARGER = (
+    1.25  # a mini-batch that grows by less, as by rounding, is not worth a warning
+)
 
 
 class Best:
@@ -56,7 +58,10 @@ class Best:
     """
 
     def __init__(
-        self, wanted: bool, later: Literal["never", "at zero", "always"], lowest: float = -1.0
+        self,
+        wanted: bool,
+        later: Literal["never", "at zero", "always"],
+        lowest: float = -1.0,
     ) -> None:
         self.wanted, self._later, self.score = wanted, later, lowest
         self.waited = 0  # judgements since the best one
@@ -106,7 +111,9 @@ class Adam:
         self.parameters, self._rate = dict(parameters), learning_rate
         groups: dict[float, list[Tensor]] = {}
         for name, value in self.parameters.items():
-            groups.setdefault((factors or {}).get(name.split(".")[0], 1.0), []).append(value)
+            groups.setdefault((factors or {}).get(name.split(".")[0], 1.0), []).append(
+                value
+            )
         self._optimizer = self._made(groups or {1.0: [torch.zeros(0)]}, weight_decay)
 
     def _made(
@@ -114,7 +121,10 @@ class Adam:
     ) -> torch.optim.Optimizer:
         """groups: factor of the learning rate → parameters; torch wants one at least."""
         if not weight_decay:
-            made = [{"params": values, "factor": factor} for factor, values in groups.items()]
+            made = [
+                {"params": values, "factor": factor}
+                for factor, values in groups.items()
+            ]
             return torch.optim.Adam(made, lr=self._rate, fused=True)
         made = [
             {"params": [v for v in values if (v.dim() > 1) == decays], "factor": factor}
@@ -125,7 +135,10 @@ class Adam:
         return torch.optim.AdamW(made, lr=self._rate, fused=True)
 
     def step(
-        self, gradients: Mapping[str, Tensor | None] | None = None, *, rate: float | None = None
+        self,
+        gradients: Mapping[str, Tensor | None] | None = None,
+        *,
+        rate: float | None = None,
     ) -> None:
         """One step along `gradients`, or along each parameter's own `.grad`.
 
@@ -162,7 +175,9 @@ class Adam:
                 if full in tensors
             }
             if found:
-                like = dict.fromkeys(self.moments, parameter) | {"step": torch.zeros(())}
+                like = dict.fromkeys(self.moments, parameter) | {
+                    "step": torch.zeros(())
+                }
                 require_like(like, found)
                 self._optimizer.state[parameter] = found
 
@@ -178,7 +193,9 @@ class RMSprop(Adam):
     def _made(
         self, groups: Mapping[float, list[Tensor]], weight_decay: float
     ) -> torch.optim.Optimizer:
-        made = [{"params": values, "factor": factor} for factor, values in groups.items()]
+        made = [
+            {"params": values, "factor": factor} for factor, values in groups.items()
+        ]
         # [phenotype rmsprop]
         return torch.optim.RMSprop(made, lr=self._rate, alpha=0.9, eps=1e-7)
 
@@ -224,7 +241,9 @@ def agree_on_shares(federation: Federation) -> tuple[int, int]:
     """
     examples = int(federation.sum("count").metrics["examples"])
     if examples == 0:
-        raise ConfigError("no site has a training sentence: check the paths and `fraction`")
+        raise ConfigError(
+            "no site has a training sentence: check the paths and `fraction`"
+        )
     batch = federation.sum("take_share", examples=examples).metrics["share"]
     return examples, int(batch)
 
@@ -263,7 +282,9 @@ def larger_batch_warning(batch: int, shares: Sequence[int]) -> tuple[str, ...]:
     )
 
 
-def finite(loss: Tensor, site: str, where: str, remedy: str = "lower learning_rate") -> float:
+def finite(
+    loss: Tensor, site: str, where: str, remedy: str = "lower learning_rate"
+) -> float:
     """A loss as a number. Raises LossError."""
     value = float(loss.detach())
     if not math.isfinite(value):
@@ -309,7 +330,9 @@ class MentionSite(MethodSite):
         if self.num_examples == 0:
             raise ConfigError(f"site {data.id!r} has no training sentence")
         self.scores: dict[str, Any] = {}
-        self._by_document: dict[str, NDArray[np.int64]] = {}  # site → counts of its test documents
+        self._by_document: dict[
+            str, NDArray[np.int64]
+        ] = {}  # site → counts of its test documents
 
     @property
     def id(self) -> str:
@@ -319,7 +342,8 @@ class MentionSite(MethodSite):
     def described(self) -> str:
         """What is shared and what stays."""
         shared, own = (
-            sum(p.numel() for p in part.values()) for part in (self.shared, self.private)
+            sum(p.numel() for p in part.values())
+            for part in (self.shared, self.private)
         )
         return f"{shared:,} parameters are shared, {own:,} are private to each site"
 
@@ -328,13 +352,19 @@ class MentionSite(MethodSite):
         """The types that predictions on a site's test data are judged by."""
         return site.scored_types
 
-    def counts(self, part: Literal["valid", "test"], seen: Collection[str] = ()) -> SpanCounts:
+    def counts(
+        self, part: Literal["valid", "test"], seen: Collection[str] = ()
+    ) -> SpanCounts:
         """Right, wrong and missed mentions in that part of the data.
 
         seen: forms of mentions that training had.
         """
         if part == "valid":
-            documents, corpus, types = self.data.valid, self.valid_set, self.data.tags.types
+            documents, corpus, types = (
+                self.data.valid,
+                self.valid_set,
+                self.data.tags.types,
+            )
         else:
             documents, corpus = self.data.test, self.test_set
             types = self.judged_types(self.data)
@@ -415,7 +445,9 @@ def begun_from(config: Any) -> tuple[str, ...]:
     if not isinstance(model := config.model, TokenClassifierConfig):
         return ()
     wanted: TagSet = config.tags
-    found = [t for t in earlier_types(model.encoder) if t in wanted.types or not wanted.types]
+    found = [
+        t for t in earlier_types(model.encoder) if t in wanted.types or not wanted.types
+    ]
     told = (
         f"the encoder is an earlier classifier: its outputs for {', '.join(found)} are taken "
         "over, the others begin anew; every site must have this very folder"
@@ -431,7 +463,9 @@ def parted(
     return {name: p for name, p in parameters.items() if name not in own}, own
 
 
-def save_global(model: ModelConfig, tags: TagSet, seed: int, final: State, folder: Path) -> bool:
+def save_global(
+    model: ModelConfig, tags: TagSet, seed: int, final: State, folder: Path
+) -> bool:
     """Write the model of mentions that all sites end with: the one that was kept, if one was."""
     made = build_model(model, tags, seed)
     parameters = made.trainable()

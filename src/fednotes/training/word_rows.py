@@ -35,7 +35,9 @@ Rows = Mapping[str, Tensor]  # table → (rows,) int64, ascending
 
 def tables(shared: Tensors) -> tuple[str, ...]:
     """The tables with a row per word that are large enough to travel by rows."""
-    return tuple(n for n, v in shared.items() if n.startswith("words.") and len(v) >= LEAST)
+    return tuple(
+        n for n, v in shared.items() if n.startswith("words.") and len(v) >= LEAST
+    )
 
 
 def marked(total: Tensors, names: tuple[str, ...]) -> dict[str, Tensor]:
@@ -60,7 +62,9 @@ def whole(mean: Tensors, shared: Tensors, rows: Rows) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def take(targets: Tensors, values: Tensors, names: tuple[str, ...]) -> dict[str, Tensor]:
+def take(
+    targets: Tensors, values: Tensors, names: tuple[str, ...]
+) -> dict[str, Tensor]:
     """Copy what `some` gave into a site's parameters; returns the rows that came.
 
     Raises TrainingError for what does not fit; nothing is copied then.

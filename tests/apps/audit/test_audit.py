@@ -59,7 +59,10 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tuned(
-    encoder: Path, model: dict[str, Any], privacy: dict[str, Any] | None = None, **training: Any
+    encoder: Path,
+    model: dict[str, Any],
+    privacy: dict[str, Any] | None = None,
+    **training: Any,
 ) -> Job:
     """Fine-tuning of a tiny encoder on the same sites."""
     table = {
@@ -178,7 +181,9 @@ def test_half_of_low_ranks_says_nothing_at_first(bert: Path) -> None:
 def test_neither_steps_of_adam_nor_few_bits_nor_low_ranks_hide_them() -> None:
     """Of a real encoder, after one step of Adam, and after six of low rank in few bits."""
     one = {"local_steps": 1, "compression": "none"}
-    found = leak(tuned(Path("minilm"), {"train": "encoder"}, **one), "tokens from the lowest")
+    found = leak(
+        tuned(Path("minilm"), {"train": "encoder"}, **one), "tokens from the lowest"
+    )
     assert found.control is not None
     assert found.control >= 0.99
     assert found.success is not None
@@ -190,7 +195,9 @@ def test_neither_steps_of_adam_nor_few_bits_nor_low_ranks_hide_them() -> None:
 
 def test_places_are_told_of_a_step_and_hardly_of_an_epoch(bert: Path) -> None:
     model, few = {"train": "encoder", "dropout": 0.0}, {"compression": "none"}
-    found = [leak(tuned(bert, model, **few, **s), "places") for s in ({"local_steps": 1}, {})]
+    found = [
+        leak(tuned(bert, model, **few, **s), "places") for s in ({"local_steps": 1}, {})
+    ]
     assert found[0].control == 1.0
     told = [(one.success or 0) - one.chance for one in found]
     assert told[0] > 0.25 + told[1]
@@ -204,7 +211,9 @@ def test_a_place_is_likelier_the_nearer_it_is_for_the_word() -> None:
         for place in range(2):
             less = sum(math.log(d) for d in own) / 2 - math.log(own[place])
             often = sum(times[word]) * sum(of[place] for of in times)
-            assert found[word, place] == pytest.approx(less + 0.02 * math.log(1 + often))
+            assert found[word, place] == pytest.approx(
+                less + 0.02 * math.log(1 + often)
+            )
 
 
 def test_noise_hides_tokens_of_an_encoder(bert: Path) -> None:
@@ -221,7 +230,10 @@ def test_the_order_of_words_follows_from_a_convolution_s_gradients() -> None:
     """Gradients by the definition, a token at a time. Without repeated words each pair is told as
     once, forwards and backwards; else as NumPy's least squares say, with a row for each penalty."""
     rng = np.random.default_rng(3)
-    for texts, rate in (([[0, 1, 2], [3, 4, 5]], 0.0), ([[0, 1, 0, 2], [1, 0, 3]], 0.2)):
+    for texts, rate in (
+        ([[0, 1, 2], [3, 4, 5]], 0.0),
+        ([[0, 1, 0, 2], [1, 0, 3]], 0.2),
+    ):
         rows = rng.normal(size=(max(map(max, texts)) + 1, 12))
         gradients = np.zeros((3, 20, 12))
         for text in texts:
@@ -263,7 +275,13 @@ def test_who_knows_how_often_words_are_there_sets_the_chance() -> None:
     assert Trial.order(scores, own).chance == pytest.approx(1 / 3)
 
 
-WIDE = {"hashed_words": 0, "char_filters": 64, "char_dim": 16, "cnn_filters": 32, "dropout": 0.0}
+WIDE = {
+    "hashed_words": 0,
+    "char_filters": 64,
+    "char_dim": 16,
+    "cnn_filters": 32,
+    "dropout": 0.0,
+}
 
 
 def test_convolutions_tell_words_and_neighbours_of_frozen_tables() -> None:
@@ -281,7 +299,9 @@ def test_convolutions_tell_words_and_neighbours_of_frozen_tables() -> None:
         assert told(name, model=WIDE, training=own).why.endswith("leaves a site")
 
 
-def test_the_sign_of_an_output_bias_names_masked_words(bert: Path, tmp_path: Path) -> None:
+def test_the_sign_of_an_output_bias_names_masked_words(
+    bert: Path, tmp_path: Path
+) -> None:
     """In the paper's setting, which trains it; by default it stays, and there is nothing to see."""
     for name in ("north", "south"):
         notes = [d.text for d in load_sites(job()).data[name == "south"].train]
@@ -289,7 +309,13 @@ def test_the_sign_of_an_output_bias_names_masked_words(bert: Path, tmp_path: Pat
     table = {
         "method": "pretrain",
         "seed": 2,
-        "training": {"cycles": 1, "head_cycles": 0, "min_tokens": 0, "min_steps": 0, "length": 32},
+        "training": {
+            "cycles": 1,
+            "head_cycles": 0,
+            "min_tokens": 0,
+            "min_steps": 0,
+            "length": 32,
+        },
         "model": {"encoder": str(bert)},
         "sites": {name: {"path": f"{name}.txt"} for name in ("north", "south")},
     }
@@ -302,7 +328,9 @@ def test_the_sign_of_an_output_bias_names_masked_words(bert: Path, tmp_path: Pat
     tokens = leak(parse_job(table, "job", tmp_path, "job"), "tokens from the lowest")
     assert tokens.control is not None, tokens
     assert tokens.control >= 0.9, tokens
-    none = leak(parse_job(table, "job", tmp_path, "job"), "neighbours from convolutions")
+    none = leak(
+        parse_job(table, "job", tmp_path, "job"), "neighbours from convolutions"
+    )
     assert none.why == "no convolution that reads words leaves a site"
 
 
@@ -321,7 +349,9 @@ def test_columns_of_contextual_features_are_left_out(bert: Path) -> None:
 def test_counts_of_an_evaluation_tell_types() -> None:
     """A secure sum tells those of all sites."""
     found = told("from counts")
-    assert found.success == found.control == found.low == 1.0  # of all types, no sample of them
+    assert (
+        found.success == found.control == found.low == 1.0
+    )  # of all types, no sample of them
     secure = told("from counts", federation=SECURE)
     assert secure.success is not None
     assert secure.success < 1
@@ -331,7 +361,12 @@ def test_counts_of_an_evaluation_tell_types() -> None:
 @pytest.mark.slow
 def test_an_evaluation_may_come_late(bert: Path) -> None:
     """After more cycles than are kept, in few bits."""
-    few = {"local_steps": 1, "cycles": 10, "evaluate_every": 10, "compression": "packed"}
+    few = {
+        "local_steps": 1,
+        "cycles": 10,
+        "evaluate_every": 10,
+        "compression": "packed",
+    }
     scene = Scene(of := tuned(bert, {"train": "top", "top": 1}, **few), load_sites(of))
     assert leak(scene, "from counts").success == 1.0
     assert sum(bool(seen.tensors) for seen in scene.seen) < 10
@@ -359,8 +394,12 @@ def test_two_sums_that_differ_by_a_site_tell_its_counts() -> None:
         assert not told("two sums", **settings).applies
     of = job(federation={**SECURE, "min_sites": 2})
     scene = Scene(of, load_sites(of))
-    none = dict.fromkeys(scene.seen[-1].own.metrics, 0.0)  # of a site without validation notes
-    scene.seen[-1] = replace(scene.seen[-1], own=replace(scene.seen[-1].own, metrics=none))
+    none = dict.fromkeys(
+        scene.seen[-1].own.metrics, 0.0
+    )  # of a site without validation notes
+    scene.seen[-1] = replace(
+        scene.seen[-1], own=replace(scene.seen[-1].own, metrics=none)
+    )
     assert leak(scene, "two sums").why == "no evaluation counts anything of the site"
 
 
@@ -388,19 +427,25 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 def test_the_command_leaves_an_audit_and_its_page(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr("fednotes.apps.audit.attacks", lambda: [*words.ATTACKS, *counts.ATTACKS])
+    monkeypatch.setattr(
+        "fednotes.apps.audit.attacks", lambda: [*words.ATTACKS, *counts.ATTACKS]
+    )
     out = tmp_path / "audit"
     run(monkeypatch, "audit", str(written), "--out", str(out))
     found = read_audit(out)
     assert found is not None
-    assert [a.attack for a in found.attacks] == [a.name for a in (*words.ATTACKS, *counts.ATTACKS)]
+    assert [a.attack for a in found.attacks] == [
+        a.name for a in (*words.ATTACKS, *counts.ATTACKS)
+    ]
     assert found.worst == pytest.approx(1 - CHANCE, abs=1e-3)
     page = (out / "report.html").read_text()
     assert found.fingerprint in page
     assert all(leak.attack in page for leak in found.attacks)
     assert "words from word tables" in capsys.readouterr().out
     assert (out / "audit.json").stat().st_mode & 0o077 == 0
-    texts = {w for d in load_sites(job()).data[0].train for w in d.text.split() if len(w) > 8}
+    texts = {
+        w for d in load_sites(job()).data[0].train for w in d.text.split() if len(w) > 8
+    }
     told = (out / "audit.json").read_text() + page
     assert not [word for word in texts if word in told]
 
@@ -413,7 +458,10 @@ def test_the_command_says_what_is_missing(
     (other / "job.json").write_text(json.dumps({"table": {**job().table, "seed": 3}}))
     for given, said in (
         ((str(written),), "give --out"),
-        ((str(written), "--out", str(tmp_path / "o"), "--site", "nobody"), "the job's sites are"),
+        (
+            (str(written), "--out", str(tmp_path / "o"), "--site", "nobody"),
+            "the job's sites are",
+        ),
         ((str(written), "--out", str(tmp_path / "o"), "--total", "9"), "go together"),
         ((str(tmp_path / "none"), "--out", str(tmp_path / "o")), "no such job file"),
         ((str(written), "--out", str(written)), "cannot be written"),
@@ -440,7 +488,9 @@ def test_what_is_not_tried_or_fails_is_told() -> None:
     fine = Leak(attack="a", success=0.3, chance=0.01, control=1.0, proven=True)
     failed = fine.model_copy(update={"attack": "b", "proven": False, "control": 0.1})
     none = Leak(attack="c", applies=False, why="no")
-    found = Audit(attacks=[fine, failed, none, Leak(attack="d", why="could not be tried: x")])
+    found = Audit(
+        attacks=[fine, failed, none, Leak(attack="d", why="could not be tried: x")]
+    )
     assert found.unproven == ["b", "d"]
     assert found.worst == pytest.approx(0.29)
     sample = fine.model_copy(update={"low": 0.1, "high": 0.6})  # of few trials

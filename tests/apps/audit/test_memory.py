@@ -31,7 +31,12 @@ def scene(**tables: Any) -> Scene:
     """Generated sites and a tagger with many words; `tables` change the job."""
     table = copy.deepcopy(TABLE)
     table["synthetic"] = {"sites": 1, "sentences": 30}
-    table["model"] |= {"hashed_words": 2048, "word_dim": 16, "cnn_filters": 16, "lstm_units": 12}
+    table["model"] |= {
+        "hashed_words": 2048,
+        "word_dim": 16,
+        "cnn_filters": 16,
+        "lstm_units": 12,
+    }
     table["training"] |= LONG | {"epochs": 20}
     table |= tables
     job = parse_job(table, "job", Path(), "job")
@@ -57,11 +62,15 @@ def test_membership_is_the_ratio_of_two_normal_densities() -> None:
         rest = [other for other in range(6) if other != model]
         density = []
         for seen in (True, False):
-            own = [[logits[u, m] for m in rest if inside[u, m] == seen] for u in range(9)]
+            own = [
+                [logits[u, m] for m in rest if inside[u, m] == seen] for u in range(9)
+            ]
             off = sum(((np.array(x) - np.mean(x)) ** 2).sum() for x in own)
             deviation = (off / sum(len(x) - 1 for x in own)) ** 0.5
             wide = [deviation * (1 + 1 / len(x)) ** 0.5 for x in own]
-            density.append([NormalDist(np.mean(x), w) for x, w in zip(own, wide, strict=True)])
+            density.append(
+                [NormalDist(np.mean(x), w) for x, w in zip(own, wide, strict=True)]
+            )
         for unit in range(9):
             ratio = [np.log(of[unit].pdf(logits[unit, model])) for of in density]
             assert scores[unit, model] == pytest.approx(ratio[0] - ratio[1])
@@ -71,9 +80,13 @@ def test_who_remembers_nothing_tells_no_member() -> None:
     """Noise alone, of four models: neither how many others had a unit nor its own level tells."""
     rng = np.random.default_rng(2)
     inside = rng.random((8000, 4)) < 0.5
-    scores = memory.lira(rng.normal(size=(8000, 4)) + rng.normal(0, 9, (8000, 1)), inside)
+    scores = memory.lira(
+        rng.normal(size=(8000, 4)) + rng.normal(0, 9, (8000, 1)), inside
+    )
     told = Trial.of(scores[inside], scores[~inside])
-    assert told.details["auc"] == pytest.approx(0.5, abs=0.02)  # its standard error is 0.003
+    assert told.details["auc"] == pytest.approx(
+        0.5, abs=0.02
+    )  # its standard error is 0.003
     assert told.success < 0.02
 
 
@@ -82,14 +95,24 @@ def test_exposure_is_of_the_rank() -> None:
     best each is the first or the second."""
     first, last = [9.0, *range(7)], [-1.0, *range(7)]
     both = [6.0, *range(7)]
-    for rows, bits in (([first], 3), ([last], 0), ([both], 3 - np.log2(1.5)), ([first, last], 1.5)):
+    for rows, bits in (
+        ([first], 3),
+        ([last], 0),
+        ([both], 3 - np.log2(1.5)),
+        ([first, last], 1.5),
+    ):
         assert memory.guessed(np.array(rows)).details["exposure"] == pytest.approx(bits)
 
 
 def test_a_name_stands_in_the_place_of_a_mention() -> None:
     """All else that is annotated keeps its words, and only half of what is judged is trained on,
     of which there is no copy."""
-    spans = (Span(5, 12, "Drug"), Span(17, 21, "Drug"), Span(17, 26, "Time"), Span(30, 34, "Drug"))
+    spans = (
+        Span(5, 12, "Drug"),
+        Span(17, 21, "Drug"),
+        Span(17, 26, "Time"),
+        Span(30, 34, "Drug"),
+    )
     notes = tuple(
         Document(f"n{i}", f"Took aspirin for pain early, {i} mg.", spans, patient="p")
         for i in range(10)
@@ -101,7 +124,9 @@ def test_a_name_stands_in_the_place_of_a_mention() -> None:
     given = own.training(inside, [(secret, at := own.carriers - 1)], 1)
     kept = {id(u[0]) for u, here in zip(own.judged, inside, strict=True) if here}
     assert (len(own.judged), len(own.rest)) == (8, 2)
-    assert {id(note) for note in given.train[:-1]} == kept | {id(u[0]) for u in own.rest}
+    assert {id(note) for note in given.train[:-1]} == kept | {
+        id(u[0]) for u in own.rest
+    }
     planted, before = given.train[-1], own.rest[at][0]
     assert planted.text[-5:] == before.text[-5:]
     texts = [planted.text[s.start : s.end] for s in planted.spans]
@@ -116,7 +141,9 @@ def test_planted_notes_are_of_patients_and_losses_are_numbers() -> None:
     data = SiteNotes("s", lambda: iter(notes), lambda: iter(()), 3, 3, 0, 0, 1, 1, 1)
     own = memory._Notes(data, np.random.default_rng(1), 3)
     sown = [(memory.Secret("name", ("A B", "C D"), 10, (0,)), 0)] * 2
-    patients = [note.patient for note in own.training(np.array([True] * 3), sown, 1).train()]
+    patients = [
+        note.patient for note in own.training(np.array([True] * 3), sown, 1).train()
+    ]
     assert len({*patients} - {None}) == 5
     with pytest.raises(DataError, match="astray"):
         memory._logit(np.array([0.1, np.nan]))
@@ -129,7 +156,9 @@ def test_masked_words_cost_what_the_model_s_own_logits_say(tmp_path: Path) -> No
     folder = str(save_bert(tmp_path / "bert"))
     model = build_language_model(LanguageModelConfig(folder), 1)
     other = AutoModelForMaskedLM.from_pretrained(folder).eval()
-    texts = [memory._ids(model, text) for text in ("pain in the left knee", "aspirin daily")]
+    texts = [
+        memory._ids(model, text) for text in ("pain in the left knee", "aspirin daily")
+    ]
     masked = [np.eye(len(ids), dtype=bool)[: 3 - at] for at, ids in enumerate(texts)]
     with torch.no_grad():
         losses = memory._guesses(model, [*zip(texts, masked, strict=True)])
@@ -137,7 +166,9 @@ def test_masked_words_cost_what_the_model_s_own_logits_say(tmp_path: Path) -> No
             wanted = 0.0
             for row in rows:
                 hidden = np.where(row, model.specials.mask, ids)
-                given = torch.tensor([[model.specials.cls, *hidden, model.specials.sep]])
+                given = torch.tensor(
+                    [[model.specials.cls, *hidden, model.specials.sep]]
+                )
                 told = other(input_ids=given).logits[0, 1:-1].log_softmax(-1)
                 wanted -= sum(float(told[at, ids[at]]) for at in np.flatnonzero(row))
             assert loss == pytest.approx(wanted, rel=1e-4)
@@ -147,7 +178,10 @@ def test_models_remember_without_a_promise(few: None) -> None:
     """Four models of the control alone, for time."""
     made = scene()
     told = {attack.name: attack.trial(made.plain) for attack in memory.ATTACKS[:3]}
-    assert [name.partition(",")[0] for name in told] == ["membership", *["memorised names"] * 2]
+    assert [name.partition(",")[0] for name in told] == [
+        "membership",
+        *["memorised names"] * 2,
+    ]
     assert told.pop("membership").details["auc"] > 0.8
     for trial in told.values():
         assert trial.low > 0.05
@@ -163,8 +197,15 @@ def test_noise_makes_them_forget(
     monkeypatch.setattr(memory, "MODELS", 8)
     monkeypatch.setattr(memory, "CONTROL", 16)
     more = {"synthetic": {"sites": 1, "sentences": 60}}
-    settings = {"training": TABLE["training"] | LONG | {"epochs": 15}, "privacy": privacy} | more
-    made = scene(**settings) if privacy else scene(training=TABLE["training"] | LONG, **more)
+    settings = {
+        "training": TABLE["training"] | LONG | {"epochs": 15},
+        "privacy": privacy,
+    } | more
+    made = (
+        scene(**settings)
+        if privacy
+        else scene(training=TABLE["training"] | LONG, **more)
+    )
     for attack in memory.ATTACKS[:5]:
         leak = attack.on(made)
         if "canaries" in leak.attack:
@@ -192,8 +233,14 @@ def test_a_language_model_tells_numbers_and_no_more_under_noise(
         "method": "pretrain",
         "synthetic": {"sites": 1, "sentences": 20},
         "model": {"encoder": str(save_bert(tmp_path / "bert")), "train": "all"},
-        "training": {"cycles": 40, "length": 32, "batch_size": 8, "learning_rate": 5e-3},
-        "privacy": PRIVATE | {"where": "site", "epsilon": 0.5},  # of ten notes together 5
+        "training": {
+            "cycles": 40,
+            "length": 32,
+            "batch_size": 8,
+            "learning_rate": 5e-3,
+        },
+        "privacy": PRIVATE
+        | {"where": "site", "epsilon": 0.5},  # of ten notes together 5
     }
     table["training"] |= {"min_tokens": 0, "min_steps": 0, "head_cycles": 0}
     job = parse_job(table, "job", Path(), "job")

@@ -29,13 +29,20 @@ TABLE: dict[str, Any] = {
     "concepts": {"most": 10_000},
     "training": {
         **{"cycles": 2, "classifier_cycles": 3, "batch_size": 8, "learning_rate": 0.01},
-        **{"minimum": 3, "systems": ["icd9"], "least_occurrences": 0, "require_output": False},
+        **{
+            "minimum": 3,
+            "systems": ["icd9"],
+            "least_occurrences": 0,
+            "require_output": False,
+        },
     },
     "model": {"network": {"embedding": 8, "hidden": 12, "length": 0}},
 }
 NONE = {"model": {"representation": "none"}}
 SECURE = {"federation": {"secure_sum": True}}
-PRIVATE = NONE | {"privacy": {"epsilon": 2.0, "delta": 1e-4, "unit": "patient", "rate": 0.5}}
+PRIVATE = NONE | {
+    "privacy": {"epsilon": 2.0, "delta": 1e-4, "unit": "patient", "rate": 0.5}
+}
 
 
 def job(**tables: Any) -> Job:
@@ -67,13 +74,17 @@ def at_site(**tables: Any) -> Any:
 
 
 @pytest.mark.parametrize("secure", [{}, SECURE])
-def test_vectors_that_move_are_the_concepts_of_coded_patients(secure: dict[str, Any]) -> None:
+def test_vectors_that_move_are_the_concepts_of_coded_patients(
+    secure: dict[str, Any],
+) -> None:
     """All of them, also from a secure sum, which hides alone whose they are."""
     found = told("concepts' vectors", **secure)
     assert found.control == found.success == 1.0
     site = at_site()
     coded = [p in site.codes for p in site.train.patients]
-    assert found.details["targets"] == len(np.unique(site.train.take(coded).bags.concepts))
+    assert found.details["targets"] == len(
+        np.unique(site.train.take(coded).bags.concepts)
+    )
     assert not told("classifiers of concepts").applies
 
 
@@ -125,7 +136,9 @@ def test_counts_are_told_as_they_are() -> None:
 def test_two_sums_of_patients_that_differ_by_a_site_tell_its_counts() -> None:
     found = told("two sums", federation={"secure_sum": True, "min_sites": 2})
     assert found.success == found.control == 1.0
-    assert found.chance < 0.5  # of who says the most frequent number, however alike sites are
+    assert (
+        found.chance < 0.5
+    )  # of who says the most frequent number, however alike sites are
     assert not told("two sums", **SECURE).applies
     assert not told("two sums").applies
 
@@ -167,7 +180,9 @@ def test_noise_makes_them_forget_patients(tables: dict[str, Any]) -> None:
     """The control succeeds at every size; under noise nothing that is said of a patient is above
     chance."""
     for attack in memory.ATTACKS:
-        leak = attack.on(_scene(json.dumps({**tables, "synthetic": {"sites": 3, "patients": 150}})))
+        leak = attack.on(
+            _scene(json.dumps({**tables, "synthetic": {"sites": 3, "patients": 150}}))
+        )
         if leak.applies and "membership" in leak.attack:
             assert leak.proven
             assert leak.low is not None
@@ -193,7 +208,10 @@ def test_counts_with_noise_are_attacked() -> None:
     assert hidden.control == 1.0
     assert hidden.success <= 0.2
     least = {"where": "site", "counts": 0.1, "counted": 0.5}
-    assert told("from counts", **NONE, privacy={**asked, **least}).success > hidden.success + 0.2
+    assert (
+        told("from counts", **NONE, privacy={**asked, **least}).success
+        > hidden.success + 0.2
+    )
 
 
 def test_a_learnt_representation_is_attacked_and_noise_alone_hides_it(
@@ -201,9 +219,19 @@ def test_a_learnt_representation_is_attacked_and_noise_alone_hides_it(
 ) -> None:
     """No gradient fails while it is attacked: were it not for the noise, most concepts would be
     named. The control predicts the codes that the job names, however few patients have them."""
-    names = ["icd9:030", "icd9:039", "icd9:041", "icd9:053", "icd9:083", "icd9:118", "icd9:042"]
+    names = [
+        "icd9:030",
+        "icd9:039",
+        "icd9:041",
+        "icd9:053",
+        "icd9:083",
+        "icd9:118",
+        "icd9:042",
+    ]
     made = {"training": {"outputs": names, "minimum": 1001}}
-    found = told("concepts' vectors", **made, privacy={**PRIVATE["privacy"], "epsilon": 1.0})
+    found = told(
+        "concepts' vectors", **made, privacy={**PRIVATE["privacy"], "epsilon": 1.0}
+    )
     assert found.proven
     assert found.success is not None
     assert found.success < 0.5
@@ -217,7 +245,9 @@ def test_a_learnt_representation_is_attacked_and_noise_alone_hides_it(
     assert "gradients" not in caplog.text
 
 
-def test_an_attack_on_noise_alone_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attack_on_noise_alone_was_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of a site whose gradients all fail nothing can be read, which would look like a promise."""
 
     def fails(site: Any, indices: Any) -> Any:
@@ -295,7 +325,9 @@ def test_the_command_takes_a_job_of_patients(
     app.main()
     found = read_audit(out)
     assert found is not None
-    assert [leak.attack for leak in found.attacks] == [a.name for a in patients.ATTACKS[:4]]
+    assert [leak.attack for leak in found.attacks] == [
+        a.name for a in patients.ATTACKS[:4]
+    ]
     said = capsys.readouterr().out
     assert "concepts from" in said
     assert "100.0 to 100.0" not in said  # of all that there is, no interval
@@ -314,9 +346,13 @@ def test_a_real_site_audits_by_its_own_patients_alone(tmp_path: Path) -> None:
     write(tmp_path / "notes.csv", "patient,text", notes)
     codes = (f"{at},icd9,{('4019', '25000', '4280')[at % 3]}" for at in range(40))
     write(tmp_path / "codes.csv", "patient,system,code", codes)
-    tables = "[sites.north]\n[sites.south]\n[sites.west]\n[federation]\nsecure_sum = true\n"
+    tables = (
+        "[sites.north]\n[sites.south]\n[sites.west]\n[federation]\nsecure_sum = true\n"
+    )
     small = JOB.replace("[synthetic]\nsites = 3\npatients = 40\n", "")
-    (tmp_path / "job.toml").write_text(f'{small}[concepts]\ndictionary = "terms.tsv"\n{tables}')
+    (tmp_path / "job.toml").write_text(
+        f'{small}[concepts]\ndictionary = "terms.tsv"\n{tables}'
+    )
     data = 'notes = "notes.csv"\ncodes = "codes.csv"\ncodes_format = "table"\n'
     files = '[files]\ndictionary = "terms.tsv"\n'
     (tmp_path / "site.toml").write_text(f"[data]\n{data}{files}")

@@ -30,7 +30,12 @@ from fednotes.cli import groups
 from fednotes.jobs.results import AUDIT, Audit, Leak
 
 SITES = ["h1", "h2", "h3"]
-JOB: dict[str, Any] = {"name": "ner", "method": "fedner", "sites": SITES, "training": {"epochs": 3}}
+JOB: dict[str, Any] = {
+    "name": "ner",
+    "method": "fedner",
+    "sites": SITES,
+    "training": {"epochs": 3},
+}
 
 
 @pytest.fixture
@@ -66,10 +71,17 @@ def test_who_approves_is_told_what_is_promised(kit: Path) -> None:
     the least of α / 2σ² + log(1 - 1/α) - log(δ α) / (α - 1), 2.168 at α = 10."""
     noisy = {"noise": 2.0, "rate": 1.0, "where": "site", "unit": "document"}
     job = {"method": "fedner", "training": {"rounds": 1}, "privacy": noisy}
-    table = {"name": "ner", "job": job | {"sites": {"h1": {}, "h2": {}}}, "sites": ["h1", "h2"]}
+    table = {
+        "name": "ner",
+        "job": job | {"sites": {"h1": {}, "h2": {}}},
+        "sites": ["h1", "h2"],
+    }
     asked(kit, {**table, "min_sites": 2})
     told = given("approve", kit, "--yes")
-    assert "promises differential privacy of each document of a site, against anybody" in told
+    assert (
+        "promises differential privacy of each document of a site, against anybody"
+        in told
+    )
     assert "ε = 2.17 at δ = 1e-05 after 1 rounds" in told
 
 
@@ -97,12 +109,18 @@ def test_waiting_can_be_for_one_job(kit: Path) -> None:
     """Another one that waits is not taken for it."""
     key = fingerprint(JOB | {"title": "the awaited one"})
     asked(kit, JOB)
-    told = given("approve", kit, key[:12], "--yes", "--wait", "--timeout", "0.1", code=2)
+    told = given(
+        "approve", kit, key[:12], "--yes", "--wait", "--timeout", "0.1", code=2
+    )
     assert f"no job whose fingerprint begins with {key[:12]!r} has asked" in told
     assert not approvals_of(kit).decisions()
     short = fingerprint(JOB)[:12]
-    assert "approved: ner" in given("approve", kit, short, "--yes", "--wait", "--timeout", "0.1")
-    assert "approved: ner" in given("approve", kit, short, "--yes", "--wait", "--timeout", "0.1")
+    assert "approved: ner" in given(
+        "approve", kit, short, "--yes", "--wait", "--timeout", "0.1"
+    )
+    assert "approved: ner" in given(
+        "approve", kit, short, "--yes", "--wait", "--timeout", "0.1"
+    )
 
 
 FORGED = (
@@ -132,7 +150,11 @@ def test_a_job_s_words_cannot_show_another_job(
     """On a terminal of 60 columns, only our own words begin a row, and every row has room."""
     asked(kit, JOB)
     given("approve", kit, "--yes")
-    forged = {**JOB, **({name: 1} if where == "key" else {where: name}), "training": {"epochs": 9}}
+    forged = {
+        **JOB,
+        **({name: 1} if where == "key" else {where: name}),
+        "training": {"epochs": 9},
+    }
     asked(kit, forged)
     screen = io.StringIO()
     console = Console(width=60, force_terminal=True, color_system=None, file=screen)
@@ -187,7 +209,9 @@ def test_sudo_and_accounts_without_a_name(monkeypatch: pytest.MonkeyPatch) -> No
     root = pwd.getpwuid(0).pw_name
     assert kit_cli.account() == f"no name (uid 4000123); SUDO_UID is of {root} (uid 0)"
     monkeypatch.setenv("SUDO_UID", "99999999999999999999")
-    assert kit_cli.account().endswith("SUDO_UID is of no name (uid 99999999999999999999)")
+    assert kit_cli.account().endswith(
+        "SUDO_UID is of no name (uid 99999999999999999999)"
+    )
     monkeypatch.setenv("SUDO_UID", "root")
     assert kit_cli.account() == "no name (uid 4000123)"
 
@@ -197,8 +221,12 @@ def test_sudo_and_accounts_without_a_name(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
-    told = [given("key", who, "--out", tmp_path / who) for who in ("alice", "bob", "carol")]
-    lines = [line for said in told for line in said.splitlines() if " approvers." in line]
+    told = [
+        given("key", who, "--out", tmp_path / who) for who in ("alice", "bob", "carol")
+    ]
+    lines = [
+        line for said in told for line in said.splitlines() if " approvers." in line
+    ]
     assert len(lines) == 3
     (kit / SITE_FILE).write_text("\n".join(["[policy]", "approvals = 2", *lines[:2]]))
     policy = policy_of(kit)
@@ -215,8 +243,12 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
     assert "alice has approved this job before" in said
     assert len(approvals_of(kit).decisions()) == 1
     assert pending(kit) is not None
-    assert "waits for a decision: approved by alice; 1 more of bob must" in given("status", kit)
-    assert "joins within seconds" in given("approve", kit, "--yes", "--key", tmp_path / "bob")
+    assert "waits for a decision: approved by alice; 1 more of bob must" in given(
+        "status", kit
+    )
+    assert "joins within seconds" in given(
+        "approve", kit, "--yes", "--key", tmp_path / "bob"
+    )
     require_approved(kit, "h1", JOB, policy)
     assert pending(kit) is None
     assert "with the key of bob" in given("status", kit)
@@ -263,7 +295,11 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     for change in ({"site": "h2"}, {"fingerprint": "0" * 64}):
         assert "are asked about" in approve(right.model_copy(update=change), 2)
     untried = Leak(attack="b", why="could not be tried: x")
-    for some in ([fine, *others, untried], [], others[1:]):  # or of a version with fewer
+    for some in (
+        [fine, *others, untried],
+        [],
+        others[1:],
+    ):  # or of a version with fewer
         told = approve(right.model_copy(update={"attacks": some}), 2)
         assert "not every attack could be tried" in told
     told = approve(right.model_copy(update={"attacks": [fine, *others, worse]}), 2)
@@ -280,7 +316,11 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
 
 
 def test_without_the_rule_an_audit_is_shown(kit: Path, tmp_path: Path) -> None:
-    table = {"name": "ner", "job": {"sites": {name: {} for name in SITES}}, "sites": SITES}
+    table = {
+        "name": "ner",
+        "job": {"sites": {name: {} for name in SITES}},
+        "sites": SITES,
+    }
     asked(kit, table)
     leak = Leak(attack="a\nb", success=1.0, chance=0.01, control=0.1)
     found = Audit(site="h1", fingerprint=fingerprint(table["job"]), attacks=[leak])
@@ -321,7 +361,9 @@ def test_as_many_other_sites_as_a_sum_needs_are_no_warning(kit: Path) -> None:
 
 
 def test_a_sentence_less_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
-    told = screen(kit, notes_job(SITES, max_sentences=60), notes_job(SITES, max_sentences=59))
+    told = screen(
+        kit, notes_job(SITES, max_sentences=60), notes_job(SITES, max_sentences=59)
+    )
     assert "its sites, other notes here" in told
     assert "~ sites.h1.max_sentences: 60 → 59" in told
     assert "warning: this site reads other notes for it" in told

@@ -73,11 +73,16 @@ def test_nothing_is_made_where_no_authority_is(base: Path) -> None:
     """A wrong --out is not a new network."""
     for words in (("--revoke", "h1"), ("--new-root",), ("--sign", "x"), ("--protect",)):
         told = given("provision", base / "project.toml", "--out", base / "new", *words)
-        assert f"{base / 'new' / 'authority'}: holds no authority of project 'ward'" in told
+        assert (
+            f"{base / 'new' / 'authority'}: holds no authority of project 'ward'"
+            in told
+        )
     assert not (base / "new").exists()
 
 
-def test_a_kit_is_renewed_by_two_files(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kit_is_renewed_by_two_files(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     h1 = base / "kits/sites/h1"
     intruders.date(h1, (-300, 59))
     assert f"fednotes kit renew {h1}" in given("site", "status", h1)
@@ -89,10 +94,14 @@ def test_a_kit_is_renewed_by_two_files(base: Path, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         running = processes.Status("h1", "site", 7, (), h1 / "log")
         patch.setattr(processes, "status", lambda kit: running)
-        assert "runs already" in given("kit", "renew", h1, "--take", "h1.request.signed.pem")
+        assert "runs already" in given(
+            "kit", "renew", h1, "--take", "h1.request.signed.pem"
+        )
     assert processes.status is real
     assert "nothing was signed" in provisioned(base, "--sign", base / "project.toml")
-    assert "the kit is as it was" in given("kit", "renew", h1, "--take", base / "project.toml")
+    assert "the kit is as it was" in given(
+        "kit", "renew", h1, "--take", base / "project.toml"
+    )
     until = datetime.now(UTC) + timedelta(360)
     assert f"renewed until {until:%Y-%m-%d}" in given(
         "kit", "renew", h1, "--take", "h1.request.signed.pem"
@@ -102,7 +111,9 @@ def test_a_kit_is_renewed_by_two_files(base: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("days", "warned"), [(59, True), (61, False)])
-def test_the_end_is_warned_of_sixty_days_before(base: Path, days: int, warned: bool) -> None:
+def test_the_end_is_warned_of_sixty_days_before(
+    base: Path, days: int, warned: bool
+) -> None:
     """A kit's by its own time; all of them by the time of a root that is being replaced."""
     kits = base / "kits"
     intruders.date(kits / "sites/h1", (-9, days))
@@ -186,7 +197,9 @@ def test_a_kit_of_an_earlier_version_is_not_said_to_be_revoked(
     """Its serial number was not kept; where its folder is at hand it need not be."""
     state = base / "kits/authority/ward/state/cert.json"
     kept = json.loads(state.read_text())
-    state.write_text(json.dumps({k: v for k, v in kept.items() if k.startswith("root")}))
+    state.write_text(
+        json.dumps({k: v for k, v in kept.items() if k.startswith("root")})
+    )
     provisioned(base, "--revoke", "h2")
     assert len(list(Trust.parsed((base / "kits/trust.pem").read_bytes()).listed)) == 1
     (base / "kits/sites/h1").rename(base / "h1")
@@ -194,4 +207,7 @@ def test_a_kit_of_an_earlier_version_is_not_said_to_be_revoked(
     assert told.startswith("error: h1: its certificate is not on record")
     assert "replace the root instead (--new-root)" in told
     provisioned(base, "--again", "h1")
-    assert "h1: what was made before is not on record, and counts on: --new-root" in caplog.text
+    assert (
+        "h1: what was made before is not on record, and counts on: --new-root"
+        in caplog.text
+    )

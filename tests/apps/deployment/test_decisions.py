@@ -25,7 +25,13 @@ from fednotes.apps.deployment.rules.guard import (
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.server import PROBLEM, server_main
 from fednotes.apps.deployment.site import discreet, outward
-from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError, RefusedError
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    ModelError,
+    RefusedError,
+)
 from fednotes.engines.history import Journal
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -45,7 +51,9 @@ def test_a_rejection_before_the_first_round_ends_the_run(
     """All sites are needed to begin, however many are to go on. The remedy that is named works."""
     hospitals = Hospitals(tmp_path, SHORT, site_notes, least=least)
     hospitals.approve("posts", yes=False)
-    with pytest.raises(ConfigError, match="site 'posts' has rejected this job") as stopped:
+    with pytest.raises(
+        ConfigError, match="site 'posts' has rejected this job"
+    ) as stopped:
         hospitals.run()
     key = fingerprint(hospitals.table)[:12]
     assert "3 of 3 sites are needed to begin, so this run is over" in str(stopped.value)
@@ -65,7 +73,9 @@ def test_a_rejection_in_the_middle_ends_a_run_that_needs_the_site(
 
     reject = partial(hospitals.approve, "posts", yes=False)
     hospitals.network.meanwhile = lambda: reject() if hospitals.lines("round") else None
-    with pytest.raises(ConfigError, match="3 of 3 sites are needed, so this run is over"):
+    with pytest.raises(
+        ConfigError, match="3 of 3 sites are needed, so this run is over"
+    ):
         hospitals.run()
     assert problem(hospitals)["again"] is False
 
@@ -102,14 +112,19 @@ def test_decisions_by_fingerprint(site_notes: Any, tmp_path: Path) -> None:
     with pytest.raises(NotApproved, match="has approved another form of this job"):
         require_approved(kit, "posts", other, Policy())
     told = given("reject", kit)  # the one that waits
-    assert f"rejected: job ({fingerprint(other)[:12]}), a job that was not approved" in told
+    assert (
+        f"rejected: job ({fingerprint(other)[:12]}), a job that was not approved"
+        in told
+    )
     assert f"still approved: job ({key[:12]})" in told
     told = given("approve", kit, code=2)
     assert f"fednotes site approve {kit} {fingerprint(other)[:12]}` takes back" in told
     told = given("reject", kit, key[:8])
     assert f"({key[:12]}), an approval is taken back" in told
     assert approvals_of(kit).last_approved() is None
-    assert f"approved: job ({key[:12]})" in given("approve", kit, key[:6].upper(), "--yes")
+    assert f"approved: job ({key[:12]})" in given(
+        "approve", kit, key[:6].upper(), "--yes"
+    )
     assert approvals_of(kit).status(first.table) == "approved"
     assert approvals_of(kit).status(other) == "rejected"
     told = given("approve", kit, "0123", code=2)
@@ -126,10 +141,22 @@ NAME = "SMITH_JANE_MRN0042"
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (DataError(f"/w/{NAME}.ann:1: T1 at 0:99"), "its notes cannot be read (see the site's log"),
-        (ConfigError(f"{NAME}.toml [data]: x"), "its notes or its file do not fit the job (see"),
-        (ModelError(f"{NAME}: damaged"), "a model or a kept state of it cannot be read (see"),
-        (FednotesError(f"/w/{NAME}: cannot"), "a file there cannot be read or written (see"),
+        (
+            DataError(f"/w/{NAME}.ann:1: T1 at 0:99"),
+            "its notes cannot be read (see the site's log",
+        ),
+        (
+            ConfigError(f"{NAME}.toml [data]: x"),
+            "its notes or its file do not fit the job (see",
+        ),
+        (
+            ModelError(f"{NAME}: damaged"),
+            "a model or a kept state of it cannot be read (see",
+        ),
+        (
+            FednotesError(f"/w/{NAME}: cannot"),
+            "a file there cannot be read or written (see",
+        ),
         (ValueError(NAME), "the task failed (ValueError"),
         (OSError(28, "No space", f"/w/{NAME}"), "the task failed (OSError"),
     ],
@@ -159,7 +186,9 @@ def test_rules_are_told_as_they_are() -> None:
     assert told.value is error
 
 
-def test_what_is_asked_again_travels_with_the_site(site_notes: Any, tmp_path: Path) -> None:
+def test_what_is_asked_again_travels_with_the_site(
+    site_notes: Any, tmp_path: Path
+) -> None:
     """A disk is full for a while: the run waits, and whoever watches hears why."""
     hospitals = Hospitals(tmp_path, SHORT, site_notes)
     adding, calls = Journal.add, [0]

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from fednotes.apps.deployment.site_file import job_of_site, load_deployed, read_site_file
+from fednotes.apps.deployment.site_file import (
+    job_of_site,
+    load_deployed,
+    read_site_file,
+)
 from fednotes.core.errors import ConfigError
 
 NER = 'method = "fedner"\n[model]\ntagger = "cnn-clstm-crf"\n'
@@ -29,7 +33,9 @@ def site_file(folder: Path, more: str = "") -> Any:
 
 
 def test_three_sites_sum_securely_unless_the_job_says_otherwise(tmp_path: Path) -> None:
-    assert declared(tmp_path, NER, "a", "b", "c")["job"]["federation"] == {"secure_sum": True}
+    assert declared(tmp_path, NER, "a", "b", "c")["job"]["federation"] == {
+        "secure_sum": True
+    }
     assert "federation" not in declared(tmp_path, NER, "a", "b")["job"]
     open_job = NER + "[federation]\nsecure_sum = false\ntimeout = 9\n"
     kept = declared(tmp_path, open_job, "a", "b", "c")["job"]["federation"]
@@ -39,7 +45,8 @@ def test_three_sites_sum_securely_unless_the_job_says_otherwise(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "place", ["/etc/passwd", "~/x", "../x.txt", "$TOKEN", "$UNSET", "private.txt", "x#y"]
+    "place",
+    ["/etc/passwd", "~/x", "../x.txt", "$TOKEN", "$UNSET", "private.txt", "x#y"],
 )
 def test_a_job_opens_no_file_of_a_site(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -48,7 +55,9 @@ def test_a_job_opens_no_file_of_a_site(
     monkeypatch.setenv("TOKEN", "hunter2")
     (tmp_path / "private.txt").write_text("jane smith")
     table = {**_table(NER), "model": {"tagger": "cnn-clstm-crf", "word_vectors": place}}
-    with pytest.raises(ConfigError, match=r"names a file, word_vectors: say where") as told:
+    with pytest.raises(
+        ConfigError, match=r"names a file, word_vectors: say where"
+    ) as told:
         job_of_site({"name": "j", "job": table}, "a", site_file(tmp_path))
     assert not {"hunter2", "jane", "passwd", place} & set(str(told.value).split())
 
@@ -58,7 +67,9 @@ def test_other_values_of_a_job_are_taken_as_they_are(
 ) -> None:
     monkeypatch.setenv("TOKEN", "cnn-clstm-crf")
     table = {**_table(NER), "model": {"tagger": "$TOKEN"}}
-    with pytest.raises(ConfigError, match=r"\[model\] tagger: is of a variable") as told:
+    with pytest.raises(
+        ConfigError, match=r"\[model\] tagger: is of a variable"
+    ) as told:
         job_of_site({"name": "j", "job": table}, "a", site_file(tmp_path))
     assert "cnn" not in str(told.value)
 
@@ -66,7 +77,10 @@ def test_other_values_of_a_job_are_taken_as_they_are(
 def test_the_sites_own_file_stands_in_for_the_jobs(tmp_path: Path) -> None:
     """Its own place, for whatever the job calls it."""
     (tmp_path / "vectors.txt").write_text("took 0.5 1\naspirin 1 2\n")
-    table = {**_table(NER), "model": {"tagger": "cnn-clstm-crf", "word_vectors": "/x/glove.txt"}}
+    table = {
+        **_table(NER),
+        "model": {"tagger": "cnn-clstm-crf", "word_vectors": "/x/glove.txt"},
+    }
     file = site_file(tmp_path, '[files]\nword_vectors = "vectors.txt"\n')
     job = job_of_site({"name": "j", "job": table}, "a", file)
     assert job.config.model.word_vectors == str(tmp_path / "vectors.txt")

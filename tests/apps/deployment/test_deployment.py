@@ -42,10 +42,14 @@ def test_weights_are_those_of_a_simulation(job: str, tmp_path: Path) -> None:
         assert weights(hospitals.results(name) / "model") == expected[name]
         text = (hospitals.results(name) / "model" / "README.md").read_text()
         scores = json.loads((hospitals.results(name) / "scores.json").read_text())
-        assert f"| Strict | f1 | {scores['strict']['f1']:.3f} |\n" in text  # and no mean beside it
+        assert (
+            f"| Strict | f1 | {scores['strict']['f1']:.3f} |\n" in text
+        )  # and no mean beside it
         assert f'condition "federated"; {len(data)} sites.' in text
         assert "Secure sum of the sites' updates: " in text
-        assert not any(word in text for word in (*data, "examples", "simulated", str(tmp_path)))
+        assert not any(
+            word in text for word in (*data, "examples", "simulated", str(tmp_path))
+        )
     scores = json.loads((hospitals.results("posts") / "scores.json").read_text())
     summary = json.loads((tmp_path / "sim" / "summary.json").read_text())
     assert scores == summary["sites"]["posts"]["federated"]
@@ -70,7 +74,9 @@ def test_a_fine_tuned_bert_is_that_of_a_simulation(bert: Path, tmp_path: Path) -
     moved = tmp_path / "elsewhere"
     shutil.copytree(bert, moved)
     files = f"[files]\nencoder = '{moved}'\n"
-    hospitals = Hospitals(tmp_path, job, data, files=files, policy=f"{OPEN}max_rounds = 2\n")
+    hospitals = Hospitals(
+        tmp_path, job, data, files=files, policy=f"{OPEN}max_rounds = 2\n"
+    )
     hospitals.run()
     for folder in (*map(hospitals.results, data), hospitals.server):
         assert weights(folder / "model") == expected

@@ -36,7 +36,9 @@ def secret_of(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
-def test_a_killed_part_changes_no_bit(job: str, site_notes: Any, tmp_path: Path) -> None:
+def test_a_killed_part_changes_no_bit(
+    job: str, site_notes: Any, tmp_path: Path
+) -> None:
     ends = []
     for kill in ("", "posts", "server"):
         hospitals = with_secrets(tmp_path / (kill or "none"), job, site_notes)
@@ -48,7 +50,9 @@ def test_a_killed_part_changes_no_bit(job: str, site_notes: Any, tmp_path: Path)
     assert ends[0] != simulated(job, site_notes, tmp_path / "simulation")
 
 
-def test_each_run_has_a_secret_of_its_own_that_stays(site_notes: Any, tmp_path: Path) -> None:
+def test_each_run_has_a_secret_of_its_own_that_stays(
+    site_notes: Any, tmp_path: Path
+) -> None:
     """It is in no message, no model and no log line, in bytes, hexadecimal or as a number."""
     found = set()
     for run in ("run1", "run2"):
@@ -60,10 +64,16 @@ def test_each_run_has_a_secret_of_its_own_that_stays(site_notes: Any, tmp_path: 
             assert len(secret) == 32
             assert kept.stat().st_mode & 0o077 == 0
             found.add(secret)
-            forms = (secret, secret.hex().encode(), str(int.from_bytes(secret, "big")).encode())
+            forms = (
+                secret,
+                secret.hex().encode(),
+                str(int.from_bytes(secret, "big")).encode(),
+            )
             left = b"".join(hospitals.network.frames) + hospitals.texts().encode()
             model = b"".join(
-                p.read_bytes() for p in hospitals.results(name).rglob("*") if p.is_file()
+                p.read_bytes()
+                for p in hospitals.results(name).rglob("*")
+                if p.is_file()
             )
             assert not any(form in left + model for form in forms)
     assert len(found) == 2 * len(site_notes)
@@ -97,7 +107,9 @@ def test_two_approved_jobs_give_no_site_away(draws: str, tmp_path: Path) -> None
     }
     names, rounds = list(data), []
     for number in (4, 3):
-        job = SHORT.partition("[sites.")[0] + "".join(f"[sites.{n}]\n" for n in names[:number])
+        job = SHORT.partition("[sites.")[0] + "".join(
+            f"[sites.{n}]\n" for n in names[:number]
+        )
         hospitals = Hospitals(
             tmp_path / str(number),
             job.replace("weighting = true", "weighting = false"),
@@ -114,10 +126,14 @@ def test_two_approved_jobs_give_no_site_away(draws: str, tmp_path: Path) -> None
 
 def test_sites_that_take_no_draws_are_refused(tmp_path: Path) -> None:
     class Site:
-        def __init__(self, data: Any, config: Any, *, directory: Any = None) -> None: ...
+        def __init__(
+            self, data: Any, config: Any, *, directory: Any = None
+        ) -> None: ...
 
     job: Any = SimpleNamespace(method="homely", module=SimpleNamespace(Site=Site))
-    with pytest.raises(PolicyRefusal, match="sites of the method homely take no `draws`") as found:
+    with pytest.raises(
+        PolicyRefusal, match="sites of the method homely take no `draws`"
+    ) as found:
         draws_of(job, Policy(), tmp_path)
     assert found.value.rule == "draws"
     assert draws_of(job, Policy(draws="job"), tmp_path) is None

@@ -102,7 +102,9 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
         assert f"{name} runs" in Place(base, **behind).give(*words)
     until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
     run = place.begin("run", "job.toml", "--on", "kits/admin", "--out", "run")
-    place.give("site", "approve", "kits/sites/discharge", "--yes", "--wait", "--timeout", "120")
+    place.give(
+        "site", "approve", "kits/sites/discharge", "--yes", "--wait", "--timeout", "120"
+    )
 
     def missing() -> str:
         """Return the sites whose approval the server says it waits for."""
@@ -110,11 +112,23 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
         return status.partition("waiting for the approval of: ")[2]
 
     until(lambda: "reports (" in missing() or "posts (" in missing())
-    until(lambda: "discharge (" not in missing())  # known once the server has asked it again
+    until(
+        lambda: "discharge (" not in missing()
+    )  # known once the server has asked it again
     for name in ("reports", "posts"):
-        words = ("site", "approve", f"kits/sites/{name}", "--yes", "--wait", "--timeout", "120")
+        words = (
+            "site",
+            "approve",
+            f"kits/sites/{name}",
+            "--yes",
+            "--wait",
+            "--timeout",
+            "120",
+        )
         assert "approved: job" in place.give(*words)
-    state = next(path for path in (base / "kits/server/state").iterdir() if path.is_dir())
+    state = next(
+        path for path in (base / "kits/server/state").iterdir() if path.is_dir()
+    )
     until(lambda: list((state / "server").glob("round-*")))
     killed = processes.status(base / "kits/sites/posts")
     for pid, _ in processes.of_kit((base / "kits/sites/posts").resolve()):
@@ -185,7 +199,9 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
     pytest.importorskip("transformers")
     base = tmp_path_factory.mktemp("ward")
     bert = save_bert(base / "bert", max_position_embeddings=512)
-    tables = {name: patients(base / f"patients-{name}", i) for i, name in enumerate(NAMES)}
+    tables = {
+        name: patients(base / f"patients-{name}", i) for i, name in enumerate(NAMES)
+    }
     data = {
         "documents": corpus(base / "notes"),
         "notes": {name: {"path": table["notes"]} for name, table in tables.items()},
@@ -206,13 +222,17 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
 
 
 @pytest.mark.parametrize("method", list(JOBS))
-def test_a_deployed_job_ends_with_the_weights_of_a_simulation(method: str, ward: Ward) -> None:
+def test_a_deployed_job_ends_with_the_weights_of_a_simulation(
+    method: str, ward: Ward
+) -> None:
     job = JOBS[method].replace("BERT", str(ward.bert)).replace(FEDERATION, SECURE)
     base, place = ward.place.folder, ward.place
     (base / f"{method}.toml").write_text(job)
     kits = {name: base / "kits" / "sites" / name for name in NAMES}
     before = {name: set(kit.glob("results/*")) for name, kit in kits.items()}
-    run = place.begin("run", f"{method}.toml", "--on", "kits/admin", "--out", f"run-{method}")
+    run = place.begin(
+        "run", f"{method}.toml", "--on", "kits/admin", "--out", f"run-{method}"
+    )
     try:
         for name, kit in kits.items():
             asked = kit / "rules" / "pending.json"
@@ -240,14 +260,20 @@ def test_a_deployed_job_ends_with_the_weights_of_a_simulation(method: str, ward:
         assert "unbroken" in place.give("ledger", "verify", f"kits/sites/{name}")
 
 
-def _promised_everywhere(out: Path, told: str, before: Mapping[str, Any], place: Place) -> None:
+def _promised_everywhere(
+    out: Path, told: str, before: Mapping[str, Any], place: Place
+) -> None:
     """ε, δ and the unit are said by the run, its summary, its report, and at each site by its
     status and its model's card; a site has spent what was promised."""
     words = "differential privacy of each document of a site, against whoever sees sums alone: ε = "
     assert f"{words}8.00 at δ = 1e-05" in " ".join(told.split())
     promise = json.loads((out / "summary.json").read_text())["privacy"]["federated"]
     assert 7.9 < promise["epsilon"] <= 8
-    assert (promise["delta"], promise["unit"], promise["shares"]) == (1e-5, "document", 2)
+    assert (promise["delta"], promise["unit"], promise["shares"]) == (
+        1e-5,
+        "document",
+        2,
+    )
     page = (out / "report.html").read_text()
     assert "ε promised" in page
     assert "at δ = 1e-05, of each document of a site" in page
@@ -257,7 +283,11 @@ def _promised_everywhere(out: Path, told: str, before: Mapping[str, Any], place:
         kept = json.loads((new / PROMISED).read_text())
         assert {key: kept[key] for key in promise} == promise
         described = card(new / "model")
-        for line in (f"epsilon: {promise['epsilon']}", "delta: 1e-05", "unit: document"):
+        for line in (
+            f"epsilon: {promise['epsilon']}",
+            "delta: 1e-05",
+            "unit: document",
+        ):
             assert f"- {line}" in described
         assert "No promise" not in described
         status = " ".join(place.give("site", "status", f"kits/sites/{name}").split())

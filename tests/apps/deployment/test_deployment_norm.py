@@ -84,14 +84,18 @@ def test_under_the_secure_sum_the_site_alone_checks(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("at", ["site", "server"])
-def test_the_jobs_setting_reaches_both_ends(at: str, site_notes: Any, tmp_path: Path) -> None:
+def test_the_jobs_setting_reaches_both_ends(
+    at: str, site_notes: Any, tmp_path: Path
+) -> None:
     """With a bound that no model can keep. At the server the sites' own check is taken out."""
     job = DISTILL.replace("[federation]", "[federation]\nmax_norm = 1e-6")
     hospitals = Hospitals(tmp_path, job, site_notes)
     unchecked = mock.patch("fednotes.engines.host.check_update")
     with (
         nullcontext() if at == "site" else unchecked,
-        pytest.raises(TrainingError, match=r"site 'posts'.* its norm is above 1e-06") as stopped,
+        pytest.raises(
+            TrainingError, match=r"site 'posts'.* its norm is above 1e-06"
+        ) as stopped,
     ):
         hospitals.run()
     assert ("(it is" in str(stopped.value)) == (at == "server")

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hospitals import FEDNER, PRIVATE, SECURE, SHORT, Hospitals, corpus, patients, simulated
+from hospitals import (
+    FEDNER,
+    PRIVATE,
+    SECURE,
+    SHORT,
+    Hospitals,
+    corpus,
+    patients,
+    simulated,
+)
 
 from fednotes.apps.deployment.rules.guard import RULES
 from fednotes.apps.deployment.rules.ledger import ledger_of, show, verify
@@ -22,7 +31,9 @@ TAUGHT = SECURE.replace("weighting = true\n", PROMISE)
 pytestmark = pytest.mark.usefixtures("one_process")
 
 
-def test_every_frame_that_left_is_in_the_ledger(site_notes: Any, tmp_path: Path) -> None:
+def test_every_frame_that_left_is_in_the_ledger(
+    site_notes: Any, tmp_path: Path
+) -> None:
     hospitals = Hospitals(tmp_path, SHORT, site_notes)
     hospitals.run()
     replies = hospitals.network.frames[1::2]
@@ -31,7 +42,9 @@ def test_every_frame_that_left_is_in_the_ledger(site_notes: Any, tmp_path: Path)
         path = ledger_of(hospitals.setups[name].kit).path
         assert verify(path).ok
         written += [line["sha256"] for line in show(path)]
-    assert sorted(written) == sorted(hashlib.sha256(reply).hexdigest() for reply in replies)
+    assert sorted(written) == sorted(
+        hashlib.sha256(reply).hexdigest() for reply in replies
+    )
 
 
 def test_the_secure_sum_gives_the_same_model(site_notes: Any, tmp_path: Path) -> None:
@@ -46,7 +59,9 @@ def test_the_secure_sum_gives_the_same_model(site_notes: Any, tmp_path: Path) ->
     assert "scores" not in hospitals.texts()
 
 
-def test_no_name_of_a_patient_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_name_of_a_patient_leaves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """200 planted names and record numbers, in training, validation and test notes: none is on the
     wire, in a log, a checkpoint, a journal, a model, scores, the ledger or at the server."""
     rng = random.Random(7)
@@ -62,8 +77,15 @@ def test_no_name_of_a_patient_leaves(tmp_path: Path, caplog: pytest.LogCaptureFi
             path = Path(part)
             lines = path.read_text().splitlines()
             for at, line in enumerate(lines):
-                if line.strip() and not line.startswith("#") and left and rng.random() < 0.5:
-                    lines[at] = left.pop() + line[line.index("\t" if "\t" in line else " ") :]
+                if (
+                    line.strip()
+                    and not line.startswith("#")
+                    and left
+                    and rng.random() < 0.5
+                ):
+                    lines[at] = (
+                        left.pop() + line[line.index("\t" if "\t" in line else " ") :]
+                    )
             path.write_text("\n".join(lines) + "\n")
             left = left or list(planted)
     caplog.set_level("DEBUG")
@@ -80,7 +102,11 @@ def test_no_name_of_a_patient_leaves(tmp_path: Path, caplog: pytest.LogCaptureFi
     held += [path.read_bytes() for path in files]
     everything = b"\n".join(held)
     assert [name for name in planted if name.encode() in everything] == []
-    assert any(planted[0] in Path(part).read_text() for t in data.values() for part in t.values())
+    assert any(
+        planted[0] in Path(part).read_text()
+        for t in data.values()
+        for part in t.values()
+    )
 
 
 def test_no_name_of_a_file_leaves(
@@ -126,12 +152,19 @@ def test_no_name_of_a_file_leaves(
     assert "its notes cannot be read" in told[3]
     server = hospitals.setups[""].kit
     left = [*told, json.dumps(hospitals.network.lines)]
-    raw = [*hospitals.network.frames, *(p.read_bytes() for p in server.rglob("*") if p.is_file())]
+    raw = [
+        *hospitals.network.frames,
+        *(p.read_bytes() for p in server.rglob("*") if p.is_file()),
+    ]
     everything = "\n".join(left).encode() + b"\n".join(raw)
     assert [
-        name for name in (ward, "MILLER", "SMITH", "MRN0042") if name.encode() in everything
+        name
+        for name in (ward, "MILLER", "SMITH", "MRN0042")
+        if name.encode() in everything
     ] == []
-    logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    logged = [
+        record.getMessage() for record in caplog.records if record.levelname == "ERROR"
+    ]
     assert sum(note in line for line in logged) >= 3
 
 
@@ -146,7 +179,9 @@ def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
     ends, scores, counted = [], set(), 'unit = "document"\ncounts = 4.0'
     job = job.replace('unit = "document"', counted)
     for kill in ("", "posts", "server"):
-        hospitals = Hospitals(tmp_path / (kill or "none"), job, site_notes, policy=NOISE)
+        hospitals = Hospitals(
+            tmp_path / (kill or "none"), job, site_notes, policy=NOISE
+        )
         for name in hospitals.names:
             path = hospitals.setups[name].state / SECRET
             path.parent.mkdir(parents=True)
@@ -159,13 +194,17 @@ def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
         rounds = summary["privacy"]["federated"]["rounds"]
         assert summary["metrics"].keys() == {"epsilon", "valid_f1"}
         scores.add(summary["metrics"]["valid_f1"])
-        assert summary["metrics"]["epsilon"] == summary["privacy"]["federated"]["epsilon"]
+        assert (
+            summary["metrics"]["epsilon"] == summary["privacy"]["federated"]["epsilon"]
+        )
         assert 7.5 < summary["metrics"]["epsilon"] <= 8
         for name in hospitals.names:
             kit = hospitals.setups[name].kit
             host: Any = hospitals.network.members[name]
             noisy = host._site.site
-            assert noisy._question() == host.question != b""  # or a lie about drop-outs would tell
+            assert (
+                noisy._question() == host.question != b""
+            )  # or a lie about drop-outs would tell
             (spent,) = json.loads((kit / RULES / "privacy.json").read_text()).values()
             assert len(spent["counts"]) == 1
             assert (len(spent["answers"]), spent["epsilon"]) == (

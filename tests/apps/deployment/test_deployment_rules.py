@@ -51,7 +51,9 @@ CLOSED = OPEN.replace("share_scores = true\n", "")  # the default
 
 
 @pytest.fixture(scope="module")
-def undisturbed(site_notes: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, int]:
+def undisturbed(
+    site_notes: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, int]:
     """The models of a run without faults, and how many answers it took."""
     hospitals = Hospitals(tmp_path_factory.mktemp("whole"), FEDNER, site_notes)
     with mock.patch("os.fsync"):
@@ -69,7 +71,10 @@ def test_a_killed_part_changes_nothing(
         folder = tmp_path / str(seed)
         folder.mkdir()
         hospitals = Hospitals(folder, FEDNER, site_notes)
-        hospitals.network.kill = (who, random.Random(f"{who}{seed}").randrange(1, answers))
+        hospitals.network.kill = (
+            who,
+            random.Random(f"{who}{seed}").randrange(1, answers),
+        )
         hospitals.run()
         assert hospitals.network.kill[0] == ""
         assert hospitals.ends() == expected
@@ -82,7 +87,9 @@ def test_a_paused_run_goes_on(
     hospitals = Hospitals(tmp_path, FEDNER, site_notes)
     network = hospitals.network
 
-    network.meanwhile = lambda: network.pause.set() if len(hospitals.lines("round")) == 3 else None
+    network.meanwhile = lambda: (
+        network.pause.set() if len(hospitals.lines("round")) == 3 else None
+    )
     hospitals.run()
     assert not (hospitals.server / "summary.json").exists()
     assert hospitals.lines("end") == []
@@ -116,7 +123,9 @@ def test_what_travels_to_who_watches(site_notes: Any, tmp_path: Path) -> None:
 # approval
 
 
-def test_an_unapproved_job_waits_until_a_person_approves(site_notes: Any, tmp_path: Path) -> None:
+def test_an_unapproved_job_waits_until_a_person_approves(
+    site_notes: Any, tmp_path: Path
+) -> None:
     hospitals = Hospitals(tmp_path, SHORT, site_notes, approve=False)
 
     def approve_later() -> None:
@@ -134,7 +143,9 @@ def test_an_unapproved_job_waits_until_a_person_approves(site_notes: Any, tmp_pa
     assert hospitals.ends()
 
 
-def test_the_server_says_whose_approval_is_missing(site_notes: Any, tmp_path: Path) -> None:
+def test_the_server_says_whose_approval_is_missing(
+    site_notes: Any, tmp_path: Path
+) -> None:
     """By the names of the run's own list, shorter each time that a site approves."""
     hospitals = Hospitals(tmp_path, QUICK, site_notes, approve=False)
 
@@ -148,10 +159,14 @@ def test_the_server_says_whose_approval_is_missing(site_notes: Any, tmp_path: Pa
     names = list(hospitals.names)
     assert lists == [names, names[1:], names[2:], []]
     first = hospitals.lines("approvals")[0]["text"]
-    assert first.startswith(f"waiting for the approval of: {names[0]} (less than 1 min), ")
+    assert first.startswith(
+        f"waiting for the approval of: {names[0]} (less than 1 min), "
+    )
 
 
-def test_an_approval_that_is_taken_back_stops_the_site(site_notes: Any, tmp_path: Path) -> None:
+def test_an_approval_that_is_taken_back_stops_the_site(
+    site_notes: Any, tmp_path: Path
+) -> None:
     """In the middle of a run; with two sites enough it goes on without that one."""
     hospitals = Hospitals(tmp_path, QUICK, site_notes, least=2)
     reject = partial(hospitals.approve, "posts", yes=False)
@@ -183,13 +198,17 @@ def test_an_approval_that_is_taken_back_stops_the_site(site_notes: Any, tmp_path
         ("max_bytes", OPEN + "max_bytes = 2000"),
     ],
 )
-def test_a_broken_rule_is_named(rule: str, policy: str, site_notes: Any, tmp_path: Path) -> None:
+def test_a_broken_rule_is_named(
+    rule: str, policy: str, site_notes: Any, tmp_path: Path
+) -> None:
     told = Hospitals(tmp_path, FEDNER, site_notes, policy=policy).refusal()
     assert f"refused by {rule} of this site's policy" in told
     assert str(tmp_path) not in told
 
 
-def test_a_site_that_shares_no_scores_joins_no_plain_sum(site_notes: Any, tmp_path: Path) -> None:
+def test_a_site_that_shares_no_scores_joins_no_plain_sum(
+    site_notes: Any, tmp_path: Path
+) -> None:
     """Before its notes are read; what the job can do about it is said."""
     told = Hospitals(tmp_path, SHORT, site_notes, policy=CLOSED).refusal()
     assert "[federation] secure_sum = true, with three sites or more" in told
@@ -220,11 +239,15 @@ def test_a_site_that_shares_no_scores_any_more_stops_in_the_middle(
     posts = [reply for reply in after if reply.site == "posts"]
     assert any("refused by share_scores" in reply.refusal for reply in posts)
     assert not any(reply.update and reply.update.metrics for reply in posts)
-    assert any(reply.update and reply.update.metrics for reply in after)  # of other sites
+    assert any(
+        reply.update and reply.update.metrics for reply in after
+    )  # of other sites
 
 
 def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
-    hospitals = Hospitals(tmp_path, SHORT, site_notes, policy=f"{OPEN}hours = '03:00-03:01'\n")
+    hospitals = Hospitals(
+        tmp_path, SHORT, site_notes, policy=f"{OPEN}hours = '03:00-03:01'\n"
+    )
 
     def open_up() -> None:
         for name in hospitals.names if hospitals.network.asked == 4 else ():
@@ -236,7 +259,9 @@ def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
     assert hospitals.ends()
 
 
-def test_scores_stay_unless_the_policy_shares_them(site_notes: Any, tmp_path: Path) -> None:
+def test_scores_stay_unless_the_policy_shares_them(
+    site_notes: Any, tmp_path: Path
+) -> None:
     """Under the secure sum, where a site that shares none can take part."""
     pytest.importorskip("cryptography")
     hospitals = Hospitals(tmp_path, SECURE, site_notes)
@@ -245,7 +270,9 @@ def test_scores_stay_unless_the_policy_shares_them(site_notes: Any, tmp_path: Pa
     hospitals.run()
     summary = json.loads((hospitals.server / "summary.json").read_text())
     own = json.loads((hospitals.results("posts") / "scores.json").read_text())
-    assert {s: x["federated"] for s, x in summary["sites"].items() if x} == {"posts": own}
+    assert {s: x["federated"] for s, x in summary["sites"].items() if x} == {
+        "posts": own
+    }
 
 
 # agreement
@@ -261,7 +288,9 @@ def test_other_types_than_declared_are_named(site_notes: Any, tmp_path: Path) ->
         hospitals.run()
 
 
-def test_a_site_that_changes_its_labels_refuses(site_notes: Any, tmp_path: Path) -> None:
+def test_a_site_that_changes_its_labels_refuses(
+    site_notes: Any, tmp_path: Path
+) -> None:
     """After the server has gathered all descriptions, before it has told them."""
     hospitals = Hospitals(tmp_path, SHORT, site_notes)
 
@@ -271,7 +300,9 @@ def test_a_site_that_changes_its_labels_refuses(site_notes: Any, tmp_path: Path)
             hospitals.network.members.pop("posts", None)
 
     hospitals.network.meanwhile = change
-    with pytest.raises(ConfigError, match=r'site "posts": this site has .*Med.*label_map'):
+    with pytest.raises(
+        ConfigError, match=r'site "posts": this site has .*Med.*label_map'
+    ):
         hospitals.run()
 
 
@@ -286,21 +317,34 @@ def test_sites_with_other_encoders_are_named(site_notes: Any, tmp_path: Path) ->
     facts = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps(facts | {"hidden_act": "relu"}))
     digest = r"\([0-9a-f]{64}\)"
-    message = rf'site "{name}" has another encoder {digest} than is here {digest}: give every'
+    message = (
+        rf'site "{name}" has another encoder {digest} than is here {digest}: give every'
+    )
     with pytest.raises(ConfigError, match=message):
         hospitals.run()
     assert not hospitals.lines("round")
 
 
-SERVER, MANY = "fednotes.apps.deployment.server", {f"none-{n}": Description() for n in range(50)}
+SERVER, MANY = (
+    "fednotes.apps.deployment.server",
+    {f"none-{n}": Description() for n in range(50)},
+)
 
 
 @pytest.mark.parametrize(
     ("more", "agreed", "match"),
     [
-        ({}, lambda j, f: "0" * 64, "another configuration of this job than the server"),
+        (
+            {},
+            lambda j, f: "0" * 64,
+            "another configuration of this job than the server",
+        ),
         # With 50 sites that are none, FedNER's least part of a mini-batch would be a sentence.
-        (MANY, lambda j, f: agreement_of(j, {**f, **MANY}), "told of 53 sites that agree; the"),
+        (
+            MANY,
+            lambda j, f: agreement_of(j, {**f, **MANY}),
+            "told of 53 sites that agree; the",
+        ),
     ],
     ids=["fingerprint", "sites"],
 )
@@ -336,7 +380,9 @@ back = ["icd9:722"]
         place = tmp_path / f"{name}.tsv"
         place.write_text(f"C0000001\t{terms}\nC0000002\tfever\n")
         hospitals.change(name, "[data]", f"[files]\ndictionary = '{place}'\n[data]")
-    with pytest.raises(Exception, match="'s0' and 's1' read notes with different dictionaries"):
+    with pytest.raises(
+        Exception, match="'s0' and 's1' read notes with different dictionaries"
+    ):
         hospitals.run()
 
 
@@ -362,7 +408,9 @@ def test_another_version_is_named(site_notes: Any, tmp_path: Path) -> None:
         ('[tags]\ndesign = "disjoint"', "draws the sites' types"),
     ],
 )
-def test_what_needs_all_notes_is_refused(table: str, message: str, tmp_path: Path) -> None:
+def test_what_needs_all_notes_is_refused(
+    table: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "job.toml"
     path.write_text(f'method = "distill"\n{SMALL}{SITES}{table}\n')
     with pytest.raises(ConfigError, match=message):
@@ -376,7 +424,9 @@ def test_what_needs_all_notes_is_refused(table: str, message: str, tmp_path: Pat
 
 def test_no_place_of_notes_travels(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
-    path.write_text('method = "distill"\n[sites.a]\npath = "/data/a"\ntypes = ["Drug"]\n')
+    path.write_text(
+        'method = "distill"\n[sites.a]\npath = "/data/a"\ntypes = ["Drug"]\n'
+    )
     job, declared = load_deployed(path)
     assert declared == {
         "name": "job",
@@ -421,14 +471,18 @@ def test_how_two_sides_labels_differ(there: dict[str, Any], told: str) -> None:
 # few other notes than before
 
 
-def test_a_second_job_with_one_sentence_fewer_is_refused(site_notes: Any, tmp_path: Path) -> None:
+def test_a_second_job_with_one_sentence_fewer_is_refused(
+    site_notes: Any, tmp_path: Path
+) -> None:
     """The same kits: a run with 12 sentences, the same again, one with 11, and one with 7."""
     strict = f"{OPEN}min_difference = 5\n"
 
     def submit(number: int, run: str) -> Hospitals:
         one = f"[sites.posts]\nmax_sentences = {number}\n"
         job = SHORT.replace("[sites.posts]\n", one)
-        shutil.rmtree(tmp_path / "kits" / "server", ignore_errors=True)  # it knows one run
+        shutil.rmtree(
+            tmp_path / "kits" / "server", ignore_errors=True
+        )  # it knows one run
         return Hospitals(tmp_path, job, site_notes, policy=strict, run=run)
 
     submit(12, "run1").run()
@@ -437,7 +491,9 @@ def test_a_second_job_with_one_sentence_fewer_is_refused(site_notes: Any, tmp_pa
     refused = submit(11, "run3")
     told = refused.refusal()
     assert "refused by min_difference of this site's policy" in told
-    assert not any(character.isdigit() for character in told)  # how few is in the site's own log
+    assert not any(
+        character.isdigit() for character in told
+    )  # how few is in the site's own log
 
     record = refused.setups["posts"].kit / "rules" / "examples" / "record.json"
     joined = [entry["run"] for entry in json.loads(record.read_text())["runs"]]

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.usefixtures("instant_disk")
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_job_goes_on_with_the_same_bits(fault: str, phase: str, tmp_path: Path) -> None:
+def test_the_job_goes_on_with_the_same_bits(
+    fault: str, phase: str, tmp_path: Path
+) -> None:
     """The toy job in NumPy (`by_hand`), given who was in which sum.
 
     With all sites needed that is everybody, whatever happened on the way.
@@ -36,7 +38,9 @@ def test_the_job_goes_on_with_the_same_bits(fault: str, phase: str, tmp_path: Pa
     loose = faults.run(fault, phase, 2, tmp_path / "loose")
     for outcome in (strict, loose):
         assert outcome.struck
-        assert all(set(SITES) - {VICTIM} <= set(sites) for sites in outcome.took.values())
+        assert all(
+            set(SITES) - {VICTIM} <= set(sites) for sites in outcome.took.values()
+        )
         if (fault, phase) != LOST:
             assert outcome.same
     assert {key: strict.took[key] for key in EVERYBODY} == EVERYBODY
@@ -62,7 +66,10 @@ def test_the_kinds_of_events(tmp_path: Path) -> None:
         ("disk full", "training", "refused"),
     ):
         events = faults.run(fault, phase, 2, tmp_path / fault / phase).events
-        assert kind in {event.kind for event in events if event.site == VICTIM}, (fault, phase)
+        assert kind in {event.kind for event in events if event.site == VICTIM}, (
+            fault,
+            phase,
+        )
     waits = faults.run("crash", "training", 3, tmp_path / "waits").events
     texts = {event.text for event in waits if event.kind == "waiting"}
     assert texts == {"'train': waiting for b, 2 have answered"}
@@ -77,7 +84,9 @@ def test_the_same_fault_repeats_to_the_last_bit(tmp_path: Path) -> None:
 
 def test_two_faults_after_each_other_are_survived_too(tmp_path: Path) -> None:
     """A run without its last checkpoint goes on in the same folders, with another fault."""
-    for number, (first, second) in enumerate(itertools.product(("slow", "crash"), FAULTS)):
+    for number, (first, second) in enumerate(
+        itertools.product(("slow", "crash"), FAULTS)
+    ):
         folder = tmp_path / str(number)
         took = faults.run(first, "training", 2, folder).took
         shutil.rmtree(folder / "server" / f"round-{ROUNDS - 1:08d}")
@@ -106,7 +115,9 @@ def test_the_table_in_the_documentation_is_what_the_command_prints() -> None:
 def test_killed_processes_are_started_again_and_the_job_ends_with_the_same_bits(
     kills: dict[str, str],
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # short: a socket's path has 100 characters
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # short: a socket's path has 100 characters
         found, killed = fault_processes.run(Path(folder), kills)
     assert killed == len(kills)
     assert np.array_equal(found, by_hand(EVERYBODY))

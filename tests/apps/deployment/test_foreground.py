@@ -22,7 +22,9 @@ from fednotes.apps.deployment.nvflare.authority import provision
 def place(tmp_path: Path) -> Iterator[Place]:
     provision(project(free_port(), "h1", "h2"), tmp_path / "kits")
     (tmp_path / "train.conll").touch()
-    (tmp_path / "h1.toml").write_text("[data]\ntrain = 'train.conll'\ntest = 'train.conll'\n")
+    (tmp_path / "h1.toml").write_text(
+        "[data]\ntrain = 'train.conll'\ntest = 'train.conll'\n"
+    )
     made = Place(tmp_path)
     try:
         yield made

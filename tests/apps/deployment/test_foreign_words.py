@@ -58,7 +58,9 @@ def test_a_log_has_one_line(tmp_path: Path) -> None:
     """A second one could pass for a line of ours, which `site status` shows."""
     log = logging.Logger("fednotes.engines.host")
     handler = logging.FileHandler(tmp_path / "log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
     handler.addFilter(RateLimit())
     log.addHandler(handler)
     log.warning("site %s", EVIL)

@@ -24,7 +24,9 @@ JOB_ID = "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c"
 @pytest.fixture
 def kit(site_notes: Any, tmp_path: Path) -> Path:
     """A site's, after a run, with another run beside it."""
-    hospitals = Hospitals(tmp_path, FEDNER.replace("epochs = 2", "epochs = 1"), site_notes)
+    hospitals = Hospitals(
+        tmp_path, FEDNER.replace("epochs = 2", "epochs = 1"), site_notes
+    )
     hospitals.run()
     kit = site_kit(hospitals.setups["posts"].kit)
     (kit / "state" / "run2").mkdir()
@@ -58,7 +60,11 @@ def test_what_is_deleted_and_what_stays(kit: Path, tmp_path: Path) -> None:
     assert f"deleted: {tmp_path / 'cache'}, 1,200 bytes" in said
     assert any(line.startswith(f"{sum(sizes) + 1200:,} bytes in all") for line in said)
     away = [folder.relative_to(kit) for folder in gone]
-    stays = {p: raw for p, raw in before.items() if not any(p.is_relative_to(g) for g in away)}
+    stays = {
+        p: raw
+        for p, raw in before.items()
+        if not any(p.is_relative_to(g) for g in away)
+    }
     assert files_of(kit) == stays
     assert Path("rules/ledger.jsonl") in stays
     assert lines > 0
@@ -69,7 +75,9 @@ def test_what_is_deleted_and_what_stays(kit: Path, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["run7", "../rules", "", ".", "/", "run1/site", "link"])
+@pytest.mark.parametrize(
+    "name", ["run7", "../rules", "", ".", "/", "run1/site", "link"]
+)
 def test_a_run_that_is_not_known(kit: Path, name: str) -> None:
     (kit / "state" / "link").symlink_to(kit / "rules")
     before = files_of(kit)
@@ -82,9 +90,13 @@ def test_a_run_that_is_alive(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """By the lock that its process holds, and by the process, before it has the lock."""
     before = files_of(kit)
     with only_one(kit / "state" / "run1"):
-        assert "run run1 is alive, and nothing was deleted" in given("forget", kit, "run1", code=2)
+        assert "run run1 is alive, and nothing was deleted" in given(
+            "forget", kit, "run1", code=2
+        )
     running = processes.Status("posts", "site", 7, (JOB_ID,), kit / "log")
     monkeypatch.setattr(processes, "status", lambda kit: running)
-    assert "run run1 is alive, and nothing was deleted" in given("forget", kit, "run1", code=2)
+    assert "run run1 is alive, and nothing was deleted" in given(
+        "forget", kit, "run1", code=2
+    )
     assert files_of(kit) == before
     assert "deleted: " in given("forget", kit, "run2")  # another run is no reason

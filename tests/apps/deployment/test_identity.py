@@ -71,28 +71,40 @@ def test_a_certificate_out_of_its_time_is_refused(
         ("swapped", "is of h2, the kit of h1"),
     ],
 )
-def test_a_false_kit_says_why(kits: dict[str, Path], tmp_path: Path, wrong: str, said: str) -> None:
+def test_a_false_kit_says_why(
+    kits: dict[str, Path], tmp_path: Path, wrong: str, said: str
+) -> None:
     """NVFlare finds it out too, but in a thread whose error nobody prints, and waits for ever."""
     false = intruders.false_kits(tmp_path, kits["h1"], kits["h2"], PROJECT.port)
-    with pytest.raises(ConfigError, match=f"the certificate {said}.*: ask for a new kit"):
+    with pytest.raises(
+        ConfigError, match=f"the certificate {said}.*: ask for a new kit"
+    ):
         check_kit(false[wrong])
 
 
 @pytest.mark.parametrize("name", ["client.crt", "client.key", "rootCA.pem"])
-def test_files_that_are_missing_or_damaged_are_named(kits: dict[str, Path], name: str) -> None:
+def test_files_that_are_missing_or_damaged_are_named(
+    kits: dict[str, Path], name: str
+) -> None:
     path = kits["h1"] / "startup" / name
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(ConfigError, match=f"{name}: no certificate or key .*: ask for a new kit"):
+    with pytest.raises(
+        ConfigError, match=f"{name}: no certificate or key .*: ask for a new kit"
+    ):
         check_kit(kits["h1"])
     path.unlink()
-    with pytest.raises(ConfigError, match=f"{name}: the kit's certificate is not complete"):
+    with pytest.raises(
+        ConfigError, match=f"{name}: the kit's certificate is not complete"
+    ):
         check_kit(kits["h1"])
 
 
 # signatures
 
 
-def test_a_signature_is_what_openssl_verifies(tmp_path: Path, made: dict[str, Path]) -> None:
+def test_a_signature_is_what_openssl_verifies(
+    tmp_path: Path, made: dict[str, Path]
+) -> None:
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl here")
@@ -100,14 +112,27 @@ def test_a_signature_is_what_openssl_verifies(tmp_path: Path, made: dict[str, Pa
     end = 4 + int.from_bytes(signed[:4], "big")
     shown = x509.load_der_x509_certificate(signed[4:end])
     assert shown == certificate_of(made["a"] / "startup/client")
-    public = shown.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    public = shown.public_key().public_bytes(
+        Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+    )
     (tmp_path / "public").write_bytes(public)
     (tmp_path / "signature").write_bytes(signed[end:])
     pss = ["-sigopt", "rsa_padding_mode:pss", "-sigopt", "rsa_pss_saltlen:digest"]
-    command = [openssl, "dgst", "-sha256", *pss, "-verify", "public", "-signature", "signature"]
+    command = [
+        openssl,
+        "dgst",
+        "-sha256",
+        *pss,
+        "-verify",
+        "public",
+        "-signature",
+        "signature",
+    ]
     for text, said in ((TEXT, "Verified OK"), (TEXT + b"!", "Verification failure")):
         (tmp_path / "text").write_bytes(joined("fednotes keys of a site", text))
-        found = subprocess.run([*command, "text"], cwd=tmp_path, capture_output=True, text=True)
+        found = subprocess.run(
+            [*command, "text"], cwd=tmp_path, capture_output=True, text=True
+        )
         assert said in found.stdout + found.stderr
 
 
@@ -124,7 +149,9 @@ def test_sites_know_each_other_by_the_authority_alone(made: dict[str, Path]) -> 
     assert not b.verify("a", TEXT, signed[:length] + b.sign(TEXT)[-256:])
 
 
-def test_a_false_certificate_signs_nothing(tmp_path: Path, kits: dict[str, Path]) -> None:
+def test_a_false_certificate_signs_nothing(
+    tmp_path: Path, kits: dict[str, Path]
+) -> None:
     """Of another authority, and of none; expired ones are in `test_trust.py`."""
     other = provision(intruders.project(18002, "b"), tmp_path / "other")["b"]
     intruders.self_signed(kits["b"])
@@ -149,24 +176,39 @@ def test_a_server_that_hands_out_keys_of_its_own_opens_nothing(
     identities = {site: CertificateIdentity.of_kit(made[site]) for site in SITES}
     _, engine, _, _ = network(tmp_path / "1", updates, identities=identities)
     total = engine.sum("give")
-    plain = sum(u.weight * u.tensors["layer.weight"] for u in (updates[s][0] for s in SITES))
+    plain = sum(
+        u.weight * u.tensors["layer.weight"] for u in (updates[s][0] for s in SITES)
+    )
     assert (total.tensors["layer.weight"] - plain).abs().max() < 1e-4
     stem = made["server"] / "startup/server"
-    server = CertificateIdentity(certificate_of(stem), key_of(stem), identities["a"].startup)
-    _, engine, events, _ = network(tmp_path / "2", updates, identities={**identities, "b": server})
+    server = CertificateIdentity(
+        certificate_of(stem), key_of(stem), identities["a"].startup
+    )
+    _, engine, events, _ = network(
+        tmp_path / "2", updates, identities={**identities, "b": server}
+    )
     with pytest.raises(TrainingError, match="nothing was opened"):
         engine.sum("give")
-    assert any("the keys of site 'b' are not signed by it" in event.text for event in events)
+    assert any(
+        "the keys of site 'b' are not signed by it" in event.text for event in events
+    )
 
 
 def test_a_sites_process_on_the_network_has_its_kits_identity(
     kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = kit_files.job_folder(tmp_path / "jobs", {}, run="r1", sites=SITES, min_sites=3)
+    job = kit_files.job_folder(
+        tmp_path / "jobs", {}, run="r1", sites=SITES, min_sites=3
+    )
     begun: list[launch.Setup] = []
-    monkeypatch.setattr(nvflare_site, "require_admins_signature", lambda app, root: None)
+    monkeypatch.setattr(
+        nvflare_site, "require_admins_signature", lambda app, root: None
+    )
     monkeypatch.setattr(launch, "load_main", lambda which: begun.append)
-    folders = {"get_app_dir": lambda job_id: job / "app", "get_root_dir": lambda: kits["a"]}
+    folders = {
+        "get_app_dir": lambda job_id: job / "app",
+        "get_root_dir": lambda: kits["a"],
+    }
     context: Any = SimpleNamespace(
         get_workspace=lambda: SimpleNamespace(**folders),
         get_job_id=lambda: "id",
@@ -175,4 +217,6 @@ def test_a_sites_process_on_the_network_has_its_kits_identity(
     nvflare_site.FednotesExecutor()._start(context)
     (setup,) = begun
     assert setup.identity is not None
-    assert CertificateIdentity.of_kit(kits["b"]).verify("a", TEXT, setup.identity.sign(TEXT))
+    assert CertificateIdentity.of_kit(kits["b"]).verify(
+        "a", TEXT, setup.identity.sign(TEXT)
+    )

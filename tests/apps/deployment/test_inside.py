@@ -36,7 +36,9 @@ from fednotes.apps.deployment.nvflare.processes import KIT_VARIABLE
 
 NOBODY = 65534
 ROUNDS = 60
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+needs_root = pytest.mark.skipif(
+    os.getuid() != 0, reason="only root can become another user"
+)
 
 
 def hello(name: str) -> bytes:
@@ -109,7 +111,10 @@ def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
         assert until(lambda: len(list(frames.glob("*"))) > 8, 60)
         assert [ports(kits[name]) for name in names] == [{port}, set(), set()]
         for name, spoken in (("server", "server.x"), ("h1", "server"), ("h1", "h1.x")):
-            assert intrude(str(kits[name] / INSIDE / gate.SOCKET), spoken) == "PermissionError"
+            assert (
+                intrude(str(kits[name] / INSIDE / gate.SOCKET), spoken)
+                == "PermissionError"
+            )
             assert stat.S_IMODE((kits[name] / INSIDE).stat().st_mode) == 0o700
             kits[name].chmod(0o755)  # which its start had closed
             (kits[name] / INSIDE).chmod(0o777)  # the system's word of who it is remains
@@ -152,7 +157,9 @@ def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
     (kit / INSIDE).mkdir(mode=0o755)
     for _ in range(2):
         (kit / INSIDE).chmod(0o755)
-        listener = gate._Listener(gate.KitSocketDriver(), SimpleNamespace(), kit / INSIDE)
+        listener = gate._Listener(
+            gate.KitSocketDriver(), SimpleNamespace(), kit / INSIDE
+        )
         assert stat.S_IMODE((kit / INSIDE).stat().st_mode) == 0o700
         with (
             socket.socket(socket.AF_UNIX) as door,

@@ -123,7 +123,10 @@ def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
 @pytest.mark.usefixtures("begun")
 def test_old_folders_of_jobs_go_when_a_process_starts(kits: dict[str, Path]) -> None:
     """The three newest stay, and what is no job's folder."""
-    kit, names = kits["h1"], [f"{n:08x}-0000-4000-8000-00000000000{n}" for n in range(5)]
+    kit, names = (
+        kits["h1"],
+        [f"{n:08x}-0000-4000-8000-00000000000{n}" for n in range(5)],
+    )
     for age, name in enumerate(names):
         (kit / name).mkdir()
         os.utime(kit / name, (1e9 - age, 1e9 - age))
@@ -150,17 +153,24 @@ def test_a_start_warns_of_a_certificate_that_ends_soon(
 
 @pytest.mark.parametrize("words", ["start", "stop", "status"])
 def test_a_command_at_another_s_kit_does_nothing(
-    made: dict[str, Path], started: list[Path], words: str, monkeypatch: pytest.MonkeyPatch
+    made: dict[str, Path],
+    started: list[Path],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(processes, "stop", lambda kit: pytest.fail("stopped"))
     for group, wrong in (("server", "h1"), ("site", "server"), ("site", "admin")):
         role = {"h1": "site"}.get(wrong, wrong)
-        expected = f"error: {made[wrong]}: is the kit of {wrong} ({role}), not of a {group}"
+        expected = (
+            f"error: {made[wrong]}: is the kit of {wrong} ({role}), not of a {group}"
+        )
         assert said(group, words, made[wrong]) == expected
     assert not started
 
 
-@pytest.mark.parametrize("words", ["start", "stop", "status", "approve", "reject", "rules"])
+@pytest.mark.parametrize(
+    "words", ["start", "stop", "status", "approve", "reject", "rules"]
+)
 def test_a_folder_that_is_no_kit_gets_no_file(tmp_path: Path, words: str) -> None:
     options = ("--site", site_file(tmp_path)) if words in ("start", "rules") else ()
     assert "not a kit" in said("site", words, tmp_path / "new", *options)
@@ -193,10 +203,15 @@ def test_a_running_site_s_rules_change_by_a_command_of_their_own(
 ) -> None:
     kit = kits["h1"]
     runs(monkeypatch)
-    first, second = (site_file(tmp_path, f"[policy]\nmin_sites = {n}\n") for n in (3, 5))
+    first, second = (
+        site_file(tmp_path, f"[policy]\nmin_sites = {n}\n") for n in (3, 5)
+    )
     assert "+ policy.min_sites = 3" in said("site", "rules", kit, "--site", first)
     told = said("site", "start", kit, "--site", second)
-    assert f"runs already (process 7); to change its rules: fednotes site rules {kit}" in told
+    assert (
+        f"runs already (process 7); to change its rules: fednotes site rules {kit}"
+        in told
+    )
     assert read_site_file(kit / SITE_FILE).policy.min_sites == 3
     told = said("site", "rules", kit, "--site", second)
     assert "~ policy.min_sites: 3 → 5" in told

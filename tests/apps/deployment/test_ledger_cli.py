@@ -49,7 +49,9 @@ def test_a_history_that_was_written_anew_shows(kit: Path) -> None:
     end, path = f"3:{ledger_of(kit).head().hash}", ledger_of(kit).path
     for file in (path, head_path(path)):
         file.unlink()
-    with pytest.raises(FednotesError, match="noted elsewhere, and the ledger ends before it"):
+    with pytest.raises(
+        FednotesError, match="noted elsewhere, and the ledger ends before it"
+    ):
         said("verify", str(kit), "--noted", end)
     for _ in range(4):
         Ledger(path).append(MESSAGE)
@@ -73,5 +75,7 @@ def test_the_last_lines_are_shown_and_all_of_them_as_json(kit: Path) -> None:
     assert "refusal" in shown
     assert "2 of 4 lines" in shown
     assert lines[3]["sha256"][:8] in shown
-    assert "1 of 1 lines" in said("show", str(kit), "--first-round", "2", "--last-round", "6")
+    assert "1 of 1 lines" in said(
+        "show", str(kit), "--first-round", "2", "--last-round", "6"
+    )
     assert "0 of 0 lines" in said("show", str(kit), "--run", "run-9")

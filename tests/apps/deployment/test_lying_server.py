@@ -39,7 +39,11 @@ from fednotes.engines.history import OPENED, Asked
 from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Participants, Patience
 from fednotes.engines.secure import SecureSeal, SecureSum
-from fednotes.privacy.secure_sum.messages import MaskedMessage, UnmaskRequest, packed_requests
+from fednotes.privacy.secure_sum.messages import (
+    MaskedMessage,
+    UnmaskRequest,
+    packed_requests,
+)
 from fednotes.privacy.secure_sum.server import SecureServer
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
@@ -83,7 +87,10 @@ class Case(Net):
         return self.server._members
 
     def begin(self, site: str) -> None:
-        kit, rules = self.folder / "kits" / site, {"secure": True, "threshold": self.threshold}
+        kit, rules = (
+            self.folder / "kits" / site,
+            {"secure": True, "threshold": self.threshold},
+        )
         settle(kit, TABLE, approve=True, by="a test")
         self.hosts[site] = SiteHost(
             lambda: Toy(site),
@@ -95,7 +102,9 @@ class Case(Net):
             tell=self.told[site].append,
         )
 
-    def exchange(self, frames: Mapping[str, Frame], **options: Any) -> Iterator[tuple[str, Frame]]:
+    def exchange(
+        self, frames: Mapping[str, Frame], **options: Any
+    ) -> Iterator[tuple[str, Frame]]:
         told = {}
         for site, frame in frames.items():
             request = decode_request(frame)
@@ -133,7 +142,9 @@ class Case(Net):
         """How many answers of any site opened a sum."""
         tasks = {request.number: request.task for _, request, _ in self.sent}
         replies = (decode_reply(frame) for _, frame in self.came)
-        return sum(tasks[r.number] == "@unmask" and r.update is not None for r in replies)
+        return sum(
+            tasks[r.number] == "@unmask" and r.update is not None for r in replies
+        )
 
     def refuses(self, *arguments: Any, **options: Any) -> str:
         """Why there is no such sum, even of a server that adds whatever came; none is opened."""
@@ -153,7 +164,9 @@ def case(tmp_path: Path) -> Case:
 
 def dead(request: Request) -> Request:
     """Parameters under which a site's numbers are nothing."""
-    return replace(request, tensors={name: value * 0 for name, value in request.tensors.items()})
+    return replace(
+        request, tensors={name: value * 0 for name, value in request.tensors.items()}
+    )
 
 
 def other_round(request: Request) -> Request:
@@ -173,14 +186,18 @@ def test_other_questions_to_other_sites_give_no_sum(lie: Lie, case: Case) -> Non
     for site in SITES:
         assert any("was asked something else" in line for line in case.told[site]), site
         ledger = list(show(ledger_of(case.folder / "kits" / site).path))
-        assert "asked-otherwise" in {line["reason"] for line in ledger if line["refusal"]}, site
+        assert "asked-otherwise" in {
+            line["reason"] for line in ledger if line["refusal"]
+        }, site
     case.lies = {}
     assert case.served().sum("count").metrics == {"size": 15.0}  # and honest ones do
 
 
 def test_an_honest_server_says_what_differs(case: Case) -> None:
     case.lies = {"train": dead}
-    with pytest.raises(TrainingError, match="asked different things: task, round, options or"):
+    with pytest.raises(
+        TrainingError, match="asked different things: task, round, options or"
+    ):
         case.server.sum("train", X, round=0)
 
 
@@ -218,7 +235,9 @@ def test_one_site_alone_is_not_sent_back(case: Case) -> None:
 
 
 @pytest.mark.parametrize("first_state", ["later", "earlier"])
-def test_sites_that_did_other_tasks_before_give_no_sum(first_state: str, case: Case) -> None:
+def test_sites_that_did_other_tasks_before_give_no_sum(
+    first_state: str, case: Case
+) -> None:
     """The server asks a alone to do an opened task once more, or to go back to before it, and
     then all for the same: two sums over all sites would differ by what a's state changed."""
     members = case.members
@@ -228,10 +247,18 @@ def test_sites_that_did_other_tasks_before_give_no_sum(first_state: str, case: C
         case.stand({"a": before["a"]})
         assert "was asked something else" in case.refuses("train", X, round=1)
         return
-    done = [request for site, request, _ in case.sent if (site, request.task) == ("a", "train")]
-    again = replace(done[-1], number=members.next_number(), counted=dict(members.counted))
+    done = [
+        request
+        for site, request, _ in case.sent
+        if (site, request.task) == ("a", "train")
+    ]
+    again = replace(
+        done[-1], number=members.next_number(), counted=dict(members.counted)
+    )
     assert case.ask("a", again).update is not None
-    case.stand({**before, "a": again.number})  # b and c as before it, a as after two of it
+    case.stand(
+        {**before, "a": again.number}
+    )  # b and c as before it, a as after two of it
     assert "was asked something else" in case.refuses("train", X, round=0)
     case.stand(before)  # and all of them from the same place give the same sum again
     assert case.server.sum("train", X, round=0).metrics == {"steps": 3.0}
@@ -278,7 +305,9 @@ def test_other_tensors_of_a_step_before_give_no_sum(case: Case) -> None:
     assert "sites can be added" in said or "was asked something else" in said
 
 
-def test_what_came_before_the_first_round_stays_part_of_every_question(tmp_path: Path) -> None:
+def test_what_came_before_the_first_round_stays_part_of_every_question(
+    tmp_path: Path,
+) -> None:
     """A site that makes up for a task of before the first round sends nothing of it, so that no
     sum tells whether it was the others' task: every later sum does."""
     case = Case(tmp_path)
@@ -289,14 +318,20 @@ def test_what_came_before_the_first_round_stays_part_of_every_question(tmp_path:
     for site, sizes in zip(SITES, (15, 2**50, 2**50), strict=True):
         request = members.request("share", preparing=True, options={"sizes": sizes})
         reply = case.ask(site, request)
-        assert (reply.update, reply.attached, reply.refusal) == (Update(), Attached(), "")
+        assert (reply.update, reply.attached, reply.refusal) == (
+            Update(),
+            Attached(),
+            "",
+        )
         members.counted[site] = request.number
     case.lies = {}
     next(case.server.rounds(0, 9))
     assert "was asked something else" in case.refuses("train", X, round=0)
 
 
-def test_a_site_that_was_started_again_knows_what_it_was_asked_before(case: Case) -> None:
+def test_a_site_that_was_started_again_knows_what_it_was_asked_before(
+    case: Case,
+) -> None:
     """From the state that it kept at the end of a round, and from its journal after that."""
     turns = case.server.rounds(0, 3)
     for turn in turns:
@@ -314,11 +349,15 @@ def test_a_site_that_was_started_again_knows_what_it_was_asked_before(case: Case
 
 def test_each_part_of_a_question_counts() -> None:
     """Two questions are equal only if all is: by changing one thing after the other."""
-    request = Request(JOB, 1, 1, "train", round=3, first=True, told=7, options={"round": 3})
+    request = Request(
+        JOB, 1, 1, "train", round=3, first=True, told=7, options={"round": 3}
+    )
     asked = Asked(prepared=b"p", history=b"h", told=b"t")
 
     def question(now: Asked, tensors: Any = None, **changes: Any) -> bytes:
-        return now.next(replace(request, **changes), tensors or {}, strict=True).question
+        return now.next(
+            replace(request, **changes), tensors or {}, strict=True
+        ).question
 
     different = [
         question(asked),
@@ -338,7 +377,10 @@ def test_each_part_of_a_question_counts() -> None:
         question(asked, preparing=True),
     ]
     assert len(set(different)) == len(different)
-    same = question(asked), question(asked, number=9, run=2, counted={"a": 3}, marks=(2,))
+    same = (
+        question(asked),
+        question(asked, number=9, run=2, counted={"a": 3}, marks=(2,)),
+    )
     assert len(set(same)) == 1
     loose = {
         now.next(request, {}, strict=False).question
@@ -349,7 +391,9 @@ def test_each_part_of_a_question_counts() -> None:
     goes_on = replace(request, first=False, told=0)
     assert begun.next(goes_on, {}, strict=True).given == begun.given != b""
     assert begun.next(replace(goes_on, first=True), {}, strict=True).given == b""
-    assert question(asked, preparing=True, round=0) == question(asked, preparing=True, round=5)
+    assert question(asked, preparing=True, round=0) == question(
+        asked, preparing=True, round=5
+    )
     early = asked.next(replace(request, preparing=True), {}, strict=True)
     assert early.prepared not in (b"p", b"")
     assert (early.trained, begun.trained, begun.prepared) == (False, True, b"p")
@@ -368,7 +412,9 @@ def test_a_task_of_a_round_is_done_in_a_sum_or_not_at_all(case: Case) -> None:
 
 def test_options_that_the_job_does_not_have_are_refused(tmp_path: Path) -> None:
     case = Case(tmp_path)
-    with pytest.raises(TrainingError, match="'count' of the approved job takes other options"):
+    with pytest.raises(
+        TrainingError, match="'count' of the approved job takes other options"
+    ):
         case.server.sum("count", batch_size=1)
 
 
@@ -390,7 +436,9 @@ def test_a_task_done_twice_is_opened_for_the_same_sites(tmp_path: Path) -> None:
     before = case.opened()
     with (  # a server that does not listen to it, and asks all the same
         mock.patch("fednotes.engines.history.Opened.survivors", nothing_before),
-        pytest.raises(TrainingError, match="a sum of this very task was opened before, over"),
+        pytest.raises(
+            TrainingError, match="a sum of this very task was opened before, over"
+        ),
     ):
         case.served(patience=LOOSE).sum("count")
     assert case.opened() == before
@@ -402,7 +450,9 @@ def test_a_task_done_twice_is_opened_for_the_same_sites(tmp_path: Path) -> None:
     assert case.served(patience=LOOSE).sum("count").metrics == {"size": 15.0}
 
 
-def test_after_a_fault_a_sum_is_made_again_without_who_was_not_in_it(tmp_path: Path) -> None:
+def test_after_a_fault_a_sum_is_made_again_without_who_was_not_in_it(
+    tmp_path: Path,
+) -> None:
     """c was away, and is back when the server was restarted: it waits for the next sum."""
     case = Case(tmp_path, threshold=2)
     case.down = {"c"}
@@ -427,7 +477,9 @@ def test_an_older_exchange_is_not_opened_in_a_newer_tasks_name(tmp_path: Path) -
     number = case.members.request("@unmask").number
     blank = UnmaskRequest(bytes(32), SITES, (), {})
     attached = packed_requests(seal._masked_in[0] - 5, {}, dict.fromkeys(SITES, blank))
-    request = replace(case.members.request("@unmask", attached=attached), number=number + 1)
+    request = replace(
+        case.members.request("@unmask", attached=attached), number=number + 1
+    )
     reply = case.ask("a", request)
     assert "masked nothing in it" in reply.refusal
     assert len(seal._opened._survivors) == questions

@@ -60,13 +60,21 @@ def test_nobody_may_send_code(made: dict[str, Path]) -> None:
     for name in ("server", "h1"):
         policy = local(made[name], "authorization.json")
         for role in ROLES:
-            for right in ("byoc", "server-predeployed-flwr", "cat", "tail", "show_errors"):
+            for right in (
+                "byoc",
+                "server-predeployed-flwr",
+                "cat",
+                "tail",
+                "show_errors",
+            ):
                 assert not allowed(policy, role, right), (name, role, right)
         assert allowed(policy, "project_admin", "submit_job")
     server = local(made["server"], "authorization.json")
     assert allowed(server, "project_admin", "download_job")
     for right in ("submit_job", "clone_job", "abort_job", "download_job"):
-        assert not allowed(server, "lead", right)  # the server's own identity looks and no more
+        assert not allowed(
+            server, "lead", right
+        )  # the server's own identity looks and no more
     assert allowed(server, "lead", "list_jobs")
 
 
@@ -91,7 +99,9 @@ def test_a_kit_holds_its_owners_things_only(made: dict[str, Path]) -> None:
         assert resources["allow_log_streaming"] is False
         startup = next((made[name] / "startup").glob("fed_*.json"))
         assert json.loads(startup.read_text())["require_signed_jobs"] is True
-        rules = {f"{part}.json" for part in ("authorization", "log_config", "resources")}
+        rules = {
+            f"{part}.json" for part in ("authorization", "log_config", "resources")
+        }
         assert {p.name for p in (made[name] / "local").iterdir()} == rules
 
 
@@ -103,7 +113,9 @@ def test_kits_are_added_and_those_that_are_there_stay(
     out, more = kits["server"].parent, replace(PROJECT, sites=(*PROJECT.sites, "h3"))
     state = out / "authority" / "ward" / "state" / "cert.json"
     kits["h1"].rename(tmp_path / "h1")
-    before = {path: path.read_bytes() for kit in kits.values() for path in kit.rglob("*.*")}
+    before = {
+        path: path.read_bytes() for kit in kits.values() for path in kit.rglob("*.*")
+    }
     added = provision(more, out)["h3"]
     assert {path: path.read_bytes() for path in before} == before
     assert (added / "startup/rootCA.pem").read_bytes() in before.values()
@@ -128,7 +140,10 @@ def test_kits_are_added_and_those_that_are_there_stay(
         ({"hosts": ("10.0.0.1",)}, r"hosts = \[\]"),
         ({"organisations": {"h1": "x"}}, 'organisations.h1 = "h1"'),
         ({"name": "other"}, 'name = "ward", the project says "other"'),
-        ({"sites": ("h10",)}, "'h1' and 'h10'"),  # no more in the project, but a kit of it is
+        (
+            {"sites": ("h10",)},
+            "'h1' and 'h10'",
+        ),  # no more in the project, but a kit of it is
     ],
 )
 def test_kits_that_would_not_go_together_are_not_made(
@@ -146,13 +161,20 @@ def keys_in(folder: Path) -> int:
     return sum(path.read_bytes().count(b"PRIVATE KEY-----") for path in files) // 2
 
 
-def test_an_authority_of_an_earlier_version_gives_its_keys_up(kits: dict[str, Path]) -> None:
+def test_an_authority_of_an_earlier_version_gives_its_keys_up(
+    kits: dict[str, Path],
+) -> None:
     """It kept every participant's beside its own, and wrote down the project's name alone."""
     authority = kits["server"].parent / "authority"
     (authority / "project.json").write_text('{"name": "ward", "server": "localhost"}')
     state = authority / "ward" / "state" / "cert.json"
     kept = json.loads(state.read_text())
-    for name in ("localhost", *PROJECT.sites, "admin@fednotes.org", "watch@fednotes.org"):
+    for name in (
+        "localhost",
+        *PROJECT.sites,
+        "admin@fednotes.org",
+        "watch@fednotes.org",
+    ):
         kept[name] = {"cert": "-", "pri_key": kept["root_pri_key"]}
     state.write_text(json.dumps(kept))
     shutil.rmtree(kits["h2"])
@@ -170,7 +192,10 @@ def test_an_authority_of_an_earlier_version_gives_its_keys_up(kits: dict[str, Pa
         ({"sites": ()}, "sites are missing"),
         ({"sites": ("a b",)}, "site 'a b'"),
         ({"sites": ("a.b",)}, r"'a\.b': letters, digits, '_' and '-' only"),
-        ({"sites": ("localhost",)}, r"sites \['localhost'\]"),  # the server's certificate's name
+        (
+            {"sites": ("localhost",)},
+            r"sites \['localhost'\]",
+        ),  # the server's certificate's name
         ({"sites": ("ward",)}, r"sites \['ward'\]"),  # the authority's
         ({"sites": ("h1", "h10")}, "such as h01 and h10"),
         ({"sites": ("h1", "h1-a")}, "such as h01 and h10"),
@@ -187,7 +212,11 @@ def test_an_authority_of_an_earlier_version_gives_its_keys_up(kits: dict[str, Pa
     ],
 )
 def test_a_wrong_project_is_refused(changes: dict[str, Any], message: str) -> None:
-    fields: dict[str, Any] = {"name": "ward", "server": "localhost", "sites": ("h1",)} | changes
+    fields: dict[str, Any] = {
+        "name": "ward",
+        "server": "localhost",
+        "sites": ("h1",),
+    } | changes
     with pytest.raises(ConfigError, match=message):
         ProjectConfig(**fields)
 
@@ -199,13 +228,23 @@ def test_names_that_can_be_told_from_one_another(second: str) -> None:
 
 
 def test_a_job_is_a_declaration(tmp_path: Path) -> None:
-    job = {"method": "fedner", "training": {"path": "x.Y", "note": "{APP_ROOT}", "rate": 0.1}}
-    folder = kit_files.job_folder(tmp_path, job, run="r1", sites=["b", "a"], min_sites=2)
+    job = {
+        "method": "fedner",
+        "training": {"path": "x.Y", "note": "{APP_ROOT}", "rate": 0.1},
+    }
+    folder = kit_files.job_folder(
+        tmp_path, job, run="r1", sites=["b", "a"], min_sites=2
+    )
     assert {p.suffix for p in folder.rglob("*") if p.is_file()} == {".json"}
     app = tmp_path / "run" / "app"
     shutil.copytree(folder / "app", app)
     setup = launch.read_setup(app, tmp_path / "kit", "a", "id")
-    assert (setup.job, setup.sites, setup.min_sites, setup.run) == (job, ("b", "a"), 2, "r1")
+    assert (setup.job, setup.sites, setup.min_sites, setup.run) == (
+        job,
+        ("b", "a"),
+        2,
+        "r1",
+    )
     assert setup.state == tmp_path / "kit" / "state" / "r1"
     (app / "config" / "job.json").write_text(
         '{"run": "../x", "sites": [], "min_sites": 1, "job": {}}'
@@ -215,7 +254,9 @@ def test_a_job_is_a_declaration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="min_sites = 3 of 2"):
         kit_files.job_folder(tmp_path, job, run="r1", sites=["b", "a"], min_sites=3)
     with pytest.raises(FednotesError, match="JSON does not know"):
-        kit_files.job_folder(tmp_path, {"x": {1, 2}}, run="r1", sites=["a"], min_sites=1)
+        kit_files.job_folder(
+            tmp_path, {"x": {1, 2}}, run="r1", sites=["a"], min_sites=1
+        )
 
 
 def test_the_check_period_reaches_the_communicator() -> None:
@@ -237,7 +278,9 @@ def test_a_frame_travels_as_bytes_without_pickle() -> None:
 class Pretend(flare.FednotesController):
     """A controller whose sites answer in threads: site → (delay in seconds, its reply)."""
 
-    def __init__(self, plan: dict[str, tuple[float, Callable[[bytes], Shareable]]]) -> None:
+    def __init__(
+        self, plan: dict[str, tuple[float, Callable[[bytes], Shareable]]]
+    ) -> None:
         super().__init__()
         self.plan, self.sent, self.cancelled = plan, [], []
         self.communicator = SimpleNamespace(check_tasks=lambda: None)
@@ -268,10 +311,14 @@ def dies(_: bytes) -> Shareable:
     return make_reply("EXECUTION_EXCEPTION")
 
 
-def transport(controller: Pretend, tmp_path: Path, stop: bool = False) -> flare.FlareTransport:
+def transport(
+    controller: Pretend, tmp_path: Path, stop: bool = False
+) -> flare.FlareTransport:
     sites = tuple(controller.plan)
     setup = launch.Setup(tmp_path, "", {}, "id", "r", sites, 1, tmp_path, tmp_path)
-    return flare.FlareTransport(controller, None, SimpleNamespace(triggered=stop), setup)
+    return flare.FlareTransport(
+        controller, None, SimpleNamespace(triggered=stop), setup
+    )
 
 
 def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
@@ -285,7 +332,10 @@ def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
     # A code of NVFlare's is told in words: what goes wrong before the executor can say why.
     died = "its process failed: see its log (a full disk?)"
     assert sent.failed == {"c": "not approved", "d": died}
-    assert controller.sent == [(same, ["a", "c", "d"]), (other, ["b"])]  # one task a frame
+    assert controller.sent == [
+        (same, ["a", "c", "d"]),
+        (other, ["b"]),
+    ]  # one task a frame
     assert len(controller.cancelled) == 2
 
 
@@ -299,7 +349,11 @@ def test_a_job_that_ends_does_not_hold_the_server_up() -> None:
         raise answers.pop(0)
 
     session = SimpleNamespace(set_timeout=waits.append, do_app_command=command)
-    answers: list[Exception] = [NoConnection("late"), NoReply("late"), JobNotRunning("gone")]
+    answers: list[Exception] = [
+        NoConnection("late"),
+        NoReply("late"),
+        JobNotRunning("gone"),
+    ]
     admin = flare.Admin(session)
     assert admin.tell("j") == admin.tell("j") == {"lines": [], "sites": []}
     assert admin.tell("j") is None
@@ -314,13 +368,20 @@ def test_a_job_that_ends_does_not_hold_the_server_up() -> None:
     [(9, 0.2, 1, ["a"], 1.0), (9, 1.5, 1, ["a", "b"], 3.0), (0.5, 9, 2, ["a"], 1.2)],
 )
 def test_an_exchange_ends_in_time(
-    tmp_path: Path, timeout: float, grace: float, enough: int, sites: list[str], at_most: float
+    tmp_path: Path,
+    timeout: float,
+    grace: float,
+    enough: int,
+    sites: list[str],
+    at_most: float,
 ) -> None:
     """`a` answers at once, `b` after 0.8 s, `c` after 4 s."""
     plan = {"a": (0.0, answer), "b": (0.8, answer), "c": (4.0, answer)}
     sent, begun = transport(Pretend(plan), tmp_path), time.monotonic()
     frames = dict.fromkeys(plan, b"x")
-    got = [s for s, _ in sent.exchange(frames, timeout=timeout, grace=grace, enough=enough)]
+    got = [
+        s for s, _ in sent.exchange(frames, timeout=timeout, grace=grace, enough=enough)
+    ]
     assert got == sites
     assert time.monotonic() - begun < at_most
 
@@ -329,7 +390,9 @@ def test_a_lost_site_is_not_waited_for(tmp_path: Path) -> None:
     controller = Pretend({"a": (0.0, answer), "b": (60.0, answer)})
     controller._contacts["b"] -= flare.LOST_SECONDS + 1
     sent, begun = transport(controller, tmp_path), time.monotonic()
-    replies = list(sent.exchange({"a": b"1", "b": b"1"}, timeout=30, grace=30, enough=2))
+    replies = list(
+        sent.exchange({"a": b"1", "b": b"1"}, timeout=30, grace=30, enough=2)
+    )
     assert [site for site, _ in replies] == ["a"]
     assert time.monotonic() - begun < 2
     assert sent.present() == ("a",)
@@ -348,7 +411,9 @@ def test_a_stopped_job_ends_its_exchange(tmp_path: Path) -> None:
 
 def context(kit: Path) -> Any:
     """What NVFlare gives an executor, as far as it is asked for."""
-    workspace = SimpleNamespace(get_app_dir=lambda job: kit / job, get_root_dir=lambda: str(kit))
+    workspace = SimpleNamespace(
+        get_app_dir=lambda job: kit / job, get_root_dir=lambda: str(kit)
+    )
     return SimpleNamespace(
         get_workspace=lambda: workspace,
         get_job_id=lambda: "job-id",
@@ -360,14 +425,20 @@ def raises(error: Exception) -> Any:
     raise error
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, error: Exception) -> nvflare_site.FednotesExecutor:
+def refused(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> nvflare_site.FednotesExecutor:
     """An executor whose host does not start."""
-    monkeypatch.setattr(nvflare_site, "require_admins_signature", lambda *_: raises(error))
+    monkeypatch.setattr(
+        nvflare_site, "require_admins_signature", lambda *_: raises(error)
+    )
     return nvflare_site.FednotesExecutor()
 
 
 def asked(executor: nvflare_site.FednotesExecutor, kit: Path) -> str | None:
-    reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), context(kit), None)
+    reply = executor.execute(
+        flare.TASK, Shareable({flare.FRAME: b"x"}), context(kit), None
+    )
     assert flare.FRAME not in reply
     reason: str | None = reply.get_header(flare.REASON)
     return reason
@@ -389,7 +460,12 @@ def test_a_refusal_of_the_executor_is_in_the_ledger(
         assert "7" not in reason
         lines = list(show(ledger_of(tmp_path).path))
         assert len(lines) == number
-        told = (lines[-1]["run"], lines[-1]["refusal"], lines[-1]["receiver"], lines[-1]["bytes"])
+        told = (
+            lines[-1]["run"],
+            lines[-1]["refusal"],
+            lines[-1]["receiver"],
+            lines[-1]["bytes"],
+        )
         assert told == ("job-id", True, "server", len(reason))
         assert lines[-1]["sha256"] == hashlib.sha256(reason.encode()).hexdigest()
     assert "this site allows 7 sites and more" in caplog.text
@@ -411,7 +487,10 @@ def test_what_the_ledger_does_not_take_does_not_leave(
 
 @pytest.mark.parametrize(
     ("error", "told"),
-    [(KeyError("Mrs Planted"), "KeyError at test_nvflare.py"), (RefusedError("hours"), "hours")],
+    [
+        (KeyError("Mrs Planted"), "KeyError at test_nvflare.py"),
+        (RefusedError("hours"), "hours"),
+    ],
 )
 def test_a_sites_error_is_told_without_its_data(
     error: Exception, told: str, tmp_path: Path
@@ -433,21 +512,32 @@ def test_a_sites_error_is_told_without_its_data(
         ("h1", "h1", "server_command", True),
         ("h1", "h1.job-id", "server_command", True),
         ("h1", "h2", "server_command", False),
-        ("h1", "h1", "_net_manager", False),  # `bulk_test` of 10^9: as many messages in memory
+        (
+            "h1",
+            "h1",
+            "_net_manager",
+            False,
+        ),  # `bulk_test` of 10^9: as many messages in memory
         (None, "server.job-id", "_net_manager", True),  # by the kit's own socket
     ],
 )
 def test_a_member_speaks_for_itself_and_tests_no_network(
     certified: str | None, origin: str, channel: str, passes: bool
 ) -> None:
-    headers = {cells.MessageHeaderKey.ORIGIN: origin, cells.MessageHeaderKey.CHANNEL: channel}
+    headers = {
+        cells.MessageHeaderKey.ORIGIN: origin,
+        cells.MessageHeaderKey.CHANNEL: channel,
+    }
     message = Message(headers, 10**9)
     message.set_prop(cells.MessagePropKey.COMMON_NAME, certified)
     assert (gate.ServerGate().judge(message) is None) == passes
 
 
 def test_two_processes_do_not_share_a_runs_state(tmp_path: Path) -> None:
-    with launch.only_one(tmp_path / "r"), pytest.raises(TrainingError, match="still ending"):
+    with (
+        launch.only_one(tmp_path / "r"),
+        pytest.raises(TrainingError, match="still ending"),
+    ):
         launch.only_one(tmp_path / "r").__enter__()
     with launch.only_one(tmp_path / "r"):
         pass
@@ -459,10 +549,18 @@ def test_the_audit_names_commands_and_no_looks(tmp_path: Path) -> None:
     auditor = AuditService.initialize(str(log))
     try:
         presence.audit_no_looks()
-        for command in ("list_jobs -d", "check_status server", "app_command 1-2 fednotes.progress"):
+        for command in (
+            "list_jobs -d",
+            "check_status server",
+            "app_command 1-2 fednotes.progress",
+        ):
             auditor.add_event("watch@x.org", command)
         assert log.read_text() == ""
-        kept = ("_cert_login a@x.org", "job_mgmt.submit_job ner", "app_command 1 fednotes.pause")
+        kept = (
+            "_cert_login a@x.org",
+            "job_mgmt.submit_job ner",
+            "app_command 1 fednotes.pause",
+        )
         for command in kept:
             assert auditor.add_event("a@x.org", command)
         assert [line.rpartition("[A:")[2] for line in log.read_text().splitlines()] == [

@@ -93,8 +93,12 @@ def test_a_run_goes_on_after_a_kill(net: Network, tmp_path: Path) -> None:
     assert all(processes.status(kit).running for kit in kits)
     with pytest.raises(ConfigError, match="h1 runs already"):
         processes.start(net.kits["h1"])
-    folder = ward_job(tmp_path, "ward-1", SITES, rounds=4, least=3, die=1, numbers=1_250_000)
-    first, second, fetched = json.loads(net.admin(NEWEST.strip(), folder, tmp_path / "out"))
+    folder = ward_job(
+        tmp_path, "ward-1", SITES, rounds=4, least=3, die=1, numbers=1_250_000
+    )
+    first, second, fetched = json.loads(
+        net.admin(NEWEST.strip(), folder, tmp_path / "out")
+    )
     assert first != second
     rows = json.loads((Path(fetched) / "fednotes" / "result.json").read_text())
     assert [row["included"] for row in rows] == [list(SITES)] * 2

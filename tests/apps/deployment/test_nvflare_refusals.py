@@ -32,7 +32,14 @@ from places import files_of
 from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.nvflare.presence import SECOND_FILE
 from fednotes.apps.deployment.nvflare.processes import LastContact, contact_of
-from fednotes.core.messages import Frame, Reply, Request, decode_reply, decode_request, encode
+from fednotes.core.messages import (
+    Frame,
+    Reply,
+    Request,
+    decode_reply,
+    decode_request,
+    encode,
+)
 from fednotes.engines.requests import Event, Participants, Patience, RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]  # some two minutes: real processes
@@ -69,11 +76,15 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
     mark, loose = base / "mark", base / "loose"
     loose.mkdir()
     (loose / "sitecustomize.py").write_text("import dishonest\ndishonest.serve()\n")
-    path = os.pathsep.join([str(loose), str(intruders.HELPERS), *filter(None, sys.path)])
+    path = os.pathsep.join(
+        [str(loose), str(intruders.HELPERS), *filter(None, sys.path)]
+    )
     with intruders.network(base / "kits", "h1", "h2", "h3", "h4") as net:
         kits, port = net.kits, net.project.port
         false = intruders.false_kits(base, kits["h3"], kits["h4"], port)
-        net.start(kits["server"], PYTHONPATH=path, FEDNOTES_TEST_SERVER=str(kits["server"]))
+        net.start(
+            kits["server"], PYTHONPATH=path, FEDNOTES_TEST_SERVER=str(kits["server"])
+        )
         net.start(kits["h1"], kits["h4"], FEDNOTES_TEST_MARK=str(mark))
         liar = {"FEDNOTES_SITE_MAIN": "refusal_mains:dishonest_main"}
         net.start(kits["h2"], FEDNOTES_TEST_MARK=str(mark), **liar)
@@ -105,7 +116,10 @@ def test_only_the_jobs_own_sites_are_in_its_sums(ward: Ward) -> None:
     expected = refusal_mains.total(["h1", "h2"], 3)
     np.testing.assert_allclose([row["x"][0] for row in rows], expected, rtol=1e-6)
     assert expected[-1] != refusal_mains.total(["h1", "h2", "h4"], 3)[-1]
-    came = {p.name.split("-")[2] for p in (ward.net.server / "state/first/frames").glob("*-up-*")}
+    came = {
+        p.name.split("-")[2]
+        for p in (ward.net.server / "state/first/frames").glob("*-up-*")
+    }
     assert came == {"h1", "h2"}
     for kit in (ward.net.kits["h4"], *ward.false.values()):  # no host ran there
         assert not list(kit.rglob("frames.txt"))
@@ -119,7 +133,9 @@ def test_a_false_kit_is_never_connected(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["outsider", "self-signed", "expired"])
-def test_the_server_closes_the_connection_of_a_wrong_certificate(ward: Ward, wrong: str) -> None:
+def test_the_server_closes_the_connection_of_a_wrong_certificate(
+    ward: Ward, wrong: str
+) -> None:
     """By TLS alone, whatever program the other side runs."""
     assert answered(ward.port, ward.net.kits["h1"])
     assert not answered(ward.port, ward.false[wrong])
@@ -157,7 +173,11 @@ def test_a_member_gives_no_orders_to_another(ward: Ward) -> None:
     """NVFlare's server hands them on, and its client obeys whoever asks."""
     answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
     assert answers["order to oneself"] == "ok"
-    assert answers["order to another"] == answers["order to another's job"] == "unauthenticated"
+    assert (
+        answers["order to another"]
+        == answers["order to another's job"]
+        == "unauthenticated"
+    )
     assert "only the server gives orders" in log_of(ward.net.kits["h1"])
 
 
@@ -168,19 +188,25 @@ def test_a_member_gives_no_orders_in_the_servers_name(ward: Ward) -> None:
     """
     answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
     assert answers["heard"].startswith("server")
-    assert "a message of h2 in the name of 'server' was dropped" in log_of(ward.net.server)
+    assert "a message of h2 in the name of 'server' was dropped" in log_of(
+        ward.net.server
+    )
     assert dishonest.FORGED not in (ward.net.kits["h1"] / "audit.log").read_text()
 
 
 @pytest.mark.parametrize("who", ["h1", "watch"])
-def test_only_the_admins_certificate_hands_in_jobs(tmp_path: Path, ward: Ward, who: str) -> None:
+def test_only_the_admins_certificate_hands_in_jobs(
+    tmp_path: Path, ward: Ward, who: str
+) -> None:
     """A site's key in the admin's kit; and the watch's own."""
     kit, person = ward.net.server / "watch", "watch@fednotes.org"
     if who == "h1":
         kit, person = intruders.copied(ward.net.kits["admin"], tmp_path / "kit"), "h1"
         intruders.take_identity(kit, ward.net.kits["h1"])
     folder = ward_job(tmp_path, f"of-{who}")
-    said = ward.net.admin(intruders.SUBMIT + "print('taken')", folder, kit=kit, person=person)
+    said = ward.net.admin(
+        intruders.SUBMIT + "print('taken')", folder, kit=kit, person=person
+    )
     assert "taken" not in said
     assert "not authorized" in said
 
@@ -204,12 +230,16 @@ def test_each_site_refuses_what_its_admin_did_not_sign(
     assert status == "FINISHED:FAILED_TO_RUN"
     assert "server: OK" in detail
     for site in ("h1", "h2"):
-        assert [said in line for line in detail if line.startswith(f"{site}:")] == [True]
+        assert [said in line for line in detail if line.startswith(f"{site}:")] == [
+            True
+        ]
         assert not (ward.net.kits[site] / "state" / run).exists()
     assert not ward.mark.exists()
 
 
-def test_each_site_refuses_what_the_server_signed_itself(tmp_path: Path, ward: Ward) -> None:
+def test_each_site_refuses_what_the_server_signed_itself(
+    tmp_path: Path, ward: Ward
+) -> None:
     """To NVFlare the signature of any certificate of the project is a submitter's."""
     h1, said = ward.net.kits["h1"], "was signed by 'localhost'"
     ward.net.run_until(lambda: said in log_of(h1), ward_job(tmp_path, "server-signed"))
@@ -218,7 +248,10 @@ def test_each_site_refuses_what_the_server_signed_itself(tmp_path: Path, ward: W
 
 def test_a_copy_of_a_connected_kit_is_sent_away(tmp_path: Path, ward: Ward) -> None:
     """NVFlare alone gives it the place of the first, which then gets no job."""
-    copy, first = intruders.copied(ward.net.kits["h4"], tmp_path / "h4"), ward.net.kits["h4"]
+    copy, first = (
+        intruders.copied(ward.net.kits["h4"], tmp_path / "h4"),
+        ward.net.kits["h4"],
+    )
     there = processes.status(first).pid
     ward.net.start(copy)
     assert until(lambda: not processes.status(copy).running, 40)
@@ -229,9 +262,14 @@ def test_a_copy_of_a_connected_kit_is_sent_away(tmp_path: Path, ward: Ward) -> N
     assert until(lambda: (contact_of(first, there) or LastContact()).last > since, 60)
 
 
-def test_each_site_refuses_a_class_of_its_own_accord(tmp_path: Path, ward: Ward) -> None:
+def test_each_site_refuses_a_class_of_its_own_accord(
+    tmp_path: Path, ward: Ward
+) -> None:
     """Signed by the admin; the server, which also calls it a job with code, lets it pass."""
-    folder, sites = ward_job(tmp_path, "class"), [ward.net.kits[s] for s in ("h1", "h2")]
+    folder, sites = (
+        ward_job(tmp_path, "class"),
+        [ward.net.kits[s] for s in ("h1", "h2")],
+    )
     dishonest.foreign_class(folder / "app")
     dishonest.foreign_component(folder / "app")
     said = f"Component {dishonest.FOREIGN!r} at config path"
@@ -247,7 +285,12 @@ def test_a_signature_is_of_every_file(tmp_path: Path, ward: Ward) -> None:
     signed = ward_job(tmp_path, "signed") / "app"
     dishonest.sign(signed, ward.net.kits["admin"])
     assert verify_folder_signature(str(signed), authority)
-    changes = (dishonest.more_rounds, dishonest.one_more_file, dishonest.code, dishonest.unsign)
+    changes = (
+        dishonest.more_rounds,
+        dishonest.one_more_file,
+        dishonest.code,
+        dishonest.unsign,
+    )
     for change in changes:
         app = intruders.copied(signed, tmp_path / change.__name__)
         change(app)
@@ -266,7 +309,9 @@ class Given:
     def __init__(self, *frames: tuple[str, Frame]) -> None:
         self.frames = frames
 
-    def exchange(self, frames: Mapping[str, Frame], **_: Any) -> Iterable[tuple[str, Frame]]:
+    def exchange(
+        self, frames: Mapping[str, Frame], **_: Any
+    ) -> Iterable[tuple[str, Frame]]:
         return self.frames
 
 
@@ -287,7 +332,9 @@ REPLAYS = {
 
 
 @pytest.mark.parametrize("which", REPLAYS)
-def test_the_server_takes_no_reply_that_it_was_given_before(ward: Ward, which: str) -> None:
+def test_the_server_takes_no_reply_that_it_was_given_before(
+    ward: Ward, which: str
+) -> None:
     """Replies that came over the network in the first job, given again at h1's connection."""
     kind, choose = REPLAYS[which]
     h1, h2 = frames(ward, "up", "h1"), frames(ward, "up", "h2")
@@ -295,7 +342,11 @@ def test_the_server_takes_no_reply_that_it_was_given_before(ward: Ward, which: s
     true = h1[1]
     given = Given(("h1", choose(h1, h2)), ("h1", true), ("h1", true), ("h3", true))
     events: list[Event] = []
-    stands = {"job": request.job, "run": request.run, "progress": RunState(0, {"h1": 0}, {"h1": 0})}
+    stands = {
+        "job": request.job,
+        "run": request.run,
+        "progress": RunState(0, {"h1": 0}, {"h1": 0}),
+    }
     members = Participants(given, Patience(timeout=1), events.append, **stands)
     found = members.ask({"h1": request}, least=1)
     assert [event.kind for event in events] == [kind, "duplicate", "refused"]

@@ -22,8 +22,18 @@ import intruders
 from intruders import Network, log_of, until
 
 from fednotes.apps.deployment.nvflare.authority import authority_of
-from fednotes.apps.deployment.nvflare.certificates import Trust, request, take, take_renewal
-from fednotes.apps.deployment.nvflare.processes import LastContact, connected, contact_of, status
+from fednotes.apps.deployment.nvflare.certificates import (
+    Trust,
+    request,
+    take,
+    take_renewal,
+)
+from fednotes.apps.deployment.nvflare.processes import (
+    LastContact,
+    connected,
+    contact_of,
+    status,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -37,11 +47,17 @@ def net(tmp_path: Path) -> Iterator[Network]:
         yield made
 
 
-def test_a_server_reads_no_file_of_a_site_and_deletes_none(tmp_path: Path, net: Network) -> None:
+def test_a_server_reads_no_file_of_a_site_and_deletes_none(
+    tmp_path: Path, net: Network
+) -> None:
     """Shell commands, logs, and runs by the name of a folder that is the site's own."""
     notes, site = tmp_path / "notes.txt", net.kits["h1"]
     notes.write_text("Mrs Doe has diabetes.")
-    kept = [site / "rules/ledger.jsonl", site / "state/first/opened", site / JOB / "meta.json"]
+    kept = [
+        site / "rules/ledger.jsonl",
+        site / "state/first/opened",
+        site / JOB / "meta.json",
+    ]
     for path in kept:
         path.parent.mkdir(parents=True)
         path.write_text("{}")
@@ -63,8 +79,12 @@ def test_a_server_reads_no_file_of_a_site_and_deletes_none(tmp_path: Path, net: 
     given.write_text(json.dumps(orders))
     loose = tmp_path / "loose"
     loose.mkdir()
-    (loose / "sitecustomize.py").write_text("import dishonest\ndishonest.give_orders()\n")
-    path = os.pathsep.join([str(loose), str(intruders.HELPERS), *filter(None, sys.path)])
+    (loose / "sitecustomize.py").write_text(
+        "import dishonest\ndishonest.give_orders()\n"
+    )
+    path = os.pathsep.join(
+        [str(loose), str(intruders.HELPERS), *filter(None, sys.path)]
+    )
     net.start(
         net.server,
         PYTHONPATH=path,
@@ -77,7 +97,9 @@ def test_a_server_reads_no_file_of_a_site_and_deletes_none(tmp_path: Path, net: 
     assert "Mrs Doe" not in str(refused)
     assert "PRIVATE KEY" not in str(refused)
     assert [
-        order for order, told in zip(orders[:-2], refused, strict=True) if told not in REFUSALS
+        order
+        for order, told in zip(orders[:-2], refused, strict=True)
+        if told not in REFUSALS
     ] == []
     assert json.loads(status)["running_jobs"] == []
     assert own_run in REFUSALS

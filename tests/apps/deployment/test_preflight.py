@@ -39,7 +39,9 @@ def test_a_good_kit_says_how_long(kits: dict[str, Path]) -> None:
     """The first end of all its certificates, as they were signed."""
     intruders.date(kits["h1"], (-1, 70))
     end = f"{datetime.now(UTC) + timedelta(70):%Y-%m-%d}"
-    assert checks(kits["h1"], "certificate") == [Check("certificate", True, f"valid until {end}")]
+    assert checks(kits["h1"], "certificate") == [
+        Check("certificate", True, f"valid until {end}")
+    ]
     assert [found.ok for found in checks(kits["server"], "certificate")] == [True]
 
 
@@ -132,7 +134,9 @@ def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
     assert answer_of(made["server"]) == ""
     assert port_check(made["server"]).ok
     other = intruders.copied(made["server"], tmp_path / "other")
-    (other / "startup/server.crt").write_bytes((made["h1"] / "startup/client.crt").read_bytes())
+    (other / "startup/server.crt").write_bytes(
+        (made["h1"] / "startup/client.crt").read_bytes()
+    )
     assert answer_of(other) == "another server of this project answers"
     stranger = provision(PROJECT, tmp_path / "stranger")["server"]
     assert "it shows another certificate" in answer_of(stranger)
@@ -142,7 +146,9 @@ def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
 @pytest.fixture
 def no_tls(made: dict[str, Path]) -> Iterator[None]:
     """A web server on the port, as http.server is: it answers a TLS hello in plain text."""
-    handler = type("Quiet", (http.server.BaseHTTPRequestHandler,), {"log_message": lambda *a: None})
+    handler = type(
+        "Quiet", (http.server.BaseHTTPRequestHandler,), {"log_message": lambda *a: None}
+    )
     with http.server.ThreadingHTTPServer(("127.0.0.1", PROJECT.port), handler) as web:
         thread = threading.Thread(target=web.serve_forever)
         thread.start()

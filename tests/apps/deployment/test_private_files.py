@@ -39,7 +39,9 @@ def test_a_simulated_run(tmp_path: Path) -> None:
             assert opened(out) == []
 
     out.mkdir(parents=True)
-    (out / "job.json").write_text("{}")  # of a run that had not begun, by an earlier version
+    (out / "job.json").write_text(
+        "{}"
+    )  # of a run that had not begun, by an earlier version
     job = parse_job(TABLE, "tiny", tmp_path, "tiny.toml")
     simulate(job, out, display=Watching())
     assert "tensors.safetensors" in seen
@@ -68,7 +70,12 @@ def test_kits_after_a_run(job: str, site_notes: Any, tmp_path: Path) -> None:
     assert opened(kits) == []
     hospitals.run()
     found = {path.name for path in kits.rglob("*")}
-    assert {"scores.json", "tagger.safetensors", "metrics.jsonl", "summary.json"} <= found
+    assert {
+        "scores.json",
+        "tagger.safetensors",
+        "metrics.jsonl",
+        "summary.json",
+    } <= found
     assert opened(kits) == []
 
 
@@ -94,6 +101,10 @@ def test_what_is_there_is_closed_without_following_a_link(tmp_path: Path) -> Non
 def test_files_that_were_asked_for_are_as_the_umask_says(tmp_path: Path) -> None:
     os.umask(0o027)
     store.write_text(tmp_path / "a" / "b", "text", private=False)
-    store.write_folder(tmp_path / "c", lambda f: (f / "d").touch(mode=0o666), private=False)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    store.write_folder(
+        tmp_path / "c", lambda f: (f / "d").touch(mode=0o666), private=False
+    )
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")
+    }
     assert modes == {"a": 0o750, "b": 0o640, "c": 0o750, "d": 0o640}

@@ -21,7 +21,9 @@ AGAIN = "Failed to get_task from server. Will try it again."
 CELLS = "nvflare.fuel.f3.cellnet.core_cell.CoreCell"
 
 
-def passes(seldom: RateLimit, name: str, text: str, level: int = logging.WARNING) -> bool:
+def passes(
+    seldom: RateLimit, name: str, text: str, level: int = logging.WARNING
+) -> bool:
     return seldom.filter(logging.LogRecord(name, level, "", 0, text, None, None))
 
 
@@ -56,23 +58,36 @@ def test_a_line_that_comes_again_passes_once_a_minute_and_counts_the_rest() -> N
         ([("nvflare.a", AGAIN), ("nvflare.b", AGAIN)], [True, True]),
         ([("nvflare.a", AGAIN), ("nvflare.a", "client h1 was refused")], [True, True]),
         # our own lines, unless they are equal
-        ([("fednotes.x", f"refused give ({n})") for n in (7, 8, 8)], [True, True, False]),
+        (
+            [("fednotes.x", f"refused give ({n})") for n in (7, 8, 8)],
+            [True, True, False],
+        ),
         ([("fednotes_not.ours", f"refused give ({n})") for n in (7, 8)], [True, False]),
         # two sites are two kinds
         *(
             ([("nvflare.a", f"no answer of {site}") for site in sites], [True, True])
-            for sites in (("dead", "beef"), ("h1", "h2"), ("site-1", "site-2"), ("w_7", "w_8"))
+            for sites in (
+                ("dead", "beef"),
+                ("h1", "h2"),
+                ("site-1", "site-2"),
+                ("w_7", "w_8"),
+            )
         ),
         # NVFlare 2.9.0's lines at a healthy start; who is away is told once, elsewhere
         *(
             ([(who, f"[ME=server D=h1.17] {said}", logging.ERROR)], [who != CELLS])
             for who in (CELLS, "nvflare.other")
-            for said in ("no connection to h1.17", "cannot send to 'h1.17': target_unreachable")
+            for said in (
+                "no connection to h1.17",
+                "cannot send to 'h1.17': target_unreachable",
+            )
         ),
         ([(CELLS, "no callback for request", logging.ERROR)], [True]),
     ],
 )
-def test_which_lines_pass_within_a_minute(lines: list[tuple[str, str]], passed: list[bool]) -> None:
+def test_which_lines_pass_within_a_minute(
+    lines: list[tuple[str, str]], passed: list[bool]
+) -> None:
     seldom = RateLimit(now=lambda: 0.0)
     assert [passes(seldom, *line) for line in lines] == passed
 
@@ -105,7 +120,10 @@ def written(folder: Path, names: str, count: int, most: int = 2_000_000) -> list
     path = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, KIT_VARIABLE: str(folder), "PYTHONPATH": path}
     command = [sys.executable, "-c", WRITER, configured(most)]
-    writers = [subprocess.Popen([*command, name, str(count)], env=environment) for name in names]
+    writers = [
+        subprocess.Popen([*command, name, str(count)], env=environment)
+        for name in names
+    ]
     assert [writer.wait(timeout=60) for writer in writers] == [0] * len(names)
     logs = [log.read_text().splitlines() for log in folder.glob("fednotes.log*")]
     return [line.split(": ", 1)[1] for log in logs for line in log]
@@ -130,7 +148,9 @@ def test_a_log_is_moved_away_by_whoever_finds_it_too_long(tmp_path: Path) -> Non
     assert len(set(found)) == len(found) > 900
 
 
-def test_the_kit_s_log_uses_the_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kit_s_log_uses_the_filter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(KIT_VARIABLE, str(tmp_path))
     settings = json.loads(configured())
     settings["loggers"] = {"nvflare_test": {"level": "WARNING", "handlers": ["file"]}}

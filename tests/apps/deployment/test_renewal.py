@@ -50,7 +50,9 @@ def tree(kit: Path) -> dict[Path, tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("who", ["a", "admin", "server"])
-def test_a_kit_gets_new_keys_and_keeps_all_else(kits: dict[str, Path], who: str) -> None:
+def test_a_kit_gets_new_keys_and_keeps_all_else(
+    kits: dict[str, Path], who: str
+) -> None:
     """Only the request travels, and it holds no private key."""
     kit = kits[who]
     if who != "server":
@@ -62,7 +64,9 @@ def test_a_kit_gets_new_keys_and_keeps_all_else(kits: dict[str, Path], who: str)
     assert b"PRIVATE" not in asked
     asking = tree(kit)
     assert before.items() <= asking.items()
-    assert {asking[path][1] & 0o777 for path in asking.keys() - before.keys()} == {0o600}
+    assert {asking[path][1] & 0o777 for path in asking.keys() - before.keys()} == {
+        0o600
+    }
     answer = signed(kits, asked)
     assert b"PRIVATE" not in answer
     take_renewal(kit, answer)
@@ -85,7 +89,9 @@ def test_a_kit_gets_new_keys_and_keeps_all_else(kits: dict[str, Path], who: str)
     assert min(valid_until(kit).values()) > certificate.not_valid_before_utc
 
 
-def test_a_run_goes_on_with_a_renewed_kit(kits: dict[str, Path], tmp_path: Path) -> None:
+def test_a_run_goes_on_with_a_renewed_kit(
+    kits: dict[str, Path], tmp_path: Path
+) -> None:
     """Before and after it, and while others do not know; the bits are those of a run without."""
     sums = []
     for renewed in (False, True):
@@ -100,7 +106,9 @@ def test_a_run_goes_on_with_a_renewed_kit(kits: dict[str, Path], tmp_path: Path)
         total = engine.sum("give")
         assert total.sites == len(SITES)
         sums.append(total)
-    assert all((sums[0].tensors[n] == sums[1].tensors[n]).all() for n in sums[0].tensors)
+    assert all(
+        (sums[0].tensors[n] == sums[1].tensors[n]).all() for n in sums[0].tensors
+    )
 
 
 def test_a_job_that_was_handed_in_before_is_served_after(
@@ -115,10 +123,15 @@ def test_a_job_that_was_handed_in_before_is_served_after(
     require_admins_signature(folder / "app", kits["a"] / "startup/rootCA.pem")
 
 
-def test_both_of_a_kit_s_certificates_can_be_revoked_later(kits: dict[str, Path]) -> None:
+def test_both_of_a_kit_s_certificates_can_be_revoked_later(
+    kits: dict[str, Path],
+) -> None:
     old = CertificateIdentity.of_kit(kits["a"])
     take_renewal(kits["a"], signed(kits, request(kits["a"])))
-    new, b = CertificateIdentity.of_kit(kits["a"]), CertificateIdentity.of_kit(kits["b"])
+    new, b = (
+        CertificateIdentity.of_kit(kits["a"]),
+        CertificateIdentity.of_kit(kits["b"]),
+    )
     assert b.verify("a", b"x", old.sign(b"x"))
     assert b.verify("a", b"x", new.sign(b"x"))
     kits["a"].rename(kits["server"].with_name("away"))
@@ -154,7 +167,9 @@ def proof_of(asked: bytes) -> bytes:
     return found.attributes.get_attribute_for_oid(AttributeOID.UNSTRUCTURED_NAME).value
 
 
-def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(kits: dict[str, Path]) -> None:
+def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(
+    kits: dict[str, Path],
+) -> None:
     good = request(kits["a"])
     own = x509.load_pem_x509_csr(good).subject
     of_server = x509.load_pem_x509_csr(request(kits["server"])).subject
@@ -192,7 +207,13 @@ def test_a_wrong_answer_leaves_the_kit_as_it_was(kits: dict[str, Path]) -> None:
         take_renewal(a, signed(kits, request(b)))
     answer = signed(kits, request(a))
     before = tree(a)
-    for wrong in (signed(kits, request(b)), answer[:900], answer[-900:], b"", b"x" * 60_000):
+    for wrong in (
+        signed(kits, request(b)),
+        answer[:900],
+        answer[-900:],
+        b"",
+        b"x" * 60_000,
+    ):
         with pytest.raises(RefusedError):
             take_renewal(a, wrong)
         assert tree(a) == before

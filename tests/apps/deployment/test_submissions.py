@@ -112,7 +112,11 @@ def ended(server: Any, out: Path) -> None:
         (["FINISHED:ABNORMAL", "RUNNING"], True, [("abort", "j1")]),
         # Between two submissions: the mark of an end needs one that can be aborted.
         (["FINISHED:ABNORMAL"], True, [("resubmit", "j0"), ("abort", "j1")]),
-        (["FINISHED:COMPLETED"], True, [("resubmit", "j0"), ("abort", "j1")]),  # it was paused
+        (
+            ["FINISHED:COMPLETED"],
+            True,
+            [("resubmit", "j0"), ("abort", "j1")],
+        ),  # it was paused
         (["RUNNING"], False, [("abort", "j0"), ("resubmit", "j0"), ("abort", "j1")]),
         (["FINISHED:ABORTED"], True, []),
     ],
@@ -131,7 +135,12 @@ def test_a_run_ends_wherever_it_stands(
     [
         # NVFlare would mark it as aborted while it is handed out, and start it all the same.
         ("DISPATCHED", 3, {"j0": "RUNNING"}, [("abort", "j0")]),
-        ("RUNNING", 2, {"j1": "SUBMITTED"}, [("abort", "j0"), ("abort", "j1")]),  # by the watch
+        (
+            "RUNNING",
+            2,
+            {"j1": "SUBMITTED"},
+            [("abort", "j0"), ("abort", "j1")],
+        ),  # by the watch
     ],
 )
 def test_what_changes_meanwhile_ends_too(
@@ -158,9 +167,17 @@ def test_a_run_that_is_done_is_not_aborted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"sites": [[1]]}', '{"seconds": 1%s}' % ("0" * 400), '{"sites": 5, "mean": [1]}', "["]
+    "text",
+    [
+        '{"sites": [[1]]}',
+        '{"seconds": 1%s}' % ("0" * 400),
+        '{"sites": 5, "mean": [1]}',
+        "[",
+    ],
 )
-def test_what_was_fetched_is_kept_whatever_its_summary_says(text: str, tmp_path: Path) -> None:
+def test_what_was_fetched_is_kept_whatever_its_summary_says(
+    text: str, tmp_path: Path
+) -> None:
     server, out = Server("FINISHED:COMPLETED"), tmp_path / "out"
     server.summary, server.text = True, text
     out.mkdir()
@@ -200,7 +217,9 @@ def test_a_folder_is_taken_before_anything_is_handed_in(
     assert read_run(out) == run
     with pytest.raises(ConfigError, match="another run has just taken it"):
         claim(run, declared, out)  # both may have found it empty
-    with pytest.raises(ConfigError, match="stopped before it reached the server: delete"):
+    with pytest.raises(
+        ConfigError, match="stopped before it reached the server: delete"
+    ):
         abort(Server(), run, out)  # type: ignore[arg-type]
     for error, match in (
         (TrainingError("lost"), f"is not known: fednotes run --attach --out {out}"),
@@ -209,7 +228,9 @@ def test_a_folder_is_taken_before_anything_is_handed_in(
         server.refuses = error
         with pytest.raises(type(error), match=match):
             hand_in(server, run, declared, least, out)  # type: ignore[arg-type]
-        assert read_run(out) == run  # nobody knows whether the server has it; --attach asks
+        assert (
+            read_run(out) == run
+        )  # nobody knows whether the server has it; --attach asks
     server.refuses = None
     hand_in(server, run, declared, least, out)  # type: ignore[arg-type]
     assert server.asked == [("submit", run.name)]
@@ -231,7 +252,13 @@ def test_a_folder_that_cannot_be_written_is_told_before(
 
 
 def round_line(number: int) -> Table:
-    line = {"kind": "round", "round": number, "evaluated": True, "took_part": 2, "loss": 1.0}
+    line = {
+        "kind": "round",
+        "round": number,
+        "evaluated": True,
+        "took_part": 2,
+        "loss": 1.0,
+    }
     return line | {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
 
 
@@ -242,7 +269,9 @@ def plan(done: int) -> Table:
 class Script:
     """A server that gives one look after the other: jobs, and the lines of the one that runs."""
 
-    def __init__(self, *looks: tuple[list[Table], list[Table]], alive: bool = True) -> None:
+    def __init__(
+        self, *looks: tuple[list[Table], list[Table]], alive: bool = True
+    ) -> None:
         self.looks, self.at, self.alive = looks, -1, alive
 
     def jobs(self) -> list[Table]:
@@ -256,7 +285,9 @@ class Script:
         return {"lines": self.looks[self.at][1][since:]} if self.alive else None
 
 
-def followed(server: Script, out: Path, *, fresh: bool = False) -> tuple[list[int], list[str]]:
+def followed(
+    server: Script, out: Path, *, fresh: bool = False
+) -> tuple[list[int], list[str]]:
     """The rounds that are shown, and what is said."""
     display, said, clock = mock.Mock(), list[str](), Clock()
     follower = Follower(RUN, out, display, said.append, fresh, lambda: 0.0, clock.sleep)
@@ -293,7 +324,11 @@ def test_rounds_that_were_shown_are_not_shown_again(tmp_path: Path) -> None:
 
 
 def test_missing_approvals_are_said(tmp_path: Path) -> None:
-    line = {"kind": "approvals", "since": {"h1": 1.0}, "text": "waiting for the approval of: h1"}
+    line = {
+        "kind": "approvals",
+        "since": {"h1": 1.0},
+        "text": "waiting for the approval of: h1",
+    }
     server = Script(([SECOND], [line]), OVER)
     assert followed(server, tmp_path) == ([], ["waiting for the approval of: h1"])
 

@@ -18,7 +18,9 @@ from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import SiteNotes
 
-NOTE = Document("n1", "No fever.\nMild cough.\n", (Span(3, 8, "Sign"), Span(15, 20, "Sign")))
+NOTE = Document(
+    "n1", "No fever.\nMild cough.\n", (Span(3, 8, "Sign"), Span(15, 20, "Sign"))
+)
 TAGS = TagSet(("Sign",))
 
 
@@ -57,7 +59,10 @@ def test_sentences_are_the_examples_of_documents(
 
 def notes(*texts: str) -> SiteNotes:
     def read() -> Iterator[Note]:
-        return (Note(str(number), text, None, None, "s") for number, text in enumerate(texts))
+        return (
+            Note(str(number), text, None, None, "s")
+            for number, text in enumerate(texts)
+        )
 
     return SiteNotes("a", read, read, len(texts), 0, 0, 0, 0, 0, 0)
 

@@ -84,7 +84,10 @@ def test_the_list_is_one_that_openssl_verifies(kits: Kits, tmp_path: Path) -> No
 
     found = checked("crl", "-in", "list.pem", "-CAfile", root, "-noout", "-text")
     assert "verify OK" in found.stdout + found.stderr
-    assert f"{certificate_of(kits['h2'] / 'startup/client').serial_number:X}" in found.stdout
+    assert (
+        f"{certificate_of(kits['h2'] / 'startup/client').serial_number:X}"
+        in found.stdout
+    )
     chain = ("-crl_check", "-CRLfile", "list.pem", "-CAfile", root)
     for name, refused in (("h1", False), ("h2", True)):
         done = checked("verify", *chain, kits[name] / "startup/client.crt")
@@ -110,7 +113,9 @@ def test_a_kit_that_is_made_again_is_another(kits: Kits, tmp_path: Path) -> None
     assert believes(kits["h1"], again)
     assert check_kit(again) == []
     take(lost, said(kits))
-    with pytest.raises(ConfigError, match=r"client.crt: the certificate was revoked on \d{4}-"):
+    with pytest.raises(
+        ConfigError, match=r"client.crt: the certificate was revoked on \d{4}-"
+    ):
         check_kit(lost)
 
 
@@ -123,11 +128,17 @@ def test_who_handed_in_a_job_is_not_revoked_with_a_kit_that_served_it(
     kit_files.job_folder(tmp_path, {}, run="r1", sites=["h1", "h2"], min_sites=2)
     dishonest.sign(app, kits["admin"])
     for name in ("h2", "server"):
-        shutil.copytree(app, kits[name] / "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c" / "app")
-        assert len(list(kits[name].rglob("*.crt"))) > len(certificates.stems(kits[name]))
+        shutil.copytree(
+            app, kits[name] / "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c" / "app"
+        )
+        assert len(list(kits[name].rglob("*.crt"))) > len(
+            certificates.stems(kits[name])
+        )
     take(kits["h1"], revoked(kits, "h2", "server"))
     listed = {entry.serial_number for entry in trusted(kits["h1"]).listed or ()}
-    ours = [stem for name in ("h2", "server") for stem in certificates.stems(kits[name])]
+    ours = [
+        stem for name in ("h2", "server") for stem in certificates.stems(kits[name])
+    ]
     assert {certificate_of(stem).serial_number for stem in ours} <= listed
     assert certificate_of(kits["admin"] / "startup/client").serial_number not in listed
     require_admins_signature(app, root)
@@ -144,7 +155,9 @@ def test_a_revoked_server_is_seen_by_what_it_shows(kits: Kits) -> None:
     list_of_it = revoked(kits, "server")
     take(h1, list_of_it)
     assert "was revoked on" in shown_problem(h1, shown)
-    assert "was revoked on" in trusted(h1).problem(certificate_of(server / "watch/startup/client"))
+    assert "was revoked on" in trusted(h1).problem(
+        certificate_of(server / "watch/startup/client")
+    )
     assert take(server, list_of_it)
     assert trusted(server / "watch").number == trusted(server).number == 2
 
@@ -158,7 +171,9 @@ def test_an_older_list_does_not_undo_a_newer_one(kits: Kits) -> None:
     assert take(h1, second)
     assert not take(h1, second)
     before = (h1 / "startup/trust.pem").read_bytes()
-    with pytest.raises(RefusedError, match="number 2 is not newer than 3, this kit's own"):
+    with pytest.raises(
+        RefusedError, match="number 2 is not newer than 3, this kit's own"
+    ):
         take(h1, first)
     assert (h1 / "startup/trust.pem").read_bytes() == before
     assert len(list(trusted(h1).listed or ())) == 2  # the newer has what the older had
@@ -215,7 +230,9 @@ def test_two_roots_overlap_and_the_old_one_ends(
     assert believes(of_new, h2)
     assert check_kit(h1) == check_kit(h3) == []
     days_later(monkeypatch, 21)
-    assert ["client.crt: the certificate expires on" in w for w in check_kit(h1)] == [True]
+    assert ["client.crt: the certificate expires on" in w for w in check_kit(h1)] == [
+        True
+    ]
     assert check_kit(h3) == []
     days_later(monkeypatch, 81)
     assert believes(of_old, h3, "h3")
@@ -239,7 +256,10 @@ def test_only_the_old_root_brings_a_new_one(kits: Kits, tmp_path: Path) -> None:
     (root,) = false.roots
     site = key_of(kits["h2"] / "startup/client")
     bridge = loaded(intruders.certified(root, site, root, false.key, (-1, 30)))
-    old = {"server": intruders.copied(kits["server"].parent, tmp_path / "stolen") / "server"}
+    old = {
+        "server": intruders.copied(kits["server"].parent, tmp_path / "stolen")
+        / "server"
+    }
     true = Trust.parsed(replaced(kits, 30))
     for bridges in ((), (bridge,), true.bridges):
         with pytest.raises(RefusedError, match="not signed by the authority"):
@@ -247,19 +267,26 @@ def test_only_the_old_root_brings_a_new_one(kits: Kits, tmp_path: Path) -> None:
     take(h1, said(kits))
     for _ in range(3):
         late = revoked(old, "h2")
-    with pytest.raises(RefusedError, match="signed by a root that another has replaced"):
+    with pytest.raises(
+        RefusedError, match="signed by a root that another has replaced"
+    ):
         take(h1, late)
 
 
 def test_neither_a_site_nor_a_stranger_is_a_bridge(kits: Kits, tmp_path: Path) -> None:
     """What their keys sign counts for nobody, whatever they show beside it."""
     provision(PROJECT, tmp_path / "other")
-    own, stranger = kits["h2"] / "startup/client", authority_of(PROJECT, tmp_path / "other")
+    own, stranger = (
+        kits["h2"] / "startup/client",
+        authority_of(PROJECT, tmp_path / "other"),
+    )
     victim, key = certificate_of(kits["server"] / "startup/server"), key_of(own)
     for liar, signer in ((certificate_of(own), key), (stranger.root, stranger.key)):
         false = loaded(intruders.certified(liar, signer, victim, key, (-1, 9)))
         assert certificates.issued(false, liar)
-        assert trusted(kits["h1"]).problem(false, (liar,)) == "is not signed by rootCA.pem"
+        assert (
+            trusted(kits["h1"]).problem(false, (liar,)) == "is not signed by rootCA.pem"
+        )
 
 
 # clocks
@@ -269,7 +296,9 @@ def test_neither_a_site_nor_a_stranger_is_a_bridge(kits: Kits, tmp_path: Path) -
     ("begin", "end", "said"),
     [(4, 900, ""), (6, 900, "is valid from"), (-900, -4, ""), (-900, -6, "expired on")],
 )
-def test_clocks_may_differ_by_five_minutes(kits: Kits, begin: int, end: int, said: str) -> None:
+def test_clocks_may_differ_by_five_minutes(
+    kits: Kits, begin: int, end: int, said: str
+) -> None:
     day = 24 * 60
     intruders.date(kits["h2"], (begin / day, end / day))
     assert believes(kits["h1"], kits["h2"]) is (said == "")
@@ -297,8 +326,13 @@ def test_what_is_new_counts_on_a_clock_that_is_five_minutes_late(made: Kits) -> 
 
 def connection(kit: Path) -> Any:
     shown = {"x509_pem_cert": [(kit / "startup/client.crt").read_bytes()]}
-    found = SimpleNamespace(context=SimpleNamespace(auth_context=lambda: shown), open=True)
-    found.state, found.close = ConnState.CONNECTED, lambda: setattr(found, "open", False)
+    found = SimpleNamespace(
+        context=SimpleNamespace(auth_context=lambda: shown), open=True
+    )
+    found.state, found.close = (
+        ConnState.CONNECTED,
+        lambda: setattr(found, "open", False),
+    )
     return found
 
 
@@ -306,8 +340,10 @@ def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(kits: Kits) -> None:
     server, let_in = kits["server"], list[Any]()
     filters: list[Any] = []
     ends: dict[str, list[Any]] = {}
-    manager = SimpleNamespace(  # as much of NVFlare's manager of connections as is asked
-        sfm_endpoints=ends, get_connections=ends.get, state_change=let_in.append
+    manager = (
+        SimpleNamespace(  # as much of NVFlare's manager of connections as is asked
+            sfm_endpoints=ends, get_connections=ends.get, state_change=let_in.append
+        )
     )
     core: Any = SimpleNamespace(
         communicator=SimpleNamespace(conn_manager=manager),
@@ -315,7 +351,9 @@ def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(kits: Kits) -> None:
     )
     doors = gate.Connections(server / "startup", core)
     there = {name: connection(kits[name]) for name in ("h1", "h2")}
-    local = SimpleNamespace(state=ConnState.CONNECTED)  # a job's process, without a certificate
+    local = SimpleNamespace(
+        state=ConnState.CONNECTED
+    )  # a job's process, without a certificate
     for each in (*there.values(), local):
         manager.state_change(each)
     assert let_in == [*there.values(), local]
@@ -328,7 +366,10 @@ def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(kits: Kits) -> None:
 
     assert judged("h1") is judged("h2") is None
     take(server, revoked(kits, "h2"))
-    assert judged("h2").get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.UNAUTHENTICATED
+    assert (
+        judged("h2").get_header(MessageHeaderKey.RETURN_CODE)
+        == ReturnCode.UNAUTHENTICATED
+    )
     assert judged("h1") is None
     assert [each.open for each in there.values()] == [True, False]
     again = connection(kits["h2"])
@@ -351,7 +392,10 @@ def test_server_and_site_give_each_other_what_they_lack(kits: Kits) -> None:
 
     for holder in ("h1", "server"):
         take(kits[holder], revoked(kits, "h2"))
-        beats = [(passed(site, server, "h1"), passed(server, site, "server")) for _ in range(3)]
+        beats = [
+            (passed(site, server, "h1"), passed(server, site, "server"))
+            for _ in range(3)
+        ]
         assert trusted(kits["h1"]).number == trusted(kits["server"]).number
         assert beats[-1] == (False, False)  # it is sent no more than needed
     assert trusted(kits["h1"]).number == 3

@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from fednotes.apps.deployment.status import progress_text
-from fednotes.apps.deployment.waiting import APPROVALS_FILE, PendingApprovals, waiting_text
+from fednotes.apps.deployment.waiting import (
+    APPROVALS_FILE,
+    PendingApprovals,
+    waiting_text,
+)
 
 
 class Times:
@@ -20,7 +24,9 @@ class Times:
 def test_minutes_are_told_since_the_first_time(tmp_path: Path) -> None:
     """Also after a restart of the server, which reads the times again."""
     clock = Times()
-    pending = PendingApprovals(tmp_path / APPROVALS_FILE, ["reports", "discharge"], clock)
+    pending = PendingApprovals(
+        tmp_path / APPROVALS_FILE, ["reports", "discharge"], clock
+    )
     pending.add("discharge")
     clock.now += 12 * 60
     pending.add("discharge")
@@ -42,7 +48,9 @@ def test_a_name_that_is_not_of_the_run_is_not_taken_in(tmp_path: Path) -> None:
     assert PendingApprovals(tmp_path / APPROVALS_FILE, ["reports"], Times()).text == ""
 
 
-def test_a_list_is_published_when_it_changes_and_every_five_minutes(tmp_path: Path) -> None:
+def test_a_list_is_published_when_it_changes_and_every_five_minutes(
+    tmp_path: Path,
+) -> None:
     clock = Times()
     pending = PendingApprovals(tmp_path / APPROVALS_FILE, ["a", "b"], clock)
     assert pending.news() is None
@@ -66,7 +74,11 @@ def test_a_list_is_published_when_it_changes_and_every_five_minutes(tmp_path: Pa
 def test_the_status_of_a_server_counts_to_the_present() -> None:
     """The line was published when nobody had waited long; the times in it are absolute."""
     published = {"kind": "approvals", "since": {"discharge": 0.0}, "text": "waiting …"}
-    silent = {"kind": "event", "site": "discharge", "text": "site 'discharge' has not approved"}
+    silent = {
+        "kind": "event",
+        "site": "discharge",
+        "text": "site 'discharge' has not approved",
+    }
     told = progress_text({"lines": [silent, published], "sites": ["reports"]})
     begin, waiting = told.split("; ")
     assert begin == "before round 1, with reports"

@@ -29,7 +29,11 @@ from fednotes.apps.deployment.nvflare.presence import (
     next_step,
     place_of,
 )
-from fednotes.apps.deployment.nvflare.processes import LastContact, connected, contact_of
+from fednotes.apps.deployment.nvflare.processes import (
+    LastContact,
+    connected,
+    contact_of,
+)
 from fednotes.core.store import write_json, write_text
 
 ALL = frozenset({"h1", "h2"})
@@ -48,7 +52,13 @@ ALL = frozenset({"h1", "h2"})
         ("FINISHED:COMPLETED", False, {"status": "paused"}, "", "resubmit"),
         ("FINISHED:ABNORMAL", False, {"status": "running"}, "", "resubmit"),
         ("FINISHED:EXECUTION_EXCEPTION", False, {"status": "failed"}, "", "give up"),
-        ("FINISHED:ABNORMAL", False, {"status": "failed", "retry": True}, "", "resubmit"),
+        (
+            "FINISHED:ABNORMAL",
+            False,
+            {"status": "failed", "retry": True},
+            "",
+            "resubmit",
+        ),
         ("FINISHED:FAILED_TO_RUN", False, {}, "", "resubmit"),
         ("FINISHED:ABORTED", False, {"status": "running"}, "", "done"),
     ],
@@ -70,7 +80,11 @@ class Server:
     def jobs(self) -> list[dict[str, Any]]:
         deploy = {"app": ["server", *sorted(ALL)]}
         old = {"name": "r", "job_id": "j0", "status": "RUNNING", "submit_time": 0}
-        new = {"job_id": f"j{self.number}", "status": self.status, "submit_time": self.number}
+        new = {
+            "job_id": f"j{self.number}",
+            "status": self.status,
+            "submit_time": self.number,
+        }
         others = [
             {"name": name, "job_id": name, "status": status, "deploy_map": deploy}
             for name, status in self.others
@@ -133,7 +147,10 @@ def test_a_site_that_is_back_joins_after_a_pause(tmp_path: Path) -> None:
     server.present = ("h1",)
     looks.look(4)
     assert server.asked == [("fednotes.pause", "j1")]  # once: it may take a while
-    write_json(tmp_path / "r" / "outcome.json", {"job_id": "j1", "status": "paused", "lines": 3})
+    write_json(
+        tmp_path / "r" / "outcome.json",
+        {"job_id": "j1", "status": "paused", "lines": 3},
+    )
     server.status = "FINISHED:COMPLETED"
     looks.look()
     assert server.asked[1:] == [("resubmit", "j1")]
@@ -173,7 +190,10 @@ def outcome(folder: Path) -> dict[str, Any]:
 def test_an_aborted_run_is_never_handed_in_again(tmp_path: Path) -> None:
     """Not by a watch that was started anew, nor where NVFlare has a later submission that failed:
     the watch may have handed it in at the moment of the abort."""
-    write_json(tmp_path / "r" / "outcome.json", {"job_id": "j1", "status": "running", "lines": 3})
+    write_json(
+        tmp_path / "r" / "outcome.json",
+        {"job_id": "j1", "status": "running", "lines": 3},
+    )
     Looks(tmp_path, Server("FINISHED:ABORTED")).look(3)
     assert outcome(tmp_path)["status"] == "aborted"
 
@@ -182,7 +202,10 @@ def test_an_aborted_run_is_never_handed_in_again(tmp_path: Path) -> None:
             new, old = super().jobs()
             return [new, {**old, "status": "FINISHED:ABORTED"}]
 
-    for status, asked in (("FINISHED:ABNORMAL", []), ("RUNNING", [("abort", "j1")] * 3)):
+    for status, asked in (
+        ("FINISHED:ABNORMAL", []),
+        ("RUNNING", [("abort", "j1")] * 3),
+    ):
         looks = Looks(tmp_path, later := Later(status))
         assert [looks.look(1) for _ in range(3)] == [{"r": "done"}] * 3
         assert later.asked == asked
@@ -198,7 +221,12 @@ def test_a_run_that_waits_says_for_what(tmp_path: Path) -> None:
     assert outcome(tmp_path)["problem"] == "for h2"
     server.connected, server.others = ("h1", "h2"), [("first", "RUNNING")]
     looks.look(100)
-    expected = {"job_id": "j1", "status": "waits", "lines": 0, "problem": "behind run first"}
+    expected = {
+        "job_id": "j1",
+        "status": "waits",
+        "lines": 0,
+        "problem": "behind run first",
+    }
     assert outcome(tmp_path) == expected
 
 
@@ -218,30 +246,51 @@ def test_a_server_that_begins_no_job_is_found_out(
 # what is asked of NVFlare's engine
 
 
-def test_a_job_is_handed_in_again_with_the_signature_and_name_of_who_did_first() -> None:
+def test_a_job_is_handed_in_again_with_the_signature_and_name_of_who_did_first() -> (
+    None
+):
     cloned: list[dict[str, Any]] = []
     meta = {
-        **{"name": "r", "job_id": "j1", "status": "RUNNING", "deploy_map": {"app": ["server"]}},
-        **{"submitter_name": "admin@x.org", "submitter_org": "ward", "job_deploy_detail": ["x"]},
+        **{
+            "name": "r",
+            "job_id": "j1",
+            "status": "RUNNING",
+            "deploy_map": {"app": ["server"]},
+        },
+        **{
+            "submitter_name": "admin@x.org",
+            "submitter_org": "ward",
+            "job_deploy_detail": ["x"],
+        },
         "submitter_role": "project_admin",
     }
     store = SimpleNamespace(
         get_all_jobs=lambda context: [SimpleNamespace(meta=meta)],
         clone=lambda from_jid, meta, fl_ctx: cloned.append({"of": from_jid, **meta}),
     )
-    late = SimpleNamespace(name="h2", last_connect_time=time.time() - RECENT_SECONDS - 1)
+    late = SimpleNamespace(
+        name="h2", last_connect_time=time.time() - RECENT_SECONDS - 1
+    )
     engine = SimpleNamespace(
         job_def_manager=store,
         new_context=nullcontext,
         run_processes={},
-        get_clients=lambda: [SimpleNamespace(name="h1", last_connect_time=time.time()), late],
+        get_clients=lambda: [
+            SimpleNamespace(name="h1", last_connect_time=time.time()),
+            late,
+        ],
     )
     jobs = ServerJobs(engine)
     (job,) = jobs.jobs()
     jobs.resubmit(job)
     assert cloned == [
         {
-            **{"of": "j1", "cloned_from": "j1", "name": "r", "deploy_map": meta["deploy_map"]},
+            **{
+                "of": "j1",
+                "cloned_from": "j1",
+                "name": "r",
+                "deploy_map": meta["deploy_map"],
+            },
             **{key: meta[key] for key in meta if key.startswith("submitter")},
         }
     ]
@@ -294,7 +343,9 @@ def test_a_refusal_is_kept_and_a_damaged_file_says_nothing(tmp_path: Path) -> No
     assert contact_of(tmp_path, 7) is None
 
 
-def test_a_second_process_is_one_of_another_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_process_is_one_of_another_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock(1000.0)
     members = Liveness(clock)

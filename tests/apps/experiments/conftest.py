@@ -22,7 +22,9 @@ class Tiny:
         self.place, self._patch = place, monkeypatch
         self.asked: list[GridRun] = []
         self.summary: Callable[[GridRun], dict[str, Any]] = lambda run: {}
-        self.refused: Callable[[Job], str] = lambda job: ""  # why a rehearsal refuses a job
+        self.refused: Callable[[Job], str] = lambda job: (
+            ""
+        )  # why a rehearsal refuses a job
         monkeypatch.setattr(module, "_run", self._run)
         monkeypatch.setattr(Rehearsal, "_why", lambda rehearsal, job: self.refused(job))
 
@@ -44,7 +46,9 @@ class Tiny:
         """What `reproduce` makes of a grid."""
         if text:
             self.write(text)
-        return module.reproduce(self.name, self.place / "out", **{"workers": 1} | options)
+        return module.reproduce(
+            self.name, self.place / "out", **{"workers": 1} | options
+        )
 
     def lines(self, name: str = "") -> list[str]:
         """The page of results."""

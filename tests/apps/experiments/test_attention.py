@@ -77,7 +77,10 @@ def notes(tmp_path: Path) -> Path:
     folder = tmp_path / "notes"
     folder.mkdir()
     for number in range(12):
-        lines = [f"The patient has pain number{number}x{k} and takes aspirin." for k in range(40)]
+        lines = [
+            f"The patient has pain number{number}x{k} and takes aspirin."
+            for k in range(40)
+        ]
         (folder / f"{number}.txt").write_text("\n".join(lines))
     return folder
 
@@ -87,7 +90,9 @@ def one_by_one(model: Any, tokenizer: Any, length: int) -> list[np.ndarray]:
     found = []
     for text in TEXTS:
         cleaned = text.encode("utf-8", "replace").decode()
-        ids = tokenizer(cleaned, truncation=True, max_length=length, return_tensors="pt").input_ids
+        ids = tokenizer(
+            cleaned, truncation=True, max_length=length, return_tensors="pt"
+        ).input_ids
         with torch.no_grad():
             result = model(input_ids=ids, output_attentions=True)
         found.append(torch.cat(result.attentions).numpy())
@@ -104,12 +109,18 @@ def test_equals_transformers(
     """`one_by_one` above, whatever the batch; what follows a text's end gets nothing."""
     path = models["base"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    model = transformers.BertModel.from_pretrained(path, attn_implementation="eager").eval()
+    model = transformers.BertModel.from_pretrained(
+        path, attn_implementation="eager"
+    ).eval()
     expected = one_by_one(model, tokenizer, 20)
     monkeypatch.setattr(attention, "_FLOATS", batch * 2 * 4 * 20 * 20)
     found = list(attention_maps(open_attention_model(path), TEXTS, 20))
     assert max(len(lengths) for _, lengths in found) == batch
-    pairs = [(text, n) for maps, lengths in found for text, n in zip(maps, lengths, strict=True)]
+    pairs = [
+        (text, n)
+        for maps, lengths in found
+        for text, n in zip(maps, lengths, strict=True)
+    ]
     for (maps, length), wanted in zip(pairs, expected, strict=True):
         assert maps.dtype == np.float32
         assert maps[:, :, :length, :length].shape == wanted.shape
@@ -121,7 +132,9 @@ def test_equals_transformers(
 def test_encoder_of_an_encoder_decoder(bart: Path) -> None:
     """`one_by_one` with BART's encoder alone."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(bart)
-    model = transformers.BartModel.from_pretrained(bart, attn_implementation="eager").eval()
+    model = transformers.BartModel.from_pretrained(
+        bart, attn_implementation="eager"
+    ).eval()
     expected = one_by_one(model.get_encoder(), tokenizer, 30)
     opened = open_attention_model(bart)
     assert (opened.layers, opened.heads, opened.positions) == (2, 4, 40)
@@ -143,7 +156,11 @@ def test_minilm() -> None:
 def test_texts_that_cannot_be_read(models: dict[str, Path]) -> None:
     """Only a tokenizer without marks makes nothing of a text; the message has its number."""
     opened = open_attention_model(models["base"])
-    for length, message in ((0, "length=0"), (25, "length=25"), (2, "no room beside the 2 marks")):
+    for length, message in (
+        (0, "length=0"),
+        (25, "length=25"),
+        (2, "no room beside the 2 marks"),
+    ):
         with pytest.raises(ConfigError, match=message):
             token_ids(opened, TEXTS, length)
     assert list(attention_maps(opened, [], 12)) == []
@@ -152,7 +169,9 @@ def test_texts_that_cannot_be_read(models: dict[str, Path]) -> None:
         def num_special_tokens_to_add(self) -> int:
             return 0
 
-        def __call__(self, texts: list[str], **settings: Any) -> dict[str, list[list[int]]]:
+        def __call__(
+            self, texts: list[str], **settings: Any
+        ) -> dict[str, list[list[int]]]:
             return {"input_ids": [[7] * len(text.split()) for text in texts]}
 
     markless = AttentionModel(models["base"], Markless(), opened.model, 2, 4, 24)
@@ -185,22 +204,35 @@ ENTRIES = 5 + 44 + 44 + len(set(WORDS))  # of the vocabulary
     [
         ({"num_hidden_layers": 3}, "'base' has 2 layers of 4 heads, 'other' 3 of 4"),
         ({"num_attention_heads": 2}, "'base' has 2 layers of 4 heads, 'other' 2 of 2"),
-        ({"words": WORDS[:-1]}, rf"tokenizers differ \({ENTRIES} and {ENTRIES - 1} entries"),
-        ({"words": WORDS[::-1]}, rf"tokenizers differ \({ENTRIES} and {ENTRIES} entries"),
+        (
+            {"words": WORDS[:-1]},
+            rf"tokenizers differ \({ENTRIES} and {ENTRIES - 1} entries",
+        ),
+        (
+            {"words": WORDS[::-1]},
+            rf"tokenizers differ \({ENTRIES} and {ENTRIES} entries",
+        ),
         ({"lower": False}, "same entries but cut the texts differently"),
         ({"seed": 1, "hidden_size": 16}, ""),  # heads are compared on the tokens alone
     ],
 )
 def test_models_that_can_be_compared(
-    models: dict[str, Path], save: Callable[..., Path], changes: dict[str, Any], message: str
+    models: dict[str, Path],
+    save: Callable[..., Path],
+    changes: dict[str, Any],
+    message: str,
 ) -> None:
     both = {"base": models["base"], "other": save(**changes)}
     texts = [*TEXTS, "Severe pain"]
-    found = {n: Traits.of(open_attention_model(path), texts, 12) for n, path in both.items()}
+    found = {
+        n: Traits.of(open_attention_model(path), texts, 12) for n, path in both.items()
+    }
     if not message:
         require_comparable(found)
         return
-    with pytest.raises(ConfigError, match=f"'base' and 'other' cannot be compared.*{message}"):
+    with pytest.raises(
+        ConfigError, match=f"'base' and 'other' cannot be compared.*{message}"
+    ):
         require_comparable(found)
     told: list[str] = []
     with pytest.raises(ConfigError, match=message):  # before any reads the texts
@@ -228,7 +260,9 @@ def test_numbers_of_the_table(models: dict[str, Path]) -> None:
     total = cdist(matrices, matrices, "cityblock")
     np.testing.assert_allclose(found["distance_sum"], total, atol=1e-12)
     np.testing.assert_allclose(found["distance_mean"], total / 8**2, atol=1e-12)
-    np.testing.assert_allclose(found["distance_over_tokens"], TOKENS * total / 8**2, atol=1e-12)
+    np.testing.assert_allclose(
+        found["distance_over_tokens"], TOKENS * total / 8**2, atol=1e-12
+    )
     for name, each in alone.items():
         assert (heads[name].positions, heads[name].texts) == (TOKENS, 3)
         trend = spearmanr([0] * 4 + [1] * 4, each.entropy.ravel()).statistic
@@ -268,11 +302,20 @@ def test_run_writes_all(models: dict[str, Path], notes: Path, tmp_path: Path) ->
     assert "patient" not in written[0]
     facts = json.loads(written[0], parse_constant=pytest.fail)
     assert facts.keys() == found.keys()
-    wanted = {"texts": 5, "tokens": 100, "seed": 3, "length": 20, "layers": 2, "heads": 4}
+    wanted = {
+        "texts": 5,
+        "tokens": 100,
+        "seed": 3,
+        "length": 20,
+        "layers": 2,
+        "heads": 4,
+    }
     assert {name: facts[name] for name in wanted} == wanted
     for name in ("entropy", "divergence", "entropy_by_depth"):
         for model in models:
-            np.testing.assert_allclose(facts[name][model], found[name][model], atol=1e-6)
+            np.testing.assert_allclose(
+                facts[name][model], found[name][model], atol=1e-6
+            )
     page = (out / "attention.md").read_text()
     lines = page.splitlines()
     s, mean = found["spearman"], found["distance_mean"]
@@ -287,14 +330,22 @@ def test_run_writes_all(models: dict[str, Path], notes: Path, tmp_path: Path) ->
 
 
 def test_run_without_matplotlib(
-    models: dict[str, Path], notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: dict[str, Path],
+    notes: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The numbers are there all the same, and the page says what brings the pictures."""
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    run_attention([f"base={models['base']}"], [notes], tmp_path / "out", sample=2, length=20)
+    run_attention(
+        [f"base={models['base']}"], [notes], tmp_path / "out", sample=2, length=20
+    )
     assert {p.suffix for p in (tmp_path / "out").iterdir()} == {".json", ".md"}
-    assert "pip install 'fednotes[plot]'" in (tmp_path / "out" / "attention.md").read_text()
+    assert (
+        "pip install 'fednotes[plot]'"
+        in (tmp_path / "out" / "attention.md").read_text()
+    )
 
 
 def test_run_refuses(models: dict[str, Path], notes: Path, tmp_path: Path) -> None:
@@ -345,7 +396,9 @@ def test_stretches_are_consecutive_sentences(notes: Path) -> None:
     assert len(set(drawn)) == 30
     owners = []
     for text in drawn:
-        marks = [word[6:].split("x") for word in text.split() if word.startswith("number")]
+        marks = [
+            word[6:].split("x") for word in text.split() if word.startswith("number")
+        ]
         assert len({note for note, _ in marks}) == 1
         places = [int(place) for _, place in marks]
         # Nine words a sentence, the full stop one of them: three reach 25.
@@ -361,7 +414,9 @@ def test_stretches_are_consecutive_sentences(notes: Path) -> None:
 def test_every_note_is_as_likely() -> None:
     """3 of 20 notes, 2000 times: each about 300 times (five standard deviations are 80)."""
     texts = [f"word{number}" for number in range(20)]
-    drawn = [text for seed in range(2000) for text in stretches(iter(texts), 3, 5, seed)]
+    drawn = [
+        text for seed in range(2000) for text in stretches(iter(texts), 3, 5, seed)
+    ]
     counts = [drawn.count(text) for text in texts]
     assert sum(counts) == 6000
     assert max(abs(count - 300) for count in counts) < 80
@@ -400,7 +455,11 @@ def rows(attention: np.ndarray) -> Iterator[np.ndarray]:
     """The distributions of all six heads at each position, one position at a time: (6, keys)."""
     for text, length in enumerate(LENGTHS):
         for query in range(length):
-            yield attention[text, :, :, query, :length].reshape(6, length).astype(np.float64)
+            yield (
+                attention[text, :, :, query, :length]
+                .reshape(6, length)
+                .astype(np.float64)
+            )
 
 
 def brute_force(attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -411,7 +470,9 @@ def brute_force(attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         for i in range(6):
             entropies[i] += scipy_entropy(heads[i])
             for j in range(6):
-                if len(heads[i]) > 1:  # on one token both are all of it; SciPy divides 0 by 0
+                if (
+                    len(heads[i]) > 1
+                ):  # on one token both are all of it; SciPy divides 0 by 0
                     divergences[i, j] += jensenshannon(heads[i], heads[j]) ** 2
     return entropies.reshape(2, 3) / count, divergences / count
 
@@ -455,9 +516,13 @@ def test_padding_and_batches_do_not_count() -> None:
     ]
     weights = LENGTHS / LENGTHS.sum()
     for name in ("entropy", "divergence"):
-        mean = sum(w * getattr(part, name) for w, part in zip(weights, parts, strict=True))
+        mean = sum(
+            w * getattr(part, name) for w, part in zip(weights, parts, strict=True)
+        )
         np.testing.assert_allclose(getattr(whole, name), mean, rtol=1e-12, atol=1e-15)
-        np.testing.assert_allclose(getattr(whole, name), getattr(split, name), rtol=1e-14)
+        np.testing.assert_allclose(
+            getattr(whole, name), getattr(split, name), rtol=1e-14
+        )
 
 
 def test_uniform_and_one_token() -> None:

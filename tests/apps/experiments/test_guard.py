@@ -31,9 +31,18 @@ pytestmark = pytest.mark.slow
 
 # As small as can be. A key that a job's method lacks, or that a row sets itself, is not for it.
 TINY = (
-    *("training.epochs=1", "training.rounds=2", "training.warmup=0", "training.cycles=1"),
+    *(
+        "training.epochs=1",
+        "training.rounds=2",
+        "training.warmup=0",
+        "training.cycles=1",
+    ),
     *("training.keep_cycle=0", "training.long_cycles=0", "training.min_tokens=0"),
-    *("training.min_steps=0", "training.classifier_cycles=1", "training.local_epochs=1"),
+    *(
+        "training.min_steps=0",
+        "training.classifier_cycles=1",
+        "training.local_epochs=1",
+    ),
     *("training.minimum=1", "training.least_occurrences=1", "training.min_patients=0"),
 )
 # Rows that are about the length of training or the number of patients set these themselves.
@@ -51,7 +60,9 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(autouse=True)
-def _environment(papers: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _environment(
+    papers: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name, value in papers.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -83,7 +94,9 @@ def test_every_experiment_runs_to_its_table(
     grid, path = load_grid(name)
     monkeypatch.setattr(module, "load_grid", lambda name: (shrunk(grid), path))
     jobs = PAPERS[path.parent.name]
-    base = [f"{job}={jobs[job]}" for job in grid.jobs if grid.base in jobs and job in jobs]
+    base = [
+        f"{job}={jobs[job]}" for job in grid.jobs if grid.base in jobs and job in jobs
+    ]
     lines: list[str] = []
     table = reproduce(
         name,
@@ -151,7 +164,13 @@ def test_a_search_on_the_papers_split_says_what_was_held_out(
     out = tmp_path / "out"
     name = "fedner-table2"
     table = reproduce(
-        name, out, full=True, seeds=(1,), base=["fedner/paper"], settings=settings, workers=1
+        name,
+        out,
+        full=True,
+        seeds=(1,),
+        base=["fedner/paper"],
+        settings=settings,
+        workers=1,
     )
     page = (out / table["name"] / "results.md").read_text(encoding="utf-8")
     assert "For the search alone, 15% of the training sentences were held out" in page
@@ -168,7 +187,10 @@ def test_a_search_on_the_papers_split_says_what_was_held_out(
         else:
             finals += 1
             assert not any(judged)
-    assert (trials, finals) == (4, 2)  # two rates for each of two conditions, then the chosen one
+    assert (trials, finals) == (
+        4,
+        2,
+    )  # two rates for each of two conditions, then the chosen one
 
 
 def test_pretraining_within_the_budget_is_not_refused(
@@ -179,7 +201,9 @@ def test_pretraining_within_the_budget_is_not_refused(
     base = ["bert/i2b2-2010", "bc5cdr=bert/i2b2-2012", "pretrain=bert/mimic"]
     settings = ("training.cycles=1", "training.long_cycles=0")
     out = tmp_path / "out"
-    table = reproduce("bert-table1", out, seeds=(1,), base=base, settings=settings, workers=1)
+    table = reproduce(
+        "bert-table1", out, seeds=(1,), base=base, settings=settings, workers=1
+    )
     assert table["left_out"] == []
     assert len(table["rows"]) == 12
 

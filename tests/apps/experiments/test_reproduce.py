@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from fednotes.apps.experiments import reproduce as module
-from fednotes.apps.experiments.grids import GridRun, Jobs, Request, plan, rows_of, seeds_of
+from fednotes.apps.experiments.grids import (
+    GridRun,
+    Jobs,
+    Request,
+    plan,
+    rows_of,
+    seeds_of,
+)
 from fednotes.apps.experiments.reproduce import column, grids, load_grid, reproduce
 from fednotes.apps.experiments.tables import plot
 from fednotes.core.errors import ConfigError
@@ -42,11 +49,17 @@ def test_every_grid_is_known() -> None:
     for name in grids():
         grid, _ = load_grid(name)  # one heading fits every row of the paper's
         assert len({tuple(figures) for figures in grid.paper.values()}) <= 1
-        known = {f"{row.label}/{condition}" for row in grid.runs for condition in row.conditions}
+        known = {
+            f"{row.label}/{condition}"
+            for row in grid.runs
+            for condition in row.conditions
+        }
         assert all(len(pair) == 2 and known.issuperset(pair) for pair in grid.pairs)
         assert grid.score == "test" or not (grid.columns or grid.by_output)
         for row in grid.runs:
-            assert all(isinstance(tried, list) and tried for tried in row.search.values())
+            assert all(
+                isinstance(tried, list) and tried for tried in row.search.values()
+            )
             assert math.prod(map(len, row.search.values())) <= 64
 
 
@@ -85,7 +98,9 @@ def test_grids_of_models_plan(
     """Every run is asked for with settings that its job takes; attention gets real folders."""
 
     def summary(run: GridRun) -> dict[str, Any]:
-        made = of_a_model(run) | {"valid": {run.condition: {"mean": 0.5, "sites": {"a": 0.5}}}}
+        made = of_a_model(run) | {
+            "valid": {run.condition: {"mean": 0.5, "sites": {"a": 0.5}}}
+        }
         masked = {"masked": {"loss": 1.0, "accuracy": 0.5}}
         return made | {"mean": {run.condition: made["mean"][run.condition] | masked}}
 
@@ -94,12 +109,15 @@ def test_grids_of_models_plan(
     monkeypatch.setattr(
         module, "_attention", lambda *given: heads.append(given) or {"markdown": ""}
     )
-    monkeypatch.setattr(module, "require_notes", lambda *given: None)  # there are no corpora
+    monkeypatch.setattr(
+        module, "require_notes", lambda *given: None
+    )  # there are no corpora
     reproduce(name, tmp_path / "out", full=full, workers=1)
     grid, _ = load_grid(name)
     size = grid.full if full else grid.budget
     numbers = [  # on the first seed every setting is tried, on the others the chosen one
-        len(row.conditions) * (len(size.seeds) - 1 + len(list(row.choices()))) for row in grid.runs
+        len(row.conditions) * (len(size.seeds) - 1 + len(list(row.choices())))
+        for row in grid.runs
     ]
     assert len(tiny.asked) == len(grid.before) + sum(numbers)
     assert bool(heads) == (grid.attention is not None)
@@ -109,7 +127,10 @@ def test_grids_of_models_plan(
 def test_grids_share_runs(tmp_path: Path) -> None:
     """Fig. 4's split of the paper and Fig. 3's tenth of the sentences are one run."""
     fig3, fig4 = (
-        {(r.row.label, r.condition, r.seed): r.folder for r in planned(name, False, tmp_path)}
+        {
+            (r.row.label, r.condition, r.seed): r.folder
+            for r in planned(name, False, tmp_path)
+        }
         for name in ("fedner-fig3", "fedner-fig4")
     )
     for seed in (1, 2, 3):
@@ -156,16 +177,28 @@ def score(run: GridRun, site: str, kind: str) -> float:
     """A made-up F1 that differs in everything."""
     order = (len(run.row.label), run.condition == "alone", PLACES.index(site))
     base = 0.31 + 0.017 * order[0] + 0.04 * order[1] + 0.021 * order[2]
-    return base + {1: 0.0, 2: 0.0123, 3: 0.0351}[run.seed] + (0.2 if kind == "relaxed" else 0)
+    return (
+        base
+        + {1: 0.0, 2: 0.0123, 3: 0.0351}[run.seed]
+        + (0.2 if kind == "relaxed" else 0)
+    )
 
 
 def of_sites(run: GridRun) -> dict[str, Any]:
     scores: dict[str, Any] = {
-        site: {run.condition: {k: {"f1": score(run, site, k)} for k in ("strict", "relaxed")}}
+        site: {
+            run.condition: {
+                k: {"f1": score(run, site, k)} for k in ("strict", "relaxed")
+            }
+        }
         for site in PLACES
     }
     mean = scores.pop("mean")
-    spent = {"seconds": 10.0 * run.seed, "bytes_up": 1_000_000 * run.seed, "bytes_down": 2_000_000}
+    spent = {
+        "seconds": 10.0 * run.seed,
+        "bytes_up": 1_000_000 * run.seed,
+        "bytes_down": 2_000_000,
+    }
     return {"sites": scores, "mean": mean, **spent}
 
 
@@ -186,7 +219,9 @@ def test_a_grid_to_its_table(tiny: Any) -> None:
         (*each, seed) for each in ran for seed in (1, 2, 3)
     ]
     assert [line[1:] for line in told] == [(n, 9) for n in range(1, 10)]
-    text = (tiny.place / "out" / "fedner-tiny" / "results.json").read_text(encoding="utf-8")
+    text = (tiny.place / "out" / "fedner-tiny" / "results.json").read_text(
+        encoding="utf-8"
+    )
     assert json.loads(text) == json.loads(json.dumps(table))
     assert [row["seconds"] for row in table["rows"]] == [20.0] * 4
 
@@ -196,7 +231,10 @@ def test_a_grid_to_its_table(tiny: Any) -> None:
     labels = [ran[0], ("first", "federated"), *ran[1:]]
     known_as = [ran[0], ran[1], ran[1], ran[2]]
     for row, (label, condition), known in zip(rows[1:5], labels, known_as, strict=True):
-        assert row[:2] == [label, f"{condition} + local fine-tuning"]  # preset best has it
+        assert row[:2] == [
+            label,
+            f"{condition} + local fine-tuning",
+        ]  # preset best has it
         for site, found in zip(PLACES, row[2:], strict=True):
             each = (
                 cell([score(runs[*known, seed], site, kind) for seed in (1, 2, 3)])
@@ -216,7 +254,12 @@ def test_sizes_and_seeds(tiny: Any) -> None:
     few = GRID.replace('label = "large"', 'label = "large"\nseeds = [2]')
     table = tiny.table(few, full=True)
     assert {run.seed for run in tiny.asked if run.row.label == "large"} == {2}
-    assert {row["label"] for row in table["rows"]} == {"first", "again", "second", "large"}
+    assert {row["label"] for row in table["rows"]} == {
+        "first",
+        "again",
+        "second",
+        "large",
+    }
     assert {run.seed for run in tiny.asked} == {1, 2}
     assert not any("training.epochs=2" in run.arguments for run in tiny.asked)
     tiny.asked.clear()
@@ -238,9 +281,16 @@ def test_f1_at_equal_bytes_and_seconds(tiny: Any) -> None:
     """Three traced rounds of 1 MB up, 1 MB down and 10 s: at 4 MB the second, at 15 s the first."""
 
     def traced(run: GridRun) -> dict[str, Any]:
-        spent = {"bytes_up": 1_000_000, "bytes_down": 1_000_000, "seconds": 10.0, "test_f1": 0.1}
+        spent = {
+            "bytes_up": 1_000_000,
+            "bytes_down": 1_000_000,
+            "seconds": 10.0,
+            "test_f1": 0.1,
+        }
         lines = [{name: n * value for name, value in spent.items()} for n in (1, 2, 3)]
-        text = "".join(json.dumps({"condition": run.condition, **line}) + "\n" for line in lines)
+        text = "".join(
+            json.dumps({"condition": run.condition, **line}) + "\n" for line in lines
+        )
         run.folder.mkdir(parents=True)
         (run.folder / "metrics.jsonl").write_text(text, encoding="utf-8")
         return of_sites(run)
@@ -256,12 +306,23 @@ def test_types_that_a_site_does_not_annotate_have_a_column(tiny: Any) -> None:
     tested on. (0.2 + 0.4) / 2 at psytar alone; D has no mention in the test data."""
     by_type = {
         name: {"strict": {"f1": f1}, "support": support}
-        for name, f1, support in (("A", 0.9, 3), ("B", 0.2, 1), ("C", 0.4, 5), ("D", 0.0, 0))
+        for name, f1, support in (
+            ("A", 0.9, 3),
+            ("B", 0.2, 1),
+            ("C", 0.4, 5),
+            ("D", 0.0, 0),
+        )
     }
     kinds = {kind: {"f1": 0.5} for kind in ("strict", "relaxed")}
     tiny.summary = lambda run: {
-        "annotated": {"psytar": ["A"], "bc5cdr": ["A", "B", "C"], "ncbi": ["A", "B", "C"]},
-        "sites": {site: {run.condition: kinds | {"by_type": by_type}} for site in SITES},
+        "annotated": {
+            "psytar": ["A"],
+            "bc5cdr": ["A", "B", "C"],
+            "ncbi": ["A", "B", "C"],
+        },
+        "sites": {
+            site: {run.condition: kinds | {"by_type": by_type}} for site in SITES
+        },
         "mean": {run.condition: kinds},
     }
     tiny.table(GRID)
@@ -301,7 +362,9 @@ KEYS = ("precision", "recall", "f1")
 
 def of_a_model(run: GridRun) -> dict[str, Any]:
     lower = 0.07 * (run.condition == "federated")
-    scores = {key: 0.4 + 0.1 * k + 0.03 * run.seed - lower for k, key in enumerate(KEYS)}
+    scores = {
+        key: 0.4 + 0.1 * k + 0.03 * run.seed - lower for k, key in enumerate(KEYS)
+    }
     both = {run.condition: {"strict": scores, "relaxed": scores}}
     spent = {"seconds": 10.0, "bytes_up": 9_000_000, "bytes_down": 0, "rounds": 3}
     return {
@@ -327,19 +390,29 @@ def test_models_come_first_and_once(tiny: Any) -> None:
     assert "sites.*.max_sentences=50" not in first.arguments
     assert last.arguments[1] == "bert/bc5cdr"
     assert f"model.encoder={first.folder}/pooled/model" in last.arguments
-    heads = ["micro strict precision", "micro strict f1", "MB up", "s", "behind one place"]
+    heads = [
+        "micro strict precision",
+        "micro strict f1",
+        "MB up",
+        "s",
+        "behind one place",
+    ]
     rows = tiny.cells()
     assert rows[0][2:] == heads
     for found, start in zip(rows[2][2:4], (0.33, 0.53), strict=True):
         assert found == cell([start + 0.03 * seed for seed in (1, 2)])
     assert rows[2][4:6] == ["3.00 ± 0.00", "10 ± 0"]
-    with pytest.raises(ConfigError, match="'mean masked loss': this job has no such score"):
+    with pytest.raises(
+        ConfigError, match="'mean masked loss': this job has no such score"
+    ):
         column(of_a_model(last), last.condition, "mean masked loss")
 
 
 def test_how_far_rows_fall_behind(tiny: Any, tmp_path: Path) -> None:
     tiny.summary = of_a_model
-    tiny.write(MODELS.replace('"micro strict f1", "MB up", "s"', '"micro strict f1"'), "bert")
+    tiny.write(
+        MODELS.replace('"micro strict f1", "MB up", "s"', '"micro strict f1"'), "bert"
+    )
     table = tiny.table()
     lines = [line for line in tiny.lines() if line.startswith("| from a model")]
     assert lines[0].endswith("| 7.0 |")
@@ -415,7 +488,11 @@ def test_a_row_a_disease_with_the_paper_beside(tiny: Any, tmp_path: Path) -> Non
     figures = ("precision", "recall", "F1")
     assert rows[0] == [
         "disease",
-        *(f"{run}: {h}" for run in ("stages, federated", "alone, alone") for h in "P R F1".split()),
+        *(
+            f"{run}: {h}"
+            for run in ("stages, federated", "alone, alone")
+            for h in "P R F1".split()
+        ),
         *(f"paper: {name}" for name in figures),
     ]
     assert rows[1] == ["Asthma", *cells(0, 1, 2, 3), "93.9", "91.0", "92.4"]

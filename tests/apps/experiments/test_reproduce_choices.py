@@ -40,7 +40,13 @@ set = ["preset=paper"]
 seeds = [1, 2, 3, 4, 5]
 search = { "training.learning_rate" = [0.001, 0.003], "training.private" = [["crf"], []] }
 """
-NOISE = {1: 0.0, 2: 0.011, 3: -0.004, 4: 0.02, 5: 0.007}  # of a seed, in scores of test data
+NOISE = {
+    1: 0.0,
+    2: 0.011,
+    3: -0.004,
+    4: 0.02,
+    5: 0.007,
+}  # of a seed, in scores of test data
 BEST = {"alone": (0.003, "crf"), "federated": (0.001, "")}  # by validation data
 
 
@@ -78,13 +84,23 @@ def test_validation_decides_not_test(tiny: Any) -> None:
         (rate, private) for rate in (0.001, 0.003) for private in ("crf", "")
     }
     for condition, best in BEST.items():
-        assert {setting(r) for r in of if r.seed > 1 and r.condition == condition} == {best}
+        assert {setting(r) for r in of if r.seed > 1 and r.condition == condition} == {
+            best
+        }
     alone, federated = table["rows"][1:]
-    assert alone["chosen"] == ["training.learning_rate=0.003", "training.private=['crf']"]
-    assert federated["chosen"] == ["training.learning_rate=0.001", "training.private=[]"]
+    assert alone["chosen"] == [
+        "training.learning_rate=0.003",
+        "training.private=['crf']",
+    ]
+    assert federated["chosen"] == [
+        "training.learning_rate=0.001",
+        "training.private=[]",
+    ]
     assert sorted(each["validation"] for each in alone["tried"]) == [0.4, 0.4, 0.4, 0.6]
     mean = 0.3 + sum(NOISE.values()) / 5
-    assert alone["scores"]["mean"]["strict"]["f1"]["mean"] == pytest.approx(mean, abs=1e-12)
+    assert alone["scores"]["mean"]["strict"]["f1"]["mean"] == pytest.approx(
+        mean, abs=1e-12
+    )
     (line,) = (x for x in tiny.lines() if x.startswith("- searched, alone: "))
     assert "`training.learning_rate=0.003`, `training.private=['crf']` (" in line
     assert line.count(": 40.0") == 3
@@ -137,7 +153,9 @@ def test_a_paired_test_by_hand() -> None:
     assert found.mean == 3
     assert found.high - 3 == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
     assert 3 - found.low == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
-    assert found.p_value == pytest.approx(stats.ttest_1samp([1, 2, 3, 4, 5], 0).pvalue, rel=1e-9)
+    assert found.p_value == pytest.approx(
+        stats.ttest_1samp([1, 2, 3, 4, 5], 0).pvalue, rel=1e-9
+    )
     assert paired_t([0.0] * 5).p_value == 1
     assert (paired_t([0.5] * 5).low, paired_t([0.5] * 5).p_value) == (0.5, 0)
     with pytest.raises(DataError, match="two differences or more, not 1"):
@@ -152,12 +170,18 @@ def test_a_table_of_validation_scores_shows_no_test(tiny: Any) -> None:
         ["searched", "federated", "60.0 ± 0.0", "60.0 ± 0.0"],
     ]
     assert any(line.startswith("Validation F1") for line in tiny.lines())
-    assert all(row["scores"]["mean"]["strict"]["f1"]["mean"] > 0.45 for row in table["rows"])
+    assert all(
+        row["scores"]["mean"]["strict"]["f1"]["mean"] > 0.45 for row in table["rows"]
+    )
 
 
 def test_without_validation_data_nothing_is_chosen(tiny: Any) -> None:
-    tiny.summary = lambda run: {"valid": {run.condition: {"mean": None, "sites": {"a": None}}}}
-    with pytest.raises(ConfigError, match=r"'searched' chooses by validation data, .*valid_fract"):
+    tiny.summary = lambda run: {
+        "valid": {run.condition: {"mean": None, "sites": {"a": None}}}
+    }
+    with pytest.raises(
+        ConfigError, match=r"'searched' chooses by validation data, .*valid_fract"
+    ):
         tiny.table(GRID)
 
 
@@ -214,7 +238,11 @@ def test_a_job_that_does_not_fit(
 @pytest.mark.parametrize(
     ("setting", "job", "reason"),
     [
-        ("sites.psytar.fraction=0.1", "", "sets .*, but .*mine.toml has no site 'psytar'"),
+        (
+            "sites.psytar.fraction=0.1",
+            "",
+            "sets .*, but .*mine.toml has no site 'psytar'",
+        ),
         ("training.epoch=1", "", "mine.toml .*did you mean 'epochs'"),
         ("sites.*.fraction=0.1", "demo", r"but demo has no \[sites\.NAME\] tables"),
         ("model.project=8", "", "project = 8"),  # it is of contextual features
@@ -256,8 +284,13 @@ def test_what_a_rehearsal_refuses_is_left_out_with_what_starts_from_it(
     """The refused model's own run is left out, too; the rows without it run."""
     tiny.write(SEVERAL.replace('base = "bc5cdr"\n', ""), "bert")
     tiny.summary = of_finetuning
-    task, notes = own_job(tmp_path / "task", "finetune"), own_job(tmp_path / "notes", "pretrain")
-    tiny.refused = lambda job: "site 'north': too few steps" if job.method == "pretrain" else ""
+    task, notes = (
+        own_job(tmp_path / "task", "finetune"),
+        own_job(tmp_path / "notes", "pretrain"),
+    )
+    tiny.refused = lambda job: (
+        "site 'north': too few steps" if job.method == "pretrain" else ""
+    )
     told: list[str] = []
     table = tiny.table(base=(str(task), f"pretrain={notes}"), say=told.append)
     assert told[0] == (
@@ -268,7 +301,9 @@ def test_what_a_rehearsal_refuses_is_left_out_with_what_starts_from_it(
     assert [row["label"] for row in table["rows"]] == ["mine, base"]
 
     tiny.refused = lambda job: f"no {job.method}"
-    with pytest.raises(ConfigError, match=r"can run: \(1\) it starts .*; \(2\) no finetune$"):
+    with pytest.raises(
+        ConfigError, match=r"can run: \(1\) it starts .*; \(2\) no finetune$"
+    ):
         tiny.table(base=(str(task), f"pretrain={notes}"), seeds=(2,))
 
 
@@ -285,7 +320,9 @@ def test_a_search_without_validation_data_holds_training_data_out(
     text = path.read_text(encoding="utf-8").replace(
         'path = "north"\n', 'path = "north"\nvalid_fraction = 0\n'
     )
-    path.write_text(text.replace('path = "south"\n', 'path = "south"\nvalid_fraction = 0\n'))
+    path.write_text(
+        text.replace('path = "south"\n', 'path = "south"\nvalid_fraction = 0\n')
+    )
     table = tiny.table(GRID, base=(str(path),))
     searched = [run for run in tiny.asked if run.row.label == "searched"]
     for condition in ("alone", "federated"):
@@ -296,7 +333,10 @@ def test_a_search_without_validation_data_holds_training_data_out(
         assert [run.seed for run in finals] == [1, 2, 3, 4, 5]
         assert {setting(run) for run in finals} == {BEST[condition]}
     assert not any(
-        "hold_out" in word for run in tiny.asked if run not in searched for word in run.arguments
+        "hold_out" in word
+        for run in tiny.asked
+        if run not in searched
+        for word in run.arguments
     )
     page = "\n".join(tiny.lines(table["name"]))
     assert "For the search alone, 15% of the training sentences were held out" in page
@@ -311,13 +351,18 @@ def test_a_row_keeps_what_it_sets_itself(tiny: Any) -> None:
     for run in tiny.asked:
         assert "training.epochs=7" in run.arguments
         assert ("preset=best" in run.arguments) == (run.row.label == "other")
-        assert ("training.learning_rate=0.01" in run.arguments) == (run.row.label != "searched")
+        assert ("training.learning_rate=0.01" in run.arguments) == (
+            run.row.label != "searched"
+        )
     assert told[:2] == [
         "--set preset=best does not reach 'plain', 'searched': they set it themselves",
         "--set training.learning_rate=0.01 does not reach 'searched': they set it themselves",
     ]
     page = "\n".join(tiny.lines())
-    assert "`preset=best` does not reach 'plain', 'searched': they set it themselves." in page
+    assert (
+        "`preset=best` does not reach 'plain', 'searched': they set it themselves."
+        in page
+    )
     assert "Changed by `--set`: `preset=best`, `training.learning_rate=0.01`" in page
 
 
@@ -348,7 +393,9 @@ def test_which_keys_a_row_sets(own: str, key: str, expected: bool) -> None:
         ("training.cycles=1", "unknown key 'cycles'"),
     ],
 )
-def test_a_setting_that_reaches_no_run_is_refused(tiny: Any, given: str, message: str) -> None:
+def test_a_setting_that_reaches_no_run_is_refused(
+    tiny: Any, given: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         tiny.table(GRID, settings=(given,))
     assert tiny.asked == []
@@ -358,7 +405,10 @@ def test_settings_reach_the_runs_that_make_models(tiny: Any, tmp_path: Path) -> 
     """And a device reaches every run. A key that only one of the two methods has goes to it."""
     tiny.write(SEVERAL, "bert")
     tiny.summary = of_finetuning
-    task, notes = own_job(tmp_path / "task", "finetune"), own_job(tmp_path / "notes", "pretrain")
+    task, notes = (
+        own_job(tmp_path / "task", "finetune"),
+        own_job(tmp_path / "notes", "pretrain"),
+    )
     base = (str(task), f"pretrain={notes}")
     given = ("training.cycles=5", "training.masked=0.2", "model.encoder=x")
     tiny.table(base=base, settings=given, device="cpu:0")
@@ -411,14 +461,17 @@ def test_precision_and_recall_of_each_site_have_tables(tiny: Any) -> None:
 
     tiny.summary = rates
     tiny.table(
-        GRID[: GRID.rindex("[[runs]]")].replace('pairs = [["', 'x = ""\n# [["'), seeds=(1, 2)
+        GRID[: GRID.rindex("[[runs]]")].replace('pairs = [["', 'x = ""\n# [["'),
+        seeds=(1, 2),
     )
     rows = tiny.cells()
     cells = [row[2:] for row in rows if row[:2] == ["plain", "federated"]]
     strict, relaxed = "51.0 ± 1.4 / 41.0 ± 1.4", "80.0 ± 0.0 / 71.0 ± 1.4"
     assert cells[1:] == [[strict] * 2, [relaxed] * 2]
     page = "\n".join(tiny.lines())
-    assert page.index("Precision / recall in percent, strict:") < page.index("percent, relaxed:")
+    assert page.index("Precision / recall in percent, strict:") < page.index(
+        "percent, relaxed:"
+    )
 
 
 RUN = module._run  # itself, not what a fixture has put there
@@ -429,7 +482,11 @@ def test_a_run_that_fails_says_its_first_error(
 ) -> None:
     """Neither the hint below it, nor what an earlier run wrote into the same log."""
     run = GridRun(
-        Row("a", ("alone",)), "alone", 1, tmp_path / "runs" / "x", ("simulate", "job.toml")
+        Row("a", ("alone",)),
+        "alone",
+        1,
+        tmp_path / "runs" / "x",
+        ("simulate", "job.toml"),
     )
 
     def call(command: object, stdout: IO[str], **others: object) -> int:
@@ -475,19 +532,32 @@ def test_the_other_jobs_of_a_grid(tiny: Any, tmp_path: Path) -> None:
 
     def summary(run: GridRun) -> dict[str, Any]:
         both = {run.condition: {"strict": {"f1": 0.5}}}
-        return {"sites": {}, "mean": both, "micro": both, "conditions": {run.condition: {}}}
+        return {
+            "sites": {},
+            "mean": both,
+            "micro": both,
+            "conditions": {run.condition: {}},
+        }
 
     tiny.summary = summary
     tiny.write(SEVERAL, "bert")
-    task, notes = own_job(tmp_path / "task", "finetune"), own_job(tmp_path / "notes", "pretrain")
-    with pytest.raises(ConfigError, match=r"--base pretrain=JOB, or .* --base pretrain=bert/pret"):
+    task, notes = (
+        own_job(tmp_path / "task", "finetune"),
+        own_job(tmp_path / "notes", "pretrain"),
+    )
+    with pytest.raises(
+        ConfigError, match=r"--base pretrain=JOB, or .* --base pretrain=bert/pret"
+    ):
         tiny.table(base=(str(task),))
     assert tiny.asked == []
     with pytest.raises(ConfigError, match="the experiment's own job is missing"):
         tiny.table(base=(f"pretrain={notes}",))
     told: list[str] = []
     table = tiny.table(base=(str(task), f"pretrain={notes}"), say=told.append)
-    assert told[0] == "rows of the job 'bc5cdr' are left out: give yours with --base bc5cdr=JOB"
+    assert (
+        told[0]
+        == "rows of the job 'bc5cdr' are left out: give yours with --base bc5cdr=JOB"
+    )
     assert [run.arguments[1] for run in tiny.asked] == [str(notes), str(task)]
     assert "sites.*.max_notes=9" in tiny.asked[0].arguments
     assert not any("codiesp" in word for word in tiny.asked[0].arguments)
@@ -533,8 +603,21 @@ def no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(run: GridRun) -> str:
         raise Planned
 
-    folders = ("FEDNOTES_CORPORA", "FEDNOTES_BACKBONE", "I2B2_2010", "I2B2_2012", "MIMIC_III")
-    for name in (*folders, "BERT_BASE", "UMLS_RRF", "I2B2_OBESITY", "CLINIC", "ONTONOTES"):
+    folders = (
+        "FEDNOTES_CORPORA",
+        "FEDNOTES_BACKBONE",
+        "I2B2_2010",
+        "I2B2_2012",
+        "MIMIC_III",
+    )
+    for name in (
+        *folders,
+        "BERT_BASE",
+        "UMLS_RRF",
+        "I2B2_OBESITY",
+        "CLINIC",
+        "ONTONOTES",
+    ):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setattr(module, "_run", stop)
     monkeypatch.setattr(Rehearsal, "_why", lambda rehearsal, job: "")
@@ -549,7 +632,9 @@ def test_every_experiment_plans_on_the_papers_corpora(
 ) -> None:
     grid, path = load_grid(name)
     jobs = PAPERS[path.parent.name]
-    own = grid.jobs if grid.base in jobs else ()  # those of no paper are run as they are
+    own = (
+        grid.jobs if grid.base in jobs else ()
+    )  # those of no paper are run as they are
     given = [f"{job}={jobs[job]}" for job in own if job in jobs]
     with pytest.raises(Planned):
         reproduce(name, tmp_path / "out", full=full, seeds=(1,), base=given)
@@ -558,7 +643,9 @@ def test_every_experiment_plans_on_the_papers_corpora(
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("name", [n for n in grids() if not n.startswith("phenotype")])
 @pytest.mark.usefixtures("no_run")
-def test_every_experiment_plans_on_other_sites(name: str, full: bool, tmp_path: Path) -> None:
+def test_every_experiment_plans_on_other_sites(
+    name: str, full: bool, tmp_path: Path
+) -> None:
     """All rows' settings fit a job of the same method."""
     grid, path = load_grid(name)
     given = []
@@ -612,15 +699,23 @@ conditions = ["pooled"]
 ENDS = {"alone": 0.4, "federated": 0.55, "pooled": 0.6}
 
 
-@pytest.mark.parametrize("columns", [(), ("micro strict f1", "MB a site", "mean masked loss")])
-def test_a_row_says_how_much_of_the_gap_it_closes(tiny: Any, columns: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "columns", [(), ("micro strict f1", "MB a site", "mean masked loss")]
+)
+def test_a_row_says_how_much_of_the_gap_it_closes(
+    tiny: Any, columns: tuple[str, ...]
+) -> None:
     """By the seeds' own numbers; of a loss less is more. Between equal ends there is no gap."""
 
     def made(run: GridRun) -> dict[str, Any]:
         f1 = ENDS[run.condition] + NOISE[run.seed] * (run.condition != "alone")
         scores = {k: {"f1": 0.5 if columns else f1} for k in ("strict", "relaxed")}
         both = {run.condition: {**scores, "masked": {"loss": 1 - f1}}}
-        told = {"conditions": {run.condition: {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}}}
+        told = {
+            "conditions": {
+                run.condition: {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}
+            }
+        }
         return {"sites": {"a": both}, "mean": both, "micro": both, **told}
 
     tiny.summary = made
@@ -644,9 +739,17 @@ def test_a_run_without_the_score_closes_no_gap(tiny: Any) -> None:
     """A loss that is missing is none of 0, the best there can be."""
 
     def made(run: GridRun) -> dict[str, Any]:
-        loss = None if run.condition == "federated" else 1 - ENDS[run.condition] - NOISE[run.seed]
+        loss = (
+            None
+            if run.condition == "federated"
+            else 1 - ENDS[run.condition] - NOISE[run.seed]
+        )
         both = {run.condition: {"masked": {"loss": loss}}}
-        told = {"conditions": {run.condition: {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}}}
+        told = {
+            "conditions": {
+                run.condition: {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}
+            }
+        }
         return {"sites": {"a": both}, "mean": both, "micro": both, **told}
 
     tiny.summary = made

@@ -82,7 +82,9 @@ def scikit_learn(
     if config.class_weights == "balanced":
         numbers = {c: (given == c).sum() for c in classes}
         total = sum(numbers.values())
-        model.set_params(class_weight={c: total / len(classes) / n for c, n in numbers.items()})
+        model.set_params(
+            class_weight={c: total / len(classes) / n for c, n in numbers.items()}
+        )
     for order in orders:
         kept = order[np.isin(given[order], classes)]
         model.partial_fit(x[kept], given[kept], classes=np.array(classes))
@@ -97,14 +99,22 @@ def test_every_machine_is_scikit_learns(
     loss: str, learning_rate: str, class_weights: str, kind: str
 ) -> None:
     """Oracle: SGDClassifier(penalty=None, shuffle=False), disease by disease, three epochs."""
-    table = {"loss": loss, "learning_rate": learning_rate, "class_weights": class_weights}
+    table = {
+        "loss": loss,
+        "learning_rate": learning_rate,
+        "class_weights": class_weights,
+    }
     config = build(SvmConfig, table | {"eta0": 0.3, "power_t": 0.25}, "test")
     x, labels = random_features(), random_labels()
     orders = [np.random.default_rng(epoch).permutation(PATIENTS) for epoch in range(3)]
     ours = Features.of(x)
     if kind == "sparse":
         given = sparse.csr_matrix(x)
-        entries = given.data, given.indices.astype(np.int64), given.indptr.astype(np.int64)
+        entries = (
+            given.data,
+            given.indices.astype(np.int64),
+            given.indptr.astype(np.int64),
+        )
         ours = Features(*entries, WIDTH)
     svms = LinearSVMs(CLASSES, WIDTH, config)
     counts = np.stack([(labels == c).sum(0) for c in range(3)], axis=1)
@@ -115,13 +125,19 @@ def test_every_machine_is_scikit_learns(
         given = sparse.csr_matrix(x) if kind == "sparse" else x
         model = scikit_learn(config, given, labels, disease, orders)
         own = [k for k, (d, _) in enumerate(svms.machines) if d == disease]
-        np.testing.assert_allclose(svms.weight[:, own].T, model.coef_, rtol=1e-10, atol=1e-10)
-        np.testing.assert_allclose(svms.intercept[own], model.intercept_, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(
+            svms.weight[:, own].T, model.coef_, rtol=1e-10, atol=1e-10
+        )
+        np.testing.assert_allclose(
+            svms.intercept[own], model.intercept_, rtol=1e-10, atol=1e-10
+        )
         decision = svms.decision(ours)[:, disease]
         wanted = model.decision_function(given)
         shown = decision[:, classes] if len(classes) == 3 else decision[:, classes[1]]
         np.testing.assert_allclose(shown, wanted, rtol=1e-9, atol=1e-9)
-        np.testing.assert_array_equal(svms.predict(ours)[:, disease], model.predict(given))
+        np.testing.assert_array_equal(
+            svms.predict(ours)[:, disease], model.predict(given)
+        )
         if loss == "log":
             chances = svms.probabilities(ours)[:, disease][:, classes]
             np.testing.assert_allclose(chances, model.predict_proba(given), atol=1e-9)
@@ -132,7 +148,9 @@ def test_losses_are_the_sums_before_each_step() -> None:
     x, labels = random_features(), random_labels()
     svms = LinearSVMs(CLASSES, WIDTH, SvmConfig(learning_rate="constant", eta0=0.1))
     weight, total, pairs = np.zeros((len(svms.machines), WIDTH + 1)), 0.0, 0
-    for row, target in zip(np.c_[x, np.ones(PATIENTS)], svms.targets(labels), strict=True):
+    for row, target in zip(
+        np.c_[x, np.ones(PATIENTS)], svms.targets(labels), strict=True
+    ):
         for k, y in enumerate(target):
             if y:
                 margin, pairs = float(y * weight[k] @ row), pairs + 1
@@ -140,7 +158,9 @@ def test_losses_are_the_sums_before_each_step() -> None:
                 weight[k] += 0.1 * y * row * (margin <= 1)
     assert epoch(svms, x, labels) == (pytest.approx(total), pairs)
     np.testing.assert_allclose(svms.weight.T, weight[:, :-1], atol=1e-12)
-    assert svms.steps.tolist() == np.count_nonzero(svms.targets(labels), axis=0).tolist()
+    assert (
+        svms.steps.tolist() == np.count_nonzero(svms.targets(labels), axis=0).tolist()
+    )
 
 
 def test_diseases_without_choice() -> None:
@@ -178,8 +198,13 @@ def test_no_machine_and_no_patient() -> None:
     assert epoch(svms, random_features(), np.ones((PATIENTS, 1), np.int8)) == (0.0, 0)
     empty = np.zeros((0, WIDTH))
     assert svms.predict(Features.of(empty)).shape == (0, 1)
-    assert epoch(LinearSVMs(CLASSES, WIDTH), empty, np.zeros((0, 4), np.int8)) == (0.0, 0)
-    assert LinearSVMs((), WIDTH).probabilities(Features.of(random_features())).shape == (
+    assert epoch(LinearSVMs(CLASSES, WIDTH), empty, np.zeros((0, 4), np.int8)) == (
+        0.0,
+        0,
+    )
+    assert LinearSVMs((), WIDTH).probabilities(
+        Features.of(random_features())
+    ).shape == (
         PATIENTS,
         0,
         3,
@@ -218,7 +243,11 @@ def platt_by_scipy(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     least = (0.1 / s.std() * scale, None)
     options = {"gtol": 1e-9, "ftol": 1e-14}
     found = optimize.minimize(
-        loss, (1.0, 0.0), method="L-BFGS-B", bounds=(least, (None, None)), options=options
+        loss,
+        (1.0, 0.0),
+        method="L-BFGS-B",
+        bounds=(least, (None, None)),
+        options=options,
     ).x
     return np.array([found[0] / scale, found[1]])
 
@@ -231,7 +260,9 @@ def test_platt_scaling_is_scipys_minimum(scale: float) -> None:
     targets = np.sign(scores + rng.normal(size=(200, 5))).astype(np.int8)
     targets[:, 1] = np.sign(scores[:, 1] - 0.3)
     targets[:, 2], targets[:, 4] = 1, 0
-    targets[:, 3] = np.sign(rng.normal(size=200) - 0.5 * scores[:, 3] - 1)  # against its score
+    targets[:, 3] = np.sign(
+        rng.normal(size=200) - 0.5 * scores[:, 3] - 1
+    )  # against its score
     targets[:50, 0] = 0
     found = fit_platt(lambda ab: platt_sums(ab, scores * scale, targets), 5)
     for k in range(4):
@@ -261,16 +292,32 @@ def test_errors_name_the_cause() -> None:
     labels = np.zeros((3, 4), np.int8)
     for error, message, wrong in (
         (DataError, "12 features for classifiers of 13", lambda: svms.predict(NARROW)),
-        (DataError, "2 patients have 3 rows", lambda: svms.epoch(two, labels, np.arange(2))),
+        (
+            DataError,
+            "2 patients have 3 rows",
+            lambda: svms.epoch(two, labels, np.arange(2)),
+        ),
         (DataError, "rows beyond", lambda: svms.epoch(two, labels[:2], np.array([2]))),
-        (DataError, "matrix of finite numbers", lambda: Features.of(np.full((2, 3), np.nan))),
+        (
+            DataError,
+            "matrix of finite numbers",
+            lambda: Features.of(np.full((2, 3), np.nan)),
+        ),
         (ConfigError, "each once", lambda: LinearSVMs(((0, 3),), WIDTH)),
-        (ConfigError, "eta0 = 0", lambda: build(SvmConfig, {"eta0": 0.0}, "job.toml [svm]")),
+        (
+            ConfigError,
+            "eta0 = 0",
+            lambda: build(SvmConfig, {"eta0": 0.0}, "job.toml [svm]"),
+        ),
         (ConfigError, "power_t", lambda: SvmConfig(power_t=-1.0)),
         (ConfigError, 'set loss = "log"', lambda: SvmConfig(solver="converged")),
         (ConfigError, "C = -1.0: at least 0", lambda: SvmConfig(C=-1.0)),
         (ConfigError, "C = inf: expected a number", lambda: SvmConfig(C=float("inf"))),
-        (DataError, "25 concepts for frequencies of 24", lambda: tfidf(bags(1), np.ones(24))),
+        (
+            DataError,
+            "25 concepts for frequencies of 24",
+            lambda: tfidf(bags(1), np.ones(24)),
+        ),
         (DataError, "not a finite number", lambda: tfidf(bags(1), np.full(25, np.nan))),
         (DataError, "not a finite number", lambda: tfidf(bags(1), np.full(25, np.inf))),
         (DataError, "not a finite number", lambda: tfidf(bags(1), np.zeros(25))),
@@ -304,7 +351,11 @@ def machines_of() -> LinearSVMs:
 
 
 def solved(
-    own: LinearSVMs, x: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, C: float
+    own: LinearSVMs,
+    x: np.ndarray,
+    labels: np.ndarray,
+    weights: np.ndarray | None,
+    C: float,
 ) -> tuple[float, int]:
     nobody = Features.of(x[:0]), labels[:0]
     return fit(own, (Features.of(x), labels), nobody, weights, C)
@@ -321,7 +372,9 @@ def minimum(x: np.ndarray, y: np.ndarray, s: np.ndarray, C: float) -> np.ndarray
         return value, np.append(w + slope @ x, slope.sum())
 
     options = {"gtol": 1e-9}
-    found = optimize.minimize(objective, np.zeros(7), jac=True, method="BFGS", options=options)
+    found = optimize.minimize(
+        objective, np.zeros(7), jac=True, method="BFGS", options=options
+    )
     return np.asarray(found.x)
 
 
@@ -367,7 +420,9 @@ def test_held_out_patients_choose_the_penalty() -> None:
         rows = labels[:, 0] >= 0
         y = np.where(labels[rows, 0] == 1, 1.0, -1.0)
         own = LinearSVMs(((0, 1),), 6, CONVERGED)
-        own.weight[:, 0], own.intercept[:] = np.split(minimum(x[rows], y, np.ones(len(y)), C), [6])
+        own.weight[:, 0], own.intercept[:] = np.split(
+            minimum(x[rows], y, np.ones(len(y)), C), [6]
+        )
         losses.append(loss_of(own, Features.of(other), known, None)[0])
     best = CHOICES[int(np.argmin(losses))]
     assert best not in (1.0, CHOICES[0], CHOICES[-1])
@@ -402,11 +457,16 @@ def test_a_run_takes_its_penalty(C: float) -> None:
     """C = 0 is the choice of the validation patients."""
     (site,) = sites_of(1)
     config = without_stage_1(classifier_cycles=1)
-    config = replace(config, model=replace(config.model, classifier=replace(CONVERGED, C=C)))
+    config = replace(
+        config, model=replace(config.model, classifier=replace(CONVERGED, C=C))
+    )
     _, (member,) = trained((site,), phenotype.for_sites(config, (site,)))
     told = classifiers_of(member)
     wanted = LinearSVMs(told.machines.classes, len(told.machines.weight), CONVERGED)
-    train, held_out = (told._features, told._train.labels), (told._held_out, told._valid.labels)
+    train, held_out = (
+        (told._features, told._train.labels),
+        (told._held_out, told._valid.labels),
+    )
     fit(wanted, train, held_out, told._weights, C)
     assert np.array_equal(told.machines.weight, wanted.weight.astype(np.float32))
 
@@ -424,7 +484,10 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def bags(seed: int, patients: int = 40, vocabulary: int = 25) -> Bags:
     rng = np.random.default_rng(seed)
     return Bags.of(
-        [rng.integers(vocabulary - 3, size=rng.integers(0, 12)) for _ in range(patients)],
+        [
+            rng.integers(vocabulary - 3, size=rng.integers(0, 12))
+            for _ in range(patients)
+        ],
         vocabulary,
     )
 

@@ -29,18 +29,36 @@ from fednotes.core.errors import ConfigError, DataError
 def _patients(count: int, seed: int, name: str = "p") -> dict[str, frozenset[str]]:
     """Random codes of three systems, some patients without any."""
     rng = random.Random(seed)
-    every = [f"icd9:{n}" for n in ("4019", "4011", "0389", "25000", "V4581", "E8801", "E8859")]
+    every = [
+        f"icd9:{n}"
+        for n in ("4019", "4011", "0389", "25000", "V4581", "E8801", "E8859")
+    ]
     every += ["icd9proc:0331", "icd9proc:3605", "cpt:99254", "cpt:99255"]
-    return {f"{name}{i}": frozenset(rng.sample(every, rng.randint(0, 6))) for i in range(count)}
+    return {
+        f"{name}{i}": frozenset(rng.sample(every, rng.randint(0, 6)))
+        for i in range(count)
+    }
 
 
 WRITTEN = {  # system → text in a table → the code
     "icd9": {
-        **{"0389": "0389", " 401.9 ": "4019", "v45.81": "V4581", "E880.1": "E8801", "389": "389"},
+        **{
+            "0389": "0389",
+            " 401.9 ": "4019",
+            "v45.81": "V4581",
+            "E880.1": "E8801",
+            "389": "389",
+        },
         **dict.fromkeys(("4019.0", "4.02E+03", "40", "401999", "٤٠١")),
     },
     "icd9proc": {"03.31": "0331", "3": None, "V45": None},
-    "cpt": {"00100": "00100", "0075T": "0075T", "G0364": "G0364", "99254.0": None, "9925": None},
+    "cpt": {
+        "00100": "00100",
+        "0075T": "0075T",
+        "G0364": "G0364",
+        "99254.0": None,
+        "9925": None,
+    },
     "icd10": {"n44.8": "N448", "C7A.00": "C7A00", "N4.48": None},
     "icd10pcs": {"bw03zzz": "BW03ZZZ", "OI1": None},
     "condition": {"320128": "320128", "0": None},
@@ -81,7 +99,9 @@ def test_a_job_may_name_what_codes_begin_with() -> None:
     beginnings = {code[:n] for code in codes for n in range(1, 7)}
     rng = random.Random(4)
     texts = ["".join(t) for n in (1, 2, 3) for t in product("0379EVXZ", repeat=n)]
-    texts += ["".join(rng.choices("0123456789EV", k=rng.randint(4, 6))) for _ in range(500)]
+    texts += [
+        "".join(rng.choices("0123456789EV", k=rng.randint(4, 6))) for _ in range(500)
+    ]
     for text in texts:
         if text in beginnings:
             assert parse(f"icd9:{text}") == ("icd9", text)
@@ -97,7 +117,10 @@ def _digits(length: int) -> list[str]:
 def test_names_in_a_job() -> None:
     for name, expected in {
         **{"ICD9:274": ("icd9", "274"), "ICD10:e11.9": ("icd10", "E119")},
-        **{"icd10:E11.": ("icd10", "E11"), " Condition:316866 ": ("condition", "316866")},
+        **{
+            "icd10:E11.": ("icd10", "E11"),
+            " Condition:316866 ": ("condition", "316866"),
+        },
         **{"icd10:C7": ("icd10", "C7"), "icd10:M1A": ("icd10", "M1A")},
         **{"cpt:992": ("cpt", "992"), "icd10pcs:BW0": ("icd10pcs", "BW0")},
     }.items():
@@ -118,16 +141,32 @@ def test_names_that_no_code_begins_with(name: str) -> None:
     system = name.partition(":")[0]
     example = f"{system}:{SYSTEMS[system].example}"
     assert code_of(*example.split(":")) == ":".join(parse(example))
-    with pytest.raises(ConfigError, match=f"no code of {system} begins so: .* {example}$"):
+    with pytest.raises(
+        ConfigError, match=f"no code of {system} begins so: .* {example}$"
+    ):
         hold_out({}, [name])
     with pytest.raises(ConfigError, match="begins so"):
         phenotype_labels([], {}, {"x": [name]})
 
 
 def test_the_outputs_that_a_job_names() -> None:
-    given = ["ICD9:401", "icd9:v45", "condition:316866", "icd9proc:36", "cpt:99254", "icd9:E88"]
+    given = [
+        "ICD9:401",
+        "icd9:v45",
+        "condition:316866",
+        "icd9proc:36",
+        "cpt:99254",
+        "icd9:E88",
+    ]
     assert categories_of_job(given) == (
-        *("icd9:401", "icd9:V45", "condition:316866", "icd9proc:36", "cpt:99254", "icd9:E88"),
+        *(
+            "icd9:401",
+            "icd9:V45",
+            "condition:316866",
+            "icd9proc:36",
+            "cpt:99254",
+            "icd9:E88",
+        ),
     )
     every = public_categories(("icd9", "icd9proc", "icd10"))
     assert categories_of_job(every) == every
@@ -157,7 +196,9 @@ def test_counts_are_of_patients_and_add_over_sites() -> None:
     names = public_categories()
     parts = [dict(list(given.items())[site::3]) for site in range(3)]
     vectors = [category_counts(part, names) for part in parts]
-    assert {n: int(c) for n, c in zip(names, sum(vectors), strict=True) if c} == expected
+    assert {
+        n: int(c) for n, c in zip(names, sum(vectors), strict=True) if c
+    } == expected
     assert all(vector.dtype == np.int64 for vector in vectors)
 
 
@@ -200,7 +241,10 @@ def test_the_matrix_against_a_loop() -> None:
     assert labels.dtype == np.int8
     for row, patient in zip(labels.tolist(), patients, strict=True):
         known = given.get(patient)
-        wanted = [-1 if known is None else any(category(c) == o for c in known) for o in outputs]
+        wanted = [
+            -1 if known is None else any(category(c) == o for c in known)
+            for o in outputs
+        ]
         assert row == wanted
     # A site without a disease at all: its column is all absent, not missing.
     one = output_matrix(
@@ -233,7 +277,9 @@ def test_a_concept_is_itself_alone(system: str) -> None:
     assert kept == {"a": {f"{system}:316866"}, "b": {"cpt:99255"}}
     assert found == {f"{system}:3": 1, "cpt:99254": 1}
     labels = phenotype_labels(
-        ["a", "b"], given, {"x": [f"{system}:3"], "y": [f"{system}:316866"], "z": ["cpt:9925"]}
+        ["a", "b"],
+        given,
+        {"x": [f"{system}:3"], "y": [f"{system}:316866"], "z": ["cpt:9925"]},
     )
     assert labels.tolist() == [[0, 1, 1], [1, 0, 1]]
 
@@ -267,7 +313,11 @@ def test_outputs_of_the_demo_patients(corpora: Path) -> None:
 def test_held_out_phenotypes_of_codiesp(corpora: Path) -> None:
     """Hypertension, diabetes and tobacco: no output of stage 1 is one of them."""
     codes = read_codiesp(corpora / "codiesp", "D").codes
-    held = {"hypertension": ["icd10:I10"], "diabetes": ["icd10:E11"], "tobacco": ["icd10:F17"]}
+    held = {
+        "hypertension": ["icd10:I10"],
+        "diabetes": ["icd10:E11"],
+        "tobacco": ["icd10:F17"],
+    }
     labels = phenotype_labels(list(codes), codes, held)
     kept, found = hold_out(codes, [name for names in held.values() for name in names])
     assert labels.sum(0).tolist() == list(found.values())

@@ -38,7 +38,9 @@ def _as_lists(bags: Bags) -> list[list[int]]:
     return [bags.concepts[a:b].tolist() for a, b in itertools.pairwise(at)]
 
 
-def _cohort(patients: int = 37, outputs: int = 3, seed: int = 0, id: str = "h") -> Cohort:
+def _cohort(
+    patients: int = 37, outputs: int = 3, seed: int = 0, id: str = "h"
+) -> Cohort:
     rng = np.random.default_rng(seed)
     return Cohort(
         id,
@@ -82,7 +84,11 @@ def test_counts_are_those_of_a_counter() -> None:
     """Against `collections.Counter` a patient."""
     lists = _lists(60, 7, 4)
     found = list(zip(*(a.tolist() for a in Bags.of(lists, 7).counts()), strict=True))
-    expected = [(r, c, n) for r, bag in enumerate(lists) for c, n in sorted(Counter(bag).items())]
+    expected = [
+        (r, c, n)
+        for r, bag in enumerate(lists)
+        for c, n in sorted(Counter(bag).items())
+    ]
     assert found == expected
 
 
@@ -108,7 +114,9 @@ def test_no_patients_and_no_concepts() -> None:
         ([1 << 40], [0, 1], "do not fit int32"),
     ],
 )
-def test_bags_that_cannot_be(concepts: list[int], offsets: list[int], message: str) -> None:
+def test_bags_that_cannot_be(
+    concepts: list[int], offsets: list[int], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         Bags(np.array(concepts), np.array(offsets), 5)
     with pytest.raises(DataError, match="do not fit int32"):
@@ -159,14 +167,23 @@ def test_a_deal_depends_on_patients_and_seed_not_on_their_order() -> None:
 def test_a_deal_is_of_random_patients() -> None:
     """A patient's silo is uniform: the hypergeometric mean of 200 deals within 5 σ."""
     cohort = _cohort(12)
-    hits = sum(cohort.patients[0] in deal(cohort, 3, seed)[0].patients for seed in range(200))
+    hits = sum(
+        cohort.patients[0] in deal(cohort, 3, seed)[0].patients for seed in range(200)
+    )
     assert abs(hits - 200 / 3) < 5 * np.sqrt(200 * (1 / 3) * (2 / 3))
 
 
 def test_a_split_has_the_shares_asked_for() -> None:
     cohort = _cohort(40)
-    parts = split(cohort, {"train": 0.6, "valid": 0.1, "test": 0.3, "none": 0.0}, seed=2)
-    assert {n: len(p) for n, p in parts.items()} == {"train": 24, "valid": 4, "test": 12, "none": 0}
+    parts = split(
+        cohort, {"train": 0.6, "valid": 0.1, "test": 0.3, "none": 0.0}, seed=2
+    )
+    assert {n: len(p) for n, p in parts.items()} == {
+        "train": 24,
+        "valid": 4,
+        "test": 12,
+        "none": 0,
+    }
     assert {k: v for p in parts.values() for k, v in _rows(p).items()} == _rows(cohort)
     order = [p for p in cohort.patients if p in set(parts["train"].patients)]
     assert list(parts["train"].patients) == order
@@ -216,16 +233,24 @@ def test_label_counts_add_up_and_a_site_may_lack_a_disease() -> None:
     for column in range(3):
         expected = Counter(labels[:, column].tolist())
         names = {"present": 1, "absent": 0, "questionable": 2, "unlabelled": -1}
-        assert {n: found[n][column] for n in names} == {n: expected[v] for n, v in names.items()}
+        assert {n: found[n][column] for n in names} == {
+            n: expected[v] for n, v in names.items()
+        }
     assert found["present"][0] == 0
     assert found["unlabelled"][1] == 30
-    assert sum(p.label_counts()["absent"] for p in deal(cohort, 4)).tolist() == found["absent"]
+    assert (
+        sum(p.label_counts()["absent"] for p in deal(cohort, 4)).tolist()
+        == found["absent"]
+    )
 
 
 def test_the_fingerprint_changes_with_everything_but_the_name() -> None:
     cohort = _cohort(6, seed=3)
     bags, labels = cohort.bags, cohort.labels.copy()
-    assert replace(cohort, id="other", labels=labels.copy()).fingerprint() == cohort.fingerprint()
+    assert (
+        replace(cohort, id="other", labels=labels.copy()).fingerprint()
+        == cohort.fingerprint()
+    )
     labels[0, 0] = 1 if labels[0, 0] != 1 else 0
     concepts, offsets = bags.concepts.copy(), bags.offsets.copy()
     concepts[0] = (concepts[0] + 1) % 20
@@ -244,11 +269,17 @@ def test_the_fingerprint_changes_with_everything_but_the_name() -> None:
 def test_vectors_go_where_bags_go() -> None:
     """A patient's vector follows its row through deal, pool, split, take: by indexing."""
     plain = _cohort()
-    values = np.random.default_rng(5).standard_normal((len(plain), 4)).astype(np.float32)
+    values = (
+        np.random.default_rng(5).standard_normal((len(plain), 4)).astype(np.float32)
+    )
     given = replace(plain, bags=Vectors(values))
     own = dict(zip(given.patients, values.tolist(), strict=True))
     halves = split(given, {"a": 0.5, "b": 0.5}, 2)
-    for made in (pooled(deal(given, 3, 1)), given.take([5, 2, 2][:2]), *halves.values()):
+    for made in (
+        pooled(deal(given, 3, 1)),
+        given.take([5, 2, 2][:2]),
+        *halves.values(),
+    ):
         assert isinstance(made.bags, Vectors)
         assert (len(made.bags), made.bags.width) == (len(made), 4)
         found = zip(made.patients, made.bags.values.tolist(), strict=True)
@@ -277,7 +308,11 @@ def named(*patients: str, outputs: tuple[str, ...] = ("a", "b")) -> Cohort:
 
 
 def site(name: str, train: Cohort, valid: Cohort, test: Cohort) -> SitePatients:
-    codes = {p: frozenset({f"icd9:{len(p):03d}"}) for part in (train, test) for p in part.patients}
+    codes = {
+        p: frozenset({f"icd9:{len(p):03d}"})
+        for part in (train, test)
+        for p in part.patients
+    }
     return SitePatients(name, SPACE, train, valid, test, codes)
 
 
@@ -296,7 +331,9 @@ def test_pooling_keeps_every_patient_once() -> None:
 
 def test_a_shared_test_part_is_pooled_once() -> None:
     test = named("t", "u")
-    sites = [site(n, named(n), named(f"{n}v"), replace(test, id=n)) for n in ("a", "b", "c")]
+    sites = [
+        site(n, named(n), named(f"{n}v"), replace(test, id=n)) for n in ("a", "b", "c")
+    ]
     assert pooled_patients(sites).test.patients == ("t", "u")
     partly = [sites[0], replace(sites[1], test=named("t"))]
     one = site("a", named("p"), named(), named())

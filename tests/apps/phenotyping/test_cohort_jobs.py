@@ -49,7 +49,10 @@ def place(tmp_path: Path) -> Path:
 
 
 def write_notes(path: Path, numbers: range) -> None:
-    rows = [f'{i},"{SECRET} has {" and ".join(TERMS[: i % 4]) or "nothing"}."' for i in numbers]
+    rows = [
+        f'{i},"{SECRET} has {" and ".join(TERMS[: i % 4]) or "nothing"}."'
+        for i in numbers
+    ]
     write(path, "patient,text", rows)
 
 
@@ -75,7 +78,12 @@ def test_notes_codes_and_phenotypes(place: Path) -> None:
     assert set(site.codes) == {str(i) for i in range(5, 30)}
     assert site.codes["7"] == {"icd9:5715", "cpt:99254"}
     assert all(site.codes[str(i)] == set() for i in range(6, 30, 3))
-    held = [code for given in site.codes.values() for code in given if code.startswith("icd9:401")]
+    held = [
+        code
+        for given in site.codes.values()
+        for code in given
+        if code.startswith("icd9:401")
+    ]
     assert held == []
 
 
@@ -95,12 +103,18 @@ def test_what_was_counted_is_told(place: Path) -> None:
 
 
 def test_label_counts_are_of_the_training_patients(place: Path) -> None:
-    made = load(place, sites={"a": SITE}, phenotypes={"hypertension": ["icd9:401"], "x": ["cpt:0"]})
+    made = load(
+        place,
+        sites={"a": SITE},
+        phenotypes={"hypertension": ["icd9:401"], "x": ["cpt:0"]},
+    )
     train = made.data[0].train
     present, absent, none = (int((train.labels[:, 0] == v).sum()) for v in (1, 0, -1))
     line = "hypertension: present/absent/questionable/unlabelled of the training patients: "
     assert made.notes[-3] == f"{line}a {present}/{absent}/0/{none}"
-    assert made.notes[-1].endswith("without two classes of training labels: x (absent only)")
+    assert made.notes[-1].endswith(
+        "without two classes of training labels: x (absent only)"
+    )
 
 
 def test_patients_with_too_many_concepts_are_left_out(place: Path) -> None:
@@ -148,14 +162,19 @@ def test_a_smaller_labelled_share_is_a_subset(place: Path) -> None:
     full = len(sets[-1])
     assert [len(s) for s in sets] == [round(x * full) for x in (0.1, 0.3, 0.5, 1.0)]
     assert all(a < b for a, b in itertools.pairwise(sets))
-    assert (made.test.labels >= 0).sum() == 2 * sum(int(p) >= 5 for p in made.test.patients)
+    assert (made.test.labels >= 0).sum() == 2 * sum(
+        int(p) >= 5 for p in made.test.patients
+    )
 
 
 def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
     (place / "b").mkdir()
     write_notes(place / "b" / "notes.csv", range(20, 40))
     made = load(place, sites={"a": SITE, "b": {**SITE, "notes": "b/notes.csv"}})
-    assert any("b: 10 patients' ids are another site's too: told" in line for line in made.notes)
+    assert any(
+        "b: 10 patients' ids are another site's too: told" in line
+        for line in made.notes
+    )
     assert set(everyone(made.data[1])) == {f"b/{i}" for i in range(20, 40)}
     assert set(made.data[1].codes) == {f"b/{i}" for i in range(20, 33)}
     assert len(everyone(pooled_patients(made.data))) == 50
@@ -166,12 +185,20 @@ def test_who_may_be_trained_on_and_tested_is_counted(
 ) -> None:
     """By plain loops over ids: b shares ten ids with a, c ten with b, which are renamed there; d
     none. `check` warns of them."""
-    numbers = {"a": range(30), "b": range(20, 50), "c": range(40, 60), "d": range(60, 80)}
+    numbers = {
+        "a": range(30),
+        "b": range(20, 50),
+        "c": range(40, 60),
+        "d": range(60, 80),
+    }
     for name, own in numbers.items():
         write_notes(place / f"{name}.csv", own)
     sites = {name: {"notes": f"{name}.csv"} for name in numbers}
     made = load(place, sites=sites)
-    ids = [[{int(p.rpartition("/")[2]) for p in c.patients} for c in parts(s)] for s in made.data]
+    ids = [
+        [{int(p.rpartition("/")[2]) for p in c.patients} for c in parts(s)]
+        for s in made.data
+    ]
     crossed = []
     for (train, valid, test), (train2, valid2, test2) in itertools.pairwise(ids[:3]):
         crossed.append(len((train | valid) & test2 | test & (train2 | valid2)))
@@ -183,14 +210,14 @@ def test_who_may_be_trained_on_and_tested_is_counted(
     ]
     together = [p for site in made.data for p in everyone(site)]
     assert len(together) == len(set(together)) == 100
-    apart = {name: {**sites[name], "test": "d.csv"} for name in "ac"}  # a common test part is none
+    apart = {
+        name: {**sites[name], "test": "d.csv"} for name in "ac"
+    }  # a common test part is none
     assert not any("warning" in line for line in load(place, sites=apart).notes)
     table = 'codes = "."\ncodes_format = "mimic"\n'
     tables = "".join(f'[sites.{n}]\nnotes = "{n}.csv"\n{table}' for n in "ab")
     few = "[training]\nmin_patients = 1\n"  # or a simulation would refuse them, and so the check
-    head = (
-        'method = "phenotype"\nconditions = ["federated"]\n[concepts]\ndictionary = "terms.tsv"\n'
-    )
+    head = 'method = "phenotype"\nconditions = ["federated"]\n[concepts]\ndictionary = "terms.tsv"\n'
     (place / "job.toml").write_text(head + few + tables)
     monkeypatch.setattr(sys, "argv", ["fednotes", "check", str(place / "job.toml")])
     app.main()
@@ -232,19 +259,47 @@ def test_a_run_on_other_patients_is_not_gone_on_with(place: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "error", "message"),
     [
-        ({"sites": {"a": {"notes": "none"}}}, DataError, "site 'a': .*none: no such file"),
+        (
+            {"sites": {"a": {"notes": "none"}}},
+            DataError,
+            "site 'a': .*none: no such file",
+        ),
         ({"sites": {"a": {"notes": "$NO_SUCH/x"}}}, ConfigError, "NO_SUCH is not set"),
-        ({"concepts": {"dictionary": "no.obo"}}, DataError, r"\[concepts\] dictionary: .*no\.obo"),
-        ({"concepts": {**CONCEPTS, "ids": "x"}}, ConfigError, r"option 'ids' is none of format"),
-        ({"sites": {"a": {**SITE, "tables": ["cp"]}}}, ConfigError, "'cp'.*did you mean 'cpt'"),
-        ({"sites": {"a": {**SITE, "notes": "other.csv"}}}, DataError, "none of the 28 patients"),
-        ({"sites": {"a": {**SITE, "test": "notes.csv"}}}, DataError, "30 patients of `test`"),
+        (
+            {"concepts": {"dictionary": "no.obo"}},
+            DataError,
+            r"\[concepts\] dictionary: .*no\.obo",
+        ),
+        (
+            {"concepts": {**CONCEPTS, "ids": "x"}},
+            ConfigError,
+            r"option 'ids' is none of format",
+        ),
+        (
+            {"sites": {"a": {**SITE, "tables": ["cp"]}}},
+            ConfigError,
+            "'cp'.*did you mean 'cpt'",
+        ),
+        (
+            {"sites": {"a": {**SITE, "notes": "other.csv"}}},
+            DataError,
+            "none of the 28 patients",
+        ),
+        (
+            {"sites": {"a": {**SITE, "test": "notes.csv"}}},
+            DataError,
+            "30 patients of `test`",
+        ),
         (
             {"sites": {"a": SITE, "b": {"labels": "obesity"}}},
             DataError,
             "have different phenotypes",
         ),
-        ({"sites": {"a": {"notes": "few.csv"}}}, DataError, "site 'a': the part .* has no patient"),
+        (
+            {"sites": {"a": {"notes": "few.csv"}}},
+            DataError,
+            "site 'a': the part .* has no patient",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -264,9 +319,15 @@ def obesity(place: Path, train: int = 8) -> Path:
     folder.mkdir(exist_ok=True)
     for part, first, last in (("training", 1, train), ("test", train + 1, train + 4)):
         ids = range(first, last + 1)
-        docs = "".join(f'<doc id="{i}"><text>{SECRET} has gout.</text></doc>' for i in ids)
-        (folder / f"obesity_patient_records_{part}.xml").write_text(f"<root>{docs}</root>")
-        judged = "".join(f'<doc id="{i}" judgment="{"YNQ"[i % 3]}"/>' for i in ids if i != 8)
+        docs = "".join(
+            f'<doc id="{i}"><text>{SECRET} has gout.</text></doc>' for i in ids
+        )
+        (folder / f"obesity_patient_records_{part}.xml").write_text(
+            f"<root>{docs}</root>"
+        )
+        judged = "".join(
+            f'<doc id="{i}" judgment="{"YNQ"[i % 3]}"/>' for i in ids if i != 8
+        )
         (folder / f"obesity_standoff_annotations_{part}.xml").write_text(
             f'<set><diseases source="intuitive"><disease name="Gout">{judged}</disease></diseases>'
             "</set>"
@@ -301,12 +362,16 @@ def test_ctakes_output_in_place_of_notes(place: Path) -> None:
     assert one.train.bags.concepts.tolist() == [0, 3] * len(one.train)
     assert "a: 30 CUIs are not in the dictionary: left out" in made.notes
     (place / "found.txt").write_text("1 C0099999\n2 C0099998\n")
-    with pytest.raises(DataError, match="none of the 2 CUIs is a concept of the dictionary"):
+    with pytest.raises(
+        DataError, match="none of the 2 CUIs is a concept of the dictionary"
+    ):
         load(place, sites={"a": {"concepts": "found.txt"}})
 
 
 @pytest.mark.corpora
-def test_codiesp(corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codiesp(
+    corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """750 cases, 104 without a concept that holds for the patient; counts of codes by grep.
 
     grep -cP '^\\S+\\ti10$' codiesp/train/trainD.tsv → 77 of 500, dev 39 of 250.
@@ -316,11 +381,15 @@ def test_codiesp(corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def built_in(name: str) -> Sites:
         path = built_in_jobs()[f"phenotype/{name}"]
         table = {**read_toml(path), "method": "phenotype", "training": {}, "model": {}}
-        return load_sites(parse_job(table, name, path.parent, str(path)), cache=tmp_path)
+        return load_sites(
+            parse_job(table, name, path.parent, str(path)), cache=tmp_path
+        )
 
     both, codes = built_in("codiesp"), built_in("codiesp-codes")
     assert "codiesp: 750 patients with 750 notes" in both.notes
-    line = "codiesp: 104 patients without a concept of the dictionary in their notes: kept"
+    line = (
+        "codiesp: 104 patients without a concept of the dictionary in their notes: kept"
+    )
     assert line in both.notes
     whole = pooled_patients(both.data)
     assert (len(whole.train), len(whole.valid), len(whole.test)) == (450, 50, 250)
@@ -332,7 +401,9 @@ def test_codiesp(corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (len(codes.data), alone.phenotypes) == (10, ())
     assert alone.codes == whole.codes
     assert alone.space == whole.space
-    assert not any(c.startswith("icd10:I10") for given in whole.codes.values() for c in given)
+    assert not any(
+        c.startswith("icd10:I10") for given in whole.codes.values() for c in given
+    )
 
 
 def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,24 +426,36 @@ def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("mimic", "obesity"):
         path = built_in_jobs()[f"phenotype/{name}"]
         table = {**read_toml(path), "method": "phenotype", "training": {}, "model": {}}
-        made = load_sites(parse_job(table, name, path.parent, str(path)), cache=place / "cache")
+        made = load_sites(
+            parse_job(table, name, path.parent, str(path)), cache=place / "cache"
+        )
         whole = pooled_patients(made.data)
         parts = [len(part) for part in (whole.train, whole.valid, whole.test)]
         sizes.append((len(made.data), parts, len(whole.codes)))
         assert (whole.vectors is None) == (name == "obesity")
-    assert sizes == [(10, [200, 0, 0], 28), (3, [40, 0, 4], 0)]  # nobody is held out of training
+    assert sizes == [
+        (10, [200, 0, 0], 28),
+        (3, [40, 0, 4], 0),
+    ]  # nobody is held out of training
 
 
 LINES = ["C0000002 1 2", "C0000000 3 4", "C9999999 7 7"]
 
 
-def of_vectors(place: Path, lines: Sequence[str], vectors: str = "cuis.txt") -> tuple[Job, Sites]:
+def of_vectors(
+    place: Path, lines: Sequence[str], vectors: str = "cuis.txt"
+) -> tuple[Job, Sites]:
     """Two silos whose job names a file of public vectors of concepts."""
     write(place / "cuis.txt", "", lines)
     tables = {
         **{"preset": "paper", "silos": {"number": 2}, "sites": {"a": SITE}},
         "concepts": {**CONCEPTS, "vectors": vectors},
-        "training": {"minimum": 1, "least_occurrences": 1, "cycles": 1, "systems": ["icd9"]},
+        "training": {
+            "minimum": 1,
+            "least_occurrences": 1,
+            "cycles": 1,
+            "systems": ["icd9"],
+        },
         "model": {"network": {"embedding": 2, "hidden": 3, "length": 0}},
     }
     return job(place, **tables), load(place, **tables)
@@ -385,14 +468,18 @@ def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
     for site in made.data:
         assert site.vectors.concepts.tolist() == [0, 2]
         assert site.vectors.values.tolist() == [[3, 4], [1, 2]]
-    assert any("2 of the dictionary's concepts have a vector" in line for line in made.notes)
+    assert any(
+        "2 of the dictionary's concepts have a vector" in line for line in made.notes
+    )
     assert given.module.for_sites(given.config, made.data).vectors
     other, without = of_vectors(place, LINES, "")
     assert all(site.vectors is None for site in without.data)
     assert not other.module.for_sites(other.config, without.data).vectors
     # Notes are read alike whatever training starts from.
     assert made.data[0].space == without.data[0].space
-    with pytest.raises(DataError, match=r"no word in it is the id of a concept, such as C0000000"):
+    with pytest.raises(
+        DataError, match=r"no word in it is the id of a concept, such as C0000000"
+    ):
         of_vectors(place, ["aspirin 1 2"])
     with pytest.raises(ConfigError, match="NOWHERE is not set"):
         of_vectors(place, LINES, "$NOWHERE")
@@ -423,13 +510,19 @@ def test_vectors_of_an_encoder(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
             words = [word for sentence in sentences for word in sentence.forms]
             return np.array([[[len(w), 1]] for w in words], dtype=np.float16)
 
-    monkeypatch.setattr("fednotes.apps.phenotyping.features.load_encoder", lambda spec: Lengths())
-    (site,) = load(place, sites={"a": {"notes": "notes.csv"}}, text={"encoder": "x"}).data
+    monkeypatch.setattr(
+        "fednotes.apps.phenotyping.features.load_encoder", lambda spec: Lengths()
+    )
+    (site,) = load(
+        place, sites={"a": {"notes": "notes.csv"}}, text={"encoder": "x"}
+    ).data
     assert (site.space.width, site.space.dense) == (2, True)
     assert isinstance(site.train.bags, Vectors)
     for row, patient in enumerate(site.train.patients):
         terms = " and ".join(TERMS[: int(patient) % 4]) or "nothing"
         sizes = [len(w) for w in f"{SECRET} has {terms} .".split()]
-        assert site.train.bags.values[row].tolist() == pytest.approx([np.mean(sizes), 1])
+        assert site.train.bags.values[row].tolist() == pytest.approx(
+            [np.mean(sizes), 1]
+        )
     with pytest.raises(FednotesError, match="concepts do not go with"):
         job(place, sites={"a": {"concepts": "x"}}, text={"encoder": "x"})

@@ -83,7 +83,9 @@ def known(cohort: Cohort) -> set[str]:
 def test_parts_hang_on_the_seed(place: Path) -> None:
     """The same seed the same parts, another one others; of a test part of its own too."""
     for site in (SITE, {**SITE, "test": "test.csv", "valid_fraction": 0.3}):
-        one, again, other = (sites_of(place, seed, sites={"a": site})[0] for seed in (1, 1, 2))
+        one, again, other = (
+            sites_of(place, seed, sites={"a": site})[0] for seed in (1, 1, 2)
+        )
         assert members(one) == members(again)
         for part in PARTS[: 2 if "test" in site else 3]:
             ours, theirs = (set(getattr(s, part).patients) for s in (one, other))
@@ -115,7 +117,9 @@ def test_only_training_patients_lose_their_labels(place: Path) -> None:
     for name in ("valid", "test"):
         assert np.array_equal(getattr(part, name).labels, getattr(whole, name).labels)
     few = {**site, "valid_fraction": 0.0, "labelled": 0.5}
-    one, again, other = (known(sites_of(place, s, sites={"a": few})[0].train) for s in (1, 1, 2))
+    one, again, other = (
+        known(sites_of(place, s, sites={"a": few})[0].train) for s in (1, 1, 2)
+    )
     assert one == again != other
     assert len(one) == len(other) == 30
 
@@ -143,7 +147,10 @@ def judged_alone(place: Path) -> dict[str, dict[str, Any]]:
     write_codes(place / "some_codes.csv", range(200, 250))
     write_labels(place / "late_labels.csv", range(230, 250))
     made: dict[str, dict[str, Any]] = {"all": {**SITE, "test": "test.csv"}}
-    for kind, codes, labels in (("uncoded", "late", "some"), ("unjudged", "some", "late")):
+    for kind, codes, labels in (
+        ("uncoded", "late", "some"),
+        ("unjudged", "some", "late"),
+    ):
         files = {"notes": f"{kind}.csv", "test": f"{kind}_test.csv"}
         files |= {"codes": f"{codes}_codes.csv", "labels": f"{labels}_labels.csv"}
         made[kind] = SITE | files
@@ -158,7 +165,10 @@ def test_sites_with_nothing_in_a_stage_take_part(place: Path) -> None:
         for condition in ("federated", "pooled"):
             assert {"codes", "phenotypes"} <= summary.sites[name][condition].keys()
     first, *_, last = curves(place, "federated")
-    assert {n for n, of in first["sites"].items() if "loss" in of} == {"all", "unjudged"}
+    assert {n for n, of in first["sites"].items() if "loss" in of} == {
+        "all",
+        "unjudged",
+    }
     assert {n for n, of in last["sites"].items() if "loss" in of} == {"all", "uncoded"}
 
 
@@ -167,7 +177,9 @@ def test_a_site_with_nothing_to_train_cannot_be_alone(place: Path, name: str) ->
     """A clear error and no summary; the same site is trained with the others above."""
     sites = judged_alone(place)
     lacks = "with billing codes" if name == "uncoded" else "labelled"
-    with pytest.raises(FednotesError, match=f"{name!r} has no training patient {lacks}"):
+    with pytest.raises(
+        FednotesError, match=f"{name!r} has no training patient {lacks}"
+    ):
         run(place, {name: sites[name]}, conditions=["alone"])
     assert not (place / "run" / "summary.json").exists()
 
@@ -177,7 +189,11 @@ def test_a_site_without_any_concept_trains_alone_and_with_others(place: Path) ->
     write_notes(place / "empty.csv", range(100, 160), terms=False)
     write_codes(place / "empty_codes.csv", range(100, 160))
     write_labels(place / "empty_labels.csv", range(100, 160))
-    empty = {"notes": "empty.csv", "codes": "empty_codes.csv", "labels": "empty_labels.csv"}
+    empty = {
+        "notes": "empty.csv",
+        "codes": "empty_codes.csv",
+        "labels": "empty_labels.csv",
+    }
     sites = {"all": SITE, "empty": {**SITE, **empty}}
     summary = run(place, sites, training={**TRAINING, "batch_size": 1})
     for condition in ("alone", "federated", "pooled"):

@@ -34,7 +34,10 @@ def place(tmp_path: Path) -> Path:
     for name, numbers in (("notes", range(30)), ("test", range(30, 34))):
         notes = [f'{i},"{SECRET} has {TERMS[i % 3]}."' for i in numbers]
         write(tmp_path / f"{name}.csv", "patient,text", notes)
-    coded = [f"{i},{'4019' if i % 2 else 'I10'},{9 if i % 2 else 10}" for i in (*range(2, 30), 99)]
+    coded = [
+        f"{i},{'4019' if i % 2 else 'I10'},{9 if i % 2 else 10}"
+        for i in (*range(2, 30), 99)
+    ]
     write(tmp_path / "codes.csv", "mrn,icd_code,icd_version", [*coded, "1,2"])
     judged = [f"{i},gout,{'Y' if i % 3 == 2 else 'N'}" for i in range(32)]
     judged += [f"{i},asthma,{i % 3}" for i in range(0, 32, 2)]
@@ -59,7 +62,9 @@ def test_codes_and_labels_of_tables(place: Path) -> None:
     (site,) = made.data
     assert site.phenotypes == ("asthma", "gout")
     assert labels_of(site) == {str(i): expected(i) for i in range(30)}
-    assert site.codes == {str(i): {"icd9:4019" if i % 2 else "icd10:I10"} for i in range(2, 30)}
+    assert site.codes == {
+        str(i): {"icd9:4019" if i % 2 else "icd10:I10"} for i in range(2, 30)
+    }
     codes, labels = place / "codes.csv", place / "labels.csv"
     twice = f"a label of the same pair is another one at {labels}:2: neither holds"
     assert made.notes[:7] == (
@@ -103,9 +108,13 @@ def test_sites_with_other_files_agree_by_name(place: Path) -> None:
 
 
 def test_codes_of_a_table_make_phenotypes(place: Path) -> None:
-    (place / "more.csv").write_text("patient,code,system\n3,401.9,icd9\n3,0331,icd9proc\n")
+    (place / "more.csv").write_text(
+        "patient,code,system\n3,401.9,icd9\n3,0331,icd9proc\n"
+    )
     site = {"notes": "notes.csv", "codes": ["more.csv"], "codes_format": "table"}
-    (one,) = load(place, sites={"a": site}, phenotypes={"hypertension": ["icd9:401"]}).data
+    (one,) = load(
+        place, sites={"a": site}, phenotypes={"hypertension": ["icd9:401"]}
+    ).data
     assert labels_of(one) == {str(i): [1 if i == 3 else -1] for i in range(30)}
     assert one.codes == {"3": {"icd9proc:0331"}}
 
@@ -113,18 +122,54 @@ def test_codes_of_a_table_make_phenotypes(place: Path) -> None:
 @pytest.mark.parametrize(
     ("site", "error", "message"),
     [
-        ({**SITE, "labels": "none.csv"}, DataError, "site 'a': .*none.csv: no such file"),
-        ({**SITE, "labels": "terms.tsv"}, DataError, "terms.tsv:1: there is no column 'patient'"),
-        ({**SITE, "labels": "odd.csv"}, DataError, "none of the 1 labelled patients has notes"),
-        ({"labels": "labels.csv"}, ConfigError, "a table of labels has no notes: give `notes`"),
-        ({**SITE, "judgment": "textual"}, ConfigError, "judgment is of the obesity challenge"),
+        (
+            {**SITE, "labels": "none.csv"},
+            DataError,
+            "site 'a': .*none.csv: no such file",
+        ),
+        (
+            {**SITE, "labels": "terms.tsv"},
+            DataError,
+            "terms.tsv:1: there is no column 'patient'",
+        ),
+        (
+            {**SITE, "labels": "odd.csv"},
+            DataError,
+            "none of the 1 labelled patients has notes",
+        ),
+        (
+            {"labels": "labels.csv"},
+            ConfigError,
+            "a table of labels has no notes: give `notes`",
+        ),
+        (
+            {**SITE, "judgment": "textual"},
+            ConfigError,
+            "judgment is of the obesity challenge",
+        ),
         ({**SITE, "test_labels": "x"}, ConfigError, "test_labels belong to `test`"),
-        ({**SITE, "patient_column": "id"}, DataError, "codes.csv:1: there is no column 'id'"),
+        (
+            {**SITE, "patient_column": "id"},
+            DataError,
+            "codes.csv:1: there is no column 'id'",
+        ),
         ({**SITE, "codes_format": "mimic"}, DataError, "no such folder of tables"),
         ({**SITE, "codes_format": "tabel"}, ConfigError, "codes_format"),
-        ({"notes": "notes.csv", "system": "icd10"}, ConfigError, 'go with codes_format = "table"'),
-        ({"notes": "notes.csv", "patient_column": "x"}, ConfigError, "patient_column is of a tab"),
-        ({**SITE, "system": "icd"}, ConfigError, "unknown coding system 'icd': did you mean"),
+        (
+            {"notes": "notes.csv", "system": "icd10"},
+            ConfigError,
+            'go with codes_format = "table"',
+        ),
+        (
+            {"notes": "notes.csv", "patient_column": "x"},
+            ConfigError,
+            "patient_column is of a tab",
+        ),
+        (
+            {**SITE, "system": "icd"},
+            ConfigError,
+            "unknown coding system 'icd': did you mean",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -134,7 +179,9 @@ def test_what_is_wrong_is_named(
     with pytest.raises(error, match=message) as caught:
         load(place, sites={"a": site})
     assert SECRET not in str(caught.value)
-    with pytest.raises(FednotesError, match=r"\[sites.a\]: labels do not go with \[phenotypes\]"):
+    with pytest.raises(
+        FednotesError, match=r"\[sites.a\]: labels do not go with \[phenotypes\]"
+    ):
         load(place, sites={"a": SITE}, phenotypes={"x": ["icd9:401"]})
 
 
@@ -175,7 +222,9 @@ def test_evaluate_against_a_table(run: Run, model: Path, place: Path) -> None:
     words = {-1: None, 0: "absent", 1: "present", 2: "questionable"}
     lines = []
     for i in range(30):
-        given = dict(zip(("asthma", "gout"), (words[x] for x in expected(i)), strict=True))
+        given = dict(
+            zip(("asthma", "gout"), (words[x] for x in expected(i)), strict=True)
+        )
         labels = {name: word for name, word in given.items() if word}
         text = f"{SECRET} has {TERMS[i % 3]}."
         lines.append(json.dumps({"patient": str(i), "text": text, "labels": labels}))
@@ -183,19 +232,31 @@ def test_evaluate_against_a_table(run: Run, model: Path, place: Path) -> None:
     assert scores == evaluate(model, place / "gold.jsonl").scores
     told = [line for line in err.splitlines() if line.startswith("note: ")]
     assert told[0].startswith(f"note: {place / 'labels.csv'}:53: the label is none of")
-    assert f"note: 4 labelled patient(s) have no notes in {place / 'notes.csv'}: left out" in told
+    assert (
+        f"note: 4 labelled patient(s) have no notes in {place / 'notes.csv'}: left out"
+        in told
+    )
 
 
-def test_evaluate_refuses_what_has_no_labels(run: Run, model: Path, place: Path) -> None:
-    assert "or --labels with a table beside" in run("evaluate", model, place / "notes.csv")[1]
+def test_evaluate_refuses_what_has_no_labels(
+    run: Run, model: Path, place: Path
+) -> None:
+    assert (
+        "or --labels with a table beside"
+        in run("evaluate", model, place / "notes.csv")[1]
+    )
     (place / "odd.csv").write_text("patient,gout\n77,Y\n")
     err = run("evaluate", model, place / "notes.csv", "--labels", place / "odd.csv")[1]
     assert "odd.csv: no patient with notes in" in err
     (place / "other.csv").write_text("patient,Zoster\n7,Y\n8,Y\n")
-    err = run("evaluate", model, place / "notes.csv", "--labels", place / "other.csv")[1]
+    err = run("evaluate", model, place / "notes.csv", "--labels", place / "other.csv")[
+        1
+    ]
     assert "other.csv labels Zoster, the model knows asthma, gout" in err
     assert "note: 28 patient(s) have notes and no label: left out" in err
-    err = run("evaluate", place, place / "notes.csv", "--labels", place / "other.csv")[1]
+    err = run("evaluate", place, place / "notes.csv", "--labels", place / "other.csv")[
+        1
+    ]
     assert f"--labels: {place} is no phenotyping model" in err
 
 
@@ -212,7 +273,10 @@ def test_clearing_the_cache_removes_concepts(
     (made,) = (folder / "concepts").iterdir()
     (made / "concepts.npy").write_bytes(bytes(2_500_000))
     left = folder / "concepts" / f".{'b' * 32}.{'0' * 16}.old"
-    kept = [folder / "concepts" / f".{'a' * 32}.{'0' * 16}.tmp", folder / "concepts" / "mine"]
+    kept = [
+        folder / "concepts" / f".{'a' * 32}.{'0' * 16}.tmp",
+        folder / "concepts" / "mine",
+    ]
     for each in (left, *kept):
         each.mkdir()
     with holding(kept[0]):

@@ -31,7 +31,23 @@ def conso(
     preferred: str = "S|VO|N",
 ) -> str:
     ts, stt, ispref = preferred.split("|")
-    fields = [cui, language, ts, "L1", stt, "S1", ispref, "A1", "", "", "", source, kind, "1", text]
+    fields = [
+        cui,
+        language,
+        ts,
+        "L1",
+        stt,
+        "S1",
+        ispref,
+        "A1",
+        "",
+        "",
+        "",
+        source,
+        kind,
+        "1",
+        text,
+    ]
     return "|".join([*fields, "0", suppress, "", ""])
 
 
@@ -80,7 +96,9 @@ def test_umls_options(file: File) -> None:
     assert mesh.concepts == ("C0020538",)
     everything = read_dictionary(path, left_out_kinds=())
     assert {"ASA 81 MG", "obsolete"} <= set(everything.terms)
-    with pytest.raises(DataError, match="sources MESH: the file has the sources SNOMEDCT_US, RX"):
+    with pytest.raises(
+        DataError, match="sources MESH: the file has the sources SNOMEDCT_US, RX"
+    ):
         read_dictionary(path, sources=["MESH"])
 
 
@@ -93,8 +111,15 @@ def test_umls_rows_in_any_order(file: File) -> None:
 
 def test_umls_semantic_types(file: File) -> None:
     path = file("\n".join(ROWS), "MRCONSO.RRF")
-    types = ["C0011849|T047|B2|Disease or Syndrome|AT1||", "C0020538|T047|B2|Disease|AT2||"]
-    types += ["C0004057|T109|A1|Organic Chemical|AT3||", "C0000005|T170|A2|Book|AT4||", "damaged"]
+    types = [
+        "C0011849|T047|B2|Disease or Syndrome|AT1||",
+        "C0020538|T047|B2|Disease|AT2||",
+    ]
+    types += [
+        "C0004057|T109|A1|Organic Chemical|AT3||",
+        "C0000005|T170|A2|Book|AT4||",
+        "damaged",
+    ]
     file("\n".join(types), "MRSTY.RRF")
     made = read_dictionary(path)
     assert made.concepts == ("C0004057", "C0011849", "C0020538")
@@ -110,7 +135,11 @@ def test_umls_semantic_types(file: File) -> None:
 
 
 def test_umls_damaged_rows_are_left_out(file: File) -> None:
-    bad = [b"C0011849|ENG|cut off", conso("X1", "no id").encode(), conso("C0000009", " ").encode()]
+    bad = [
+        b"C0011849|ENG|cut off",
+        conso("X1", "no id").encode(),
+        conso("C0000009", " ").encode(),
+    ]
     bad += [conso("C0000010", "caf").encode() + b"\xe9|", b""]
     path = file(b"\n".join([row.encode() for row in ROWS] + bad), "MRCONSO.RRF")
     assert len(read_dictionary(path)) == 4
@@ -128,7 +157,9 @@ def test_packed_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["MRCONSO.RRF", "a.obo", "t.csv"])
 @pytest.mark.parametrize("content", ["", "some words\n" * 300, b"\x00\xff\xfe" * 5000])
-def test_a_wrong_file_is_one_clear_line(name: str, content: str | bytes, file: File) -> None:
+def test_a_wrong_file_is_one_clear_line(
+    name: str, content: str | bytes, file: File
+) -> None:
     path = file(content, name)
     with pytest.raises(DataError, match=re.escape(str(path))) as caught:
         read_dictionary(path)
@@ -193,7 +224,9 @@ def test_obo(file: File) -> None:
     }
 
 
-@pytest.mark.parametrize("line", [b'synonym: "bronchial', b"synonym: broken", b"def: a\xff"])
+@pytest.mark.parametrize(
+    "line", [b'synonym: "bronchial', b"synonym: broken", b"def: a\xff"]
+)
 def test_an_obo_file_of_broken_lines(file: File, line: bytes) -> None:
     """One is left out; where most terms have one, the file is another one or damaged."""
     first, others = b"[Term]\nid: D:1\nname: asthma\n", b"[Term]\nid: D:2\nname: gout\n"
@@ -227,7 +260,11 @@ def test_obo_options(file: File) -> None:
 )
 def test_table(content: str, name: str, file: File) -> None:
     made = read_dictionary(file(content, name))
-    assert terms(made) == {"failure, heart": ["C1"], "gout": ["C2"], "heart failure": ["C1"]}
+    assert terms(made) == {
+        "failure, heart": ["C1"],
+        "gout": ["C2"],
+        "heart failure": ["C1"],
+    }
 
 
 def test_table_damaged_rows(file: File) -> None:
@@ -247,7 +284,10 @@ def test_unknown_options(file: File) -> None:
 
 def test_cleaned() -> None:
     for term, clean in {
-        **{"Rheumatic disease NOS (disorder)": "Rheumatic disease", "[X]Gout, NOS": "Gout"},
+        **{
+            "Rheumatic disease NOS (disorder)": "Rheumatic disease",
+            "[X]Gout, NOS": "Gout",
+        },
         **{"  two   words ": "two words", "lymphoma (clinical)": "lymphoma (clinical)"},
         **{"NOS": "NOS", "diagnosis": "diagnosis", "(disorder)": "(disorder)"},
     }.items():

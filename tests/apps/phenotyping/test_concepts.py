@@ -57,7 +57,10 @@ def matcher(terms: list[tuple[str, str]] = TERMS, **options: object) -> Matcher:
 
 
 def mentions(text: str, own: Matcher) -> list[tuple[int, int, tuple[int, ...]]]:
-    return [(a, b, tuple(own.concepts_of([term])[0].tolist())) for a, b, term in own.find(text)]
+    return [
+        (a, b, tuple(own.concepts_of([term])[0].tolist()))
+        for a, b, term in own.find(text)
+    ]
 
 
 def found(text: str, own: Matcher) -> list[tuple[str, tuple[int, ...]]]:
@@ -114,16 +117,30 @@ def brute(text: str, dictionary: Dictionary) -> list[tuple[int, int, tuple[int, 
 def test_finds_what_brute_force_finds(seed: int) -> None:
     """`brute` is the independent program; it shares `singular` alone with the matcher."""
     rng = random.Random(seed)
-    words = (
-        "renal cysts cyst Straße strasse café cafe\u0301 ﬁbroma fibromas β12 İ Crohn abcd".split()
-    )
+    words = "renal cysts cyst Straße strasse café cafe\u0301 ﬁbroma fibromas β12 İ Crohn abcd".split()
     terms = [
         (f"C{rng.randrange(20):07}", " ".join(rng.choices(words, k=rng.randint(1, 4))))
         for _ in range(rng.randint(1, 25))
     ]
     own = Matcher(dictionary_of(terms), context="off")
-    parts = [*words, *words, "x", "'s", "’s", "- ", ".", "_", "\n\n", "\u0301", "½", "ǆ", "🙂"]
-    text = "".join(rng.choice(parts) + rng.choice(("", " ", " ", ", ")) for _ in range(300))
+    parts = [
+        *words,
+        *words,
+        "x",
+        "'s",
+        "’s",
+        "- ",
+        ".",
+        "_",
+        "\n\n",
+        "\u0301",
+        "½",
+        "ǆ",
+        "🙂",
+    ]
+    text = "".join(
+        rng.choice(parts) + rng.choice(("", " ", " ", ", ")) for _ in range(300)
+    )
     got = mentions(text, own)
     assert got == brute(text, own.dictionary)
     assert own.bag(text).tolist() == [c for _, _, concepts in got for c in concepts]
@@ -192,8 +209,13 @@ def test_terms_that_are_not_matched() -> None:
     terms = [("C1", t) for t in ("MI", "all", "12 34", "word " * 21, "was it", "cold")]
     own = matcher(terms)
     assert own.dropped == {"short": 1, "ambiguous": 1, "no letter": 1, "long": 1}
-    assert [form for form, _ in found("mi all 12 34 was it cold", own)] == ["was it", "cold"]
-    with pytest.raises(DataError, match=r"none of the dictionary's 1 terms .*no letter"):
+    assert [form for form, _ in found("mi all 12 34 was it cold", own)] == [
+        "was it",
+        "cold",
+    ]
+    with pytest.raises(
+        DataError, match=r"none of the dictionary's 1 terms .*no letter"
+    ):
         matcher([("C1", "12")])
 
 
@@ -241,8 +263,13 @@ def test_bags_of_patients() -> None:
 
 
 def test_parallel_equals_serial() -> None:
-    many = {f"{name}-{n}": texts * n for n in range(1, 6) for name, texts in NOTES.items()}
-    one, two = bags(many, matcher(context="drop")), bags(many, matcher(context="drop"), processes=2)
+    many = {
+        f"{name}-{n}": texts * n for n in range(1, 6) for name, texts in NOTES.items()
+    }
+    one, two = (
+        bags(many, matcher(context="drop")),
+        bags(many, matcher(context="drop"), processes=2),
+    )
     assert two.patients == one.patients
     assert two.counts == one.counts
     np.testing.assert_array_equal(two.values.concepts, one.values.concepts)
@@ -254,7 +281,9 @@ def test_a_spawned_process_builds_the_same() -> None:
     own = matcher(context="mark")
     other = copy.copy(own)
     assert other.fingerprint == own.fingerprint
-    assert other.bag("No fever. Fevers.").tolist() == own.bag("No fever. Fevers.").tolist()
+    assert (
+        other.bag("No fever. Fevers.").tolist() == own.bag("No fever. Fevers.").tolist()
+    )
 
 
 class Unused(Matcher):
@@ -265,12 +294,18 @@ class Unused(Matcher):
 def test_cache_is_used_again(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     first = bags(NOTES, matcher(), cache=folder, most=20)
-    again = bags(NOTES, Unused(dictionary_of(TERMS), context="off"), cache=folder, most=20)
+    again = bags(
+        NOTES, Unused(dictionary_of(TERMS), context="off"), cache=folder, most=20
+    )
     assert again.patients == first.patients
     assert again.counts == first.counts
     np.testing.assert_array_equal(again.values.concepts, first.values.concepts)
     (entry,) = folder.iterdir()
-    assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(entry.stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(folder.stat().st_mode)
+        == stat.S_IMODE(entry.stat().st_mode)
+        == 0o700
+    )
     for file in entry.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert b"p1" not in file.read_bytes()
@@ -428,14 +463,19 @@ def cases(table: str) -> list[str]:
         ("No pain, per Dr. Smith, or [gout]", "negated"),
         ("İİİİİİİİİİİİ. No [fever]. İ", "negated"),  # `İ`.lower() has two characters
         *(("no " + n * "word " + "[fever]", "negated" * (n < 12)) for n in range(15)),
-        *(("[fever] " + n * "word " + "was ruled out", "negated" * (n < 6)) for n in range(9)),
+        *(
+            ("[fever] " + n * "word " + "was ruled out", "negated" * (n < 6))
+            for n in range(9)
+        ),
     ],
 )
 def test_what_the_definitions_say(sentence: str, expected: str) -> None:
     """The last ones: how many words may stand between a trigger and a mention."""
     text, spans = parsed(sentence)
     assert spans
-    assert [kinds(context) for context in contexts(text, spans)] == [expected] * len(spans)
+    assert [kinds(context) for context in contexts(text, spans)] == [expected] * len(
+        spans
+    )
 
 
 def test_each_mention_of_a_text_has_its_own() -> None:
@@ -517,7 +557,10 @@ def test_xmi(file: File) -> None:
         ("", "the file is no XML"),
         ("no xml", "the file is no XML"),
         ("<a/>", "no XMI of cTAKES"),
-        (XMI.format(body='<textsem:M begin="x" end="4" ontologyConceptArr="1"/>'), "begin and end"),
+        (
+            XMI.format(body='<textsem:M begin="x" end="4" ontologyConceptArr="1"/>'),
+            "begin and end",
+        ),
         (
             '<!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c "&b;&b;">]>\n<xmi:XMI>&c;</xmi:XMI>',
             "DOCTYPE",
@@ -554,11 +597,15 @@ def test_flat_lines(content: str, file: File) -> None:
 
 
 def test_flat_lines_that_are_damaged(file: File) -> None:
-    path = file(b"p1 C0000001\np2 C1\n\xff C0000001\nC0000002 C0000003\np3 C0000001\np4 C0000001\n")
+    path = file(
+        b"p1 C0000001\np2 C1\n\xff C0000001\nC0000002 C0000003\np3 C0000001\np4 C0000001\n"
+    )
     made, report = read_ctakes(path)
     assert sorted(made) == ["p1", "p3", "p4"]
     assert (report.rows, report.damaged) == (6, 3)
-    with pytest.raises(DataError, match=r"other\.txt:2: 1 of 1 lines .* lines of an id and CUIs"):
+    with pytest.raises(
+        DataError, match=r"other\.txt:2: 1 of 1 lines .* lines of an id and CUIs"
+    ):
         read_ctakes(file("some words\nof a note\n", "other.txt"))
     with pytest.raises(DataError, match="lines of an id and CUIs"):
         read_ctakes(file("", "empty.txt"))
@@ -582,7 +629,13 @@ def test_bags_of_ctakes_mentions() -> None:
     patients, made, counts = bags_of_mentions(mentions, vocabulary, most=8)
     assert patients == ("p1", "p2")
     assert made.concepts.tolist() == []
-    assert counts == {"patients": 3, "mentions": 9, "unknown": 0, "left_out": 1, "without": 2}
+    assert counts == {
+        "patients": 3,
+        "mentions": 9,
+        "unknown": 0,
+        "left_out": 1,
+        "without": 2,
+    }
     patients, made, counts = bags_of_mentions(mentions, vocabulary, context="mark")
     assert made.vocabulary == 4
     assert made.take([0]).concepts.tolist() == [2, 3, 3]
@@ -595,7 +648,11 @@ def test_bags_of_ctakes_mentions() -> None:
 @pytest.mark.corpora
 def test_codiesp_cases_with_the_disease_ontology(corpora: Path) -> None:
     """Counts measured when this was written; two cases against `brute`."""
-    files = [f for part in ("train", "dev") for f in (corpora / "codiesp" / part).rglob("*.txt")]
+    files = [
+        f
+        for part in ("train", "dev")
+        for f in (corpora / "codiesp" / part).rglob("*.txt")
+    ]
     texts = {file.stem: [file.read_text("utf-8")] for file in sorted(files)}
     dictionary = read_dictionary(corpora / "disease_ontology" / "HumanDO.obo")
     own = Matcher(dictionary, context="off")

@@ -20,13 +20,18 @@ CONFIG = DanConfig(embedding=7, hidden=6)
 def random_lists(patients: int = 9, seed: int = 0) -> list[list[int]]:
     """Bags with repeated concepts; the third patient has none."""
     rng = np.random.default_rng(seed)
-    lists = [rng.integers(0, VOCABULARY, rng.integers(1, 30)).tolist() for _ in range(patients)]
+    lists = [
+        rng.integers(0, VOCABULARY, rng.integers(1, 30)).tolist()
+        for _ in range(patients)
+    ]
     lists[2] = []
     return lists
 
 
 def random_labels(patients: int = 9, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).integers(-1, 2, (patients, OUTPUTS)).astype(np.int8)
+    return (
+        np.random.default_rng(seed).integers(-1, 2, (patients, OUTPUTS)).astype(np.int8)
+    )
 
 
 def network(**changes: object) -> Dan:
@@ -43,7 +48,11 @@ def numpy_dan(
     """Mean, dense layer and log-odds, patient by patient, in float64."""
     rows = []
     for each in lists:
-        mean = np.mean(w["embedding"][each], axis=0) if each else np.zeros(w["embedding"].shape[1])
+        mean = (
+            np.mean(w["embedding"][each], axis=0)
+            if each
+            else np.zeros(w["embedding"].shape[1])
+        )
         hidden = np.maximum(w["hidden_weight"] @ mean + w["hidden_bias"], 0)
         rows.append((mean, hidden, w["output_weight"] @ hidden + w["output_bias"]))
     mean, hidden, logits = (np.stack(part) for part in zip(*rows, strict=True))
@@ -85,7 +94,9 @@ def test_forward_is_the_numpy_program(read: bool) -> None:
     np.testing.assert_allclose(dan.mean(patients).detach(), mean, atol=1e-7)
     np.testing.assert_allclose(dan.representation(patients), hidden, atol=1e-7)
     np.testing.assert_allclose(dan(patients).detach(), logits, atol=1e-6)
-    np.testing.assert_allclose(dan.probabilities(patients), 1 / (1 + np.exp(-logits)), atol=1e-6)
+    np.testing.assert_allclose(
+        dan.probabilities(patients), 1 / (1 + np.exp(-logits)), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("updates", ["rows", "dense"])
@@ -100,14 +111,18 @@ def test_loss_and_gradients_are_the_numpy_program(updates: str) -> None:
         grad = parameter.grad
         assert grad is not None
         assert grad.is_sparse == (updates == "rows" and name == "embedding")
-        np.testing.assert_allclose(grad.to_dense(), gradients[name], atol=1e-7, err_msg=name)
+        np.testing.assert_allclose(
+            grad.to_dense(), gradients[name], atol=1e-7, err_msg=name
+        )
 
 
 def test_mean_over_distinct_concepts() -> None:
     """Oracle: the NumPy program on the bags' sets."""
     dan, lists = network(mean="concepts"), random_lists()
     mean, _, _ = numpy_dan(arrays(dan), [sorted(set(each)) for each in lists])
-    np.testing.assert_allclose(dan.mean(Bags.of(lists, VOCABULARY)).detach(), mean, atol=1e-7)
+    np.testing.assert_allclose(
+        dan.mean(Bags.of(lists, VOCABULARY)).detach(), mean, atol=1e-7
+    )
 
 
 def test_pool_is_embedding_bag() -> None:
@@ -115,7 +130,9 @@ def test_pool_is_embedding_bag() -> None:
     bags = Bags.of(random_lists(50, 3), VOCABULARY)
     table = torch.randn(VOCABULARY, 9, generator=torch.Generator().manual_seed(0))
     wanted = torch.nn.functional.embedding_bag(
-        torch.from_numpy(bags.concepts).long(), table, torch.from_numpy(bags.offsets[:-1])
+        torch.from_numpy(bags.concepts).long(),
+        table,
+        torch.from_numpy(bags.offsets[:-1]),
     )
     read = Mixtures.of(bags)
     torch.testing.assert_close(pool(table, read), wanted)
@@ -177,7 +194,9 @@ def test_unlabelled_pairs_do_not_count() -> None:
     for name in ("output_weight", "output_bias"):
         values[name] = values[name][kept]
     load_into(smaller.trainable(), values)
-    torch.testing.assert_close(dan.loss(bags, labels), smaller.loss(bags, labels[:, kept]))
+    torch.testing.assert_close(
+        dan.loss(bags, labels), smaller.loss(bags, labels[:, kept])
+    )
 
 
 def test_features_in_place_of_bags() -> None:
@@ -200,7 +219,9 @@ def test_row_adam_is_torch(sparse: bool, dtype: torch.dtype) -> None:
     ours = torch.nn.Parameter(torch.randn(12, 3, generator=generator, dtype=dtype))
     theirs = torch.nn.Parameter(ours.detach().clone())
     adam = RowAdam({"w": ours}, 0.1)
-    optimizer = (torch.optim.SparseAdam if sparse else torch.optim.Adam)([theirs], lr=0.1)
+    optimizer = (torch.optim.SparseAdam if sparse else torch.optim.Adam)(
+        [theirs], lr=0.1
+    )
     for step in range(6):
         grad = torch.randn(12, 3, generator=generator, dtype=dtype)
         grad[(torch.arange(12) + step) % 3 > 0] = 0
@@ -232,7 +253,9 @@ def test_clipping_is_torch(clip: float) -> None:
     table.grad = table.grad.to_sparse(1)  # type: ignore[union-attr]
     RowAdam(theirs.trainable(), 0.1, eps=10.0).step()
     for name, parameter in ours.trainable().items():
-        torch.testing.assert_close(parameter, theirs.trainable()[name], rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(
+            parameter, theirs.trainable()[name], rtol=1e-5, atol=1e-8
+        )
 
 
 def test_parts_of_a_batch_add() -> None:
@@ -246,7 +269,9 @@ def test_parts_of_a_batch_add() -> None:
     for dan in (whole, parts):
         RowAdam(dan.trainable(), 0.01).step()
     for name, parameter in whole.trainable().items():
-        torch.testing.assert_close(parts.trainable()[name], parameter, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            parts.trainable()[name], parameter, rtol=1e-4, atol=1e-5
+        )
 
 
 def test_initial_values_depend_on_the_seed_and_leave_torch_alone() -> None:
@@ -297,15 +322,31 @@ def test_wrong_inputs_are_named() -> None:
     dan, dense = network(), Dan(CONFIG, 11, OUTPUTS, features=True)
     known = np.array([1, VOCABULARY])
     for error, message, wrong in (
-        (DataError, "41 concepts for a network over 40", lambda: dan(Bags.of([[1]], 41))),
-        (DataError, r"\(2, 3\) for a network that reads bags", lambda: dan(np.zeros((2, 3)))),
-        (DataError, r"\(2, 3\) .* reads \(patients, 11\)", lambda: dense(np.zeros((2, 3)))),
+        (
+            DataError,
+            "41 concepts for a network over 40",
+            lambda: dan(Bags.of([[1]], 41)),
+        ),
+        (
+            DataError,
+            r"\(2, 3\) for a network that reads bags",
+            lambda: dan(np.zeros((2, 3))),
+        ),
+        (
+            DataError,
+            r"\(2, 3\) .* reads \(patients, 11\)",
+            lambda: dense(np.zeros((2, 3))),
+        ),
         (DataError, "bags of .* reads 11 features", lambda: dense(Bags.of([[1]], 11))),
         (ConfigError, "hidden = 0", lambda: network(hidden=0)),
         (ConfigError, "dropout = 1", lambda: DanConfig(dropout=1.0)),
         (ConfigError, "length = -1", lambda: DanConfig(length=-1)),
         (ConfigError, "0 outputs", lambda: Dan(CONFIG, 3, 0)),
-        (ConfigError, "known concepts", lambda: Dan(CONFIG, VOCABULARY, 2, known=known)),
+        (
+            ConfigError,
+            "known concepts",
+            lambda: Dan(CONFIG, VOCABULARY, 2, known=known),
+        ),
         (ConfigError, "say which are known", lambda: network(length=20)),
     ):
         with pytest.raises(error, match=message):

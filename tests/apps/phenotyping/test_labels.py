@@ -45,7 +45,9 @@ def test_both_forms_give_the_labels_that_were_drawn(tmp_path: Path) -> None:
     with long.open("w", newline="") as out:
         writer = csv.writer(out, delimiter="\t")
         writer.writerow(["annotator", "label", "phenotype", "person_id"])
-        for row, column in rng.permutation([(r, c) for r in range(40) for c in range(3)]).tolist():
+        for row, column in rng.permutation(
+            [(r, c) for r in range(40) for c in range(3)]
+        ).tolist():
             if (x := drawn[row, column]) >= 0:
                 words = ("absent", "Present", "QUESTIONABLE")
                 writer.writerow(["a", words[x], names[column], patients[row]])
@@ -54,7 +56,10 @@ def test_both_forms_give_the_labels_that_were_drawn(tmp_path: Path) -> None:
         found = read_labels(path)
         assert found.phenotypes == ("CAD", "asthma", "gout")
         assert found.matrix(patients).tolist() == drawn[:, order].tolist()
-        assert found.matrix(["p3", "?"]).tolist() == [drawn[3, order].tolist(), [-1, -1, -1]]
+        assert found.matrix(["p3", "?"]).tolist() == [
+            drawn[3, order].tolist(),
+            [-1, -1, -1],
+        ]
     assert read_labels(wide).tables[0].empty == (drawn == -1).sum()
     assert read_labels(long).lines() == ()
 
@@ -73,7 +78,9 @@ def test_every_way_to_write_a_label(file: File) -> None:
     patients = [str(n) for n in range(len(given))]
     assert found.matrix(patients)[:, 0].tolist() == [value for _, value in given]
     stated = found.matrix(patients, "absent")[:, 0].tolist()
-    assert stated == [0 if word in ("U", "unmentioned") else value for word, value in given]
+    assert stated == [
+        0 if word in ("U", "unmentioned") else value for word, value in given
+    ]
     assert found.of("0") == {"gout": 1}
     assert found.of("11") == {}
     assert found.of("11", "absent") == {"gout": 0}
@@ -81,7 +88,15 @@ def test_every_way_to_write_a_label(file: File) -> None:
 
 def test_a_pair_labelled_twice_and_differently_is_none(file: File) -> None:
     """The same twice holds; so does one beside an empty cell. Three labels are one conflict."""
-    rows = ["1,gout,Y", "2,gout,Y", "1,gout,1", "2,gout,N", "2,gout,Y", "3,gout,", "3,gout,Q"]
+    rows = [
+        "1,gout,Y",
+        "2,gout,Y",
+        "1,gout,1",
+        "2,gout,N",
+        "2,gout,Y",
+        "3,gout,",
+        "3,gout,Q",
+    ]
     first = file("\n".join(["patient,phenotype,label", *rows]), "a.csv")
     found = read_labels(first)
     assert found.matrix(["1", "2", "3"])[:, 0].tolist() == [1, -1, 2]
@@ -93,16 +108,30 @@ def test_a_pair_labelled_twice_and_differently_is_none(file: File) -> None:
     second = file("patient,asthma,gout\n1,1,0\n4,0,0\n", "b.csv")
     both = read_labels(first, second)
     assert both.phenotypes == ("asthma", "gout")
-    assert both.matrix(["1", "2", "3", "4"]).tolist() == [[1, -1], [-1, -1], [-1, 2], [0, 0]]
+    assert both.matrix(["1", "2", "3", "4"]).tolist() == [
+        [1, -1],
+        [-1, -1],
+        [-1, 2],
+        [0, 0],
+    ]
     assert len(both.conflicts) == 2
     many = [f"{n},gout,{label}" for n in range(15) for label in "YN"]
-    crowd = read_labels(file("\n".join(["patient,phenotype,label", "x,gout,Y", *many]), "c.csv"))
+    crowd = read_labels(
+        file("\n".join(["patient,phenotype,label", "x,gout,Y", *many]), "c.csv")
+    )
     assert crowd.lines()[-1] == "5 more pairs labelled twice and differently"
     assert crowd.values == {"x": {"gout": 1}}
 
 
 def test_damaged_rows_are_left_out_counted_and_named(file: File) -> None:
-    bad = ["1,gout", "1,gout,maybe", ",gout,Y", "1,,Y", f"1,{'x' * 101},Y", f"9,{SECRET},Wilh"]
+    bad = [
+        "1,gout",
+        "1,gout,maybe",
+        ",gout,Y",
+        "1,,Y",
+        f"1,{'x' * 101},Y",
+        f"9,{SECRET},Wilh",
+    ]
     good = [f"{n},gout,Y" for n in range(2, 9)]
     path = file("\n".join(["patient,disease,judgment", *bad, *good]), "l.csv")
     found = read_labels(path)
@@ -131,14 +160,20 @@ def test_a_phenotype_without_labels_is_one(file: File) -> None:
     assert read_labels(file("patient,gout,CAD\n1,Y,\n")).phenotypes == ("CAD", "gout")
     long = file("patient,phenotype,label\n1,gout,Y\n1,CAD,\n")
     assert read_labels(long).phenotypes == ("CAD", "gout")
-    judged = file("\n".join(["patient,phenotype,label", *(f"1,{d},Y" for d in DISEASES[::-1])]))
-    assert read_labels(judged).phenotypes == DISEASES  # a table goes with the challenge's files
+    judged = file(
+        "\n".join(["patient,phenotype,label", *(f"1,{d},Y" for d in DISEASES[::-1])])
+    )
+    assert (
+        read_labels(judged).phenotypes == DISEASES
+    )  # a table goes with the challenge's files
 
 
 def test_the_column_of_patients_may_be_named(file: File) -> None:
     path = file("mrn,gout\n1,Y\n")
     assert read_labels(path, patient_column="MRN").values == {"1": {"gout": 1}}
-    assert read_labels(file("patient,gout\n1,Y\n"), patient_column="mrn").phenotypes == ("gout",)
+    assert read_labels(
+        file("patient,gout\n1,Y\n"), patient_column="mrn"
+    ).phenotypes == ("gout",)
     assert PatientLabels((), {}).matrix(["1"]).shape == (1, 0)
     for folder, message in (
         (path.with_name("x"), "no such file"),
@@ -151,21 +186,35 @@ def test_the_column_of_patients_may_be_named(file: File) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"1,{SECRET},Y\n", "no column 'patient': the first line names 3 columns, none like it"),
-        ("patient,phenotype,labels\n1,gout,Y\n", "no column 'label': did you mean 'labels'"),
+        (
+            f"1,{SECRET},Y\n",
+            "no column 'patient': the first line names 3 columns, none like it",
+        ),
+        (
+            "patient,phenotype,labels\n1,gout,Y\n",
+            "no column 'label': did you mean 'labels'",
+        ),
         ("patient,label\n1,Y\n", "no column 'phenotype'"),
         ("patient\n1\n", "there is only a column of patients"),
         ("patient,gout,gout\n1,Y,N\n", "two columns are called 'gout'"),
         (",patient,gout\n0,1,Y\n", "f.txt:1: column 1 has no name"),
         ("patient,gout,Gout\n1,Y,N\n", "phenotypes 'Gout' and 'gout': name them alike"),
-        ("patient,gout,age\n1,Y,71\n2,N,1\n3,N,55\n", r"column 'age' holds no labels \(2 cells"),
-        ("patient,phenotype,label\n1,gout,yes\n2,gout,no\n", "f.txt:2: the label is none of pres"),
+        (
+            "patient,gout,age\n1,Y,71\n2,N,1\n3,N,55\n",
+            r"column 'age' holds no labels \(2 cells",
+        ),
+        (
+            "patient,phenotype,label\n1,gout,yes\n2,gout,no\n",
+            "f.txt:2: the label is none of pres",
+        ),
         ("patient,gout\n1,\n2,\n", "there is no label in it"),
         ("patient,gout\n", "there is no label in it"),
         ("", "the table has no header"),
     ],
 )
-def test_what_cannot_be_read_is_said_in_one_line(file: File, text: str, message: str) -> None:
+def test_what_cannot_be_read_is_said_in_one_line(
+    file: File, text: str, message: str
+) -> None:
     with pytest.raises(DataError, match=message) as caught:
         read_labels(file(text))
     assert "\n" not in str(caught.value)
@@ -176,7 +225,9 @@ def test_what_cannot_be_read_is_said_in_one_line(file: File, text: str, message:
 
 
 def _texts(*documents: tuple[str, str]) -> str:
-    docs = "\n".join(f'<doc id="{id}"><text>\n{text}\n</text></doc>' for id, text in documents)
+    docs = "\n".join(
+        f'<doc id="{id}"><text>\n{text}\n</text></doc>' for id, text in documents
+    )
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<root><docs>\n{docs}\n</docs></root>\n'
 
 
@@ -187,7 +238,9 @@ def _judged(**sources: dict[str, dict[str, str]]) -> str:
         lines.append(f'<diseases source="{source}">')
         for disease, letters in diseases.items():
             lines.append(f'<disease name="{disease}">')
-            lines += [f'<doc id="{d}" judgment="{letter}"/>' for d, letter in letters.items()]
+            lines += [
+                f'<doc id="{d}" judgment="{letter}"/>' for d, letter in letters.items()
+            ]
             lines.append("</disease>")
         lines.append("</diseases>")
     return "\n".join([*lines, "</diseaseset>"])
@@ -209,13 +262,17 @@ def challenge(file: File, tmp_path: Path) -> Path:
         "standoff_annotations_training_addendum": _judged(
             intuitive={"Gout": {"3": "Y", "1": "N"}, "Asthma": {"1": "Y"}}
         ),
-        "standoff_annotations_test": _judged(intuitive={"obesity": {"4": "N"}, "CAD": {"99": "Y"}}),
+        "standoff_annotations_test": _judged(
+            intuitive={"obesity": {"4": "N"}, "CAD": {"99": "Y"}}
+        ),
     }.items():
         file(content, f"c/obesity_{name}.xml")
     return tmp_path / "c"
 
 
-def _labels(found: tuple[Sequence[Note], PatientLabels], unmentioned: str = "unlabelled") -> Any:
+def _labels(
+    found: tuple[Sequence[Note], PatientLabels], unmentioned: str = "unlabelled"
+) -> Any:
     """(notes, diseases) of all the notes that were read."""
     notes, labels = found
     return labels.matrix([n.id for n in notes], unmentioned)  # type: ignore[arg-type]
@@ -286,7 +343,9 @@ def test_random_annotations_against_elementtree(tmp_path: Path, file: File) -> N
     rng = np.random.default_rng(0)
     sources = {
         source: {
-            disease: {str(d): "YNQU"[rng.integers(4)] for d in range(30) if rng.random() < 0.7}
+            disease: {
+                str(d): "YNQU"[rng.integers(4)] for d in range(30) if rng.random() < 0.7
+            }
             for disease in DISEASES
         }
         for source in ("intuitive", "textual")
@@ -308,7 +367,11 @@ def test_random_annotations_against_elementtree(tmp_path: Path, file: File) -> N
 
 
 def test_damaged_judgments_are_left_out_and_named(tmp_path: Path) -> None:
-    judged = {"Gout": {"1": "Y", "2": "X", "": "N"}, "Gaut": {"1": "Y"}, "Asthma": {"3": " n "}}
+    judged = {
+        "Gout": {"1": "Y", "2": "X", "": "N"},
+        "Gaut": {"1": "Y"},
+        "Asthma": {"3": " n "},
+    }
     labels = _judgments(tmp_path, _judged(intuitive=judged))
     assert labels.values == {"1": {"Gout": 1}, "3": {"Asthma": 0}}
     path = tmp_path / "judged" / "annotations0.xml"
@@ -323,7 +386,9 @@ BOMB = '<!DOCTYPE r [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;">]>\n'
 OUTSIDE = '<!DOCTYPE r [<!ENTITY x SYSTEM "file:///etc/hostname">]>\n'
 
 
-@pytest.mark.parametrize("prolog", [BOMB, OUTSIDE, OUTSIDE.replace("<!ENTITY x", "<!ENTITY % x")])
+@pytest.mark.parametrize(
+    "prolog", [BOMB, OUTSIDE, OUTSIDE.replace("<!ENTITY x", "<!ENTITY % x")]
+)
 def test_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
     """A plain DOCTYPE is fine."""
     text = file(prolog + '<root><doc id="1"><text>&b;&x;</text></doc></root>', "t.xml")
@@ -331,22 +396,36 @@ def test_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
         read_texts([text])
     with pytest.raises(DataError, match="entities of its own"):
         _judgments(tmp_path, prolog + _judged(intuitive={"Gout": {"1": "Y"}}))
-    path = file('<!DOCTYPE root SYSTEM "x.dtd">\n<root><doc id="1"><text>a</text></doc></root>')
+    path = file(
+        '<!DOCTYPE root SYSTEM "x.dtd">\n<root><doc id="1"><text>a</text></doc></root>'
+    )
     assert [note.text for note in read_texts([path])] == ["a"]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("<root><doc id='1'>\n<text>a</doc></root>", r"f.txt:2: the file is no XML \(mismatched"),
+        (
+            "<root><doc id='1'>\n<text>a</doc></root>",
+            r"f.txt:2: the file is no XML \(mismatched",
+        ),
         ("", r"the file is no XML \(no element found\)"),
-        ("<?xml version='1.0' encoding='utfa8'?><root/>", "encoding is not known here: write it"),
-        ("<?xml version='1.0' encoding='shift_jis'?><root/>", "encoding is not known here"),
+        (
+            "<?xml version='1.0' encoding='utfa8'?><root/>",
+            "encoding is not known here: write it",
+        ),
+        (
+            "<?xml version='1.0' encoding='shift_jis'?><root/>",
+            "encoding is not known here",
+        ),
         ("<root>\n<doc id='1'></doc></root>", "f.txt:2: no text"),
         ("<root><doc id='1'><text> \n </text></doc></root>", "f.txt:1: no text"),
         ("<root><doc><text>a</text></doc></root>", "the document has no id"),
         ("<root><other/></root>", "no doc element"),
-        (_texts(("1", "a"), ("1", "b")), r"f.txt:6: the document's id is also that at .*f.txt:3$"),
+        (
+            _texts(("1", "a"), ("1", "b")),
+            r"f.txt:6: the document's id is also that at .*f.txt:3$",
+        ),
     ],
 )
 def test_texts_that_cannot_be_read(file: File, content: str, message: str) -> None:

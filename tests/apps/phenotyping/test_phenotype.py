@@ -80,15 +80,22 @@ def test_one_site_is_training_in_one_place() -> None:
 def test_sites_weigh_by_their_coded_patients() -> None:
     """One cycle of two sites is the weighted mean of what each has trained by itself."""
     sites = sites_of(2)
-    config = config_of(cycles=1, minimum=1, outputs=("icd9:401", "icd9:250", "icd9:428"))
+    config = config_of(
+        cycles=1, minimum=1, outputs=("icd9:401", "icd9:250", "icd9:428")
+    )
     both, _ = trained(sites, replace(config, classifier_cycles=1))
     own = [trained((site,), replace(config, classifier_cycles=1))[0] for site in sites]
     sizes = [sum(p in site.codes for p in site.train.patients) for site in sites]
     assert sizes[0] != sizes[1]
     for name, value in both.tensors.items():
         if name.startswith("network."):
-            parts = [state.tensors[name].double() * n for state, n in zip(own, sizes, strict=True)]
-            assert torch.equal(value, ((parts[0] + parts[1]) / sum(sizes)).float()), name
+            parts = [
+                state.tensors[name].double() * n
+                for state, n in zip(own, sizes, strict=True)
+            ]
+            assert torch.equal(value, ((parts[0] + parts[1]) / sum(sizes)).float()), (
+                name
+            )
 
 
 def test_outputs_are_the_categories_of_enough_patients_of_all_sites() -> None:
@@ -139,7 +146,9 @@ def test_one_site_is_central_bitwise() -> None:
         if epoch % 2:
             machines.weight[:] = machines.weight.astype(np.float32)
             machines.intercept[:] = machines.intercept.astype(np.float32)
-    assert np.array_equal(state.tensors["svm.weight"].numpy(), machines.weight.astype(np.float32))
+    assert np.array_equal(
+        state.tensors["svm.weight"].numpy(), machines.weight.astype(np.float32)
+    )
     assert np.array_equal(state.tensors["svm.intercept"].numpy(), machines.intercept)
 
 
@@ -199,7 +208,9 @@ def test_two_runs_are_one(tmp_path: Path) -> None:
         replace(
             site,
             **{
-                part: replace(cohort, labels=np.zeros((len(cohort), 0), np.int8), outputs=())
+                part: replace(
+                    cohort, labels=np.zeros((len(cohort), 0), np.int8), outputs=()
+                )
                 for part in ("train", "valid", "test")
                 for cohort in [getattr(site, part)]
             },
@@ -209,7 +220,8 @@ def test_two_runs_are_one(tmp_path: Path) -> None:
     whole, members = trained(sites, config_of(), tmp_path / "whole")
     trained(bare, config_of(), tmp_path / "first")
     later = PhenotypeConfig(
-        representation=str(tmp_path / "first" / "model"), network=config_of().model.network
+        representation=str(tmp_path / "first" / "model"),
+        network=config_of().model.network,
     )
     second, _ = trained(sites, config_of(model=later), tmp_path / "second")
     # the order of stage 2's patients hangs on the number of the round
@@ -233,7 +245,9 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
     for last in range(4):
         kept = tmp_path / str(last)
         cut(sites, config, last, directory=kept)
-        again, later = trained(sites, config, kept / "model", directory=kept, resume=True)
+        again, later = trained(
+            sites, config, kept / "model", directory=kept, resume=True
+        )
         assert again.facts["outputs"] == whole.facts["outputs"]
         model = load_phenotyper(kept / "model/model")
         assert list(model.code_names) == whole.facts["outputs"]
@@ -268,7 +282,9 @@ def test_a_site_without_codes_or_labels_adds_nothing() -> None:
     first, second = sites_of(2)
     coded, judged = relabelled(first, -1), replace(second, codes={})
     both, members = trained((coded, judged), config_of(cycles=1, classifier_cycles=1))
-    alone, _ = trained((coded, replace(judged, train=judged.train.take([0]))), config_of(cycles=1))
+    alone, _ = trained(
+        (coded, replace(judged, train=judged.train.take([0]))), config_of(cycles=1)
+    )
     for name, value in both.tensors.items():
         if name.startswith("network."):
             assert torch.equal(value, alone.tensors[name])
@@ -299,7 +315,10 @@ PADDED = PhenotypeConfig(network=DanConfig(length=20))
         ({"systems": ("icd8",)}, "icd8"),
         ({"systems": ("condition",)}, "no list of all categories"),
         ({"optimizer": "rmsprop"}, 'updates = "dense"'),
-        ({"optimizer": "rmsprop", "weight_decay": 0.1, "model": DENSE}, "has no weight_decay"),
+        (
+            {"optimizer": "rmsprop", "weight_decay": 0.1, "model": DENSE},
+            "has no weight_decay",
+        ),
         ({"model": PADDED}, "least_occurrences to 1 or more"),
         ({"least_occurrences": -1}, "least_occurrences = -1"),
     ],
@@ -332,7 +351,9 @@ def sgd(
 ) -> np.ndarray:
     """(features,) an epoch of scikit-learn's, in this order, of the patients with a label."""
     rows = [row for row in order if labels[row] >= 0]
-    machine = SGDClassifier(penalty=None, shuffle=False, max_iter=1, tol=None, class_weight=weights)
+    machine = SGDClassifier(
+        penalty=None, shuffle=False, max_iter=1, tol=None, class_weight=weights
+    )
     coefficients: np.ndarray = machine.fit(x[rows], labels[rows]).coef_[0]
     return coefficients
 
@@ -349,13 +370,16 @@ def test_balanced_classes_are_those_of_all_sites_together() -> None:
     sites = sites_of(2)
     config = without_stage_1(classifier_cycles=1)
     config = replace(
-        config, model=replace(config.model, classifier=SvmConfig(class_weights="balanced"))
+        config,
+        model=replace(config.model, classifier=SvmConfig(class_weights="balanced")),
     )
     state, _ = trained(sites, config)
     cohorts = [labelled(site.train) for site in sites]
     tfidf = TfidfTransformer().fit(np.concatenate([counted(c.bags) for c in cohorts]))
     for column in range(len(DISEASES)):
-        everyone = Counter(v for c in cohorts for v in c.labels[:, column].tolist() if v >= 0)
+        everyone = Counter(
+            v for c in cohorts for v in c.labels[:, column].tolist() if v >= 0
+        )
         weights = {v: everyone.total() / (2 * everyone[v]) for v in (0, 1)}
         assert weights[1] > 1.1 > weights[0]
         total, number = np.zeros(VOCABULARY), 0
@@ -409,7 +433,9 @@ def test_the_best_cycle_has_the_least_held_out_loss() -> None:
         for site in sites:
             labels = code_labels(site.valid, site.codes, state.facts["outputs"])
             known = labels[:, 0] >= 0
-            p = np.clip(code_chances(network_of(state), site.valid)[known], 1e-7, 1 - 1e-7)
+            p = np.clip(
+                code_chances(network_of(state), site.valid)[known], 1e-7, 1 - 1e-7
+            )
             total -= np.log(np.where(labels[known] == 1, p, 1 - p)).sum()
             number += p.size
         losses.append(total / number)
@@ -433,7 +459,9 @@ CAUSES = ("E8800", "E8859", "E8881", "E9190", "4019")
 
 def with_causes(site: SitePatients) -> SitePatients:
     """Codes of external causes, in turn; E880, E885 and E888 differ in the fourth character."""
-    everyone = [p for part in (site.train, site.valid, site.test) for p in part.patients]
+    everyone = [
+        p for part in (site.train, site.valid, site.test) for p in part.patients
+    ]
     return replace(
         site,
         codes={
@@ -465,11 +493,15 @@ def test_whole_causes_are_counted_and_learnt(whole: bool, outputs: list[str]) ->
     assert np.array_equal(member._codes._labels, wanted)
 
 
-def stage_1(site: SitePatients, config: Config, outputs: Sequence[str], clip: float) -> Any:
+def stage_1(
+    site: SitePatients, config: Config, outputs: Sequence[str], clip: float
+) -> Any:
     """A plain loop over the site's batches, the gradients clipped by hand; and their norms."""
     dan = Dan(config.model.network, VOCABULARY, len(outputs), config.seed)
     adam = RowAdam(dan.trainable(), config.learning_rate)
-    cohort = site.train.take([i for i, p in enumerate(site.train.patients) if p in site.codes])
+    cohort = site.train.take(
+        [i for i, p in enumerate(site.train.patients) if p in site.codes]
+    )
     labels = code_labels(cohort, site.codes, outputs).astype(np.int8)
     read, norms = dan.read(cohort.bags), []
     for epoch in range(config.cycles):
@@ -478,7 +510,9 @@ def stage_1(site: SitePatients, config: Config, outputs: Sequence[str], clip: fl
             batch = order[start : start + config.batch_size]
             dan.loss(read.take(batch), labels[batch]).backward()
             grads = {n: p.grad for n, p in dan.trainable().items()}
-            norms.append(float(sum(g.to_dense().double().square().sum() for g in grads.values())))
+            norms.append(
+                float(sum(g.to_dense().double().square().sum() for g in grads.values()))
+            )
             norms[-1] **= 0.5
             adam.step({n: g * min(1.0, clip / norms[-1]) for n, g in grads.items()})
     return {name: value.detach() for name, value in dan.trainable().items()}, norms
@@ -501,9 +535,14 @@ def test_gradients_are_clipped() -> None:
 def test_a_batch_in_parts_is_the_whole_batch() -> None:
     """Patients count alike: parts of 4 and one of 2 give the weights of batches at once."""
     (site,), ends, losses = sites_of(1), [], []
-    coded = [p for p in site.train.patients if p in site.codes][:70]  # the last batch has 6
+    coded = [p for p in site.train.patients if p in site.codes][
+        :70
+    ]  # the last batch has 6
     site = replace(
-        site, codes={p: site.codes[p] for p in (*coded, *site.valid.patients) if p in site.codes}
+        site,
+        codes={
+            p: site.codes[p] for p in (*coded, *site.valid.patients) if p in site.codes
+        },
     )
     for accumulate in (1, 4):
         told = list[RoundResult]()
@@ -563,7 +602,9 @@ def test_a_model_of_another_dictionary_is_refused(tmp_path: Path) -> None:
     trained(sites, config_of(classifier_cycles=1), tmp_path)
     later = config_of(model=PhenotypeConfig(representation=str(tmp_path / "model")))
     other = replace(SPACE, recipe={"fingerprint": "another sixty"})
-    with pytest.raises(ConfigError, match="with another dictionary or encoder than this job"):
+    with pytest.raises(
+        ConfigError, match="with another dictionary or encoder than this job"
+    ):
         trained(tuple(replace(site, space=other) for site in sites), later)
     trained(sites, later)
 
@@ -601,7 +642,9 @@ def test_patients_without_concepts_are_trained_on(share: int, updates: Any) -> N
     }
     assert bool(seen) == (share > 1)
     for concept in range(VOCABULARY):
-        same = np.array_equal(found["embedding"][concept], first["embedding"][concept].tolist())
+        same = np.array_equal(
+            found["embedding"][concept], first["embedding"][concept].tolist()
+        )
         assert same == (concept not in seen)
     assert (found["output_bias"] != 0).all()
     assert all(np.isfinite(r.metrics["loss"]) for r in told)

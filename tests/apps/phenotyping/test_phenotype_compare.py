@@ -18,7 +18,9 @@ from fednotes.jobs.compare import ALL_SITES, Side, compare_patients
 from fednotes.metrics.compare import Bootstrap, paired_patients
 
 
-def compared(a: Side, b: Side, samples: int, metric: str = "strict") -> dict[str, Bootstrap]:
+def compared(
+    a: Side, b: Side, samples: int, metric: str = "strict"
+) -> dict[str, Bootstrap]:
     """Each site's test, after a look at both sides' measures: their F1 is what is tested."""
     found = compare_patients(a, b, samples, metric)
     for each in found.values():
@@ -63,7 +65,9 @@ def macro(labels: np.ndarray, predicted: np.ndarray) -> float:
     each = []
     for column in range(labels.shape[1]):
         known = labels[:, column] >= 0
-        each.append(f1_score(labels[known, column], predicted[known, column], average="macro"))
+        each.append(
+            f1_score(labels[known, column], predicted[known, column], average="macro")
+        )
     return float(np.mean(each))
 
 
@@ -96,11 +100,16 @@ def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
     assert list(once) == [ALL_SITES]
     known = (test.labels >= 0).any(axis=1)
     assert once[ALL_SITES] == paired_patients(
-        test.labels[known], said(test, GOOD)[known], said(test, POOR)[known], samples=100
+        test.labels[known],
+        said(test, GOOD)[known],
+        said(test, POOR)[known],
+        samples=100,
     )
     each = compared((run, sites, "federated"), (run, sites, "alone"), 100)
     assert list(each) == ["s0", "s1", ALL_SITES]
-    assert each[ALL_SITES].f1_b == pytest.approx((each["s0"].f1_b + each["s1"].f1_b) / 2)
+    assert each[ALL_SITES].f1_b == pytest.approx(
+        (each["s0"].f1_b + each["s1"].f1_b) / 2
+    )
     assert each[ALL_SITES].f1_a == pytest.approx(each["s0"].f1_a)
 
 
@@ -110,9 +119,13 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
         compared((run, sites, "federated"), (run, sites, "federated"), 10)
     machine(run / "federated/model", GOOD)
     side = (run, sites, "federated")
-    with pytest.raises(DataError, match="same test patients, labels and phenotypes at site 's0'"):
+    with pytest.raises(
+        DataError, match="same test patients, labels and phenotypes at site 's0'"
+    ):
         compared(side, (run, sites[1:], "federated"), 10)
-    other = replace(sites[0], test=replace(sites[0].test, labels=np.abs(sites[0].test.labels)))
+    other = replace(
+        sites[0], test=replace(sites[0].test, labels=np.abs(sites[0].test.labels))
+    )
     with pytest.raises(DataError, match="at site 's0'"):
         compared(side, (run, (other, sites[1]), "federated"), 10)
     Phenotyper(SPACE, idf=np.ones(VOCABULARY)).save(run / "pooled/model")

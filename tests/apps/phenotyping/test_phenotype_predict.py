@@ -48,7 +48,9 @@ def run(give: Callable[..., tuple[int, str, str]]) -> Run:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model") / "model", "synthetic", Path(), *TERMS)
+    return save_model(
+        tmp_path_factory.mktemp("model") / "model", "synthetic", Path(), *TERMS
+    )
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -58,7 +60,9 @@ def lines(text: str) -> list[dict[str, Any]]:
 def labels_of(text: str) -> dict[str, list[str]]:
     """Patient → diseases that are present."""
     return {
-        each["patient"]: [name for name, label in each["labels"].items() if label == "present"]
+        each["patient"]: [
+            name for name, label in each["labels"].items() if label == "present"
+        ]
         for each in lines(text)
     }
 
@@ -81,9 +85,17 @@ def table(tmp_path: Path) -> Path:
 def test_notes_of_a_patient_are_one(run: Run, model: Path, table: Path) -> None:
     """A negated mention is none; a patient without concepts has a result and is counted."""
     out, err = run("predict", model, table)
-    assert labels_of(out) == {"p1": ["asthma", "gout"], "p2": ["hypertension"], "p3": []}
+    assert labels_of(out) == {
+        "p1": ["asthma", "gout"],
+        "p2": ["hypertension"],
+        "p3": [],
+    }
     assert "1 of 3 patient(s) have no concept of the dictionary" in err
-    assert {each["patient"]: each["concepts"] for each in lines(out)} == {"p1": 2, "p2": 1, "p3": 0}
+    assert {each["patient"]: each["concepts"] for each in lines(out)} == {
+        "p1": 2,
+        "p2": 1,
+        "p3": 0,
+    }
     for each in lines(out):
         for name, p in each["probabilities"].items():
             assert (p > 0.5) == (each["labels"][name] == "present")
@@ -93,7 +105,9 @@ def test_text_stdin_files_and_folders(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "History of asthma, gout."
-    assert labels_of(run("predict", model, "--text", text)[0]) == {"text": ["asthma", "gout"]}
+    assert labels_of(run("predict", model, "--text", text)[0]) == {
+        "text": ["asthma", "gout"]
+    }
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert labels_of(run("predict", model, "-")[0]) == {"stdin": ["asthma", "gout"]}
     folder = tmp_path / "notes"
@@ -102,7 +116,9 @@ def test_text_stdin_files_and_folders(
     (folder / "b.txt").write_text("Known hypertension.")
     found = labels_of(run("predict", model, folder)[0])
     assert found == {"a": ["asthma", "gout"], "b": ["hypertension"]}
-    assert labels_of(run("predict", model, folder / "a.txt")[0]) == {"a": ["asthma", "gout"]}
+    assert labels_of(run("predict", model, folder / "a.txt")[0]) == {
+        "a": ["asthma", "gout"]
+    }
 
 
 def test_csv_has_a_row_for_each_patient_and_phenotype(
@@ -111,12 +127,24 @@ def test_csv_has_a_row_for_each_patient_and_phenotype(
     run("predict", model, table, "--format", "csv", "--out", tmp_path / "out.csv")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text("utf-8"))))
     expected = [
-        (each["patient"], name, each["labels"][name], each["probabilities"][name], each["concepts"])
+        (
+            each["patient"],
+            name,
+            each["labels"][name],
+            each["probabilities"][name],
+            each["concepts"],
+        )
         for each in lines(run("predict", model, table)[0])
         for name in TERMS
     ]
     assert [
-        (r["patient"], r["phenotype"], r["label"], float(r["probability"]), int(r["concepts"]))
+        (
+            r["patient"],
+            r["phenotype"],
+            r["label"],
+            float(r["probability"]),
+            int(r["concepts"]),
+        )
         for r in rows
     ] == expected
     assert {r["concepts"] for r in rows if r["patient"] == "p3"} == {"0"}
@@ -135,7 +163,9 @@ def test_vectors_of_text_have_no_concepts(
             vectors = Vectors(np.ones((len(notes), 2), np.float32))
             return Made(tuple(notes), vectors, {"left_out": 0, "without": 0})
 
-    monkeypatch.setattr("fednotes.apps.phenotyping.predict.opened", lambda recipe, place: Stub())
+    monkeypatch.setattr(
+        "fednotes.apps.phenotyping.predict.opened", lambda recipe, place: Stub()
+    )
     predict(tmp_path / "m", "-", "jsonl", None, "cpu", text="Known gout.")
     (found,) = lines(capsys.readouterr().out)
     assert found.keys() == {"patient", "probabilities", "labels"}
@@ -143,7 +173,9 @@ def test_vectors_of_text_have_no_concepts(
     assert capsys.readouterr().out.startswith("patient,phenotype,probability,label\n")
 
 
-def test_what_was_never_learnt_is_null(tmp_path: Path, model: Path, capsys: Any) -> None:
+def test_what_was_never_learnt_is_null(
+    tmp_path: Path, model: Path, capsys: Any
+) -> None:
     """A disease without classes; and stage 1 alone, which gives codes."""
     space = features_for(ConceptsConfig(dictionary="synthetic"), Path()).space
     idf = np.ones(space.width)
@@ -158,15 +190,26 @@ def test_what_was_never_learnt_is_null(tmp_path: Path, model: Path, capsys: Any)
 
 def test_wrong_options_are_one_line(run: Run, model: Path, tmp_path: Path) -> None:
     told = "phenotypes are written as jsonl or csv"
-    assert told in run("predict", model, "--text", "Known asthma.", "--format", "brat", code=2)[1]
-    assert "nowhere.txt: no such file" in run("predict", model, "nowhere.txt", code=2)[1]
+    assert (
+        told
+        in run("predict", model, "--text", "Known asthma.", "--format", "brat", code=2)[
+            1
+        ]
+    )
+    assert (
+        "nowhere.txt: no such file" in run("predict", model, "nowhere.txt", code=2)[1]
+    )
     other = tmp_path / "other.csv"
     other.write_text("id,term\n1,asthma\n", encoding="utf-8")
-    err = run("predict", model, "--text", "Known asthma.", "--dictionary", other, code=2)[1]
+    err = run(
+        "predict", model, "--text", "Known asthma.", "--dictionary", other, code=2
+    )[1]
     assert f"{model}: the dictionary" in err
     assert "is not the one that the model was trained with" in err
     assert "--dictionary" in err
-    err = run("predict", tmp_path, "--text", "Known asthma.", "--dictionary", other, code=2)[1]
+    err = run(
+        "predict", tmp_path, "--text", "Known asthma.", "--dictionary", other, code=2
+    )[1]
     assert "is no phenotyping model" in err
 
 
@@ -199,8 +242,15 @@ def test_evaluate_against_scikit_learn(run: Run, model: Path, tmp_path: Path) ->
         found = scores["by_output"][term]
         each.append(f1_score(labels[:, column], named[:, column], average="macro"))
         assert found["macro"]["f1"] == pytest.approx(each[-1])
-        assert 0 <= found["auroc"]["low"] <= found["auroc"]["value"] <= found["auroc"]["high"]
-        ranks = named / np.sqrt(np.maximum(1, named.sum(1, keepdims=True)))  # TF-IDF's length 1
+        assert (
+            0
+            <= found["auroc"]["low"]
+            <= found["auroc"]["value"]
+            <= found["auroc"]["high"]
+        )
+        ranks = named / np.sqrt(
+            np.maximum(1, named.sum(1, keepdims=True))
+        )  # TF-IDF's length 1
         area = roc_auc_score(labels[:, column], ranks[:, column])
         assert found["auroc"]["value"] == pytest.approx(area)
     assert scores["macro"]["f1"] == pytest.approx(np.mean(each))
@@ -218,7 +268,9 @@ def test_labels_are_renamed(model: Path, tmp_path: Path) -> None:
     assert (found.scores["macro"]["f1"], found.unknown) == (1.0, ())
 
 
-def test_names_that_become_one_hold_where_they_agree(run: Run, model: Path, tmp_path: Path) -> None:
+def test_names_that_become_one_hold_where_they_agree(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
     """Of three patients one is labelled differently under the two names: it is no label."""
     path = tmp_path / "gold.jsonl"
     given = [("present", "present"), ("absent", "present"), ("absent", "absent")]
@@ -229,14 +281,20 @@ def test_names_that_become_one_hold_where_they_agree(run: Run, model: Path, tmp_
     ]  # fmt: skip
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     out, err = run("evaluate", model, path, "--map", "Foo=gout", "--json")
-    assert "1 pair(s) of patient and phenotype have two different labels after --map" in err
+    assert (
+        "1 pair(s) of patient and phenotype have two different labels after --map"
+        in err
+    )
     scores = json.loads(out)["by_output"]["gout"]
     assert [scores[name]["support"] for name in ("present", "absent")] == [1, 1]
     for order in (given, [pair[::-1] for pair in given]):  # whichever name comes first
         for row, (foo, gout) in zip(rows, order, strict=True):
             row["labels"] = {"gout": gout, "Foo": foo}
         path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-        assert evaluate(model, path, label_map={"Foo": "gout"}).scores["macro"]["f1"] == 1.0
+        assert (
+            evaluate(model, path, label_map={"Foo": "gout"}).scores["macro"]["f1"]
+            == 1.0
+        )
 
 
 @pytest.mark.parametrize(
@@ -246,7 +304,10 @@ def test_names_that_become_one_hold_where_they_agree(run: Run, model: Path, tmp_
         ('{"patient": "p", "text": "x"}', None),
         ('{"patient": "p", "labels": {}}', 'gold.jsonl:2: expected the keys "patient"'),
         ('{"text": "x", "labels": {}}', 'gold.jsonl:2: the key "patient" is missing'),
-        ('{"patient": "p", "text": "x", "labels": {"gout": "yes"}}', "gold.jsonl:2: a label is"),
+        (
+            '{"patient": "p", "text": "x", "labels": {"gout": "yes"}}',
+            "gold.jsonl:2: a label is",
+        ),
         (
             '{"patient": "p", "text": "x", "labels": {"gout": "absent"}}',
             "gold.jsonl:2: two different labels of one 'gout'",
@@ -307,7 +368,9 @@ def test_from_a_job_to_predictions(run: Run, tiny: Path, capsys: Any) -> None:
     assert set(summary["micro"]) == {"alone", "federated"}
     out, _ = run("check", tiny.parent / "job.toml")
     assert all(word in out for word in ("without", "labelled", "test patients", *names))
-    out, _ = run("predict", tiny / "federated" / "model", "--text", "Known asthma and gout.")
+    out, _ = run(
+        "predict", tiny / "federated" / "model", "--text", "Known asthma and gout."
+    )
     (found,) = lines(out)
     assert list(found["probabilities"]) == names
     out, _ = run("compare", tiny, tiny, "--samples", 20)

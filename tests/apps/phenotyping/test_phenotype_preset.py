@@ -28,11 +28,22 @@ from phenotype_patients import (
 )
 
 from fednotes.apps.phenotyping import two_stage as phenotype
-from fednotes.apps.phenotyping.cohort import Bags, ConceptVectors, SitePatients, pooled_patients
+from fednotes.apps.phenotyping.cohort import (
+    Bags,
+    ConceptVectors,
+    SitePatients,
+    pooled_patients,
+)
 from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
 from fednotes.apps.phenotyping.two_stage import PRESETS, Config, Site
-from fednotes.core.errors import ConfigError, DataError, ModelError, RefusedError, TrainingError
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    RefusedError,
+    TrainingError,
+)
 from fednotes.core.seeds import rng_of
 from fednotes.core.update import Update
 from fednotes.jobs.job_file import load_job, parse_job
@@ -85,7 +96,9 @@ def test_the_job_files_take_every_value() -> None:
             found: Any = made[setting.split(".")[0]]
             for key in setting.split(".")[1:]:
                 found = getattr(found, key)
-            assert (list(found) if isinstance(found, tuple) else found) == value, setting
+            assert (list(found) if isinstance(found, tuple) else found) == value, (
+                setting
+            )
 
 
 def test_a_job_changes_one_value_of_a_presets_table(tmp_path: Path) -> None:
@@ -100,7 +113,9 @@ def test_a_job_changes_one_value_of_a_presets_table(tmp_path: Path) -> None:
     assert job.patients is not None
     assert job.patients.concepts is not None
     assert job.patients.concepts.context == "off"
-    dropped = parse_job(table | {"concepts": {"context": "drop"}}, "job", tmp_path, "job.toml")
+    dropped = parse_job(
+        table | {"concepts": {"context": "drop"}}, "job", tmp_path, "job.toml"
+    )
     assert dropped.patients is not None
     assert dropped.patients.concepts is not None
     assert dropped.patients.concepts.context == "drop"
@@ -140,7 +155,14 @@ def test_rmsprop_is_the_written_rule() -> None:
 def test_the_mean_fills_up_with_unknown_concepts(mean: Any, length: int) -> None:
     """A loop over padded lists; patients with no, few, unknown alone and too many concepts."""
     known = np.array([1, 4, 5, 8])
-    lists = [[], [1, 1, 4], [0, 3], [2, 1, 2, 5], [0, 1, 2, 3, 4, 5, 6, 7], [8, 8, 8, 8, 8, 8, 8]]
+    lists = [
+        [],
+        [1, 1, 4],
+        [0, 3],
+        [2, 1, 2, 5],
+        [0, 1, 2, 3, 4, 5, 6, 7],
+        [8, 8, 8, 8, 8, 8, 8],
+    ]
     config = DanConfig(embedding=3, hidden=2, mean=mean, length=length)
     dan = Dan(config, 9, 2, known=known)
     table = dan.trainable()["embedding"].detach().numpy()
@@ -157,7 +179,10 @@ def test_the_mean_fills_up_with_unknown_concepts(mean: Any, length: int) -> None
 
 def test_the_layer_before_the_relu_represents_a_patient() -> None:
     bags = Bags.of([[0, 1], [2], []], 4)
-    nets = {layer: Dan(DanConfig(5, 6, layer=layer), 4, 2) for layer in ("linear", "rectified")}
+    nets = {
+        layer: Dan(DanConfig(5, 6, layer=layer), 4, 2)
+        for layer in ("linear", "rectified")
+    }
     mean = nets["linear"].mean(bags).detach().numpy()
     w = {n: v.detach().numpy() for n, v in nets["linear"].trainable().items()}
     wanted = mean @ w["hidden_weight"].T + w["hidden_bias"]
@@ -176,7 +201,9 @@ def test_vectors_that_a_file_has_not_are_the_mean_of_those_it_has() -> None:
     assert not vectors.start(np.array([1, 3])).any()
     assert table.dtype == np.float32
     large = ConceptVectors.of(np.arange(3), np.array([[2**24], [1], [1]], np.float32))
-    assert large.start(np.arange(3))[0].item() == (2**24 + 2) / 3  # float32 would lose both ones
+    assert (
+        large.start(np.arange(3))[0].item() == (2**24 + 2) / 3
+    )  # float32 would lose both ones
 
 
 # ---- the whole
@@ -190,7 +217,12 @@ def paper_config(**settings: Any) -> Config:
     model = PhenotypeConfig(scale="none", network=NETWORK)
     values: dict[str, Any] = {
         **{"cycles": 2, "minimum": 18, "least_occurrences": 21, "optimizer": "rmsprop"},
-        **{"require_output": True, "learning_rate": 0.01, "classifier_cycles": 2, "clip": 0.0},
+        **{
+            "require_output": True,
+            "learning_rate": 0.01,
+            "classifier_cycles": 2,
+            "clip": 0.0,
+        },
         **{"warmup": 0.0, "decay": "constant", "weight_decay": 0.0, "model": model},
     }
     return config_of(**values | settings)
@@ -220,7 +252,9 @@ def keras_program(
         labels = code_labels(site.train.take([row]), site.codes, outputs)[0]
         if not labels.any():
             continue  # rare codes only
-        own = [rows.get(c, 0) for c in set(site.train.bags.take([row]).concepts.tolist())]
+        own = [
+            rows.get(c, 0) for c in set(site.train.bags.take([row]).concepts.tolist())
+        ]
         ids.append([0] * (config.model.network.length - len(own)) + own)
         targets.append(labels)
     x, y = np.array(ids), np.array(targets, np.float64)
@@ -276,7 +310,9 @@ def test_concepts_are_counted_over_all_sites() -> None:
     sites = with_vectors(sites_of(3))
     config = phenotype.for_sites(paper_config(least_occurrences=60, cycles=1), sites)
     state, members = trained(sites, config)
-    occurrences = sum(np.bincount(s.train.bags.concepts, minlength=VOCABULARY) for s in sites)
+    occurrences = sum(
+        np.bincount(s.train.bags.concepts, minlength=VOCABULARY) for s in sites
+    )
     known = np.flatnonzero(occurrences >= 60)
     alone = np.bincount(sites[0].train.bags.concepts, minlength=VOCABULARY) >= 60
     assert set(known) > set(np.flatnonzero(alone))
@@ -287,7 +323,9 @@ def test_concepts_are_counted_over_all_sites() -> None:
     assert all("phenotypes" in member.scores for member in members)
 
 
-def test_a_saved_model_knows_its_concepts_and_a_later_run_takes_them(tmp_path: Path) -> None:
+def test_a_saved_model_knows_its_concepts_and_a_later_run_takes_them(
+    tmp_path: Path,
+) -> None:
     sites = with_vectors(sites_of(2))
     state, members = trained(sites, paper_config(), tmp_path)
     model = load_phenotyper(tmp_path / "model")
@@ -298,14 +336,22 @@ def test_a_saved_model_knows_its_concepts_and_a_later_run_takes_them(tmp_path: P
     assert np.allclose(model.probabilities(bags).sum(2), 1)
     known = model.network.known  # type: ignore[union-attr]
     assert known.tolist() == state.tensors["network.known"].tolist()  # type: ignore[union-attr]
-    given = PhenotypeConfig(representation=str(tmp_path / "model"), scale="none", network=NETWORK)
+    given = PhenotypeConfig(
+        representation=str(tmp_path / "model"), scale="none", network=NETWORK
+    )
     later, _ = trained(sites, paper_config(model=given))
     for name, value in state.tensors.items():
         if name.startswith("network."):
             assert torch.equal(later.tensors[name], value), name
-    for setting, value in (("mean", "occurrences"), ("length", 21), ("layer", "rectified")):
+    for setting, value in (
+        ("mean", "occurrences"),
+        ("length", 21),
+        ("layer", "rectified"),
+    ):
         other = replace(given, network=replace(NETWORK, **{setting: value}))
-        with pytest.raises(ConfigError, match=f"trained with {setting} = .* this job has"):
+        with pytest.raises(
+            ConfigError, match=f"trained with {setting} = .* this job has"
+        ):
             trained(sites, paper_config(model=other))
 
 
@@ -352,7 +398,9 @@ def test_patients_without_an_output_count_against_the_least_number() -> None:
 
 
 def test_a_concept_must_be_frequent_somewhere() -> None:
-    with pytest.raises(TrainingError, match=r"no concept occurs 9,999 times .*the most frequent"):
+    with pytest.raises(
+        TrainingError, match=r"no concept occurs 9,999 times .*the most frequent"
+    ):
         trained(sites_of(1), paper_config(least_occurrences=9999))
 
 
@@ -381,7 +429,9 @@ def test_a_rule_takes_the_vectors_that_stage_1_begins_with_too(
 
     def said(site: Site, tensors: Any) -> Update:
         update, factor = honest(site, tensors), 1e6 if site.id == data[1].id else 1.0
-        return replace(update, tensors={n: factor * v for n, v in update.tensors.items()})
+        return replace(
+            update, tensors={n: factor * v for n, v in update.tensors.items()}
+        )
 
     data = with_vectors(sites_of(3))
     monkeypatch.setattr(phenotype, "run_cycles", begin)
@@ -418,4 +468,7 @@ def test_a_damaged_list_of_known_concepts_is_no_model(tmp_path: Path) -> None:
             network_settings(good | {"known": torch.tensor(known)}, NETWORK, SPACE)
     with pytest.raises(ModelError, match="use the dictionary"):
         network_settings(good | {"known": torch.tensor([1, 60])}, NETWORK, SPACE)
-    assert Mixtures.of(Bags.of([[1]], 2)).over(np.array([1]), np.array([1]), 0).vocabulary == 2
+    assert (
+        Mixtures.of(Bags.of([[1]], 2)).over(np.array([1]), np.array([1]), 0).vocabulary
+        == 2
+    )

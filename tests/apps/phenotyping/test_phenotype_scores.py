@@ -28,7 +28,13 @@ from sklearn.metrics import brier_score_loss, f1_score, log_loss, roc_auc_score
 
 from fednotes.apps.phenotyping import two_stage as phenotype
 from fednotes.apps.phenotyping.classifiers import SvmConfig
-from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, QUESTIONABLE, Cohort, SitePatients
+from fednotes.apps.phenotyping.cohort import (
+    ABSENT,
+    PRESENT,
+    QUESTIONABLE,
+    Cohort,
+    SitePatients,
+)
 from fednotes.apps.phenotyping.dan import DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig
 from fednotes.apps.phenotyping.two_stage import Config
@@ -36,7 +42,9 @@ from fednotes.core.federation import State
 from fednotes.engines.rounds import RoundResult
 
 
-def pairs(state: State, site: SitePatients, cohort: Cohort) -> tuple[np.ndarray, np.ndarray]:
+def pairs(
+    state: State, site: SitePatients, cohort: Cohort
+) -> tuple[np.ndarray, np.ndarray]:
     """Codes' labels and chances of the cohort's coded patients."""
     labels = code_labels(cohort, site.codes, state.facts["outputs"])
     known = labels[:, 0] >= 0
@@ -54,7 +62,10 @@ def f1s(labels: np.ndarray, predicted: np.ndarray) -> list[float]:
     known = labels >= 0
     return [
         f1_score(
-            *(labels[k, c], predicted[k, c]), average="macro", labels=[0, 1], zero_division=0.0
+            *(labels[k, c], predicted[k, c]),
+            average="macro",
+            labels=[0, 1],
+            zero_division=0.0,
         )
         for c, k in enumerate(known.T)
     ]
@@ -70,8 +81,12 @@ def test_codes_are_judged_on_the_test_patients() -> None:
     for site, member in zip(sites, members, strict=True):
         labels, chances = pairs(state, site, site.test)
         found = member.scores["codes"]
-        assert found["loss"] == pytest.approx(log_loss(labels.ravel(), chances.ravel()), rel=1e-5)
-        several = [c for c in range(labels.shape[1]) if 0 < labels[:, c].sum() < len(labels)]
+        assert found["loss"] == pytest.approx(
+            log_loss(labels.ravel(), chances.ravel()), rel=1e-5
+        )
+        several = [
+            c for c in range(labels.shape[1]) if 0 < labels[:, c].sum() < len(labels)
+        ]
         assert found["outputs"] == len(several) > 2
         wanted = np.mean(areas(labels[:, several], chances[:, several]))
         assert found["auroc"] == pytest.approx(wanted, rel=1e-6)
@@ -86,18 +101,26 @@ def test_phenotypes_are_judged_on_the_test_patients() -> None:
         found, wanted = member.scores, f1s(labels, (scores > 0).astype(int))
         assert found["phenotypes"]["f1"] == pytest.approx(np.mean(wanted), rel=1e-9)
         assert found["phenotypes"]["support"] == (labels >= 0).sum()
-        for at, (disease, area) in enumerate(zip(DISEASES, areas(labels, scores), strict=True)):
-            assert found["by_output"][disease]["macro"]["f1"] == pytest.approx(wanted[at])
+        for at, (disease, area) in enumerate(
+            zip(DISEASES, areas(labels, scores), strict=True)
+        ):
+            assert found["by_output"][disease]["macro"]["f1"] == pytest.approx(
+                wanted[at]
+            )
             assert found["by_output"][disease]["auroc"]["value"] == pytest.approx(area)
 
 
 def test_held_out_numbers_are_of_the_valid_patients() -> None:
     """The last evaluation of each stage: of all sites' pairs, and of all sites' counts."""
     sites, told = sites_of(2), list[RoundResult]()
-    state, _ = trained(sites, config_of(cycles=2, classifier_cycles=2), observer=told.append)
+    state, _ = trained(
+        sites, config_of(cycles=2, classifier_cycles=2), observer=told.append
+    )
     both = [pairs(state, site, site.valid) for site in sites]
     labels, chances = (np.concatenate(each).ravel() for each in zip(*both, strict=True))
-    assert told[1].metrics["valid_loss"] == pytest.approx(log_loss(labels, chances), rel=1e-5)
+    assert told[1].metrics["valid_loss"] == pytest.approx(
+        log_loss(labels, chances), rel=1e-5
+    )
     labels = np.concatenate([site.valid.labels for site in sites])
     scores = np.concatenate([disease_scores(state, site.valid) for site in sites])
     wanted = np.mean(f1s(labels, (scores > 0).astype(int)))
@@ -122,7 +145,9 @@ def test_nothing_is_dropped_while_judging() -> None:
     found = disease_scores(state, site.train)
     classifiers = classifiers_of(member)
     features = classifiers.model.features(site.train.bags)
-    assert np.allclose(classifiers.machines.scores(features), found, rtol=1e-4, atol=1e-5)
+    assert np.allclose(
+        classifiers.machines.scores(features), found, rtol=1e-4, atol=1e-5
+    )
 
 
 # ---- probabilities and rankings
@@ -198,13 +223,18 @@ def test_questionable_patients_count_where_the_sites_together_have_the_class() -
     """By hand: a site without any in training, whose model never says so, is judged on them."""
     first, second = sites_of(2)
     first = relabelled(first, QUESTIONABLE, slice(9), 2, "test")
-    sites, test = (first, relabelled(second, QUESTIONABLE, slice(25), 2)), first.test.labels
+    sites, test = (
+        (first, relabelled(second, QUESTIONABLE, slice(25), 2)),
+        first.test.labels,
+    )
     for least, counted in ((25, 9), (26, 0)):
         counts = alone(without_stage_1(least_questionable=least), sites)["class_counts"]
         row = [counts[f"classes/gout/questionable/{p}"] for p in ("absent", "present")]
         assert sum(row) == counted
         assert counts["classes/gout/questionable/questionable"] == 0
-        rest = sum(v for k, v in counts.items() if k.startswith("classes/gout/")) - counted
+        rest = (
+            sum(v for k, v in counts.items() if k.startswith("classes/gout/")) - counted
+        )
         assert rest == np.isin(test[:, 2], (ABSENT, PRESENT)).sum()
 
 
@@ -217,7 +247,10 @@ def test_questionable_is_a_class_at_a_site_that_has_enough_alone() -> None:
     assert config.questionable == ("gout",)
     _, (member,) = trained((changed,), replace(config, questionable=()))
     counts = member.scores["class_counts"]
-    assert sum(v for k, v in counts.items() if k.startswith("classes/gout/questionable/")) == 9
+    assert (
+        sum(v for k, v in counts.items() if k.startswith("classes/gout/questionable/"))
+        == 9
+    )
 
 
 def test_a_disease_of_one_class_is_in_no_mean() -> None:
@@ -230,7 +263,10 @@ def test_a_disease_of_one_class_is_in_no_mean() -> None:
     wanted = f1s(labels[:, [0, 2]], predicted[:, [0, 2]])
     assert member.scores["phenotypes"]["f1"] == pytest.approx(np.mean(wanted), rel=1e-9)
     assert member.scores["by_output"].keys() == {"asthma", "gout"}
-    assert {k.split("/")[1] for k in member.scores["class_counts"]} == {"asthma", "gout"}
+    assert {k.split("/")[1] for k in member.scores["class_counts"]} == {
+        "asthma",
+        "gout",
+    }
     scores = member.scores_on(relabelled(site, PRESENT, part="test"))
     assert "phenotypes" not in scores
     assert "present" not in scores

@@ -19,7 +19,12 @@ from fednotes.apps.phenotyping.classifiers import LinearSVMs
 from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
 from fednotes.apps.phenotyping.concepts import Notes
 from fednotes.apps.phenotyping.dan import Dan, DanConfig
-from fednotes.apps.phenotyping.features import ConceptsConfig, TextConfig, features_for, opened
+from fednotes.apps.phenotyping.features import (
+    ConceptsConfig,
+    TextConfig,
+    features_for,
+    opened,
+)
 from fednotes.apps.phenotyping.phenotyper import (
     PhenotypeConfig,
     Phenotyper,
@@ -66,7 +71,9 @@ def test_features_are_the_dense_layer(scale: str) -> None:
         value.detach().double().numpy()
         for value in (network.embedding, network.hidden_weight, network.hidden_bias)
     )
-    mean = np.stack([table[[0, 0, 4]].mean(0), np.zeros(4), table[[8, 1, 2, 3]].mean(0)])
+    mean = np.stack(
+        [table[[0, 0, 4]].mean(0), np.zeros(4), table[[8, 1, 2, 3]].mean(0)]
+    )
     wanted = np.maximum(mean @ weight.T + bias, 0)
     if scale == "l2":
         length = np.linalg.norm(wanted, axis=1, keepdims=True)
@@ -87,7 +94,9 @@ def test_the_folder_gives_the_same_model(tmp_path: Path) -> None:
         again = load_phenotyper(tmp_path / "m")
         assert np.array_equal(again.probabilities(BAGS), given.probabilities(BAGS))
         assert np.array_equal(again.classes(BAGS), given.classes(BAGS))
-        assert np.array_equal(again.code_probabilities(BAGS), given.code_probabilities(BAGS))
+        assert np.array_equal(
+            again.code_probabilities(BAGS), given.code_probabilities(BAGS)
+        )
         assert again.space == given.space
         assert again.phenotypes == given.phenotypes
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [
@@ -113,7 +122,9 @@ def test_vectors_of_text(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="vectors of text"):
-        Phenotyper(SPACE, idf=np.ones(9)).features(Vectors(np.zeros((1, 9), np.float32)))
+        Phenotyper(SPACE, idf=np.ones(9)).features(
+            Vectors(np.zeros((1, 9), np.float32))
+        )
     with pytest.raises(ConfigError, match="representation"):
         PhenotypeConfig(representation="")
     stage_1 = Phenotyper(SPACE, model().network, code_names=("a",) * 5)
@@ -140,7 +151,10 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     assert not is_phenotyper(tmp_path)
     with pytest.raises(ModelError, match="no phenotyping model"):
         load_phenotyper(tmp_path)
-    tensors, facts = tmp_path / "m/phenotyper.safetensors", tmp_path / "m/phenotyper.json"
+    tensors, facts = (
+        tmp_path / "m/phenotyper.safetensors",
+        tmp_path / "m/phenotyper.json",
+    )
     whole = tensors.read_bytes()
     older = json.dumps(json.loads(facts.read_text()) | {"format": 1}).encode()
     for path, changed, message in (
@@ -173,9 +187,16 @@ def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
     assert load_phenotyper(folder).phenotypes == tuple(facts["phenotypes"])
     names = ["asthma", "gout", "diabetes", "OSA"]
     config = {**facts["network"], "mean": "concepts"}
-    for key, value in {"phenotypes": names, "scale": "l2", "network": config, "new": 1}.items():
+    for key, value in {
+        "phenotypes": names,
+        "scale": "l2",
+        "network": config,
+        "new": 1,
+    }.items():
         path.write_text(json.dumps(facts | {key: value}))
-        with pytest.raises(ModelError, match=r"m: damaged \(the checksum of phenotyper.json"):
+        with pytest.raises(
+            ModelError, match=r"m: damaged \(the checksum of phenotyper.json"
+        ):
             load_phenotyper(folder)
     for key in facts.keys() - {"format"}:
         path.write_text(json.dumps(without(facts, key)))
@@ -191,7 +212,10 @@ def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
         ({"code_names": ["icd9:1"]}, "1 codes, the network has outputs 5"),
         ({"scale": "foo"}, "scale = 'foo': expected one of 'none', 'l2'"),
         ({"network": {"mean": "foo"}}, "network.mean = 'foo': expected one of"),
-        ({"network": {"embedding": "4"}}, "network.embedding = '4': expected a whole number"),
+        (
+            {"network": {"embedding": "4"}},
+            "network.embedding = '4': expected a whole number",
+        ),
         ({"network": None}, "9 features, the classifiers read 6"),
         ({"classifier": {"loss": "foo"}}, "classifier.loss = 'foo'"),
         ({"classifier": {"alpha": 0}}, "alpha = 0"),
@@ -206,7 +230,9 @@ def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
         ({"more": 1}, "unknown key 'more'"),
     ],
 )
-def test_facts_that_cannot_be_are_named(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_facts_that_cannot_be_are_named(
+    tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
     """Under a checksum that fits, computed here: what is wrong is said, and in which folder."""
     folder = tmp_path / "m"
     model().save(folder)
@@ -222,8 +248,16 @@ def test_facts_that_cannot_be_are_named(tmp_path: Path, changes: dict[str, Any],
 @pytest.mark.parametrize(
     ("name", "change", "told"),
     [
-        ("svm.weight", lambda value: value.mul_(float("nan")), "'svm.weight' has a number that"),
-        ("platt", lambda value: value.add_(float("inf")), "'platt' has a number that is not"),
+        (
+            "svm.weight",
+            lambda value: value.mul_(float("nan")),
+            "'svm.weight' has a number that",
+        ),
+        (
+            "platt",
+            lambda value: value.add_(float("inf")),
+            "'platt' has a number that is not",
+        ),
         ("idf", lambda value: value[:, None], r"'idf' of shape \(9, 1\)"),
     ],
 )
@@ -249,7 +283,11 @@ def test_numbers_that_cannot_be_are_named(
 # ---- recipes ---------------------------------------------------------------------------------
 
 
-NOTES = {"p": ["Has gout and a cough.", "No gout."], "q": ["Well."], "r": ["cough " * 9]}
+NOTES = {
+    "p": ["Has gout and a cough.", "No gout."],
+    "q": ["Well."],
+    "r": ["cough " * 9],
+}
 
 
 def features_of(
@@ -275,7 +313,10 @@ def test_a_recipe_gives_the_same_bags(table: Path, context: str) -> None:
     patients, bags = features_of(recipe, NOTES)
     assert patients == ("p", "q")  # r has more than five
     assert isinstance(bags, Bags)
-    assert bags.concepts.tolist() == {"drop": [0, 1], "off": [0, 1, 0], "mark": [0, 1, 2]}[context]
+    assert (
+        bags.concepts.tolist()
+        == {"drop": [0, 1], "off": [0, 1, 0], "mark": [0, 1, 2]}[context]
+    )
     assert bags.vocabulary == features.space.width == (4 if context == "mark" else 2)
 
 
@@ -286,7 +327,9 @@ def test_another_or_a_missing_dictionary(table: Path, tmp_path: Path) -> None:
         features_of(recipe, NOTES)
     assert features_of(recipe, NOTES, dictionary=str(moved))[0] == ("p", "q", "r")
     moved.write_text("C1\tgout\nC3\tcough\n")
-    with pytest.raises(ModelError, match=r"moved\.tsv is not the one .*terms\.tsv.*--dictionary"):
+    with pytest.raises(
+        ModelError, match=r"moved\.tsv is not the one .*terms\.tsv.*--dictionary"
+    ):
         features_of(recipe, NOTES, dictionary=str(moved))
     with pytest.raises(ModelError, match="unknown kind 'x'"):
         features_of({"kind": "x"}, NOTES)
@@ -306,7 +349,9 @@ def test_a_variable_stays_one(table: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_generated_dictionary_by_its_name(tmp_path: Path) -> None:
     features = features_for(ConceptsConfig("synthetic"), tmp_path)
-    patients, bags = features_of(features.space.recipe, {"x": ["History of gout.", "Denies gout."]})
+    patients, bags = features_of(
+        features.space.recipe, {"x": ["History of gout.", "Denies gout."]}
+    )
     assert isinstance(bags, Bags)
     assert (patients, len(bags.concepts)) == (("x",), 1)
 
@@ -330,10 +375,14 @@ def test_vectors_are_kept_and_named_by_their_encoder(
 ) -> None:
     """The mean over notes of the mean over words, by hand: ((3+4+3+1+5+1)/6 + (2+4+1)/3) / 2."""
     encoder = Encoder()
-    monkeypatch.setattr("fednotes.apps.phenotyping.features.load_encoder", lambda spec: encoder)
+    monkeypatch.setattr(
+        "fednotes.apps.phenotyping.features.load_encoder", lambda spec: encoder
+    )
     features = features_for(TextConfig("x"), tmp_path)
     told: list[tuple[int, int]] = []
-    made = features.make({**NOTES, "e": [" "]}, lambda *n: told.append(n), tmp_path / "cache")
+    made = features.make(
+        {**NOTES, "e": [" "]}, lambda *n: told.append(n), tmp_path / "cache"
+    )
     assert isinstance(made.values, Vectors)
     mean = ((3 + 4 + 3 + 1 + 5 + 1) / 6 + (2 + 4 + 1) / 3) / 2
     assert made.values.values[0].tolist() == pytest.approx([mean, 1, mean, 1], rel=1e-3)
@@ -342,9 +391,15 @@ def test_vectors_are_kept_and_named_by_their_encoder(
     calls = encoder.calls
     again = features.make({**NOTES, "e": [" "]}, None, tmp_path / "cache").values
     assert isinstance(again, Vectors)
-    assert (encoder.calls, again.values.tobytes()) == (calls, made.values.values.tobytes())
+    assert (encoder.calls, again.values.tobytes()) == (
+        calls,
+        made.values.values.tobytes(),
+    )
     (folder,) = (tmp_path / "cache").iterdir()
-    assert {stat.S_IMODE(p.stat().st_mode) for p in (folder, *folder.iterdir())} == {0o700, 0o600}
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (folder, *folder.iterdir())} == {
+        0o700,
+        0o600,
+    }
     encoder.fingerprint = "others"
     with pytest.raises(ModelError, match=r"the encoder x is not the one .*--backbone"):
         features_of(features.space.recipe, NOTES)
@@ -367,7 +422,9 @@ def test_vectors_are_kept_and_named_by_their_encoder(
         ({"kind": ["text"]}, "unknown kind"),
     ],
 )
-def test_values_that_no_recipe_has(table: Path, changes: dict[str, object], told: str) -> None:
+def test_values_that_no_recipe_has(
+    table: Path, changes: dict[str, object], told: str
+) -> None:
     recipe = features_for(ConceptsConfig(str(table)), Path()).space.recipe
     with pytest.raises(ModelError, match=told):
         features_of({**recipe, **changes}, NOTES)

@@ -35,12 +35,18 @@ SITES = sites_of(3)
 def config_of(loss: Any = "log", **given: Any) -> Any:
     model = PhenotypeConfig(representation="none", classifier=SvmConfig(loss=loss))
     asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | given
-    settings = PHENOTYPE.private.settings | {"classifier_cycles": 2, "batch_size": 16, "seed": 5}
+    settings = PHENOTYPE.private.settings | {
+        "classifier_cycles": 2,
+        "batch_size": 16,
+        "seed": 5,
+    }
     made = Config(model=model, privacy=Privacy(**asked), learning_rate=0.05, **settings)
     return PHENOTYPE.for_sites(made, SITES)
 
 
-def sums(monkeypatch: pytest.MonkeyPatch, units: Sequence[int], **given: Any) -> np.ndarray:
+def sums(
+    monkeypatch: pytest.MonkeyPatch, units: Sequence[int], **given: Any
+) -> np.ndarray:
     """(features + 1, diseases) of a round of these patients without noise, from weights of 0.1."""
     picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
@@ -63,12 +69,17 @@ def test_a_patient_moves_what_leaves_by_its_clipped_gradient(
     cohort = SITES[0].train.labelled()
     counts = counted(cohort.bags).astype(float)
     x = np.hstack(
-        [counts / np.linalg.norm(counts, axis=1, keepdims=True), np.ones((len(counts), 1))]
+        [
+            counts / np.linalg.norm(counts, axis=1, keepdims=True),
+            np.ones((len(counts), 1)),
+        ]
     )
     every = range(len(cohort))
     whole = sums(monkeypatch, every, loss=loss, clip=clip)
     for row in (0, 7, 20):
-        sign = np.where(cohort.labels[row] == UNLABELLED, 0.0, 2.0 * cohort.labels[row] - 1)
+        sign = np.where(
+            cohort.labels[row] == UNLABELLED, 0.0, 2.0 * cohort.labels[row] - 1
+        )
         score = 0.1 * x[row].sum()
         slope = {
             "log": -sign / (1 + np.exp(sign * score)),
@@ -77,20 +88,31 @@ def test_a_patient_moves_what_leaves_by_its_clipped_gradient(
         wanted = np.outer(x[row], slope) / np.abs(sign).sum()
         length = float(np.linalg.norm(wanted))
         wanted *= min(1.0, clip / length)
-        without = sums(monkeypatch, [u for u in every if u != row], loss=loss, clip=clip)
+        without = sums(
+            monkeypatch, [u for u in every if u != row], loss=loss, clip=clip
+        )
         found = whole - without
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * min(clip, 1))
         assert np.linalg.norm(found) <= clip * (1 + 1e-9)
 
 
-def test_a_run_has_noise_alone_beside_its_sums_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_has_noise_alone_beside_its_sums_and_learns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """χ² of an answer with nobody in it, p > 1e-4; with much less noise than any promise needs, a
     run ranks patients of a disease above others."""
     drawn = private.chosen
-    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.zeros(count, bool))
+    monkeypatch.setattr(
+        private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
+    )
     site = PRIVATE.Site(SITES[0], config_of(), secret=bytes(32))
-    answer = site.noisy_gradients({n: v.detach() for n, v in site.site.shared.items()}, round=0)
-    found = np.concatenate([v.double().numpy().ravel() for v in answer.tensors.values()]) / SCALE
+    answer = site.noisy_gradients(
+        {n: v.detach() for n, v in site.site.shared.items()}, round=0
+    )
+    found = (
+        np.concatenate([v.double().numpy().ravel() for v in answer.tensors.values()])
+        / SCALE
+    )
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], len(found))
     assert low < float(found @ found) < high
     assert (answer.weight, dict(answer.metrics)) == (1.0, {})
@@ -103,14 +125,20 @@ def test_a_run_has_noise_alone_beside_its_sums_and_learns(monkeypatch: pytest.Mo
     assert np.mean([s.scores["ranking"]["auroc"] for s in sites]) > 0.66
 
 
-def test_other_notes_of_the_same_patients_have_other_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_notes_of_the_same_patients_have_other_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """With one secret, and nobody in the sum: only what is read of the notes differs."""
-    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.zeros(count, bool))
+    monkeypatch.setattr(
+        private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
+    )
     train = SITES[0].train
     other = replace(train, bags=train.bags.take([*range(1, len(train)), 0]))
     sums = []
     for cohort in (train, train, other):
-        site = PRIVATE.Site(replace(SITES[0], train=cohort), config_of(), secret=bytes(32))
+        site = PRIVATE.Site(
+            replace(SITES[0], train=cohort), config_of(), secret=bytes(32)
+        )
         shared = {n: v.detach() for n, v in site.site.shared.items()}
         sums.append(site.noisy_gradients(shared, round=0).tensors["svm.weight"])
     assert torch.equal(sums[0], sums[1])
@@ -118,7 +146,9 @@ def test_other_notes_of_the_same_patients_have_other_noise(monkeypatch: pytest.M
 
 
 def test_what_counts_patients_exactly_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r'unit = "document": .* set unit = "patient"'):
+    with pytest.raises(
+        ConfigError, match=r'unit = "document": .* set unit = "patient"'
+    ):
         config_of(unit="document")
     table: dict[str, Any] = {
         "method": "phenotype",
@@ -133,15 +163,23 @@ def test_what_counts_patients_exactly_is_refused() -> None:
         {"representation": "elsewhere"},
         {**none, "classifier": {"solver": "converged", "loss": "log"}},
     ):
-        with pytest.raises(ConfigError, match=r'set model.representation = "learn" or "none"'):
+        with pytest.raises(
+            ConfigError, match=r'set model.representation = "learn" or "none"'
+        ):
             parse_job({**table, "model": model}, "job", Path(), "job.toml")
     balanced = {**none, "classifier": {"class_weights": "balanced"}}
     with pytest.raises(ConfigError, match=r"what a class weighs .* set privacy.counts"):
         parse_job({**table, "model": balanced}, "job", Path(), "job.toml")
     counts = {"epsilon": 2.0, "counts": 8.0}
-    parse_job({**table, "model": balanced, "privacy": counts}, "job", Path(), "job.toml")
+    parse_job(
+        {**table, "model": balanced, "privacy": counts}, "job", Path(), "job.toml"
+    )
     codes = {"outputs": ["icd9:250"], "least_occurrences": 0}
-    learnt = {**table, "preset": "best", "model": {"classifier": {"class_weights": "none"}}}
+    learnt = {
+        **table,
+        "preset": "best",
+        "model": {"classifier": {"class_weights": "none"}},
+    }
     parse_job({**learnt, "training": codes}, "job", Path(), "job.toml")
     counted: list[dict[str, Any]] = [
         {},
@@ -149,15 +187,20 @@ def test_what_counts_patients_exactly_is_refused() -> None:
         {**codes, "least_occurrences": 2},
     ]
     for training in counted:
-        with pytest.raises(ConfigError, match=r"told by exact counts .* or give training.outputs"):
+        with pytest.raises(
+            ConfigError, match=r"told by exact counts .* or give training.outputs"
+        ):
             parse_job({**learnt, "training": training}, "job", Path(), "job.toml")
     assert PHENOTYPE.warnings(config_of()) == ()
     steeper = replace(
-        config_of(), model=replace(config_of().model, classifier=SvmConfig(eta0=5.0, alpha=0.1))
+        config_of(),
+        model=replace(config_of().model, classifier=SvmConfig(eta0=5.0, alpha=0.1)),
     )
     (told,) = PHENOTYPE.warnings(steeper)
     assert told.endswith("learning_rate: eta0, alpha of [model.classifier] do nothing")
-    with pytest.raises(ConfigError, match=r"calibrate = True: under \[privacy\] it must be False"):
+    with pytest.raises(
+        ConfigError, match=r"calibrate = True: under \[privacy\] it must be False"
+    ):
         parse_job({**table, "training": {"calibrate": True}}, "job", Path(), "job.toml")
 
 
@@ -171,13 +214,22 @@ def learning(**given: Any) -> Any:
     network = DanConfig(embedding=8, hidden=12)
     svm = SvmConfig(loss="log")
     asked = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | given.pop("privacy", {})
-    settings = {**PHENOTYPE.private.settings, "cycles": 1, "classifier_cycles": 1, "seed": 5}
+    settings = {
+        **PHENOTYPE.private.settings,
+        "cycles": 1,
+        "classifier_cycles": 1,
+        "seed": 5,
+    }
     settings |= {"batch_size": 16, "learning_rate": 0.05, "outputs": CLASSES, **given}
     model = PhenotypeConfig(network=network, classifier=svm)
-    return PHENOTYPE.for_sites(Config(model=model, privacy=Privacy(**asked), **settings), SITES)
+    return PHENOTYPE.for_sites(
+        Config(model=model, privacy=Privacy(**asked), **settings), SITES
+    )
 
 
-def whole(monkeypatch: pytest.MonkeyPatch, stage: int, units: Sequence[int], clip: float) -> Any:
+def whole(
+    monkeypatch: pytest.MonkeyPatch, stage: int, units: Sequence[int], clip: float
+) -> Any:
     """Whole numbers of a round of these patients without noise, and of what they are steps."""
     picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
@@ -217,7 +269,11 @@ def by_hand(sent: dict[str, Any], patient: str, stage: int) -> dict[str, np.ndar
     below = (value["output_weight"].T @ slope) * (before > 0)
     table = np.zeros_like(value["embedding"])
     np.add.at(table, own, value["hidden_weight"].T @ below / len(own))
-    found = {"embedding": table, "hidden_weight": np.outer(below, mean), "hidden_bias": below}
+    found = {
+        "embedding": table,
+        "hidden_weight": np.outer(below, mean),
+        "hidden_bias": below,
+    }
     found |= {"output_weight": np.outer(slope, hidden), "output_bias": slope}
     return {f"network.{name}": gradient for name, gradient in found.items()}
 
@@ -237,24 +293,34 @@ def test_a_patient_moves_the_stage_that_learns_by_its_clipped_gradient(
     singles = [whole(monkeypatch, stage, [unit], clip)[2] for unit in chosen]
     assert together.keys() == {n for n in sent if n.startswith("svm.") == bool(stage)}
     for name, value in together.items():
-        assert torch.equal(value, sum((s[name] for s in singles), torch.zeros_like(value)))
+        assert torch.equal(
+            value, sum((s[name] for s in singles), torch.zeros_like(value))
+        )
     for unit, single in zip(chosen, singles, strict=True):
         (row,) = site.units[unit]
         wanted = by_hand(sent, SITES[0].train.patients[row], stage)
         length = np.sqrt(sum((w**2).sum() for w in wanted.values()))
-        found = {n: v.double().numpy() * site.promise.grids[0] for n, v in single.items()}
+        found = {
+            n: v.double().numpy() * site.promise.grids[0] for n, v in single.items()
+        }
         for name, gradient in wanted.items():
             expected = gradient * min(1, clip / length)
-            np.testing.assert_allclose(found[name], expected, rtol=0, atol=2e-5 * min(clip, 1))
+            np.testing.assert_allclose(
+                found[name], expected, rtol=0, atol=2e-5 * min(clip, 1)
+            )
         assert 0 < np.sqrt(sum((f**2).sum() for f in found.values())) <= clip
-    assert np.concatenate(site.units).tolist() == np.flatnonzero(coded | labelled).tolist()
+    assert (
+        np.concatenate(site.units).tolist() == np.flatnonzero(coded | labelled).tolist()
+    )
     nothing = whole(monkeypatch, stage, np.flatnonzero(~has[stage]).tolist(), clip)[2]
     assert not any(value.any() for value in nothing.values())
 
 
 def run(config: Any, kept: Path | None = None, **options: Any) -> tuple[Any, list[Any]]:
     """Three sites' training; the first one saves its model."""
-    sites = [PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(SITES)]
+    sites = [
+        PRIVATE.Site(d, config, secret=bytes([n]) * 32) for n, d in enumerate(SITES)
+    ]
     sites[0].site.directory = kept
     final = PRIVATE.train(InProcess(sites, **options), config)
     assert final.round == PRIVATE.promise(config).rounds
@@ -271,7 +337,9 @@ def test_both_stages_are_the_same_bits_however_they_are_run(tmp_path: Path) -> N
     for name, value in saved.network.trainable().items():
         assert torch.equal(value, whole[f"shared.network.{name}"])
     assert_same(whole, run(config, secure=True)[0])
-    again = resumed(lambda **options: run(config, **options)[0], tmp_path / "run", kill=2)
+    again = resumed(
+        lambda **options: run(config, **options)[0], tmp_path / "run", kill=2
+    )
     assert_same(whole, again)
 
 
@@ -293,6 +361,8 @@ def test_codes_alone_can_be_learnt_under_a_promise() -> None:
     site = PRIVATE.Site(bare[0], config, secret=bytes(32))
     assert site.promise.rounds == 2
     assert {n.split(".")[0] for n in site.site.shared} == {"network"}
-    final = PRIVATE.train(InProcess([site, *(PRIVATE.Site(b, config) for b in bare[1:])]), config)
+    final = PRIVATE.train(
+        InProcess([site, *(PRIVATE.Site(b, config) for b in bare[1:])]), config
+    )
     assert final.round == 2
     assert "codes" in site.scores

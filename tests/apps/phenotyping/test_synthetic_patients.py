@@ -31,10 +31,14 @@ def test_sizes_and_kinds() -> None:
     present = dict(zip(PHENOTYPES, (labels == 1).mean(0), strict=True))
     assert 0.005 < present["gout"] < 0.06
     assert present["hypertension"] > 0.2
-    assert [p for p, n in zip(PHENOTYPES, (labels == 2).sum(0), strict=True) if n] == ["depression"]
+    assert [p for p, n in zip(PHENOTYPES, (labels == 2).sum(0), strict=True) if n] == [
+        "depression"
+    ]
     rates = np.array([(of == 1).mean(0) for of in own])
     assert np.ptp(rates, axis=0).max() > 0.05
-    counts = Counter(code for s in sites for given in s.codes.values() for code in given)
+    counts = Counter(
+        code for s in sites for given in s.codes.values() for code in given
+    )
     assert len(counts) == 40
     assert len({code[: len("icd9:000")] for code in counts}) == 40
     listed = set(public_categories(("icd9",)))

@@ -30,7 +30,13 @@ EXPECTED = {"7": {"icd10:I10", "icd10:E119"}, "8": {"icd10:E1165"}, "9": {"icd10
 
 @pytest.mark.parametrize("delimiter", [",", "\t", ";"])
 @pytest.mark.parametrize(
-    "header", ["patient,code", "PATIENT ID,ICD_Code", "subject_id,icd10_code", "person-id,dx code"]
+    "header",
+    [
+        "patient,code",
+        "PATIENT ID,ICD_Code",
+        "subject_id,icd10_code",
+        "person-id,dx code",
+    ],
 )
 def test_any_header_and_delimiter(file: File, header: str, delimiter: str) -> None:
     lines = [header.replace(",", delimiter), *(delimiter.join(row) for row in ROWS)]
@@ -52,17 +58,26 @@ def test_each_row_may_name_its_system(file: File) -> None:
         *(("icd10", "I10", "icd10:I10"), ("ICD-10-CM", "E11.9", "icd10:E119")),
         *(("ICD10PCS", "0DTJ4ZZ", "icd10pcs:0DTJ4ZZ"), ("ICD9CM", "0389", "icd9:0389")),
         *(("ICD9Proc", "0331", "icd9proc:0331"), ("CPT4", "99254", "cpt:99254")),
-        *(("http://hl7.org/fhir/sid/icd-9-cm", "4019", "icd9:4019"), ("HCPCS", "A0428", None)),
+        *(
+            ("http://hl7.org/fhir/sid/icd-9-cm", "4019", "icd9:4019"),
+            ("HCPCS", "A0428", None),
+        ),
         *(("", "V4581", "icd9:V4581"), ("SNOMED", "38341003", "")),
     ]
     rows = [f"{n},{system},{code}" for n, (system, code, _) in enumerate(named)]
     path = file("\n".join(["patient,System,code", *rows]), "c.csv")
     found = read_codes(path, "icd9")
-    wanted = {str(n): {code or "cpt:A0428"} for n, (_, _, code) in enumerate(named) if code != ""}
+    wanted = {
+        str(n): {code or "cpt:A0428"}
+        for n, (_, _, code) in enumerate(named)
+        if code != ""
+    }
     assert found.codes == wanted
     (bad,) = found.tables[0].examples
     assert bad.line == 11
-    assert bad.reason.startswith("the coding system is none of icd9, icd9proc, cpt, icd10")
+    assert bad.reason.startswith(
+        "the coding system is none of icd9, icd9proc, cpt, icd10"
+    )
     assert "8" not in read_codes(path).codes
 
 
@@ -76,7 +91,11 @@ PROCEDURES_IV = {"1": {"icd9proc:3605", "icd10pcs:0DTJ4ZZ"}}
     [
         (
             MIMIC_IV + "1,2,1,4019   ,9\n1,2,2,I10,10\n2,3,1,0389,9\n",
-            *("diagnoses_icd.csv", "", {"1": {"icd9:4019", "icd10:I10"}, "2": {"icd9:0389"}}),
+            *(
+                "diagnoses_icd.csv",
+                "",
+                {"1": {"icd9:4019", "icd10:I10"}, "2": {"icd9:0389"}},
+            ),
         ),
         (BOTH, "procedures_icd.csv", "", PROCEDURES_IV),
         (BOTH, "other.csv", "icd10pcs", PROCEDURES_IV),
@@ -96,7 +115,9 @@ def test_tables_of_mimic_iv(
 
 
 def test_versions_that_are_none_are_damage(file: File) -> None:
-    odd = file(MIMIC_IV + "1,2,1,I10,11\n1,2,2,I10,10\n2,2,1,I10,\n3,2,1,I10,10\n", "odd.csv")
+    odd = file(
+        MIMIC_IV + "1,2,1,I10,11\n1,2,2,I10,10\n2,2,1,I10,\n3,2,1,I10,10\n", "odd.csv"
+    )
     found = read_codes(odd)
     assert found.codes.keys() == {"1", "3"}
     assert [d.line for d in found.tables[0].examples] == [2, 4]
@@ -110,9 +131,15 @@ def test_as_the_csv_module_reads_it(tmp_path: Path) -> None:
         writer = csv.writer(out, quoting=csv.QUOTE_MINIMAL)
         writer.writerow(["remark", "code", "patient"])
         for _ in range(1000):
-            code = f"{draw.choice('ABCEZ')}{draw.randrange(100):02d}.{draw.randrange(10)}"
-            writer.writerow([draw.choice(["", 'a "b", c', "x"]), code, draw.randrange(90)])
-    assert read_codes(path, "icd10").codes == read_by_csv((path, "icd10", "patient", "code"))
+            code = (
+                f"{draw.choice('ABCEZ')}{draw.randrange(100):02d}.{draw.randrange(10)}"
+            )
+            writer.writerow(
+                [draw.choice(["", 'a "b", c', "x"]), code, draw.randrange(90)]
+            )
+    assert read_codes(path, "icd10").codes == read_by_csv(
+        (path, "icd10", "patient", "code")
+    )
 
 
 def read_by_csv(*tables: tuple[Path, str, str, str]) -> dict[str, set[str]]:
@@ -129,16 +156,32 @@ def read_by_csv(*tables: tuple[Path, str, str, str]) -> dict[str, set[str]]:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("patient,code\n1,I10\n", {}, r"c\.csv:1: nothing says which coding system .*system = "),
-        ("patient,codes\n1,I10\n", {}, r"c\.csv:1: there is no column 'code': did you mean 'codes"),
-        (f"1,{SECRET}\n", {}, "no column 'patient': the first line names 2 columns, none like it"),
+        (
+            "patient,code\n1,I10\n",
+            {},
+            r"c\.csv:1: nothing says which coding system .*system = ",
+        ),
+        (
+            "patient,codes\n1,I10\n",
+            {},
+            r"c\.csv:1: there is no column 'code': did you mean 'codes",
+        ),
+        (
+            f"1,{SECRET}\n",
+            {},
+            "no column 'patient': the first line names 2 columns, none like it",
+        ),
         ("patient,code\n1,I10\n", {"code_column": "icd"}, "no column 'icd'"),
         (
             "patient,subject_id,code\n1,1,I10\n",
             {"system": "icd10"},
             "columns 1 and 2, 'patient' and 'subject_id', could both be meant: name one with pat",
         ),
-        ("patient,code\n1,I10\n2,I10\n", {"system": "cpt"}, "2: the code is none of cpt; so are 2"),
+        (
+            "patient,code\n1,I10\n2,I10\n",
+            {"system": "cpt"},
+            "2: the code is none of cpt; so are 2",
+        ),
         ("\n", {"system": "cpt"}, "the table has no header"),
         ("patient\rx,code\n1,I10\n", {}, ":1: the columns' names cannot be read"),
     ],
@@ -171,9 +214,7 @@ DIAGNOSES = (
     "ROW_ID,SUBJECT_ID,HADM_ID,SEQ_NUM,ICD9_CODE\n"
     '1,101,2001,1,"4019"\n2,101,2001,2,"0389"\n3,102,2002,1,"V4581"\n4,102,2002,2,"25000"\n'
 )
-PROCEDURES = (
-    'ROW_ID,SUBJECT_ID,HADM_ID,SEQ_NUM,ICD9_CODE\n1,101,2001,1,"0331"\n2,103,2003,1,"3605"\n'
-)
+PROCEDURES = 'ROW_ID,SUBJECT_ID,HADM_ID,SEQ_NUM,ICD9_CODE\n1,101,2001,1,"0331"\n2,103,2003,1,"3605"\n'
 CPT = (
     "ROW_ID,SUBJECT_ID,HADM_ID,COSTCENTER,CHARTDATE,CPT_CD,CPT_NUMBER,CPT_SUFFIX,TICKET_ID_SEQ,"
     "SECTIONHEADER,SUBSECTIONHEADER,DESCRIPTION\n"
@@ -210,7 +251,9 @@ def test_codes_are_strings_and_of_their_system(hospital: Path) -> None:
     assert read_mimic(hospital).codes == OF_ALL
 
 
-def test_packed_lower_case_tables_with_other_line_ends_are_the_same(tmp_path: Path) -> None:
+def test_packed_lower_case_tables_with_other_line_ends_are_the_same(
+    tmp_path: Path,
+) -> None:
     for name, text in TABLES.items():
         data = b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()
         called = name.lower() if name != "PROCEDURES_ICD" else name
@@ -218,7 +261,9 @@ def test_packed_lower_case_tables_with_other_line_ends_are_the_same(tmp_path: Pa
     assert read_mimic(tmp_path).codes == OF_ALL
 
 
-def test_damaged_rows_are_left_out_counted_and_named(hospital: Path, file: File) -> None:
+def test_damaged_rows_are_left_out_counted_and_named(
+    hospital: Path, file: File
+) -> None:
     """Lines 6 to 12 are damaged or empty; the rows after them are read as ever."""
     bad = (
         b"5,105,2005,1\n"  # a column too few
@@ -234,7 +279,11 @@ def test_damaged_rows_are_left_out_counted_and_named(hospital: Path, file: File)
     rest = "".join(f"{n},107,2007,{n},401.9\n" for n in range(20, 24))
     path = file(DIAGNOSES.encode() + bad + rest.encode(), "h/DIAGNOSES_ICD.csv")
     found = read_mimic(hospital, ["diagnoses"])
-    known = {"101": {"icd9:4019", "icd9:0389"}, "102": OF_ALL["102"], "107": {"icd9:4019"}}
+    known = {
+        "101": {"icd9:4019", "icd9:0389"},
+        "102": OF_ALL["102"],
+        "107": {"icd9:4019"},
+    }
     assert found.codes == known
     (report,) = found.tables
     assert (report.rows, report.kept, report.empty, report.damaged) == (16, 8, 1, 7)
@@ -281,11 +330,20 @@ def test_tables_of_mimic_that_cannot_be_read(hospital: Path, file: File) -> None
             read_mimic(hospital, **options)
         assert "\n" not in str(caught.value)
 
-    complains("unknown table 'diagnosis' of MIMIC-III: did you mean 'diag", tables=["diagnosis"])
+    complains(
+        "unknown table 'diagnosis' of MIMIC-III: did you mean 'diag",
+        tables=["diagnosis"],
+    )
     for text, message in (
-        (DIAGNOSES.replace("_CODE", ""), ":1: there is no column 'ICD9_CODE': did you mean 'icd9'"),
+        (
+            DIAGNOSES.replace("_CODE", ""),
+            ":1: there is no column 'ICD9_CODE': did you mean 'icd9'",
+        ),
         ("", ":1: the table has no header"),
-        (f"{HEADER}\n1,2,3,4,hypertension\n", ":2: the code is none of icd9; so are 1 of 1 rows"),
+        (
+            f"{HEADER}\n1,2,3,4,hypertension\n",
+            ":2: the code is none of icd9; so are 1 of 1 rows",
+        ),
     ):
         path = file(text, "h/DIAGNOSES_ICD.csv")
         complains(f"DIAGNOSES_ICD.csv{message}")
@@ -294,7 +352,9 @@ def test_tables_of_mimic_that_cannot_be_read(hospital: Path, file: File) -> None
     assert (without.codes, without.tables[0].rows) == ({}, 0)
     path.unlink()
     complains("there is no DIAGNOSES_ICD.csv")
-    (hospital / "DIAGNOSES_ICD.csv.gz").write_bytes(gzip.compress(DIAGNOSES.encode())[:-9])
+    (hospital / "DIAGNOSES_ICD.csv.gz").write_bytes(
+        gzip.compress(DIAGNOSES.encode())[:-9]
+    )
     complains("cannot read to its end")
     with pytest.raises(DataError, match="no such folder"):
         read_mimic(hospital / "none")
@@ -318,9 +378,14 @@ def test_omop_concepts_and_source_codes(file: File) -> None:
     }
     assert found.tables[0].empty == 1
     source = read_omop(folder, "icd10", "cpt")
-    assert source.codes == {"7": {"icd10:I10", "icd10:E119"}, "8": {"icd10:E1165", "cpt:99254"}}
+    assert source.codes == {
+        "7": {"icd10:I10", "icd10:E119"},
+        "8": {"icd10:E1165", "cpt:99254"},
+    }
     assert read_omop(folder, "icd10", "").codes.keys() == {"7", "8"}
-    with pytest.raises(ConfigError, match="unknown coding system 'icd11': did you mean"):
+    with pytest.raises(
+        ConfigError, match="unknown coding system 'icd11': did you mean"
+    ):
         read_omop(folder, "icd11")
 
 
@@ -347,13 +412,20 @@ def test_the_demo_tables_of_mimic(corpora: Path) -> None:
     folder = corpora / "mimic_iii_demo"
     places = {
         "diagnoses": (folder / "DIAGNOSES_ICD.csv", "icd9", "SUBJECT_ID", "ICD9_CODE"),
-        "procedures": (folder / "PROCEDURES_ICD.csv", "icd9proc", "SUBJECT_ID", "ICD9_CODE"),
+        "procedures": (
+            folder / "PROCEDURES_ICD.csv",
+            "icd9proc",
+            "SUBJECT_ID",
+            "ICD9_CODE",
+        ),
         "cpt": (folder / "CPTEVENTS.csv", "cpt", "SUBJECT_ID", "CPT_CD"),
     }
     found, expected = read_mimic(folder), read_by_csv(*places.values())
     assert found.codes == expected
     assert len(expected) == 100
-    assert [(t.damaged, t.unknown > 0) for t in found.tables] == [(0, n < 2) for n in range(3)]
+    assert [(t.damaged, t.unknown > 0) for t in found.tables] == [
+        (0, n < 2) for n in range(3)
+    ]
     for kind in ("diagnoses", "cpt"):  # tables whose columns have usual names
         own = read_codes(*places[kind][:2])
         assert own.codes == read_mimic(folder, [kind]).codes
@@ -369,7 +441,9 @@ def test_the_cases_of_codiesp(corpora: Path) -> None:
             text = (corpora / "codiesp" / part / f"{part}{kind}.tsv").read_text("utf-8")
             for line in text.splitlines():
                 case, code = line.split("\t")
-                expected.setdefault(case, set()).add(f"{system}:{code.upper().replace('.', '')}")
+                expected.setdefault(case, set()).add(
+                    f"{system}:{code.upper().replace('.', '')}"
+                )
     found = read_codiesp(corpora / "codiesp")
     assert found.codes == expected
     assert len(expected) == 750

@@ -23,7 +23,12 @@ Spans = list[tuple[int, int, str]]
 
 def documents() -> tuple[Document, ...]:
     """Notes with brackets, symbols and several sentences."""
-    parts = [*TEXTS, "(pain)... no [nausea]; (50mg)", "fever,cough 5.5 mg/dl 37°C", "no pain"]
+    parts = [
+        *TEXTS,
+        "(pain)... no [nausea]; (50mg)",
+        "fever,cough 5.5 mg/dl 37°C",
+        "no pain",
+    ]
     return tuple(Document(str(n), text) for n, text in enumerate(parts))
 
 
@@ -48,12 +53,17 @@ def printed_program(folder: Path) -> Callable[[str], Spans]:
 
 def predicted(folder: Path, given: tuple[Document, ...]) -> list[Spans]:
     found = load_model(folder).predict(given)
-    return [[(span.start, span.end, span.label) for span in document.spans] for document in found]
+    return [
+        [(span.start, span.end, span.label) for span in document.spans]
+        for document in found
+    ]
 
 
 @pytest.mark.parametrize("scheme", ["BIO", "IO"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_printed_program_agrees_on_every_span(family: str, scheme: Any, tmp_path: Path) -> None:
+def test_the_printed_program_agrees_on_every_span(
+    family: str, scheme: Any, tmp_path: Path
+) -> None:
     """Sentence by sentence, as the model was trained; none is long enough to be cut off."""
     model = exported(tmp_path, family, tags=TagSet(("ADR", "Drug"), scheme))
     wanted = predicted(model, documents())
@@ -82,7 +92,9 @@ def test_whole_documents_agree_too(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words:UserWarning")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_pipelines_words_agree_where_blanks_part_them(family: str, tmp_path: Path) -> None:
+def test_the_pipelines_words_agree_where_blanks_part_them(
+    family: str, tmp_path: Path
+) -> None:
     """`aggregation_strategy="first"` on words that stand between blanks. Some tokenizers count the
     blank before a word as part of its sub-word; the pipeline's spans then begin there."""
     model = exported(tmp_path, family)

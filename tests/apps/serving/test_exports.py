@@ -21,7 +21,9 @@ transformers = pytest.importorskip("transformers")
 TAGS = TagSet(("ADR", "Drug"))
 
 
-def piped(folder: Path, documents: tuple[Document, ...], **asked: Any) -> list[tuple[Span, ...]]:
+def piped(
+    folder: Path, documents: tuple[Document, ...], **asked: Any
+) -> list[tuple[Span, ...]]:
     """The spans that transformers' pipeline finds, sentence by sentence."""
     pipe = transformers.pipeline("token-classification", str(folder), **asked)
     found = []
@@ -38,8 +40,12 @@ def piped(folder: Path, documents: tuple[Document, ...], **asked: Any) -> list[t
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
 def test_the_pipeline_finds_what_predict_finds(scheme: Any, tmp_path: Path) -> None:
     """Words of one sub-word and of several; "first" is how the model was trained."""
-    bert = save_encoder(tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=40)
-    save_model(loud(build(bert, TagSet(TAGS.types, scheme), window=30)), tmp_path / "model")
+    bert = save_encoder(
+        tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=40
+    )
+    save_model(
+        loud(build(bert, TagSet(TAGS.types, scheme), window=30)), tmp_path / "model"
+    )
     export(tmp_path / "model", "hf", tmp_path / "out")
     documents = notes(12)
     wanted = load_model(tmp_path / "model").predict(documents)

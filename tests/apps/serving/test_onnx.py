@@ -35,11 +35,23 @@ NOTES = (
     "pneumonoultramicroscopicsilicovolcanoconiosis, no pain and no fever. Well.",
 )
 DOCUMENTS = tuple(Document(str(number), text) for number, text in enumerate(NOTES))
-VECTORS = "\n".join(f"{w} {n}.5 -{n} 0.25" for n, w in enumerate("no pain pain nausea .".split()))
+VECTORS = "\n".join(
+    f"{w} {n}.5 -{n} 0.25" for n, w in enumerate("no pain pain nausea .".split())
+)
 SHAPES: dict[str, dict[str, Any]] = {
-    "words": {"word_vectors": "V", "train_words": True, "characters": False, "lstm_units": 0},
+    "words": {
+        "word_vectors": "V",
+        "train_words": True,
+        "characters": False,
+        "lstm_units": 0,
+    },
     "several": {"cnn_widths": (2, 3, 4), "char_width": 2, "hashed_words": 0},
-    "stacked": {"word_vectors": "V", "lstm_layers": 2, "cnn_filters": 0, "max_tokens": 7},
+    "stacked": {
+        "word_vectors": "V",
+        "lstm_layers": 2,
+        "cnn_filters": 0,
+        "max_tokens": 7,
+    },
     "flat": {"lstm_units": 0, "cnn_filters": 0, "char_max": 6},
 }
 
@@ -47,7 +59,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 def program() -> Any:
     """The program that the page prints."""
     page = (ROOT / "docs" / "use.md").read_text("utf-8")
-    blocks = [b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Finder" in b]
+    blocks = [
+        b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Finder" in b
+    ]
     assert len(blocks) == 1
     assert blocks[0].count("\n") < 70  # all of it, for both kinds
     names: dict[str, Any] = {}
@@ -55,7 +69,9 @@ def program() -> Any:
     return names["Finder"]
 
 
-def by_program(folder: Path, documents: Any = DOCUMENTS) -> list[list[tuple[int, int, str]]]:
+def by_program(
+    folder: Path, documents: Any = DOCUMENTS
+) -> list[list[tuple[int, int, str]]]:
     find = program()(folder)
     return [
         [
@@ -67,7 +83,9 @@ def by_program(folder: Path, documents: Any = DOCUMENTS) -> list[list[tuple[int,
     ]
 
 
-def predicted(folder: Path, documents: Any = DOCUMENTS) -> list[list[tuple[int, int, str]]]:
+def predicted(
+    folder: Path, documents: Any = DOCUMENTS
+) -> list[list[tuple[int, int, str]]]:
     found = load_model(folder).predict(documents)
     return [[(s.start, s.end, s.label) for s in document.spans] for document in found]
 
@@ -88,28 +106,40 @@ def tagger(tmp_path: Path, scheme: Any, **shape: Any) -> Tagger:
 
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_tagger_finds_the_same_without_torch(shape: str, scheme: Any, tmp_path: Path) -> None:
+def test_a_tagger_finds_the_same_without_torch(
+    shape: str, scheme: Any, tmp_path: Path
+) -> None:
     model = tagger(tmp_path, scheme, **SHAPES[shape])
     save_model(model, tmp_path / "model")
     export(tmp_path / "model", "onnx", tmp_path / "out")
     wanted = predicted(tmp_path / "model")
     assert sum(map(len, wanted)) > 5
     assert by_program(tmp_path / "out") == wanted
-    assert np.load(tmp_path / "out" / "crf.npz").files == ["start", "transitions", "end"]
+    assert np.load(tmp_path / "out" / "crf.npz").files == [
+        "start",
+        "transitions",
+        "end",
+    ]
     find, corpus = program()(tmp_path / "out"), model.prepare(DOCUMENTS, gold=False)
     for number, (a, b) in enumerate(pairwise(corpus.encoded.bounds.tolist())):
         words = [corpus.encoded.forms[i] for i in corpus.encoded.form[a:b]]
         with torch.no_grad():
-            emissions = model.eval()._read(corpus, np.array([number])).emissions()[0].numpy()
+            emissions = (
+                model.eval()._read(corpus, np.array([number])).emissions()[0].numpy()
+            )
         np.testing.assert_allclose(find.tagger(words), emissions, atol=1e-4)
 
 
 @pytest.mark.slow  # torch takes seconds to trace any encoder
 def test_a_token_classifier_finds_the_same_without_torch(tmp_path: Path) -> None:
-    bert = save_encoder(tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=60)
+    bert = save_encoder(
+        tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=60
+    )
     save_model(loud(build(bert)), tmp_path / "model")
     export(tmp_path / "model", "onnx", tmp_path / "out")
-    short = notes(9)  # a longer sentence is read in windows, which the program cuts otherwise
+    short = notes(
+        9
+    )  # a longer sentence is read in windows, which the program cuts otherwise
     wanted = predicted(tmp_path / "model", short)
     assert by_program(tmp_path / "out", short) == wanted
     assert sum(map(len, wanted)) > 15
@@ -127,7 +157,11 @@ def test_a_token_classifier_finds_the_same_without_torch(tmp_path: Path) -> None
     first = [coded.char_to_token(start) for start, _ in places]
     scores = program()(tmp_path / "out").classifier(text, places)
     np.testing.assert_allclose(scores, np.array(rows)[first], atol=1e-4)
-    assert np.load(tmp_path / "out" / "crf.npz").files == ["start", "transitions", "end"]
+    assert np.load(tmp_path / "out" / "crf.npz").files == [
+        "start",
+        "transitions",
+        "end",
+    ]
 
 
 def test_eight_bits_are_close(tmp_path: Path) -> None:
@@ -147,7 +181,9 @@ def test_eight_bits_are_close(tmp_path: Path) -> None:
     assert 0 < np.abs(scores[0] - scores[1]).max() < 0.05 * np.abs(scores[0]).max()
 
 
-def test_what_has_no_graph_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_graph_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_model(tagger(tmp_path, "BIO"), tmp_path / "model")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
@@ -176,7 +212,11 @@ def test_onnx_runtime_tells_nobody(tmp_path: Path) -> None:
     for words in ("", "import fednotes; "):
         home = tmp_path / f"home{len(words)}"
         home.mkdir()
-        own = {"HOME": str(home), "PYTHONPATH": str(ROOT / "src"), "PATH": os.environ["PATH"]}
+        own = {
+            "HOME": str(home),
+            "PYTHONPATH": str(ROOT / "src"),
+            "PATH": os.environ["PATH"],
+        }
         call = [sys.executable, "-c", words + opening]
         subprocess.run(call, env=own, check=True, timeout=120)
         left[words] = [path for path in home.rglob("*") if path.is_file()]
@@ -190,11 +230,17 @@ def test_an_encoder_without_a_graph_is_refused_in_plain_words(
 ) -> None:
     """Longformer asks for the length of its input in Python, which torch cannot trace. Its
     message is coloured for a terminal."""
-    shape = {"max_position_embeddings": 66, "attention_window": [4, 4, 4], "pad_token_id": 0}
+    shape = {
+        "max_position_embeddings": 66,
+        "attention_window": [4, 4, 4],
+        "pad_token_id": 0,
+    }
     encoder = save_encoder(tmp_path / "longformer", "LongformerForMaskedLM", **shape)
     save_model(build(encoder), tmp_path / "model")
     capfd.readouterr()
-    with pytest.raises(ModelError, match="cannot be exported as an ONNX graph") as raised:
+    with pytest.raises(
+        ModelError, match="cannot be exported as an ONNX graph"
+    ) as raised:
         export(tmp_path / "model", "onnx", tmp_path / "out")
     assert "def forward" not in capfd.readouterr().err  # torch prints the whole graph
     told = str(raised.value)

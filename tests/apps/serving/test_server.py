@@ -77,7 +77,9 @@ def test_offsets_can_be_those_of_javascript(client: TestClient) -> None:
     sent = {"text": text, "offsets": "utf16"}
     (found,) = client.post("/predict", json=sent).json()["results"]
     units = text.encode("utf-16-le")
-    words = [units[2 * s["start"] : 2 * s["end"]].decode("utf-16-le") for s in found["spans"]]
+    words = [
+        units[2 * s["start"] : 2 * s["end"]].decode("utf-16-le") for s in found["spans"]
+    ]
     assert words == ["Anna", "Bo😀x", "Cy"]
 
 
@@ -103,7 +105,9 @@ def test_the_schema_names_what_is_asked_and_answered(client: TestClient) -> None
         *("text", "texts", "threshold", "offsets")
     }
     assert {"200", "401", "413", "422", "429"} <= set(predict["responses"])
-    assert "HTTPValidationError" not in schema["components"]["schemas"]  # it echoes the input
+    assert (
+        "HTTPValidationError" not in schema["components"]["schemas"]
+    )  # it echoes the input
     assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
 
 
@@ -139,7 +143,9 @@ def test_the_schema_names_what_is_asked_and_answered(client: TestClient) -> None
 def test_what_is_wrong_is_said_without_the_text(
     client: TestClient, words: Words, body: bytes, status: int, said: str
 ) -> None:
-    answer = client.post("/predict", content=body, headers={"content-type": "application/json"})
+    answer = client.post(
+        "/predict", content=body, headers={"content-type": "application/json"}
+    )
     assert answer.status_code == status
     assert said in answer.json()["detail"]
     assert SECRET not in answer.text
@@ -149,12 +155,16 @@ def test_what_is_wrong_is_said_without_the_text(
 def test_a_body_must_be_said_to_be_json(client: TestClient) -> None:
     """A web page may post plain text anywhere; for JSON the browser asks first."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-        sent = client.post("/predict", content=b'{"text": "Anna"}', headers={"content-type": kind})
+        sent = client.post(
+            "/predict", content=b'{"text": "Anna"}', headers={"content-type": kind}
+        )
         assert sent.status_code == 415
     asked = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     allowed = client.options("/predict", headers=asked)
     assert "access-control-allow-origin" not in allowed.headers
-    answer = client.post("/predict", json={"text": "Anna"}, headers={"origin": "http://e.example"})
+    answer = client.post(
+        "/predict", json={"text": "Anna"}, headers={"origin": "http://e.example"}
+    )
     assert "access-control-allow-origin" not in answer.headers
 
 
@@ -183,9 +193,18 @@ def test_a_name_that_a_page_made_lead_here_is_refused(
 
 
 def test_a_token_is_asked_for_by_all_but_the_health(words: Words) -> None:
-    with TestClient(application(words, token=TOKEN), base_url="http://notes.example") as client:
+    with TestClient(
+        application(words, token=TOKEN), base_url="http://notes.example"
+    ) as client:
         assert client.get("/health").status_code == 200
-        for given in (None, "", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN[:-1]}", "Bearer é"):
+        for given in (
+            None,
+            "",
+            TOKEN,
+            f"Basic {TOKEN}",
+            f"Bearer {TOKEN[:-1]}",
+            "Bearer é",
+        ):
             headers = {} if given is None else {"authorization": given.encode()}
             for path in ("/metrics", "/model", "/openapi.json", "/nothing"):
                 assert client.get(path, headers=headers).status_code == 401
@@ -211,7 +230,9 @@ def test_a_token_is_asked_for_by_all_but_the_health(words: Words) -> None:
         ("ä" * 30, 0o600, "one word"),
     ],
 )
-def test_a_token_is_its_owners_alone(tmp_path: Path, content: str, mode: int, said: str) -> None:
+def test_a_token_is_its_owners_alone(
+    tmp_path: Path, content: str, mode: int, said: str
+) -> None:
     path = tmp_path / "token"
     path.write_text(content, "utf-8")
     path.chmod(mode)
@@ -238,15 +259,25 @@ def test_phenotypes_of_patients(tmp_path: Path) -> None:
     model = load(folder)
     with TestClient(application(model), base_url=LOCAL) as client:
         assert client.get("/model").json()["types"] == ["asthma", "gout"]
-        sent = {"p1": ["Seen today.", "Known gout."], "😀": ["Has asthma."], "": [], "x": [""]}
+        sent = {
+            "p1": ["Seen today.", "Known gout."],
+            "😀": ["Has asthma."],
+            "": [],
+            "x": [""],
+        }
         found = client.post("/predict", json={"patients": sent}).json()["results"]
-        ill = {e["patient"]: [n for n, v in e["labels"].items() if v == "present"] for e in found}
+        ill = {
+            e["patient"]: [n for n, v in e["labels"].items() if v == "present"]
+            for e in found
+        }
         assert ill == {"p1": ["gout"], "😀": ["asthma"], "": [], "x": []}
         assert client.post("/predict", json={"text": "Known gout."}).status_code == 422
         odd = client.post("/predict", json={"patients": {SECRET: [1]}})
         assert odd.json()["detail"].startswith("body.patients.….0: ")
         half = b'{"patients": {"\\ud800": ["a"]}}'
-        told = client.post("/predict", content=half, headers={"content-type": "application/json"})
+        told = client.post(
+            "/predict", content=half, headers={"content-type": "application/json"}
+        )
         assert told.status_code == 422
         many = {"patients": {"p1": ["a"] * 40, "p2": ["a"] * 40}}
         assert client.post("/predict", json=many).status_code == 413
@@ -262,11 +293,16 @@ def _document(text: str, **more: Any) -> dict[str, Any]:
     return {**resource, "content": [{"attachment": held}], **more}
 
 
-def test_fhir_comes_back_with_mentions_and_is_else_as_it_was(client: TestClient) -> None:
+def test_fhir_comes_back_with_mentions_and_is_else_as_it_was(
+    client: TestClient,
+) -> None:
     """The answer is valid by fhir.resources, and without the extensions what was sent."""
     valid = pytest.importorskip("fhir.resources.R4B.bundle").Bundle
     other = {"url": "urn:other", "valueString": "stays"}
-    old = {"url": "urn:fednotes:mention", "extension": [{"url": "label", "valueString": "OLD"}]}
+    old = {
+        "url": "urn:fednotes:mention",
+        "extension": [{"url": "label", "valueString": "OLD"}],
+    }
     text = "😀 Anna saw Bo \r\n and Cy"
     first = _document(text, extension=[other, old], subject={"reference": "Patient/7"})
     second = {
@@ -278,7 +314,9 @@ def test_fhir_comes_back_with_mentions_and_is_else_as_it_was(client: TestClient)
     held = [{"resource": each} for each in (patient, first, second)]
     sent = {"resourceType": "Bundle", "type": "collection", "entry": held}
     headers = {"content-type": "application/fhir+json; charset=utf-8"}
-    answer = client.post("/fhir?threshold=0.4", content=json.dumps(sent), headers=headers)
+    answer = client.post(
+        "/fhir?threshold=0.4", content=json.dumps(sent), headers=headers
+    )
     assert answer.headers["content-type"] == "application/fhir+json"
     valid.model_validate(answer.json())
     got = [entry["resource"] for entry in answer.json()["entry"]]
@@ -287,7 +325,9 @@ def test_fhir_comes_back_with_mentions_and_is_else_as_it_was(client: TestClient)
         found = each.pop("extension")
         assert {k: v for k, v in was.items() if k != "extension"} == each
         mentions = [e["extension"] for e in found if e["url"] == "urn:fednotes:mention"]
-        places = [[p["valueInteger"] for p in m if "valueInteger" in p] for m in mentions]
+        places = [
+            [p["valueInteger"] for p in m if "valueInteger" in p] for m in mentions
+        ]
         assert [text[start:end] for start, end in places] == ["Bo", "Cy"]
         assert [e for e in found if e["url"] == "urn:other"] == [other] * (was is first)
 
@@ -303,7 +343,11 @@ def test_fhir_comes_back_with_mentions_and_is_else_as_it_was(client: TestClient)
         ),
         (_document("a" * 100_001), "too-long", "100,001"),
         ([1], "invalid", "dictionary"),
-        ({"resourceType": "Patient", "id": "7"}, "invalid", "send a DocumentReference or a"),
+        (
+            {"resourceType": "Patient", "id": "7"},
+            "invalid",
+            "send a DocumentReference or a",
+        ),
     ],
 )
 def test_fhir_that_is_wrong_is_an_outcome(
@@ -342,7 +386,9 @@ def test_requests_that_wait_are_put_to_the_model_together() -> None:
 
         def ask(number: int) -> None:
             texts = [f"Aa{'a' * number} b", "none"]
-            answers[number] = client.post("/predict", json={"texts": texts}).json()["results"]
+            answers[number] = client.post("/predict", json={"texts": texts}).json()[
+                "results"
+            ]
 
         threads = [threading.Thread(target=ask, args=(n,)) for n in range(40)]
         threads[0].start()
@@ -385,15 +431,22 @@ def test_one_too_many_is_told_when_to_come_again() -> None:
         assert b"fednotes_under_way 0.0" in client.get("/metrics").content
 
 
-def test_a_text_that_fails_fails_alone_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_text_that_fails_fails_alone_and_says_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     slow, answers = Slow(), dict[str, Any]()
     slow.go.set()
     with TestClient(application(slow), base_url=LOCAL) as client:
 
         def ask(text: str) -> None:
-            answers[text] = client.post("/predict", json={"texts": [text, f"{SECRET} B"]})
+            answers[text] = client.post(
+                "/predict", json={"texts": [text, f"{SECRET} B"]}
+            )
 
-        threads = [threading.Thread(target=ask, args=(text,)) for text in ("fail", "A", "B", "C")]
+        threads = [
+            threading.Thread(target=ask, args=(text,))
+            for text in ("fail", "A", "B", "C")
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -403,7 +456,11 @@ def test_a_text_that_fails_fails_alone_and_says_nothing(caplog: pytest.LogCaptur
         **{"A": 200, "B": 200, "C": 200},
         "fail": 500,
     }
-    said = [record.getMessage() for record in caplog.records if record.name.startswith("fednotes")]
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("fednotes")
+    ]
     assert len(said) == 1
     assert "ValueError at test_server.py" in said[0]
     for told in (answers["fail"].text, metrics, caplog.text):
@@ -426,13 +483,25 @@ def test_metrics_count(client: TestClient) -> None:
 # ---- bodies that do not end, and askers that leave ------------------------------------------
 
 
-async def _asked(app: Any, messages: list[Any], **headers: str) -> tuple[int, dict[str, Any]]:
+async def _asked(
+    app: Any, messages: list[Any], **headers: str
+) -> tuple[int, dict[str, Any]]:
     """Status and answer of a request whose messages come one by one; None: nothing comes."""
     said: list[Any] = []
     given = {"host": "localhost", "content-type": "application/json", **headers}
     scope = {
-        **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST"},
-        **{"path": "/predict", "raw_path": b"/predict", "query_string": b"", "root_path": ""},
+        **{
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+        },
+        **{
+            "path": "/predict",
+            "raw_path": b"/predict",
+            "query_string": b"",
+            "root_path": "",
+        },
         **{"scheme": "http", "server": ("127.0.0.1", 1), "client": ("127.0.0.1", 2)},
         "headers": [(k.encode(), v.encode()) for k, v in given.items()],
     }
@@ -459,7 +528,10 @@ def _part(content: bytes) -> dict[str, Any]:
 
 def test_a_body_is_refused_before_it_is_read_whole(words: Words) -> None:
     """By what it says of itself, nothing is read; in parts without an end, no more than may be."""
-    app, parts = application(words, Limits(body=1000)), [_part(b"x" * 100) for _ in range(50)]
+    app, parts = (
+        application(words, Limits(body=1000)),
+        [_part(b"x" * 100) for _ in range(50)],
+    )
     status, said = asyncio.run(_asked(app, parts, **{"content-length": "5000"}))
     assert (status, len(parts)) == (413, 50)
     status, said = asyncio.run(_asked(app, parts))
@@ -494,7 +566,9 @@ def _until(true: Any, seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def test_the_log_of_a_server_is_quiet(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_of_a_server_is_quiet(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "fednotes"):
         client.post("/predict", json={"text": SECRET})
         client.post("/predict", json={"text": [SECRET]})

@@ -70,12 +70,16 @@ def place(tmp_path: Path) -> Iterator[Place]:
         process.communicate()
 
 
-def test_requests_under_way_are_answered_before_it_ends(place: Place, model: Path) -> None:
+def test_requests_under_way_are_answered_before_it_ends(
+    place: Place, model: Path
+) -> None:
     served = Process(place, model, "--max-requests", "1")
     texts, answers = [" ".join(WORDS * 50)] * 64, []
 
     def ask() -> None:
-        answers.append(httpx2.post(f"{served.address}/predict", json={"texts": texts}, timeout=120))
+        answers.append(
+            httpx2.post(f"{served.address}/predict", json={"texts": texts}, timeout=120)
+        )
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -112,7 +116,9 @@ def test_connections_that_say_nothing_stop_nobody(place: Place, model: Path) -> 
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     host, port = served.address.removeprefix("http://").split(":")
-    lines = [socket.create_connection((host, int(port)), timeout=30) for _ in range(150)]
+    lines = [
+        socket.create_connection((host, int(port)), timeout=30) for _ in range(150)
+    ]
     try:
         for line in lines:
             with suppress(OSError):
@@ -128,7 +134,9 @@ def test_connections_that_say_nothing_stop_nobody(place: Place, model: Path) -> 
     assert served.end() == (130, "stopped\n")
 
 
-def test_an_answer_that_is_read_slowly_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_read_slowly_is_read_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The deadline is for what is asked: 30 MB are taken a while after they were sent."""
     monkeypatch.setattr(server, "HEAD", 0.1)
     length = 30_000_000
@@ -141,7 +149,9 @@ def test_an_answer_that_is_read_slowly_is_read_whole(monkeypatch: pytest.MonkeyP
     async def asked() -> int:
         protocol, options = server.prompt(), uvicorn.Config(large, log_config=None)
         state, loop = uvicorn.server.ServerState(), asyncio.get_running_loop()
-        served = await loop.create_server(lambda: protocol(options, state, {}), "127.0.0.1", 0)
+        served = await loop.create_server(
+            lambda: protocol(options, state, {}), "127.0.0.1", 0
+        )
         reader, writer = await asyncio.open_connection(*served.sockets[0].getsockname())
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await asyncio.sleep(0.5)
@@ -170,7 +180,9 @@ def test_a_slow_answer_is_waited_for_and_a_silent_connection_is_not(
     async def asked() -> tuple[bytes, ...]:
         protocol, options = server.prompt(), uvicorn.Config(slow, log_config=None)
         state, loop = uvicorn.server.ServerState(), asyncio.get_running_loop()
-        served = await loop.create_server(lambda: protocol(options, state, {}), "127.0.0.1", 0)
+        served = await loop.create_server(
+            lambda: protocol(options, state, {}), "127.0.0.1", 0
+        )
         reader, writer = await asyncio.open_connection(*served.sockets[0].getsockname())
         head = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
         found = []
@@ -210,7 +222,9 @@ def test_a_token_and_tls(place: Place, model: Path) -> None:
 
 def test_a_port_that_is_taken_is_said(place: Place, model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        said = place.give("serve", str(model), "--port", str(other.getsockname()[1]), code=2)
+        said = place.give(
+            "serve", str(model), "--port", str(other.getsockname()[1]), code=2
+        )
     assert said.startswith("error: 127.0.0.1:")
     assert said.count("\n") == 1
 
@@ -230,11 +244,14 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP256R1())
     name, now = x509.Name([]), datetime.now(UTC)
     made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        x509.CertificateBuilder(
+            name, name, key.public_key(), x509.random_serial_number()
+        )
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=1))
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=True
+            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]),
+            critical=True,
         )
         .sign(key, hashes.SHA256())
     )

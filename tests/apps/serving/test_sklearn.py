@@ -25,7 +25,9 @@ NAMES = tuple(f"disease {n}" for n in range(len(CLASSES)))
 
 
 def space() -> FeatureSpace:
-    return features_for(ConceptsConfig(dictionary="synthetic", context="off"), Path()).space
+    return features_for(
+        ConceptsConfig(dictionary="synthetic", context="off"), Path()
+    ).space
 
 
 def machines(width: int) -> LinearSVMs:
@@ -91,8 +93,14 @@ def test_the_pipeline_gives_the_models_probabilities(make: Any, tmp_path: Path) 
         found = pipeline.predict_proba(counts)
         for disease, each in zip((0, 1, 2, 4), found, strict=True):
             own = wanted[:, disease, list(CLASSES[disease])]
-            np.testing.assert_allclose(each, own, atol=1e-12 if model.network is None else 2e-5)
-    assert [list(c) for c in pipeline.classes_][1] == ["absent", "present", "questionable"]
+            np.testing.assert_allclose(
+                each, own, atol=1e-12 if model.network is None else 2e-5
+            )
+    assert [list(c) for c in pipeline.classes_][1] == [
+        "absent",
+        "present",
+        "questionable",
+    ]
 
 
 def test_what_has_no_pipeline_is_named(tmp_path: Path) -> None:

@@ -68,12 +68,18 @@ def test_a_span_group_and_a_threshold(folder: Path) -> None:
     assert [span.text for span in doc.spans["found"]] == ["pain", "metoprolol"]
 
 
-@pytest.mark.parametrize(("alignment", "lost"), [("strict", 2), ("contract", 2), ("expand", 1)])
-def test_what_does_not_fit_on_tokens_is_counted(alignment: str, lost: int, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("alignment", "lost"), [("strict", 2), ("contract", 2), ("expand", 1)]
+)
+def test_what_does_not_fit_on_tokens_is_counted(
+    alignment: str, lost: int, folder: Path
+) -> None:
     """One token for the whole text has room for one of its two mentions, if any."""
     nlp = with_model(folder, alignment=alignment)
     doc = spacy.tokens.Doc(nlp.vocab, words=["No-pain-today-took-metoprolol"])
-    with pytest.warns(UserWarning, match=f"{lost} mention.* of 1 document.*'{alignment}'"):
+    with pytest.warns(
+        UserWarning, match=f"{lost} mention.* of 1 document.*'{alignment}'"
+    ):
         assert len(nlp.get_pipe("fednotes")(doc).ents) == 2 - lost
     assert nlp.get_pipe("fednotes").lost == lost
 
@@ -82,10 +88,17 @@ def test_other_components_keep_what_is_theirs(folder: Path) -> None:
     """A ruler before it keeps entities where the model finds nothing; one after it reads ents."""
     nlp = with_model(folder)
     ruler = nlp.add_pipe("entity_ruler", before="fednotes")
-    ruler.add_patterns([{"label": "MINE", "pattern": word} for word in ("twice", "felt nausea")])
+    ruler.add_patterns(
+        [{"label": "MINE", "pattern": word} for word in ("twice", "felt nausea")]
+    )
     nlp.add_pipe("merge_entities")
     doc = nlp(TEXTS[0])
-    wanted = [("pain", "ADR"), ("metoprolol", "Drug"), ("twice", "MINE"), ("nausea", "ADR")]
+    wanted = [
+        ("pain", "ADR"),
+        ("metoprolol", "Drug"),
+        ("twice", "MINE"),
+        ("nausea", "ADR"),
+    ]
     assert [(ent.text, ent.label_) for ent in doc.ents] == wanted
     assert all(len(ent) == 1 for ent in doc.ents)
 
@@ -107,7 +120,9 @@ def test_a_pipeline_is_saved_by_the_models_path(folder: Path, tmp_path: Path) ->
         spacy.load(tmp_path / "nlp", config=changed)
 
 
-def test_a_wrong_folder_or_setting_is_told_at_once(folder: Path, tmp_path: Path) -> None:
+def test_a_wrong_folder_or_setting_is_told_at_once(
+    folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(FednotesError, match="no model here"):
         with_model(tmp_path)
     with pytest.raises(Exception, match="alignment"):

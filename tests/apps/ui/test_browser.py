@@ -22,7 +22,15 @@ from fednotes.jobs.simulate import simulate
 
 pytestmark = pytest.mark.network
 AXE = Path(__file__).parents[3] / "node_modules" / "axe-core" / "axe.min.js"
-PAGES = ("/runs", "/runs/0", "/compare", "/errors", "/errors/0?kind=all", "/try", "/nowhere")
+PAGES = (
+    "/runs",
+    "/runs/0",
+    "/compare",
+    "/errors",
+    "/errors/0?kind=all",
+    "/try",
+    "/nowhere",
+)
 RUN_AXE = """
 return axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations.map(
     one => one.impact + " " + one.id + ": " + one.nodes.map(node => node.html).join(" | ")))
@@ -69,12 +77,16 @@ def test_keys_go_on_and_decide(browser: Browser, page: tuple[str, Path]) -> None
     place, kept = page
     root = place.split("/?")[0]
     browser.go(f"{root}/errors?kind=all")
-    links = browser.run("return [...document.querySelectorAll('.rows a')].map(a => a.href)")
+    links = browser.run(
+        "return [...document.querySelectorAll('.rows a')].map(a => a.href)"
+    )
     assert len(links) > 2
     browser.go(links[0])
     for key, at in (("j", 1), ("j", 2), ("k", 1), ("x", 2)):
         browser.press(key)
-        browser.until(f"return location.href == {links[at]!r} && document.readyState == 'complete'")
+        browser.until(
+            f"return location.href == {links[at]!r} && document.readyState == 'complete'"
+        )
     assert '"action": "delete"' in kept.read_text("utf-8")
     browser.press("k")
     decided = "document.readyState == 'complete' && document.body.innerText.includes('Decided: no')"
@@ -89,7 +101,9 @@ def test_keys_go_on_and_decide(browser: Browser, page: tuple[str, Path]) -> None
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_axe_finds_nothing_serious(browser: Browser, page: tuple[str, Path], dark: bool) -> None:
+def test_axe_finds_nothing_serious(
+    browser: Browser, page: tuple[str, Path], dark: bool
+) -> None:
     if not AXE.is_file():
         pytest.skip("npm install --no-save axe-core brings what looks for barriers")
     root = page[0].split("/?")[0]
@@ -98,7 +112,9 @@ def test_axe_finds_nothing_serious(browser: Browser, page: tuple[str, Path], dar
         browser.go(root + path)
         browser.run(AXE.read_text("utf-8"))
         found = browser.run(RUN_AXE)
-        assert [line for line in found if line.startswith(("serious", "critical"))] == [], path
+        assert [
+            line for line in found if line.startswith(("serious", "critical"))
+        ] == [], path
 
 
 def test_the_browser_refuses_nothing_and_asks_nobody_else(
@@ -108,7 +124,9 @@ def test_the_browser_refuses_nothing_and_asks_nobody_else(
     browser.messages()
     for path in PAGES:
         browser.go(root + path)
-        asked = browser.run("return performance.getEntriesByType('resource').map(e => e.name)")
+        asked = browser.run(
+            "return performance.getEntriesByType('resource').map(e => e.name)"
+        )
         assert asked
         assert {address.split("/static/")[0] for address in asked} == {root}
     assert [line for line in browser.messages() if "404" not in line] == []

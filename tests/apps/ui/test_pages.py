@@ -37,14 +37,25 @@ def at(words: str, label: str, text: str = TEXT) -> Span:
     return Span(start, start + len(words), label)
 
 
-GOLD = (at("aspirin", "Drug"), at("codeine", "Drug"), at("rash", "ADR"), at("headache", "ADR"))
+GOLD = (
+    at("aspirin", "Drug"),
+    at("codeine", "Drug"),
+    at("rash", "ADR"),
+    at("headache", "ADR"),
+)
 SAID = (
     at("aspirin", "Drug"),
     at("codeine daily", "Drug"),
     at("rash", "Drug"),
     at("Took", "Drug"),
 )
-KINDS = ["spurious", "correct", "boundary", "type", "missed"]  # in the order of the text
+KINDS = [
+    "spurious",
+    "correct",
+    "boundary",
+    "type",
+    "missed",
+]  # in the order of the text
 
 
 def review(
@@ -64,8 +75,12 @@ def review(
 
 def client(made: Review, *, enter: bool = True) -> TestClient:
     """A browser of the page, with its cookie."""
-    desk = Desk(Later(lambda: made), lambda given: [replace(d, spans=SAID[:1]) for d in given])
-    found = TestClient(application(desk), base_url=ROOT + desk.root, headers={"origin": ROOT})
+    desk = Desk(
+        Later(lambda: made), lambda given: [replace(d, spans=SAID[:1]) for d in given]
+    )
+    found = TestClient(
+        application(desk), base_url=ROOT + desk.root, headers={"origin": ROOT}
+    )
     if enter:
         assert found.get(f"/?token={desk.token}").status_code == 200
     return found
@@ -81,10 +96,20 @@ def file_of(tmp_path: Path) -> Path:
 
 def test_nobody_reads_without_the_token(file_of: Path) -> None:
     browser = client(review(file_of), enter=False)
-    for path in ("/", "/errors", "/errors/1", "/export/jsonl", "/try", "/static/app.js", "/none"):
+    for path in (
+        "/",
+        "/errors",
+        "/errors/1",
+        "/export/jsonl",
+        "/try",
+        "/static/app.js",
+        "/none",
+    ):
         for tried in ("", "?token=", "?token=guess", "?token=%ff%00é"):
             answer = browser.get(path + tried)
-            assert (answer.status_code, "aspirin" in answer.text) == (403, False), path + tried
+            assert (answer.status_code, "aspirin" in answer.text) == (403, False), (
+                path + tried
+            )
     assert browser.post("/errors/1", data={"action": "gold"}).status_code == 403
     assert not file_of.exists()
 
@@ -96,7 +121,13 @@ def test_the_cookie_is_for_no_other_program_of_this_computer(file_of: Path) -> N
     assert re.fullmatch(r"/[\w-]{22}", cookie.path)
     assert browser.get(f"{ROOT}{cookie.path}/errors").status_code == 200
     with TestClient(browser.app, base_url=ROOT, cookies=None) as stranger:
-        for path in ("/", "/errors", cookie.path, f"{cookie.path}/", f"{cookie.path}/errors"):
+        for path in (
+            "/",
+            "/errors",
+            cookie.path,
+            f"{cookie.path}/",
+            f"{cookie.path}/errors",
+        ):
             answer = stranger.get(path)
             assert answer.status_code == 403
             assert cookie.path not in answer.text + str(answer.headers)
@@ -116,9 +147,18 @@ def test_another_site_in_the_browser_neither_reads_nor_writes(file_of: Path) -> 
 
 def test_what_every_answer_says(file_of: Path) -> None:
     browser = client(review(file_of))
-    for path in ("/errors", "/errors/2", "/try", "/static/app.css", "/export/jsonl", "/errors/99"):
+    for path in (
+        "/errors",
+        "/errors/2",
+        "/try",
+        "/static/app.css",
+        "/export/jsonl",
+        "/errors/99",
+    ):
         headers = browser.get(path).headers
-        assert headers["content-security-policy"].startswith("default-src 'self'; base-uri 'none'")
+        assert headers["content-security-policy"].startswith(
+            "default-src 'self'; base-uri 'none'"
+        )
         assert headers["cache-control"] == "no-store"
         assert headers["x-content-type-options"] == "nosniff"
     desk = Desk(model=lambda given: given)
@@ -146,7 +186,9 @@ def test_pages_need_no_other_host_and_no_inline_script(file_of: Path) -> None:
 # ---- what is shown
 
 
-def test_errors_are_counted_filtered_and_found_by_their_neighbours(file_of: Path) -> None:
+def test_errors_are_counted_filtered_and_found_by_their_neighbours(
+    file_of: Path,
+) -> None:
     """By hand: one mention of each kind, in the order of the text."""
     made = review(file_of)
     assert [item.kind for item in made.items] == KINDS
@@ -167,7 +209,10 @@ def test_errors_are_counted_filtered_and_found_by_their_neighbours(file_of: Path
 
 
 def test_confidence_bounds_and_orders(file_of: Path) -> None:
-    said = [replace(span, confidence=c) for span, c in zip(SAID, (0.2, 0.5, 0.7, 0.9), strict=True)]
+    said = [
+        replace(span, confidence=c)
+        for span, c in zip(SAID, (0.2, 0.5, 0.7, 0.9), strict=True)
+    ]
     made = review(file_of, said=said)
     numbers = {
         by: [item.number for item in made.select(by)]
@@ -182,9 +227,22 @@ def test_confidence_bounds_and_orders(file_of: Path) -> None:
 
 
 def test_of_an_address_what_is_no_value_is_left_out() -> None:
-    odd = {"kind": "x", "least": "nan", "order": "", "site": "s", "open": "", "page": "2"}
+    odd = {
+        "kind": "x",
+        "least": "nan",
+        "order": "",
+        "site": "s",
+        "open": "",
+        "page": "2",
+    }
     assert filter_of(odd) == Filter(site="s")
-    good = {"kind": "all", "least": "12.5", "order": "certain", "most": "-1", "open": "1"}
+    good = {
+        "kind": "all",
+        "least": "12.5",
+        "order": "certain",
+        "most": "-1",
+        "open": "1",
+    }
     assert filter_of(good) == Filter("all", least=12.5, order="certain", open=True)
 
 
@@ -201,7 +259,9 @@ INJECTIONS = [
 
 
 @pytest.mark.parametrize("hostile", INJECTIONS)
-def test_nothing_that_notes_or_names_hold_becomes_markup(hostile: str, file_of: Path) -> None:
+def test_nothing_that_notes_or_names_hold_becomes_markup(
+    hostile: str, file_of: Path
+) -> None:
     """The page has the tags and attributes that it has with plain words in their place."""
 
     def tags(words: str) -> list[tuple[list[tuple[str, str]], str]]:
@@ -212,12 +272,19 @@ def test_nothing_that_notes_or_names_hold_becomes_markup(hostile: str, file_of: 
         browser = client(made)
         made.decide(made.items[0], "label-gold", "new")
         pages = [browser.get("/errors?kind=all"), browser.get("/errors/0?kind=all")]
-        pages.append(browser.get("/errors", params={"label": words, "site": words, "kind": words}))
+        pages.append(
+            browser.get(
+                "/errors", params={"label": words, "site": words, "kind": words}
+            )
+        )
         pages.append(browser.post("/try", data={"text": text}))
         pages.append(browser.get("/export/" + "x" * 5 + "<b>"))
         made.decide(made.items[0], "undo")
         assert [page.status_code for page in pages] == [200] * 4 + [400]
-        return [([each[:2] for each in Tree(page.text).attributes], page.text) for page in pages]
+        return [
+            ([each[:2] for each in Tree(page.text).attributes], page.text)
+            for page in pages
+        ]
 
     assert len(INJECTIONS) == 30
     for (plain, _), (found, text) in zip(tags("plain"), tags(hostile), strict=True):
@@ -232,9 +299,9 @@ def test_notes_are_shown_as_they_are() -> None:
 
 def test_a_long_note_is_shown_around_its_mention(file_of: Path) -> None:
     text = "x" * 40_000 + " rash " + "y" * 40_000
-    page = client(review(file_of, [Document("n", text, (at("rash", "ADR", text),))], ())).get(
-        "/errors/0"
-    )
+    page = client(
+        review(file_of, [Document("n", text, (at("rash", "ADR", text),))], ())
+    ).get("/errors/0")
     assert 'id="here">rash</span>' in page.text
     assert len(page.text) < 20_000
     assert "characters 34,001 to 46,005 of 80,006" in page.text
@@ -243,7 +310,9 @@ def test_a_long_note_is_shown_around_its_mention(file_of: Path) -> None:
 # ---- what is decided
 
 
-def test_decisions_are_kept_and_reach_every_export(file_of: Path, tmp_path: Path) -> None:
+def test_decisions_are_kept_and_reach_every_export(
+    file_of: Path, tmp_path: Path
+) -> None:
     """By hand: each kind of decision once; a new start finds them again."""
     browser = client(review(file_of))
     for number, action, label in (
@@ -253,14 +322,21 @@ def test_decisions_are_kept_and_reach_every_export(file_of: Path, tmp_path: Path
         (4, "gold", ""),
     ):
         answer = browser.post(
-            f"/errors/{number}", data={"action": action, "label": label}, follow_redirects=False
+            f"/errors/{number}",
+            data={"action": action, "label": label},
+            follow_redirects=False,
         )
         assert answer.status_code == 303
     assert file_of.stat().st_mode & 0o077 == 0
     assert TEXT[5:12] not in file_of.read_text("utf-8")
     again = review(file_of)
     assert len(again.decisions) == 4
-    expected = [at("aspirin", "Drug"), at("codeine daily", "Drug"), at("rash", "Skin"), GOLD[3]]
+    expected = [
+        at("aspirin", "Drug"),
+        at("codeine daily", "Drug"),
+        at("rash", "Skin"),
+        GOLD[3],
+    ]
     (corrected,) = again.corrected()
     assert [*corrected.spans] == expected
 
@@ -276,7 +352,9 @@ def test_decisions_are_kept_and_reach_every_export(file_of: Path, tmp_path: Path
 
 def test_what_a_format_cannot_hold_is_named_before_it_is_saved(file_of: Path) -> None:
     """A type with a blank in it: brat has words alone."""
-    browser = client(review(file_of, [Document("n", TEXT, (at("rash", "Skin ADR"),))], ()))
+    browser = client(
+        review(file_of, [Document("n", TEXT, (at("rash", "Skin ADR"),))], ())
+    )
     asked = browser.get("/export/brat")
     assert (asked.status_code, "cannot hold all" in asked.text) == (409, True)
     assert '/export/brat?anyway=1"' in asked.text
@@ -304,7 +382,9 @@ def test_an_export_that_takes_long_is_waited_for(
     assert '"label": "Pain"' in browser.get("/export/jsonl").text
 
 
-def test_two_exports_at_a_time_both_end(file_of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_exports_at_a_time_both_end(
+    file_of: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two tabs that ask in turns: neither begins the other's anew."""
     made, begun = review(file_of), list[str]()
     whole = made.export
@@ -411,7 +491,15 @@ def test_a_file_that_changed_meanwhile_is_not_written_over(file_of: Path) -> Non
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"version": 3}', '{"decisions": [{"action": "fly"}]}', "\xff", "[" * 10_000],
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 3}',
+        '{"decisions": [{"action": "fly"}]}',
+        "\xff",
+        "[" * 10_000,
+    ],
 )
 def test_another_file_is_refused_and_stays(content: str, file_of: Path) -> None:
     file_of.write_text(content, "latin-1")
@@ -428,12 +516,21 @@ def test_what_is_too_long_or_no_form_is_refused(file_of: Path) -> None:
     assert browser.post("/try", data={"text": "x" * 1_100_000}).status_code == 413
     assert browser.post("/try", data={"text": "x" * 100_001}).status_code == 400
     assert browser.post("/try", content=b"\xff=\xfe").status_code == 400
-    assert browser.post("/try", content="&".join("a=b" for _ in range(60))).status_code == 400
+    assert (
+        browser.post("/try", content="&".join("a=b" for _ in range(60))).status_code
+        == 400
+    )
     assert "aspirin" in browser.post("/try", data={"text": TEXT}).text
     assert browser.delete("/try").status_code == 405
     assert browser.get("/static/..%2f..%2fpages.py").status_code == 404
     assert "written are jsonl, brat" in browser.get("/export/exe").text
-    for query in ("page=-1", "page=99999999999", "least=nan", "most=1e999", "kind=x&order=y"):
+    for query in (
+        "page=-1",
+        "page=99999999999",
+        "least=nan",
+        "most=1e999",
+        "kind=x&order=y",
+    ):
         assert browser.get(f"/errors?{query}").status_code == 200
 
 
@@ -474,7 +571,9 @@ def test_where_decisions_cannot_be_written_is_said_at_the_start(
     notes = tmp_path / "note.txt"
     notes.write_text("A rash.")
     for file in (notes / "kept.json", tmp_path):
-        with pytest.raises(ConfigError, match=f"{file}: decisions cannot be written there"):
+        with pytest.raises(
+            ConfigError, match=f"{file}: decisions cannot be written there"
+        ):
             opened([model, notes], file=file)
     opened([model, notes], file=tmp_path / "new" / "kept.json")
 

@@ -41,7 +41,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def client(desk: Desk) -> TestClient:
-    found = TestClient(application(desk), base_url=ROOT + desk.root, headers={"origin": ROOT})
+    found = TestClient(
+        application(desk), base_url=ROOT + desk.root, headers={"origin": ROOT}
+    )
     assert found.get(f"/?token={desk.token}").status_code == 200
     return found
 
@@ -72,10 +74,14 @@ def test_a_run_that_goes_on_is_followed(runs: Path) -> None:
     """Its curves come from the lines that there are, half a last one left out."""
     with (runs / "live" / "metrics.jsonl").open("a") as file:
         file.write('{"round": 99, "los')
-    newest = json.loads((runs / "one" / "metrics.jsonl").read_text("utf-8").splitlines()[-1])
+    newest = json.loads(
+        (runs / "one" / "metrics.jsonl").read_text("utf-8").splitlines()[-1]
+    )
     text = client(opened([runs / "live"])).get("/runs").text
     assert 'data-poll="5"' in text
-    assert f"has not ended: its newest evaluation is of round {newest['round']}." in text
+    assert (
+        f"has not ended: its newest evaluation is of round {newest['round']}." in text
+    )
     assert "<h1>Two sites</h1>" in text
     assert 'aria-labelledby="mean-f1-t' in text
     listed = client(opened([runs / "one", runs / "live"])).get("/runs").text
@@ -111,7 +117,10 @@ def test_errors_of_a_run_are_those_that_it_counted(runs: Path) -> None:
     for place, (site, scores) in enumerate(read_result(runs / "one").sites.items()):
         assert review.sources[place].name == site
         own = [item for item in review.items if item.source == place]
-        kinds, counts = Counter(item.kind for item in own), scores["federated"]["counts"]
+        kinds, counts = (
+            Counter(item.kind for item in own),
+            scores["federated"]["counts"],
+        )
         assert kinds["correct"] == counts["strict"]
         assert sum(item.gold is not None for item in own) == counts["gold"] > 0
         assert sum(item.predicted is not None for item in own) == counts["predicted"]
@@ -119,7 +128,9 @@ def test_errors_of_a_run_are_those_that_it_counted(runs: Path) -> None:
     assert browser.get("/errors?site=none").text.count("<li>") == 0
 
 
-def test_a_run_without_models_says_so_and_may_be_asked_again(runs: Path, tmp_path: Path) -> None:
+def test_a_run_without_models_says_so_and_may_be_asked_again(
+    runs: Path, tmp_path: Path
+) -> None:
     shutil.copytree(runs / "one", tmp_path / "run")
     for folder in ("alone", "federated"):
         (tmp_path / "run" / folder).rename(tmp_path / folder)
@@ -130,14 +141,18 @@ def test_a_run_without_models_says_so_and_may_be_asked_again(runs: Path, tmp_pat
     assert "Errors in run, federated" in waited(browser, "/errors")
 
 
-def test_a_run_that_finds_no_mentions_has_no_errors_to_look_at(runs: Path, tmp_path: Path) -> None:
+def test_a_run_that_finds_no_mentions_has_no_errors_to_look_at(
+    runs: Path, tmp_path: Path
+) -> None:
     table = json.loads((runs / "one" / SUMMARY).read_text("utf-8"))
     (tmp_path / SUMMARY).write_text(json.dumps({**table, "holds": "patients"}), "utf-8")
     assert [name for _, name in opened([tmp_path]).sections] == ["Runs"]
     assert [name for _, name in opened([runs / "one"]).sections] == ["Runs", "Errors"]
 
 
-def test_what_left_a_site_is_shown_with_its_verdict(tmp_path: Path, instant_disk: None) -> None:
+def test_what_left_a_site_is_shown_with_its_verdict(
+    tmp_path: Path, instant_disk: None
+) -> None:
     kit = tmp_path / "north"
     kit.mkdir()
     (kit / KIT_FILE).write_text("{}")
@@ -154,7 +169,9 @@ def test_what_left_a_site_is_shown_with_its_verdict(tmp_path: Path, instant_disk
 
 
 def test_what_fits_nowhere_is_refused(runs: Path) -> None:
-    models = [next((runs / name / "federated").rglob("model")) for name in ("one", "two")]
+    models = [
+        next((runs / name / "federated").rglob("model")) for name in ("one", "two")
+    ]
     for paths in ([runs / "nothing"], [runs], models):
         with pytest.raises(ConfigError, match="fednotes ui MODEL NOTES"):
             opened(paths)
@@ -165,7 +182,10 @@ def test_names_of_runs_and_sites_are_text(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "one", tmp_path / hostile)
     kept = tmp_path / hostile / SUMMARY
     table = json.loads(kept.read_text("utf-8"))
-    table["title"], table["sites"] = hostile, {hostile: next(iter(table["sites"].values()))}
+    table["title"], table["sites"] = (
+        hostile,
+        {hostile: next(iter(table["sites"].values()))},
+    )
     kept.write_text(json.dumps(table), "utf-8")
     browser = client(opened([runs / "one", tmp_path / hostile]))
     for path in ("/runs", "/runs/1", "/compare"):

@@ -77,20 +77,30 @@ class Trial:
         """
         there, absent = (np.asarray(s, np.float64).ravel() for s in (inside, outside))
         if not len(there) or not len(absent):
-            raise ConfigError("an attack needs something that is there and something that is not")
+            raise ConfigError(
+                "an attack needs something that is there and something that is not"
+            )
         levels = np.unique(np.concatenate((there, absent)))[::-1]
         if not np.isfinite(levels).all():
-            raise ConfigError("a score is no number: training went astray, lower learning_rate")
+            raise ConfigError(
+                "a score is no number: training went astray, lower learning_rate"
+            )
         named, wrong = (
             np.append(0.0, len(s) - np.searchsorted(np.sort(s), levels)) / len(s)
             for s in (there, absent)
         )
-        last = int(np.searchsorted(wrong, FALSE, side="right")) - 1  # there is one after it: 1.0
+        last = (
+            int(np.searchsorted(wrong, FALSE, side="right")) - 1
+        )  # there is one after it: 1.0
         more = (FALSE - wrong[last]) / (wrong[last + 1] - wrong[last])
-        success = float(named[last] + more * (named[last + 1] - named[last]))  # [audit named]
+        success = float(
+            named[last] + more * (named[last + 1] - named[last])
+        )  # [audit named]
         auc = float(np.trapezoid(named, wrong))
         counts = {"targets": float(len(there)), "decoys": float(len(absent))}
-        chance = (1 + int(FALSE * len(absent) + 1e-9)) / (1 + len(absent))  # without any order
+        chance = (1 + int(FALSE * len(absent) + 1e-9)) / (
+            1 + len(absent)
+        )  # without any order
         return cls.share(success, len(there), chance, auc=auc, **counts, **details)
 
     @classmethod
@@ -138,7 +148,9 @@ class Read:
 
     def note(self, table: str, ids: np.ndarray, size: int) -> None:
         """Rows that were read."""
-        self.rows[table] = np.bincount(ids.ravel(), minlength=size) + self.rows.get(table, 0)
+        self.rows[table] = np.bincount(ids.ravel(), minlength=size) + self.rows.get(
+            table, 0
+        )
 
 
 def known(table: str, reads: Sequence[Read]) -> tuple[np.ndarray, np.ndarray]:
@@ -183,7 +195,9 @@ class Scene:
     control: whether nothing is defended in it.
     """
 
-    def __init__(self, job: Job, sites: Sites, site: str = "", control: bool = False) -> None:
+    def __init__(
+        self, job: Job, sites: Sites, site: str = "", control: bool = False
+    ) -> None:
         """Raises ConfigError where the job has no such site."""
         names = [data.id for data in sites.data]
         self.site = site or names[0]
@@ -197,12 +211,18 @@ class Scene:
         """The same notes in a job without secure sum and noise, with these settings of its method
         and of its model; those that they lack are left out."""
         config: Any = self.job.config
-        changes: dict[str, Any] = dict.fromkeys(("min_tokens", "min_steps", "min_patients"), 0)
+        changes: dict[str, Any] = dict.fromkeys(
+            ("min_tokens", "min_steps", "min_patients"), 0
+        )
         changes |= {"compression": "none", "aggregation": "mean", "privacy": None}
-        changes |= {"minimum": 1} if self.job.privacy else {}  # under which no code is counted
+        changes |= (
+            {"minimum": 1} if self.job.privacy else {}
+        )  # under which no code is counted
         changes |= {**settings, "model": _changed(config.model, model or {})}
         plain = replace(self.job.federation, secure_sum=False, min_sites=0)
-        job = replace(self.job, config=_changed(config, changes), privacy=None, federation=plain)
+        job = replace(
+            self.job, config=_changed(config, changes), privacy=None, federation=plain
+        )
         return Scene(job, self.sites, self.site, control=True)
 
     @cached_property
@@ -237,7 +257,9 @@ class Scene:
     def seen(self) -> list[Seen]:
         """What the server sees of the first rounds, in order. Raises FednotesError."""
         wire = _Wire(self)
-        own = [] if self.patients else self.members  # patients' models are read otherwise
+        own = (
+            [] if self.patients else self.members
+        )  # patients' models are read otherwise
         models = {id(m): m for m in (below(site).model for site in own)}
         with hearing(models.values(), lambda: wire.now), suppress(_Ended):
             self.job.module.train(wire, self.part.config)
@@ -340,7 +362,9 @@ def opened(
         raise ConfigError("--site-file, --site and --total go together")
     if is_run(place := Path(target)):
         if settings or total:
-            raise ConfigError(f"{target} is a run, which was made as it is: give its job in place")
+            raise ConfigError(
+                f"{target} is a run, which was made as it is: give its job in place"
+            )
         known = recorded(place)
         table, folder = mapping(known.get("table")), Path(str(known.get("folder")))
         job, out = parse_job(table, place.name, folder, target), out or place
@@ -358,12 +382,16 @@ def opened(
     key = fingerprint(table)
     if is_run(out) and key != (own := fingerprint(mapping(recorded(out).get("table")))):
         told = "whose card would show this audit: give another --out, or audit that run"
-        raise ConfigError(f"--out {out}: a run of another job ({own[:12]}, not {key[:12]}), {told}")
+        raise ConfigError(
+            f"--out {out}: a run of another job ({own[:12]}, not {key[:12]}), {told}"
+        )
     return job, key, out
 
 
 def _changed(config: Any, settings: Mapping[str, Any]) -> Any:
-    return replace(config, **{n: value for n, value in settings.items() if hasattr(config, n)})
+    return replace(
+        config, **{n: value for n, value in settings.items() if hasattr(config, n)}
+    )
 
 
 def below(site: Any) -> Any:
@@ -375,7 +403,9 @@ def require_gradients(site: Any) -> None:
     """Raises TrainingError where a site that adds noise sent nothing else, for all of a round's
     gradients failed: that nothing is read off noise alone would prove nothing."""
     if lost := getattr(site, "lost", 0):
-        raise TrainingError(f"site {site.id!r}: no gradient of {lost:,} noisy sums can be computed")
+        raise TrainingError(
+            f"site {site.id!r}: no gradient of {lost:,} noisy sums can be computed"
+        )
 
 
 # ---- listening -----------------------------------------------------------------------------------
@@ -401,7 +431,9 @@ class _Wire(InProcess):
         self._answers: dict[str, tuple[Update, Read]] = {}  # of one sum
         self._compression: Any = getattr(scene.part.config, "compression", "none")
 
-    def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
+    def sum(
+        self, task: str, tensors: Tensors | None = None, /, **options: Option
+    ) -> Total:
         """As there."""
         return self._heard(super().sum, task, tensors, options)
 
@@ -430,8 +462,12 @@ class _Wire(InProcess):
         self._answers.clear()
         told = own
         if self.summing is not None:
-            told = Update(total.mean() if total.weight > 0 else {}, metrics=total.metrics)
-        seen = Seen(task, self._known, told.tensors, told.metrics, own, rest, total, reads)
+            told = Update(
+                total.mean() if total.weight > 0 else {}, metrics=total.metrics
+            )
+        seen = Seen(
+            task, self._known, told.tensors, told.metrics, own, rest, total, reads
+        )
         if task == "send" and given:  # of a change, in a code
             seen = self._plain(seen, given, int(options["sites"]))
         self.seen.append(seen)
@@ -463,20 +499,28 @@ class _Wire(InProcess):
     def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
         """As there, as many as are needed."""
         few = 1 if self._patients else MOST
-        for round in super().rounds(start, min(stop, start + (few if self._judges else KEPT))):
+        for round in super().rounds(
+            start, min(stop, start + (few if self._judges else KEPT))
+        ):
             yield round
-            trained = sum(seen.reads[0].anything for seen in self.seen)  # none by chance, of noise
+            trained = sum(
+                seen.reads[0].anything for seen in self.seen
+            )  # none by chance, of noise
             judged = not self._judges or EVALUATE in {seen.task for seen in self.seen}
             if trained > 1 and judged and not self._patients:
                 break
         if not self._patients:
             raise _Ended
-        if not self._judges:  # of one promise for both stages, the last ones are the second's
+        if (
+            not self._judges
+        ):  # of one promise for both stages, the last ones are the second's
             yield from super().rounds(max(start + KEPT, stop - KEPT), stop)
 
 
 @contextmanager
-def hearing(models: Iterable[Any], now: Callable[[], Read], trains: bool = True) -> Iterator[None]:
+def hearing(
+    models: Iterable[Any], now: Callable[[], Read], trains: bool = True
+) -> Iterator[None]:
     """Note what models are given, by default while they train. now: where."""
 
     def given(model: Any, asked: Callable[..., Any], *texts: Any, **more: Any) -> Any:

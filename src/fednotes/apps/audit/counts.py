@@ -11,7 +11,11 @@ from fednotes.core.federation import EVALUATE
 from fednotes.core.update import Total, Update
 from fednotes.metrics.spans import SpanCounts
 
-COUNTS = ("count_codes", "count_concepts", "count_labels")  # of patients, before a stage
+COUNTS = (
+    "count_codes",
+    "count_concepts",
+    "count_labels",
+)  # of patients, before a stage
 
 
 def _judged(scene: Scene) -> list[Seen]:
@@ -39,7 +43,11 @@ def exact(scene: Scene, sums: int = 1, none: str = "nothing is counted") -> Tria
     """The share of the site's counts that are told: by one sum, of which each site has its part, or
     by two, one of them without the site. Who sees none says the most frequent number. none: why
     there is no such count."""
-    secure, told, every = scene.job.federation.secure_sum, list[bool](), Counter[float]()
+    secure, told, every = (
+        scene.job.federation.secure_sum,
+        list[bool](),
+        Counter[float](),
+    )
     for seen in counting(scene):
         own, whole = (numbers(side, seen.own) for side in (seen.own, seen.total))
         known = whole / (1 + len(seen.rest)) if secure else own
@@ -50,7 +58,9 @@ def exact(scene: Scene, sums: int = 1, none: str = "nothing is counted") -> Tria
         every.update(own[there].tolist())
     if not told:
         raise Nothing(none)
-    return Trial.share(sum(told) / len(told), len(told), max(every.values()) / len(told)).whole
+    return Trial.share(
+        sum(told) / len(told), len(told), max(every.values()) / len(told)
+    ).whole
 
 
 def _types(scene: Scene) -> Trial:
@@ -65,7 +75,9 @@ def _types(scene: Scene) -> Trial:
                 parts[absent].append(told[name].gold if name in told else 0)
             break
     if not all(parts):
-        raise Nothing("no evaluation tells types, or all of the job's occur at the site")
+        raise Nothing(
+            "no evaluation tells types, or all of the job's occur at the site"
+        )
     return Trial.of(*parts).whole
 
 
@@ -76,7 +88,9 @@ def _apart(scene: Scene) -> Trial:
         if not federation.secure_sum:
             raise Nothing("no sum is secure: each site's counts are told as they are")
         if not 0 < federation.min_sites < sites:
-            raise Nothing(f"a sum is over all {sites} sites, or there is none (min_sites)")
+            raise Nothing(
+                f"a sum is over all {sites} sites, or there is none (min_sites)"
+            )
     return exact(scene, 2, "no evaluation counts anything of the site")
 
 

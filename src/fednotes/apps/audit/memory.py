@@ -46,8 +46,14 @@ from fednotes.jobs.job import Job
 from fednotes.jobs.simulate import Part, members_of
 from fednotes.privacy.training import owned
 
-MODELS = 8  # trained for the job, and as many for the control; twice as many of patients
-UNITS, CONTROL, AGAIN = 200, 24, 5  # units judged; of the control, and how often each is there
+MODELS = (
+    8  # trained for the job, and as many for the control; twice as many of patients
+)
+UNITS, CONTROL, AGAIN = (
+    200,
+    24,
+    5,
+)  # units judged; of the control, and how often each is there
 PLANTED = {1: 10, 10: 6}  # times → names that are in so many notes of each model
 GUESSES = 99  # what else each could have been
 CARRIERS = 3  # sentences by which one that is in ten is guessed
@@ -59,7 +65,11 @@ OFTEN: dict[str, Any] = {  # of the control of patients
     **{"batch_size": 8, "learning_rate": 0.01, "weight_decay": 0.0, "proximal": 0.0},
     **{"keep_cycle": 0, "calibrate": False},
 }
-_PARTS = ("b br d dr f g gr k kl l m n p r s st t tr v z", "a e i o u", "ck ld m n r rt s sk th x")
+_PARTS = (
+    "b br d dr f g gr k kl l m n p r s st t tr v z",
+    "a e i o u",
+    "ck ld m n r rt s sk th x",
+)
 
 Table = np.ndarray
 
@@ -119,7 +129,9 @@ def guessed(scores: Table) -> Trial:
     ties = (scores[:, None, :] == scores[:, :, None]).sum(2) - 1
     rank = 1 + above + ties / 2  # (planted, 1 + guesses)
     exposure = np.log2(scores.shape[1]) - np.log2(rank[:, 0])
-    return Trial.of(-rank[:, 0], -rank[:, 1:], models=MODELS, exposure=float(exposure.mean()))
+    return Trial.of(
+        -rank[:, 0], -rank[:, 1:], models=MODELS, exposure=float(exposure.mean())
+    )
 
 
 # ---- training ------------------------------------------------------------------------------------
@@ -131,7 +143,10 @@ def remembered(scene: Scene, what: str) -> Remembered:
     patients are judged, of their control."""
     job, again = scene.job, AGAIN if scene.control else 1
     data = next(own for own in scene.sites.data if own.id == scene.site)
-    rng, most = rng_of(job.seed, "audit", scene.site), CONTROL if scene.control else UNITS
+    rng, most = (
+        rng_of(job.seed, "audit", scene.site),
+        CONTROL if scene.control else UNITS,
+    )
     own: Any
     if scene.patients:
         own = _Patients(scene, data, rng, most, what)
@@ -142,22 +157,36 @@ def remembered(scene: Scene, what: str) -> Remembered:
         own = _Mentions(data, rng, most, job.privacy.unit if job.privacy else whole)
     models, of = (2 * MODELS, "patients") if scene.patients else (MODELS, "notes")
     if len(own.judged) < models:
-        raise DataError(f"site {scene.site!r} has too few {of} to tell those in training apart")
-    inside = rng.random((len(own.judged), models)) < 0.5  # each for itself, or counts would tell
+        raise DataError(
+            f"site {scene.site!r} has too few {of} to tell those in training apart"
+        )
+    inside = (
+        rng.random((len(own.judged), models)) < 0.5
+    )  # each for itself, or counts would tell
     found = Remembered({}, inside, {})
     with TemporaryDirectory() as cache:
         for model in range(models):
             secrets = [*_secrets(rng, own)]
-            sown = [(s, at) for s in secrets for at in s.carriers * (again if s.times == 1 else 1)]
+            sown = [
+                (s, at)
+                for s in secrets
+                for at in s.carriers * (again if s.times == 1 else 1)
+            ]
             given = own.training(inside[:, model], sown, again)
             seed = 0 if scene.patients else model  # who knows the job knows its seed
-            site = _trained(scene, own.job if scene.patients else job, given, seed, cache)
+            site = _trained(
+                scene, own.job if scene.patients else job, given, seed, cache
+            )
             with torch.no_grad():
                 for by, column in own.judge(site).items():
-                    found.units.setdefault(by, np.zeros(inside.shape))[:, model] = column
+                    found.units.setdefault(by, np.zeros(inside.shape))[:, model] = (
+                        column
+                    )
                 for secret in secrets:
                     scores = _logit(own.sought(site, secret))
-                    found.planted.setdefault((secret.what, secret.times), []).append(scores)
+                    found.planted.setdefault((secret.what, secret.times), []).append(
+                        scores
+                    )
     return found
 
 
@@ -193,9 +222,13 @@ def _secrets(rng: np.random.Generator, own: Any) -> Iterator[Secret]:
         "number": lambda: " ".join(map(str, rng.integers(10, 100, 4))),
     }
     for what in own.kinds:
-        for times in chain.from_iterable([times] * many for times, many in PLANTED.items()):
+        for times in chain.from_iterable(
+            [times] * many for times, many in PLANTED.items()
+        ):
             right = tuple(made[what]() for _ in range(1 + GUESSES))
-            yield Secret(what, right, times, (*rng.integers(0, own.carriers, times).tolist(),))
+            yield Secret(
+                what, right, times, (*rng.integers(0, own.carriers, times).tolist(),)
+            )
 
 
 # ---- annotated notes -----------------------------------------------------------------------------
@@ -206,27 +239,42 @@ class _Mentions:
 
     kinds = ("name",)
 
-    def __init__(self, data: SiteData, rng: np.random.Generator, most: int, unit: Any) -> None:
+    def __init__(
+        self, data: SiteData, rng: np.random.Generator, most: int, unit: Any
+    ) -> None:
         """unit: of what is judged. most: so many. Names are planted into what is not judged.
 
         Raises DataError where nothing of that is annotated."""
         sentences = [[sentence] for sentence in sentence_documents(data.train)]
         every = sentences if unit == "sentence" else owned(data.id, data.train, unit)
         units = [every[at] for at in rng.permutation(len(every)).tolist()]
-        most = min(most, len(units) * 4 // 5)  # or copies of what is judged would be planted
+        most = min(
+            most, len(units) * 4 // 5
+        )  # or copies of what is judged would be planted
         self.data, self.judged, self.rest = data, units[:most], units[most:]
         others = sentence_documents([*chain.from_iterable(self.rest)])
         self._sentences = [(s, span) for s in others for span in _replaceable(s)[:1]]
         self.carriers = len(self._sentences)
         if not self.carriers:
-            raise DataError(f"site {data.id!r} has no mention in whose place a name could stand")
+            raise DataError(
+                f"site {data.id!r} has no mention in whose place a name could stand"
+            )
 
-    def training(self, inside: Table, sown: list[tuple[Secret, int]], again: int) -> SiteData:
+    def training(
+        self, inside: Table, sown: list[tuple[Secret, int]], again: int
+    ) -> SiteData:
         """The site with these of its judged units and what was sown; without `rest` if repeated."""
-        units = [unit for unit, here in zip(self.judged, inside, strict=True) if here] * again
+        units = [
+            unit for unit, here in zip(self.judged, inside, strict=True) if here
+        ] * again
         units += self.rest if again == 1 else []
         planted = (
-            replace(self._with(at, s.right[0]), id=f"planted{i}", patient=f"planted{i}", meta={})
+            replace(
+                self._with(at, s.right[0]),
+                id=f"planted{i}",
+                patient=f"planted{i}",
+                meta={},
+            )
             for i, (s, at) in enumerate(sown)
         )
         return replace(self.data, train=(*chain.from_iterable(units), *planted))
@@ -238,16 +286,24 @@ class _Mentions:
     def sought(self, site: Any, secret: Secret) -> Table:
         """(1 + guesses,) minus the log likelihood of each in the sentences that had the name."""
         where = secret.carriers[:CARRIERS]
-        return self._losses(site, [[self._with(at, text) for at in where] for text in secret.right])
+        return self._losses(
+            site, [[self._with(at, text) for at in where] for text in secret.right]
+        )
 
     def _losses(self, site: Any, units: Sequence[Sequence[Document]]) -> Table:
         documents, model = [*chain.from_iterable(units)], site.model.eval()
-        corpus = model.annotate(model.prepare(documents), documents, self.data.tags.types)
+        corpus = model.annotate(
+            model.prepare(documents), documents, self.data.tags.types
+        )
         each = np.zeros(corpus.sentences)
-        for part in np.split(np.arange(len(each)), range(TOGETHER, len(each), TOGETHER)):
+        for part in np.split(
+            np.arange(len(each)), range(TOGETHER, len(each), TOGETHER)
+        ):
             each[part] = model.losses(corpus, part).source.double().cpu().numpy()
         owner = np.repeat(np.arange(len(units)), [len(unit) for unit in units])
-        found: Table = np.bincount(owner[corpus.encoded.sentence_document], each, len(units))
+        found: Table = np.bincount(
+            owner[corpus.encoded.sentence_document], each, len(units)
+        )
         return found
 
     def _with(self, at: int, text: str) -> Document:
@@ -255,7 +311,10 @@ class _Mentions:
         sentence, span = self._sentences[at]
         longer = len(text) - (span.end - span.start)
         spans, at = sentence.spans, sentence.spans.index(span)  # which are sorted
-        after = (replace(s, start=s.start + longer, end=s.end + longer) for s in spans[at + 1 :])
+        after = (
+            replace(s, start=s.start + longer, end=s.end + longer)
+            for s in spans[at + 1 :]
+        )
         spans = (*spans[:at], replace(span, end=span.end + longer), *after)
         whole = sentence.text[: span.start] + text + sentence.text[span.end :]
         return replace(sentence, text=whole, spans=spans, sentences=(), tokens=())
@@ -266,12 +325,17 @@ def _replaceable(sentence: Document) -> list[Span]:
     spans = sentence.spans
     if any(span.fragments for span in spans):
         return []
-    return [a for a in spans if sum(a.start < b.end and b.start < a.end for b in spans) == 1]
+    return [
+        a for a in spans if sum(a.start < b.end and b.start < a.end for b in spans) == 1
+    ]
 
 
 # ---- notes without annotation --------------------------------------------------------------------
 
-_SAID = {"name": "{} was seen in the clinic today.", "number": "The number of this record is {}."}
+_SAID = {
+    "name": "{} was seen in the clinic today.",
+    "number": "The number of this record is {}.",
+}
 
 
 class _Notes:
@@ -284,9 +348,13 @@ class _Notes:
         self.data, self._at = data, {*rng.permutation(data.train_notes)[:most].tolist()}
         self.judged = [note for at, note in enumerate(data.train()) if at in self._at]
 
-    def training(self, inside: Table, sown: list[tuple[Secret, int]], again: int) -> SiteNotes:
+    def training(
+        self, inside: Table, sown: list[tuple[Secret, int]], again: int
+    ) -> SiteNotes:
         """The site with these of its judged notes and what was sown; others unless repeated."""
-        kept = [note for note, here in zip(self.judged, inside, strict=True) if here] * again
+        kept = [
+            note for note, here in zip(self.judged, inside, strict=True) if here
+        ] * again
         for at, (secret, _) in enumerate(sown):
             text = _SAID[secret.what].format(secret.right[0])
             kept.append(Note(f"planted{at}", text, f"planted{at}", None, "planted"))
@@ -294,7 +362,9 @@ class _Notes:
         def source() -> Iterator[Note]:
             yield from kept
             if again == 1:
-                yield from (n for at, n in enumerate(self.data.train()) if at not in self._at)
+                yield from (
+                    n for at, n in enumerate(self.data.train()) if at not in self._at
+                )
 
         return replace(self.data, train=source, content="")
 
@@ -327,17 +397,28 @@ def _ids(model: Any, text: str) -> Table:
 
 def _guesses(model: Any, texts: Sequence[tuple[Table, Table]]) -> Table:
     """(texts,) the summed loss of masked tokens. texts: ids, and (rows, tokens) what is masked."""
-    rows = [(at, ids, row) for at, (ids, masked) in enumerate(texts) for row in masked if row.any()]
+    rows = [
+        (at, ids, row)
+        for at, (ids, masked) in enumerate(texts)
+        for row in masked
+        if row.any()
+    ]
     rows.sort(key=lambda row: len(row[1]))
     found, special = np.zeros(len(texts)), model.eval().specials
     for start in range(0, len(rows), TOGETHER):
         of, read, masked = zip(*rows[start : start + TOGETHER], strict=True)
-        whole = _padded([np.array([special.cls, *ids, special.sep]) for ids in read], special.pad)
+        whole = _padded(
+            [np.array([special.cls, *ids, special.sep]) for ids in read], special.pad
+        )
         hidden = _padded([np.pad(row, 1) for row in masked], False)
         told = whole != special.pad if model.config.objective == "denoise" else hidden
-        asked = Masked(np.where(hidden, special.mask, whole), np.where(told, whole, IGNORED))
+        asked = Masked(
+            np.where(hidden, special.mask, whole), np.where(told, whole, IGNORED)
+        )
         lengths = np.array([len(ids) + 2 for ids in read])
-        losses = model.losses(Sequences(whole, np.zeros_like(whole), lengths, None), asked)
+        losses = model.losses(
+            Sequences(whole, np.zeros_like(whole), lengths, None), asked
+        )
         np.add.at(found, list(of), losses.double().cpu().numpy())
     return found
 
@@ -355,25 +436,40 @@ class _Patients:
     kinds = ()
 
     def __init__(
-        self, scene: Scene, data: SitePatients, rng: np.random.Generator, most: int, what: str
+        self,
+        scene: Scene,
+        data: SitePatients,
+        rng: np.random.Generator,
+        most: int,
+        what: str,
     ) -> None:
         """what: by which the control judges: on few patients, often, with nothing held back;
         classifiers are of concepts themselves then."""
         own, job = scene.part.config, scene.job
         settings: dict[str, Any] = {"least_occurrences": min(1, own.least_occurrences)}
-        if own.learns and scene.seen:  # what all sites have agreed, by counts that are public then
+        if (
+            own.learns and scene.seen
+        ):  # what all sites have agreed, by counts that are public then
             settings |= {"outputs": scene.member._codes.outputs, "minimum": 1}
         if scene.control:
-            model: dict[str, Any] = {"classifier": replace(own.model.classifier, C=CHOICES[-1])}
+            model: dict[str, Any] = {
+                "classifier": replace(own.model.classifier, C=CHOICES[-1])
+            }
             model |= {"network": replace(own.model.network, dropout=0.0)}
             model |= {"representation": "none"} if what == "labels" else {}
             job = scene.bare(model, **OFTEN).job
         self.job = replace(job, config=replace(job.config, **settings))  # type: ignore[type-var]
-        coded = np.array([patient in data.codes for patient in data.train.patients], bool)
+        coded = np.array(
+            [patient in data.codes for patient in data.train.patients], bool
+        )
         of_use = (data.train.labels >= 0).any(1) | (coded & own.learns)
         order = rng.permutation(np.flatnonzero(of_use))
-        if scene.control:  # where nobody has a disease, nobody is to be told apart by it
-            order = order[np.argsort(~(data.train.labels[order] == PRESENT).any(1), kind="stable")]
+        if (
+            scene.control
+        ):  # where nobody has a disease, nobody is to be told apart by it
+            order = order[
+                np.argsort(~(data.train.labels[order] == PRESENT).any(1), kind="stable")
+            ]
         self.judged, self._rest = np.split(order, [most])
         self._data, self._cohort = data, data.train.take(self.judged)
 
@@ -388,7 +484,9 @@ class _Patients:
         cohort, found = self._cohort, dict[str, Table]()
         if (codes := site._codes) is not None:
             whole = codes.config.whole_causes
-            labels = output_matrix(cohort.patients, self._data.codes, codes.outputs, whole)
+            labels = output_matrix(
+                cohort.patients, self._data.codes, codes.outputs, whole
+            )
             odds = codes.network.eval()(cohort.bags).numpy()
             found["codes"] = _sure(odds, (labels == PRESENT) * 1 - (labels == ABSENT))
         if (of := site._classifiers) is not None:
@@ -412,7 +510,10 @@ def _members(scene: Scene, what: str = "") -> Trial:
         raise Nothing(f"the job trains no model of {what}")
     found = remembered(scene, what * scene.control)
     known = ~np.isnan(found.units[what]).any(1)
-    ratios, inside = lira(found.units[what][known], found.inside[known]), found.inside[known]
+    ratios, inside = (
+        lira(found.units[what][known], found.inside[known]),
+        found.inside[known],
+    )
     return Trial.of(ratios[inside], ratios[~inside], models=inside.shape[1])
 
 

@@ -38,7 +38,9 @@ def _change(scene: Scene, name: str) -> _Table | None:
         changes = map(seen.change, (name, f"network.{name}"))
         change = next((change for change in changes if change is not None), None)
         if change is not None and seen.task in ("train", NOISY):
-            behind = seen.tensors.get("patients")  # of classifiers, which are sent as sums
+            behind = seen.tensors.get(
+                "patients"
+            )  # of classifiers, which are sent as sums
             found.append(change if behind is None else change / behind.clamp(min=1e-9))
     return torch.stack(found).sum(0).numpy() if found else None
 
@@ -75,12 +77,20 @@ def _counted(scene: Scene) -> _Parts:
     """Of lists of codes, concepts and labels, as they are told."""
     found = [_NOTHING]
     for seen in scene.seen:
-        for name, value in seen.tensors.items() if seen.task in (*COUNTS, NOISY_COUNTS) else ():
+        for name, value in (
+            seen.tensors.items() if seen.task in (*COUNTS, NOISY_COUNTS) else ()
+        ):
             each = [one.tensors[name].numpy() > 0 for one in (seen.own, *seen.rest)]
             if seen.task == NOISY_COUNTS:  # of which the exact ones are told to nobody
                 sites = sorted(scene.members, key=lambda site: site.id != scene.site)
-                own = ([s._counting.own(s.site, one)[0] for one in s._counted] for s in sites)
-                each = [np.isin(np.arange(len(value)), np.concatenate([[], *of])) for of in own]
+                own = (
+                    [s._counting.own(s.site, one)[0] for one in s._counted]
+                    for s in sites
+                )
+                each = [
+                    np.isin(np.arange(len(value)), np.concatenate([[], *of]))
+                    for of in own
+                ]
             found.append(_apart(value.numpy(), each))
     inside, outside = map(np.concatenate, zip(*found, strict=True))
     return inside, outside
@@ -131,7 +141,9 @@ _WHICH = "A secure sum hides whose they are, not which"
 _OTHERS = "a secure sum, where other sites' patients are others"
 _NONE = "no such update leaves a site"
 _Row = tuple[str, str, str, Callable[[Scene], _Parts]]
-_ROWS: dict[str, _Row] = {  # name → what is seen, what closes it, why it is none, and how
+_ROWS: dict[
+    str, _Row
+] = {  # name → what is seen, what closes it, why it is none, and how
     "concepts from concepts' vectors": (
         "the first update of concepts' vectors",
         f'{_PUBLIC}; representation = "none" has none. {_WHICH}',

@@ -41,7 +41,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednotes.apps.audit import Attack, Nothing, Read, Scene, Seen, Trial, hearing, known
+from fednotes.apps.audit import (
+    Attack,
+    Nothing,
+    Read,
+    Scene,
+    Seen,
+    Trial,
+    hearing,
+    known,
+)
 from fednotes.core.seeds import rng_of
 from fednotes.taggers.model import evaluating
 
@@ -81,7 +90,9 @@ def far(rows: Tensor, outside: Tensor) -> Tensor:
     return share
 
 
-Told = Iterator[tuple[Seen, list[Tensor]]]  # answers, and (rows, width) each: what is seen of maps
+Told = Iterator[
+    tuple[Seen, list[Tensor]]
+]  # answers, and (rows, width) each: what is seen of maps
 Given = tuple[Any, list[Tensor], Sequence[Read]]
 
 
@@ -98,7 +109,11 @@ def _given(scene: Scene, told: Told, what: str, fold: int = 2) -> Given:
 def _weights(model: Any) -> list[Tensor]:
     """Of the maps that read an encoder's embeddings, or a light tagger's words."""
     library = _library(model)
-    return [linear.weight for linear in _lowest(library)] if library else [*_maps(model).values()]
+    return (
+        [linear.weight for linear in _lowest(library)]
+        if library
+        else [*_maps(model).values()]
+    )
 
 
 def _undefended(scene: Scene, fold: int) -> Given:
@@ -107,10 +122,16 @@ def _undefended(scene: Scene, fold: int) -> Given:
     model, width = scene.member.model, _weights(scene.member.model)[0].shape[-1]
     if "context" in getattr(model, "layers", ()):
         fold = -(-fold * width // (width - (model.config.project or model.encoder.dim)))
-    bare = scene.bare(batch="each", batch_size=2, accumulate=1, length=max(8, width // 4))
+    bare = scene.bare(
+        batch="each", batch_size=2, accumulate=1, length=max(8, width // 4)
+    )
     member, read = bare.member, Read()
     model, maps = member.model, _weights(member.model)
-    with ExitStack() as stack, evaluating(model), hearing([model], lambda: read, trains=False):
+    with (
+        ExitStack() as stack,
+        evaluating(model),
+        hearing([model], lambda: read, trains=False),
+    ):
         for weight in maps:
             stack.callback(weight.requires_grad_, weight.requires_grad)
             weight.requires_grad_(True)
@@ -140,7 +161,9 @@ def _library(model: Any) -> Any:
     return found if hasattr(found, "base_model") else None
 
 
-def _read_by(library: Any, maps: Sequence[nn.Linear], ids: Tensor) -> list[tuple[Any, Tensor]]:
+def _read_by(
+    library: Any, maps: Sequence[nn.Linear], ids: Tensor
+) -> list[tuple[Any, Tensor]]:
     """What some maps read of such ids, in order; of one map no further than that."""
     read: list[tuple[Any, Tensor]] = []
 
@@ -165,7 +188,10 @@ def _lowest(library: Any) -> list[nn.Linear]:
 
 def _distances(library: Any, outside: Tensor, words: np.ndarray, places: int) -> Tensor:
     """(words, places) of what the lowest map reads of each word at each place."""
-    first, parts = _lowest(library)[:1], torch.from_numpy(words)[:, None].split(TOGETHER)
+    first, parts = (
+        _lowest(library)[:1],
+        torch.from_numpy(words)[:, None].split(TOGETHER),
+    )
     rows = (_read_by(library, first, part.expand(-1, places))[0][1] for part in parts)
     return torch.cat([far(of.double(), outside) for of in rows])
 
@@ -183,11 +209,17 @@ def _encoder(scene: Scene) -> Told:
         if (down := seen.change("lora.down")) is not None:
             wide = [m.in_features for m in maps]
             each = list(down) if down.dim() == 3 else down.split(wide, dim=1)
-            own += [v for m, v in zip(maps, each, strict=True) if any(m is o for o in lowest)]
+            own += [
+                v
+                for m, v in zip(maps, each, strict=True)
+                if any(m is o for o in lowest)
+            ]
         moved = [value for value in own if value is not None and value.any()]
         found.append((sum(float(value.norm()) for value in moved), seen, moved))
     least = SLIGHT * max((length for length, *_ in found), default=0)
-    yield from ((seen, moved) for length, seen, moved in found if moved and length >= least)
+    yield from (
+        (seen, moved) for length, seen, moved in found if moved and length >= least
+    )
 
 
 _MAPS = "map that reads an encoder's embeddings"
@@ -201,7 +233,9 @@ def _tokens(scene: Scene) -> Trial:
     free = np.flatnonzero(nobody & (np.arange(len(own)) != config.pad_token_id))
     words = np.flatnonzero(own), rng_of(0, "decoys").permutation(free)[:DECOYS]
     places = min(PLACES, getattr(config, "max_position_embeddings", PLACES) - 2)
-    found = (-_distances(library, outside, of, places).min(dim=1).values for of in words)
+    found = (
+        -_distances(library, outside, of, places).min(dim=1).values for of in words
+    )
     width, left = outside.shape
     return Trial.of(*found, span=float(width - left), width=float(width))
 
@@ -210,7 +244,11 @@ def _places(scene: Scene) -> Trial:
     """Where the words stood that were read, of those that know them."""
     member, changes, reads = _given(scene, _encoder(scene), _MAPS, 8)
     model, sequences = member.model, reads[0].sequences
-    marks = model.specials.all if hasattr(model, "specials") else model.tokenizer.all_special_ids
+    marks = (
+        model.specials.all
+        if hasattr(model, "specials")
+        else model.tokenizer.all_special_ids
+    )
     words = np.setdiff1d(np.concatenate([ids.ravel() for ids in sequences]), marks)
     places = min(PLACES, max(ids.shape[1] for ids in sequences))
     times = np.stack([_stood(read, words, places) for read in reads])
@@ -245,7 +283,9 @@ def _maps(model: Any) -> dict[str, Tensor]:
     where these are contextual features alone."""
     known = {"words", "characters"} & {*getattr(model, "layers", ())}
     named = dict(model.named_parameters()) if known else {}
-    found = {name: value for name, value in named.items() if name.startswith("cnn.weight")}
+    found = {
+        name: value for name, value in named.items() if name.startswith("cnn.weight")
+    }
     return found or {n: v for n, v in named.items() if n == "lstm.weight_ih_l0"}
 
 
@@ -253,19 +293,28 @@ def _light(scene: Scene, kind: str = "") -> Told:
     """The first of its maps that move, if one's name begins so; convolutions have offsets then."""
     for seen in scene.answers:
         own = {name: seen.change(name) for name in _maps(scene.member.model)}
-        if moved := {n: value for n, value in own.items() if value is not None and value.any()}:
-            if any(n.startswith(kind) and len(value) > bool(kind) for n, value in moved.items()):
+        if moved := {
+            n: value for n, value in own.items() if value is not None and value.any()
+        }:
+            if any(
+                n.startswith(kind) and len(value) > bool(kind)
+                for n, value in moved.items()
+            ):
                 yield seen, [*moved.values()]
             return
 
 
 @torch.no_grad()
-def _represented(model: Any, corpora: Sequence[Any]) -> tuple[Tensor, dict[int, np.ndarray]]:
+def _represented(
+    model: Any, corpora: Sequence[Any]
+) -> tuple[Tensor, dict[int, np.ndarray]]:
     """(words, width) the distinct rows of all words; and of each corpus, by its identity, (tokens,)
     which of them each is."""
     rows, which = list[Tensor](), {}
     for corpus in {id(corpus): corpus for corpus in corpora}.values():
-        _, first, form = np.unique(corpus.encoded.form, return_index=True, return_inverse=True)
+        _, first, form = np.unique(
+            corpus.encoded.form, return_index=True, return_inverse=True
+        )
         which[id(corpus)] = form + sum(len(of) for of in rows)
         parts = [*model._represent(replace(corpus, context=None), first)]
         rows.append(torch.cat(parts, dim=1).double())
@@ -287,7 +336,9 @@ def _words(scene: Scene) -> Trial:
     what = "convolution or LSTM that reads words"
     member, changes, reads = _given(scene, _light(scene), what)
     held = member.train_set, member.valid_set
-    rows, at = _represented(member.model, [*(c for of in reads for c, _ in of.batches), *held])
+    rows, at = _represented(
+        member.model, [*(c for of in reads for c, _ in of.batches), *held]
+    )
     own, *rest = (np.unique(np.concatenate([*_texts(of, at), []])) for of in reads)
     site = np.concatenate([at[id(corpus)] for corpus in held])
     free = np.setdiff1d(site, np.concatenate([own, *rest]))
@@ -304,7 +355,9 @@ def _neighbours(scene: Scene) -> Trial:
     rate = 0.0 if scene.control else member.config.model.dropout
     rows, at = _represented(member.model, [c for of in reads for c, _ in of.batches])
     texts = [_texts(of, at) for of in reads]
-    often = np.bincount(np.concatenate([text for of in texts for text in of]), minlength=len(rows))
+    often = np.bincount(
+        np.concatenate([text for of in texts for text in of]), minlength=len(rows)
+    )
     chosen = np.argsort(-often, kind="stable")[: min(MOST, int((often > 0).sum()))]
     place = np.full(len(rows), -1)
     place[chosen] = np.arange(len(chosen))
@@ -314,12 +367,20 @@ def _neighbours(scene: Scene) -> Trial:
             pairs = place[np.stack((text[:-1], text[1:]))]
             np.add.at(own, tuple(pairs[:, (pairs >= 0).all(0)]), 1)
     here = np.flatnonzero(times[0].sum(0) + times[0].sum(1))
-    given = rows[torch.from_numpy(chosen)], torch.from_numpy(often[chosen]).double(), rate
+    given = (
+        rows[torch.from_numpy(chosen)],
+        torch.from_numpy(often[chosen]).double(),
+        rate,
+    )
     found = inverted(changes, *given).numpy()
-    return Trial.order(found[here][:, here], times[:, here][:, :, here], words=float(len(here)))
+    return Trial.order(
+        found[here][:, here], times[:, here][:, :, here], words=float(len(here))
+    )
 
 
-def inverted(changes: Sequence[Tensor], rows: Tensor, often: Tensor, rate: float) -> Tensor:
+def inverted(
+    changes: Sequence[Tensor], rows: Tensor, often: Tensor, rate: float
+) -> Tensor:
     """(words, words) how often each is likely to stand before each, twice.
 
     changes: (offsets, outputs, width) of each convolution. rows: (words, width). often: (words,)
@@ -328,11 +389,17 @@ def inverted(changes: Sequence[Tensor], rows: Tensor, often: Tensor, rate: float
     """
     squares = rows.T @ rows
     mean = squares.diagonal() * rate / (1 - rate) + LITTLE * squares.diagonal().mean()
-    inverse = torch.linalg.solve(squares + mean.diag(), rows.T)  # [audit order] (width, words)
+    inverse = torch.linalg.solve(
+        squares + mean.diag(), rows.T
+    )  # [audit order] (width, words)
     told = [change[..., : rows.shape[1]].double() @ inverse for change in changes]
-    before = torch.cat([of[:-1].flatten(0, 1) for of in told])  # (offsets · outputs, words)
+    before = torch.cat(
+        [of[:-1].flatten(0, 1) for of in told]
+    )  # (offsets · outputs, words)
     after = torch.cat([of[1:].flatten(0, 1) for of in told])
-    return _ridge(before, after, often) + _ridge(after, before, often).T  # [audit order]
+    return (
+        _ridge(before, after, often) + _ridge(after, before, often).T
+    )  # [audit order]
 
 
 def _ridge(x: Tensor, y: Tensor, often: Tensor) -> Tensor:
@@ -347,12 +414,16 @@ def _ridge(x: Tensor, y: Tensor, often: Tensor) -> Tensor:
 _SEES = "an update of the maps that read an encoder's embeddings"
 _CLOSED = 'lowest layers that stay as they are (train = "top"); noise ([privacy])'
 _READS = "an update of {} that reads words"
-_STAY = (
-    "convolutions and LSTM that stay (private); more sentences a batch, dropout; noise ([privacy])"
-)
+_STAY = "convolutions and LSTM that stay (private); more sentences a batch, dropout; noise ([privacy])"
 ATTACKS = (
     Attack("tokens from the lowest maps", _SEES, _CLOSED, _tokens),
-    Attack("places from the lowest maps", _SEES, f"{_CLOSED}; more local steps", _places),
-    Attack("words from convolutions", _READS.format("convolution or LSTM"), _STAY, _words),
-    Attack("neighbours from convolutions", _READS.format("convolution"), _STAY, _neighbours),
+    Attack(
+        "places from the lowest maps", _SEES, f"{_CLOSED}; more local steps", _places
+    ),
+    Attack(
+        "words from convolutions", _READS.format("convolution or LSTM"), _STAY, _words
+    ),
+    Attack(
+        "neighbours from convolutions", _READS.format("convolution"), _STAY, _neighbours
+    ),
 )

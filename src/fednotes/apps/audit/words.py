@@ -28,7 +28,9 @@ def _tables(seen: Seen, bias: bool) -> dict[str, str]:
     for name in word_tables(seen.tensors):
         rows = len(seen.tensors[name]) if name + IDS not in seen.sent else 0
         for read, counts in seen.reads[0].rows.items():
-            right = read == name or (len(counts) == rows and read == ("masked" if bias else ""))
+            right = read == name or (
+                len(counts) == rows and read == ("masked" if bias else "")
+            )
             if right and (seen.tensors[name].dim() == 1) == bias:
                 found[name] = read
     return found
@@ -47,7 +49,11 @@ def _moved(seen: Seen, name: str, rows: int) -> Tensor:
         along = (change * before).sum(1) / before.square().sum(1).clamp(min=1e-30)
         change = change - along[:, None] * before
     length = change.norm(dim=1)
-    return length if ids is None else torch.zeros(rows).double().index_copy_(0, ids, length)
+    return (
+        length
+        if ids is None
+        else torch.zeros(rows).double().index_copy_(0, ids, length)
+    )
 
 
 def _told(scene: Scene, bias: bool) -> Trial:

@@ -101,7 +101,10 @@ def describe(job: Job, data: Any) -> Description:
         )
     if job.data == "notes":
         return Description(encoder=encoder_of(job))
-    known: Any = {"encoder": encoder_of(job), "label_map": dict(job.sites[data.id].label_map)}
+    known: Any = {
+        "encoder": encoder_of(job),
+        "label_map": dict(job.sites[data.id].label_map),
+    }
     return Description(types=data.tags.types, scheme=data.tags.scheme, **known)
 
 
@@ -110,7 +113,9 @@ def encoder_of(job: Job) -> str:
 
     Raises ModelError where it is not here, MissingExtra.
     """
-    spec = next(filter(None, (getattr(job.config.model, key, "") for key in PLACES)), "")
+    spec = next(
+        filter(None, (getattr(job.config.model, key, "") for key in PLACES)), ""
+    )
     name = spec if Path(spec).expanduser().is_dir() else spec.partition("#")[0]
     return folder_fingerprint(encoder_directory(name, spec)) if spec else ""
 
@@ -153,7 +158,9 @@ def from_tensors(site: str, tensors: Tensors) -> Description:
     """A description as it travelled. Raises ConfigError where a site sent something else."""
     value = tensors.get("description")
     if value is None or not 0 < value.numel() <= _MOST_BYTES:
-        raise ConfigError(f"site {site!r} does not describe itself: does it run this version?")
+        raise ConfigError(
+            f"site {site!r} does not describe itself: does it run this version?"
+        )
     try:
         return build(Description, unpacked(value), f"site {site!r}")
     except (ConfigError, ValueError) as error:
@@ -175,7 +182,9 @@ def _stub(kind: str, site: str, own: Description) -> Any:
         FeatureSpace(own.width, own.dense, {"fingerprint": own.features}),
         *(empty, empty, empty),
         {"": frozenset()} if own.coded else {},
-        ConceptVectors(np.zeros((0, 0)), np.zeros((0, 0)), own.vectors) if own.vectors else None,
+        ConceptVectors(np.zeros((0, 0)), np.zeros((0, 0)), own.vectors)
+        if own.vectors
+        else None,
     )
 
 
@@ -186,7 +195,9 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
     """
     here = fednotes.__version__
     if any(own.version != here for own in descriptions.values()):
-        named = ", ".join(f"{s} {clean(own.version, NAME)}" for s, own in descriptions.items())
+        named = ", ".join(
+            f"{s} {clean(own.version, NAME)}" for s, own in descriptions.items()
+        )
         raise ConfigError(
             f"the sites run different versions of fednotes ({named}; here {here}): install the "
             "same one everywhere"
@@ -205,7 +216,9 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
                 f"{site}: {clean(', '.join(own.types), 10 * NAME)}"
                 for site, own in descriptions.items()
             )
-            raise ConfigError(f"[tags] types has {label!r}, which no site annotates ({own_types})")
+            raise ConfigError(
+                f"[tags] types has {label!r}, which no site annotates ({own_types})"
+            )
     stubs = tuple(_stub(job.data, site, own) for site, own in descriptions.items())
     return job.module.for_sites(job.config, stubs)
 
@@ -220,13 +233,17 @@ def require_as_declared(job: Job, descriptions: Descriptions) -> None:
         table = job.sites[site]
         if job.data == "documents" and table.types:
             label_map = table.label_map or own.label_map
-            declared = Description(types=table.types, scheme=table.scheme, label_map=label_map)
+            declared = Description(
+                types=table.types, scheme=table.scheme, label_map=label_map
+            )
             lines.append(mismatch(site, declared, own, ("the job", "the site")))
     if any(lines):
         raise ConfigError("; ".join(filter(None, lines)))
 
 
-def mismatch(site: str, here: Description, there: Description, names: tuple[str, str]) -> str:
+def mismatch(
+    site: str, here: Description, there: Description, names: tuple[str, str]
+) -> str:
     """Where two sides' ideas of a site's labels differ: the labels on both sides, and the remedy.
     "" where they agree. names: what messages call both sides."""
     ours, theirs = names
@@ -237,12 +254,16 @@ def mismatch(site: str, here: Description, there: Description, names: tuple[str,
         theirs: [label for label in there.types if label not in here.types],
     }
     if any(odd.values()):
-        sides = "; ".join(f"only {who}: {_list(types)}" for who, types in odd.items() if types)
+        sides = "; ".join(
+            f"only {who}: {_list(types)}" for who, types in odd.items() if types
+        )
         return f"{head} ({sides}): map the labels in label_map, or correct types, on one side"
     if here.types != there.types:
         return f"{head}: the order differs, and a tag's id is its place: give types in one order"
     if here.scheme != there.scheme:
-        return f"{head}, written as {here.scheme} and as {there.scheme}: set scheme alike"
+        return (
+            f"{head}, written as {here.scheme} and as {there.scheme}: set scheme alike"
+        )
     shown = "; ".join(
         f"{_text(key)} → {_target(here, key)} at {ours}, {_target(there, key)} at {theirs}"
         for key in sorted(here.label_map.keys() | there.label_map.keys())

@@ -17,7 +17,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fednotes.apps.deployment.nvflare.certificates import check_kit, shown_problem, valid_until
+from fednotes.apps.deployment.nvflare.certificates import (
+    check_kit,
+    shown_problem,
+    valid_until,
+)
 from fednotes.apps.deployment.nvflare.kit import (
     RENEWED,
     SERVER,
@@ -33,7 +37,12 @@ from fednotes.core.errors import FednotesError
 from fednotes.core.settings import expand
 
 SECONDS = 10.0  # to reach the server
-_PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
+_PLAIN = (
+    "WRONG_VERSION_NUMBER",
+    "HTTP_REQUEST",
+    "RECORD_LAYER_FAILURE",
+    "UNKNOWN_PROTOCOL",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +79,17 @@ def before_start(kit: Path, source: Path | None = None) -> list[Check]:
 def _own(kit: Path, facts: Kit) -> Iterator[Check]:
     """What a kit's process would not begin without; the keys' contents are `_certificate`'s."""
     for name in kit_files(facts, kit):
-        if name.startswith("local/") and name not in RENEWED and not (kit / name).is_file():
+        if (
+            name.startswith("local/")
+            and name not in RENEWED
+            and not (kit / name).is_file()
+        ):
             yield Check("kit", False, f"{kit / name} is missing: ask for a new kit")
     yield _installed()
     if " " in str(kit.resolve()):
-        yield Check("folder", False, "a space in its path: NVFlare cannot run there, move it")
+        yield Check(
+            "folder", False, "a space in its path: NVFlare cannot run there, move it"
+        )
     for key in sorted(kit.rglob("*.key")):
         if key.stat().st_mode & 0o077:
             yield Check("key", False, f"{key}: others can read it: chmod 600 {key}")
@@ -112,11 +127,19 @@ def site_checks(kit: Path, source: Path | None = None) -> Iterator[Check]:
         yield Check("site file", False, str(error))
         return
     policy = file.policy
-    told = f"sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}"
+    told = (
+        f"sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}"
+    )
     yield Check("site file", True, told)
-    places = [(key, file.folder / expand(value, key)) for key, value in _places(file.data)]
+    places = [
+        (key, file.folder / expand(value, key)) for key, value in _places(file.data)
+    ]
     missing = [f"{key} = {place}" for key, place in places if not place.exists()]
-    told = f"not there: {', '.join(missing)}" if missing else "the files that it names are there"
+    told = (
+        f"not there: {', '.join(missing)}"
+        if missing
+        else "the files that it names are there"
+    )
     yield Check("data", not missing, told)
     try:
         approvals_of(kit).decisions()
@@ -125,7 +148,17 @@ def site_checks(kit: Path, source: Path | None = None) -> Iterator[Check]:
 
 
 def _places(data: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    names = ("path", "paths", "train", "valid", "test", "notes", "codes", "labels", "concepts")
+    names = (
+        "path",
+        "paths",
+        "train",
+        "valid",
+        "test",
+        "notes",
+        "codes",
+        "labels",
+        "concepts",
+    )
     for key, value in data.items():
         if isinstance(value, dict):
             yield from _places(value, f"{key}.")
@@ -149,7 +182,9 @@ def port_check(kit: Path) -> Check:
 
 async def _is_free(port: int) -> bool:
     try:
-        server = await asyncio.start_server(lambda reader, writer: None, "0.0.0.0", port)
+        server = await asyncio.start_server(
+            lambda reader, writer: None, "0.0.0.0", port
+        )
     except OSError:
         return False
     server.close()
@@ -165,7 +200,10 @@ def answer_of(kit: Path) -> str:
     startup = kit / WATCH / "startup"
     shown, wrong, told = _shown(startup, ("127.0.0.1", facts.port), facts.server, None)
     if wrong:
-        says = {"certificate": "it shows another certificate: ", "plain": "it does not speak TLS"}
+        says = {
+            "certificate": "it shows another certificate: ",
+            "plain": "it does not speak TLS",
+        }
         return {**says, "TLS": "TLS: ", "silent": "nothing answers"}[wrong] + told
     path = kit / "startup" / "server.crt"
     own = path.exists() and shown == ssl.PEM_cert_to_DER_cert(path.read_text("ascii"))
@@ -229,8 +267,12 @@ def _shown(
     except ssl.SSLCertVerificationError as error:
         return b"", "certificate", error.verify_message
     except ssl.SSLError as error:
-        return (b"", "plain", "") if error.reason in _PLAIN else (b"", "TLS", error.reason)
-    except ConnectionRefusedError as error:  # by the proxy in words, else by the other machine
+        return (
+            (b"", "plain", "") if error.reason in _PLAIN else (b"", "TLS", error.reason)
+        )
+    except (
+        ConnectionRefusedError
+    ) as error:  # by the proxy in words, else by the other machine
         told = str(error) if error.errno is None else ""
         return b"", "proxy" if told else "silent", told
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
@@ -247,7 +289,9 @@ async def _shake_hands(
     reader, writer = await asyncio.open_connection(*(proxy or where))
     try:
         if proxy:
-            writer.write(f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+            writer.write(
+                f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+            )
             answer = await reader.readuntil(b"\r\n\r\n")
             status = answer.split(b"\r\n", 1)[0].decode("latin-1")
             if " 200 " not in f"{status} ":

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 
 POLL_SECONDS = 1.0
-ABORT_SECONDS = 120.0  # NVFlare gives a job's processes ten to end, a busy server takes longer
+ABORT_SECONDS = (
+    120.0  # NVFlare gives a job's processes ten to end, a busy server takes longer
+)
 PATIENCE_SECONDS = 900.0  # the watch waits up to 300 s before it hands a run in again
 ABORTED = "FINISHED:ABORTED"
 QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
@@ -89,9 +91,13 @@ def prepare(
     sites = tuple(job.sites)
     least = job.federation.min_sites or len(sites)
     if least > len(sites):
-        raise ConfigError(f"[federation] min_sites = {least}: the job has {len(sites)} sites")
+        raise ConfigError(
+            f"[federation] min_sites = {least}: the job has {len(sites)} sites"
+        )
     if job.federation.secure_sum and len(sites) < LEAST:
-        raise ConfigError(f"[federation] secure_sum: takes 3 sites, the job has {len(sites)}")
+        raise ConfigError(
+            f"[federation] secure_sum: takes 3 sites, the job has {len(sites)}"
+        )
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", job.name).lstrip("-._")[:32] or "job"
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(when))
     key = fingerprint(whole_table(declared, sites, least))
@@ -125,13 +131,17 @@ def release(out: Path) -> None:
         out.rmdir()
 
 
-def hand_in(server: Admin, run: Run, declared: Mapping[str, Any], least: int, out: Path) -> None:
+def hand_in(
+    server: Admin, run: Run, declared: Mapping[str, Any], least: int, out: Path
+) -> None:
     """Submit the job of a run that has claimed OUT.
 
     Raises TrainingError where nobody can say whether the server has it, RefusedError where not.
     """
     with tempfile.TemporaryDirectory() as folder:
-        packed = job_folder(Path(folder), declared, run=run.name, sites=run.sites, min_sites=least)
+        packed = job_folder(
+            Path(folder), declared, run=run.name, sites=run.sites, min_sites=least
+        )
         try:
             server.submit(packed)
         except TrainingError as error:
@@ -154,10 +164,16 @@ def read_run(out: Path) -> Run:
     """The run that a folder is of. Raises ConfigError if it is of none."""
     try:
         kept = read_json(out / "run.json")
-        name, title, key = str(kept["run"]), str(kept["title"]), str(kept["fingerprint"])
+        name, title, key = (
+            str(kept["run"]),
+            str(kept["title"]),
+            str(kept["fingerprint"]),
+        )
         return Run(name, Path(kept["kit"]), title, tuple(kept["sites"]), key)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{out}: no run was handed in from here (no whole run.json)") from error
+        raise ConfigError(
+            f"{out}: no run was handed in from here (no whole run.json)"
+        ) from error
 
 
 def _unknown(run: Run, out: Path) -> NoReturn:
@@ -206,7 +222,9 @@ def abort(
         ending = any(told.get(job["job_id"], True) for job in going)
         if not ending and any(job["status"] == ABORTED for job in ours):
             return
-        if not ending:  # between two submissions, or its server was killed: one that ends at once
+        if (
+            not ending
+        ):  # between two submissions, or its server was killed: one that ends at once
             server.abort(server.resubmit(str(ours[-1]["job_id"])))
         sleep(POLL_SECONDS)
     raise TrainingError(
@@ -260,7 +278,9 @@ class Follower:
     _since: int = 0
     _state: str = ""
     _changed: float = 0.0
-    _judged: set[str] = field(default_factory=set)  # finished submissions that were looked into
+    _judged: set[str] = field(
+        default_factory=set
+    )  # finished submissions that were looked into
     _planned: tuple[int, int] | None = None
     _shown: int = 0  # rounds
     _again: bool = False  # another submission of a run that was shown
@@ -331,14 +351,24 @@ class Follower:
             if self._again:
                 self._again = False
                 done = int(line.get("done", 0))
-                self.say(f"goes on from round {done}" if done else "begins anew: no checkpoint yet")
+                self.say(
+                    f"goes on from round {done}"
+                    if done
+                    else "begins anew: no checkpoint yet"
+                )
             if plan != self._planned:
                 self._planned = plan
                 self.display.begin(Part("federated", self.run.sites, None), *plan)
-        elif kind == "round" and self._planned is not None and line["round"] >= self._shown:
+        elif (
+            kind == "round"
+            and self._planned is not None
+            and line["round"] >= self._shown
+        ):
             self._shown = int(line["round"]) + 1
             metrics = {k: v for k, v in line.items() if k not in _FACTS}
-            sites, up, down = (int(line[key]) for key in ("took_part", "bytes_up", "bytes_down"))
+            sites, up, down = (
+                int(line[key]) for key in ("took_part", "bytes_up", "bytes_down")
+            )
             seconds, judged = float(line["seconds"]), bool(line["evaluated"])
             self.display.round(
                 RoundResult(self._shown - 1, metrics, sites, up, down, seconds, judged)
@@ -374,7 +404,9 @@ class Follower:
                 return None
             problem = kept_table(made / PROBLEM)
             if problem and not problem.get("again"):
-                raise FednotesError(f"run {self.run.name} stays stopped: {problem['problem']}")
+                raise FednotesError(
+                    f"run {self.run.name} stays stopped: {problem['problem']}"
+                )
             if problem:
                 self.say(f"stopped: {problem['problem']}; the server hands it in again")
             if not (made / SUMMARY).exists():

@@ -42,7 +42,12 @@ from fednotes.apps.deployment.agreement import (
 )
 from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.rules.guard import REJECTED, UNAPPROVED
-from fednotes.apps.deployment.site_file import own_files, parsed, read_site_file, whole_table
+from fednotes.apps.deployment.site_file import (
+    own_files,
+    parsed,
+    read_site_file,
+    whole_table,
+)
 from fednotes.apps.deployment.waiting import APPROVALS_FILE, PendingApprovals
 from fednotes.core.errors import (
     ConfigError,
@@ -64,16 +69,28 @@ from fednotes.engines.requests import Event, Patience, Transport
 from fednotes.engines.rounds import RoundResult
 from fednotes.engines.secure import SecureSum
 from fednotes.jobs.job import Job
-from fednotes.jobs.results import METRICS, VERSION, RunResult, add_line, line_of, rewound
+from fednotes.jobs.results import (
+    METRICS,
+    VERSION,
+    RunResult,
+    add_line,
+    line_of,
+    rewound,
+)
 from fednotes.jobs.simulate import versions
 
-SERVER_FILE = "server.toml"  # in the server's kit: [files] of this machine, if it needs any
+SERVER_FILE = (
+    "server.toml"  # in the server's kit: [files] of this machine, if it needs any
+)
 PROBLEM = "problem.json"  # in the folder that is fetched, of a run that failed
 _PART = "federated"
 REPEATS = 3  # of one failure at one place, before a run stays stopped
 MOST_SCORES = 2**17  # numbers of a site's scores
 _REMEDY = "fednotes server stop KIT; fednotes server start KIT --files FILE"
-_HERE = (ModelError, MissingExtra)  # of the server's own files: what sites meet comes otherwise
+_HERE = (
+    ModelError,
+    MissingExtra,
+)  # of the server's own files: what sites meet comes otherwise
 _TOLD = ("waiting", "missing", "joined", "refused")  # kinds of events that travel
 logger = logging.getLogger("fednotes.apps.deployment.site")
 
@@ -101,11 +118,15 @@ def server_main(setup: Setup, transport: Pipe) -> None:
     except Paused:
         logger.info("paused; it goes on from the last checkpoint")
     except FednotesError as found:
-        error = ModelError(f"at the server: {found}") if isinstance(found, _HERE) else found
+        error = (
+            ModelError(f"at the server: {found}") if isinstance(found, _HERE) else found
+        )
         last = _is_last(setup.state, progress.rounds if progress else 0, error)
         write_json(setup.folder / PROBLEM, {"problem": str(error), "again": not last})
         if last and isinstance(error, TrainingError):
-            raise ConfigError(f"{error} (and so again: the run stays stopped)") from found
+            raise ConfigError(
+                f"{error} (and so again: the run stays stopped)"
+            ) from found
         raise error from found.__cause__
 
 
@@ -128,7 +149,9 @@ def job_of_server(setup: Setup) -> Job:
         encoder_of(job)
         _require_files(job.config.model)
     except ModelError as error:
-        raise ModelError(f"{error}. [files] of a TOML file says where it is: {_REMEDY}") from error
+        raise ModelError(
+            f"{error}. [files] of a TOML file says where it is: {_REMEDY}"
+        ) from error
     return job
 
 
@@ -157,7 +180,9 @@ class _Engine(Deployed):
 
     progress: Progress
 
-    def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
+    def sum(
+        self, task: str, tensors: Tensors | None = None, /, **options: Option
+    ) -> Total:
         """As the federation's own."""
         total = super().sum(task, tensors, **options)
         if task == "count":
@@ -183,7 +208,10 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
             checkpoint_seconds=asked.checkpoint_seconds,
         ),
         summing=SecureSum(
-            setup.sites, job=key, threshold=threshold(job, setup), record=setup.state / OPENED
+            setup.sites,
+            job=key,
+            threshold=threshold(job, setup),
+            record=setup.state / OPENED,
         )
         if asked.secure_sum
         else None,
@@ -194,7 +222,9 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
     )
     engine.progress = progress
     config = _agree(setup, job, engine, progress)
-    warnings = job.module.size_warnings(config, [1] * len(setup.sites))  # sizes stay at the sites
+    warnings = job.module.size_warnings(
+        config, [1] * len(setup.sites)
+    )  # sizes stay at the sites
     for text in warnings:
         progress.warn(text)
     progress.begin(config, engine.resume())
@@ -242,7 +272,9 @@ def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
     write_text(path, as_text(found))
     progress.refusals.clear()
     try:
-        total = engine.sum(AGREE, descriptions=as_text(found), agreed=agreement_of(job, found))
+        total = engine.sum(
+            AGREE, descriptions=as_text(found), agreed=agreement_of(job, found)
+        )
     except TrainingError as error:
         if progress.refusals:
             raise ConfigError(str(error)) from error
@@ -257,7 +289,9 @@ def _shared_scores(engine: Deployed) -> dict[str, Any]:
     found = {}
     for site, tensors in engine.public(SCORES, all_sites=False).items():
         try:
-            found[site] = dict(unpacked(tensors["scores"], most_values=MOST_SCORES, strict=False))
+            found[site] = dict(
+                unpacked(tensors["scores"], most_values=MOST_SCORES, strict=False)
+            )
         except (KeyError, ValueError, TypeError):
             logger.warning("site %r: its scores are not readable", site)
     return found
@@ -272,14 +306,18 @@ class Progress:
         self._job, self._sites = job, len(setup.sites)
         self._least = max(threshold(job, setup), setup.min_sites)  # are needed to go on
         self._config: Any = None  # until all have agreed, which takes all of them
-        self._said: dict[tuple[str, str], str] = {}  # site, kind → what was told of it last
+        self._said: dict[
+            tuple[str, str], str
+        ] = {}  # site, kind → what was told of it last
         self._silent: dict[str, str] = {}  # site → why it gave no answer
         self._rejected: dict[str, str] = {}  # site → its words
         self._approvals = PendingApprovals(setup.state / APPROVALS_FILE, setup.sites)
         self.metrics: dict[str, float] = {}
         self.rounds = 0
         self.refusals: list[str] = []
-        self.trained = False  # sites are asked for their own scores then, which most of them keep
+        self.trained = (
+            False  # sites are asked for their own scores then, which most of them keep
+        )
 
     def exchange(
         self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
@@ -291,7 +329,9 @@ class Progress:
         rejected the job that the others are too few.
         """
         silent = dict.fromkeys(frames, "not connected, or still busy")
-        replies = self.pipe.exchange(frames, timeout=timeout, grace=grace, enough=enough)
+        replies = self.pipe.exchange(
+            frames, timeout=timeout, grace=grace, enough=enough
+        )
         for site, reply in replies:
             silent.pop(site, None)
             self._rejected.pop(site, None)  # if the reply is a refusal, `event` follows
@@ -299,7 +339,10 @@ class Progress:
             yield site, reply
         if len(frames) - len(silent) < enough and self.pipe.pause.is_set():
             raise Paused
-        before, self._silent = self._silent, silent | dict(getattr(self.pipe, "failed", {}))
+        before, self._silent = (
+            self._silent,
+            silent | dict(getattr(self.pipe, "failed", {})),
+        )
         for site, reason in self._silent.items():
             self._judge(site, reason)
             if before.get(site) != reason:  # the same reason is told once
@@ -331,7 +374,12 @@ class Progress:
             rounds, each = self._job.module.planned(self._config, sizes)
         else:
             rounds, each = planned_rounds(self._job, self._config) or 0, 0
-        line = {"kind": "plan", "title": self._job.title, "rounds": rounds, "examples": each}
+        line = {
+            "kind": "plan",
+            "title": self._job.title,
+            "rounds": rounds,
+            "examples": each,
+        }
         self.pipe.publish({**line, "done": self.rounds})
 
     def round(self, result: RoundResult) -> None:

@@ -38,7 +38,13 @@ from fednotes.apps.deployment.examples import training_examples
 from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.rules.guard import SiteGuard, require_approved
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
-from fednotes.apps.deployment.site_file import SITE_FILE, job_of_site, load_own, of_kit, whole_table
+from fednotes.apps.deployment.site_file import (
+    SITE_FILE,
+    job_of_site,
+    load_own,
+    of_kit,
+    whole_table,
+)
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -68,7 +74,11 @@ RESULTS = "results"
 SECRET = "noise.key"  # in a run's state
 DRAWS = "draws.key"  # beside it
 logger = logging.getLogger("fednotes.apps.deployment.site")
-_OPEN = (RefusedError, TrainingError, MissingExtra)  # they speak of rules, numbers and packages
+_OPEN = (
+    RefusedError,
+    TrainingError,
+    MissingExtra,
+)  # they speak of rules, numbers and packages
 _ABOUT: tuple[tuple[type[FednotesError], str], ...] = (
     (DataError, "its notes cannot be read"),
     (ConfigError, "its notes or its file do not fit the job"),
@@ -120,7 +130,10 @@ def _host(setup: Setup) -> SiteHost:
     draws = draws_of(job, file.policy, setup.state)
 
     def member(config: Any) -> Any:
-        given: dict[str, Any] = {"cache": file.cache or default_cache(), "device": file.device}
+        given: dict[str, Any] = {
+            "cache": file.cache or default_cache(),
+            "device": file.device,
+        }
         if draws is not None:
             given["draws"] = draws
             torch.manual_seed(draws.seed_of("what a method does not seed"))
@@ -131,7 +144,9 @@ def _host(setup: Setup) -> SiteHost:
 
     def lay() -> None:
         scores = kept_table(results / SCORES_FILE)
-        sites = {name: {"federated": scores} if name == site else {} for name in setup.sites}
+        sites = {
+            name: {"federated": scores} if name == site else {} for name in setup.sites
+        }
         facts: Any = {"sites": sites, "run": setup.run, "versions": versions()}
         facts |= {"method": job.method, "holds": job.kind.name, "seed": job.seed}
         facts |= {"title": job.title, "config": table["job"]}
@@ -146,7 +161,9 @@ def _host(setup: Setup) -> SiteHost:
     sealer, kept = None, setup.state / "site" / OPENED
     if secure:
         own = setup.identity
-        sealer = SecureSeal(site, setup.sites, job=key, threshold=least, identity=own, kept=kept)
+        sealer = SecureSeal(
+            site, setup.sites, job=key, threshold=least, identity=own, kept=kept
+        )
     guard.examples(lambda: training_examples(data))
     host = SiteHost(
         make,
@@ -155,7 +172,10 @@ def _host(setup: Setup) -> SiteHost:
         name=site,
         guard=guard,
         sealer=sealer,
-        public={DESCRIBE: lambda made: {"description": told}, SCORES: partial(_scores, kit)},
+        public={
+            DESCRIBE: lambda made: {"description": told},
+            SCORES: partial(_scores, kit),
+        },
         max_norm=job.federation.max_norm,
         pace=AnswerTimes() if file.policy.steady_replies else None,
         tell=lambda line: logger.info("%s", line),
@@ -264,14 +284,18 @@ class AgreedSite:
 
     def _become(self, text: str, agreed: str) -> None:
         all_sites = from_text(text)
-        if tuple(all_sites) != self._sites:  # how many there are bounds a part of a batch
+        if (
+            tuple(all_sites) != self._sites
+        ):  # how many there are bounds a part of a batch
             raise RefusedError(
                 f"site {self.id!r} is told of {len(all_sites)} sites that agree; the approved job "
                 f"is of {', '.join(self._sites)}, in this order"
             )
         theirs = all_sites[self.id]
         if theirs != self._own:
-            labels = mismatch(self.id, self._own, theirs, ("this site", "the agreement"))
+            labels = mismatch(
+                self.id, self._own, theirs, ("this site", "the agreement")
+            )
             raise RefusedError(
                 labels
                 or f"site {self.id!r} was described with another dictionary, encoder or version "
@@ -299,7 +323,9 @@ class AgreedSite:
             write_json(self._results / SCORES_FILE, self.site.scores)
         if promise := getattr(self.site, "promise", None):
             logger.info("%s", promise)
-            write_json(self._results / PROMISED, {"promise": str(promise), **promise.told()})
+            write_json(
+                self._results / PROMISED, {"promise": str(promise), **promise.told()}
+            )
         self._lay()
         return update
 
@@ -329,7 +355,9 @@ def outward(error: Exception, site: str) -> str:
         return explained(error, site)
     about = next(words for kind, words in _ABOUT if isinstance(error, kind))
     cause = error.__cause__
-    disk = f"{cause.strerror}; " if isinstance(cause, OSError) and cause.strerror else ""
+    disk = (
+        f"{cause.strerror}; " if isinstance(cause, OSError) and cause.strerror else ""
+    )
     return f"site {site!r}: {about} ({disk}see the site's log)"
 
 

@@ -36,13 +36,38 @@ from fednotes.jobs.job_file import KINDS, load_table, parse_job
 
 SITE_FILE = "site.toml"  # in a kit
 LEAST = 3  # sites of a secure sum
-FILES = ("word_vectors", "contextual", "encoder", "backbone", "representation", "dictionary")
+FILES = (
+    "word_vectors",
+    "contextual",
+    "encoder",
+    "backbone",
+    "representation",
+    "dictionary",
+)
 # Keys of [sites.NAME] that say where notes are, and which of a file's are a site's own.
 PLACES = frozenset(
     {
-        *("path", "paths", "train", "valid", "test", "format", "where", "share", "column"),
+        *(
+            "path",
+            "paths",
+            "train",
+            "valid",
+            "test",
+            "format",
+            "where",
+            "share",
+            "column",
+        ),
         "encoding",
-        *("notes", "concepts", "codes", "codes_format", "labels", "test_codes", "exclude"),
+        *(
+            "notes",
+            "concepts",
+            "codes",
+            "codes_format",
+            "labels",
+            "test_codes",
+            "exclude",
+        ),
         *("test_labels", "patient_column", "code_column", "tables"),
     }
 )
@@ -106,7 +131,9 @@ def read_site_file(path: Path) -> SiteFile:
             _require_known([key], every, f"{path} [data]")
     _require_known(keys.files, FILES, f"{path} [files]")
 
-    def absolute(text: str, where: str) -> str:  # what is no file, as "minilm#layer=5", stays
+    def absolute(
+        text: str, where: str
+    ) -> str:  # what is no file, as "minilm#layer=5", stays
         place = expand(text, where)
         beside = folder / place
         return str(beside) if beside.exists() or where == "cache" else place
@@ -175,7 +202,9 @@ def own_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
 # ---- a job as it travels ---------------------------------------------------------------------
 
 
-def load_deployed(name: str | Path, settings: tuple[str, ...] = ()) -> tuple[Job, dict[str, Any]]:
+def load_deployed(
+    name: str | Path, settings: tuple[str, ...] = ()
+) -> tuple[Job, dict[str, Any]]:
     """A job file or built-in job that real sites can run: parsed, and as it is declared.
 
     Its sites need not say where their notes are. Three sites and more sum securely unless the
@@ -192,8 +221,13 @@ def load_deployed(name: str | Path, settings: tuple[str, ...] = ()) -> tuple[Job
     return parsed(declared, path.resolve().parent, str(path)), declared
 
 
-def _each_site(sites: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    return {k: change(site) if isinstance(site, Mapping) else site for k, site in sites.items()}
+def _each_site(
+    sites: Mapping[str, Any], change: Callable[[Any], Any]
+) -> dict[str, Any]:
+    return {
+        k: change(site) if isinstance(site, Mapping) else site
+        for k, site in sites.items()
+    }
 
 
 def _without_places(site: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,16 +245,23 @@ def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
     sites = table.get("sites")
     if not isinstance(sites, Mapping) or not sites:
         return table
-    if any(not isinstance(site, Mapping) or PLACES & site.keys() for site in sites.values()):
+    if any(
+        not isinstance(site, Mapping) or PLACES & site.keys() for site in sites.values()
+    ):
         return table
     try:
         kind = methods.find(str(table.get("method"))).holds
     except ConfigError:
         return table  # `parse_job` says what is wrong
-    return {**table, "sites": {name: {**site, **_SOMEWHERE[kind]} for name, site in sites.items()}}
+    return {
+        **table,
+        "sites": {name: {**site, **_SOMEWHERE[kind]} for name, site in sites.items()},
+    }
 
 
-def whole_table(declared: Mapping[str, Any], sites: Sequence[str], least: int) -> dict[str, Any]:
+def whole_table(
+    declared: Mapping[str, Any], sites: Sequence[str], least: int
+) -> dict[str, Any]:
     """What a site approves, and what the job's fingerprint is of."""
     return {**declared, "sites": list(sites), "min_sites": least}
 
@@ -235,7 +276,10 @@ def parsed(declared: Mapping[str, Any], folder: Path, where: str) -> Job:
         sites = dict(table.get("sites", {}))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{where}: not the declaration of a job") from error
-    for key, what in (("silos", "deals all notes out anew"), ("synthetic", "generates notes")):
+    for key, what in (
+        ("silos", "deals all notes out anew"),
+        ("synthetic", "generates notes"),
+    ):
         if key in table:
             raise ConfigError(
                 f"{where} [{key}]: {what}, which a simulation does; between real sites leave it "
@@ -282,9 +326,15 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
     _require_no_places(declared.get("job"), file, where)
     job = parsed(declared, file.folder, where)
     if site not in job.sites:
-        raise ConfigError(f"{where}: its sites are {', '.join(job.sites)}, not {site!r}")
-    tables = {k: v for k, v in file.data.items() if k in _KEYS and isinstance(v, Mapping)}
-    data = tables.get(job.data) or {k: v for k, v in file.data.items() if k not in tables}
+        raise ConfigError(
+            f"{where}: its sites are {', '.join(job.sites)}, not {site!r}"
+        )
+    tables = {
+        k: v for k, v in file.data.items() if k in _KEYS and isinstance(v, Mapping)
+    }
+    data = tables.get(job.data) or {
+        k: v for k, v in file.data.items() if k not in tables
+    }
     if not any(data.get(key) for key in _NEEDED[job.data]):
         raise ConfigError(
             f"{file.path} [data]: names no notes; this job's sites hold {job.data}: give "
@@ -292,7 +342,11 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
         )
     _require_unmasked(data, f"{file.path} [data]")
     own = {site: {**_without_places(declared["job"]["sites"][site]), **data}}
-    table = {**own_files(file, declared["job"]), "conditions": ["federated"], "sites": own}
+    table = {
+        **own_files(file, declared["job"]),
+        "conditions": ["federated"],
+        "sites": own,
+    }
     return parse_job(table, job.name, file.folder, f"{where}, with {file.path}")
 
 
@@ -321,7 +375,9 @@ def job_at_home(
     table, path = load_table(name, settings)
     sites = table.get("sites")
     if not isinstance(sites, Mapping) or site not in sites or "silos" in table:
-        raise ConfigError(f"site {site!r}: {path} has no [sites.{site}] with notes of its own")
+        raise ConfigError(
+            f"site {site!r}: {path} has no [sites.{site}] with notes of its own"
+        )
     job = job_of_site(load_deployed(name, settings)[1], site, read_site_file(site_file))
     kind = job.kind
     other_names = [other for other in sites if other != site]
@@ -358,7 +414,9 @@ def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
                     f"[files] {key} = … in {file.path}"
                 )
             if "$" in value or value.startswith("~"):
-                raise ConfigError(f"{where} [{name}] {key}: is of a variable or a home folder")
+                raise ConfigError(
+                    f"{where} [{name}] {key}: is of a variable or a home folder"
+                )
 
 
 def load_own(job: Job, cache: Path | None = None) -> Sites:

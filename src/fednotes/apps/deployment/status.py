@@ -42,7 +42,9 @@ RECENT = timedelta(minutes=2)
 SEEN_SECONDS = 15.0  # a site that is up tells the server so every 5 s
 SHOWN_RUNS = 5
 STATE = "state"  # of a kit: what it keeps of runs
-_LINE = re.compile(r"(\S+ \S+?)(?:,\d+)? (INFO|WARNING|ERROR|CRITICAL) (fednotes\.\S+): (.*)")
+_LINE = re.compile(
+    r"(\S+ \S+?)(?:,\d+)? (INFO|WARNING|ERROR|CRITICAL) (fednotes\.\S+): (.*)"
+)
 
 # Of these a line of their own tells how it stands now; that scores stay here is no problem.
 _KNOWN = re.compile(
@@ -66,7 +68,11 @@ def last_problem(log: Path) -> LoggedProblem | None:
     """What our own part of a kit's processes complained of last."""
     for line in reversed(_tail(log)):
         found = _LINE.fullmatch(line)
-        if found and not _KNOWN.search(line) and (found[2] != "INFO" or "refused " in found[4]):
+        if (
+            found
+            and not _KNOWN.search(line)
+            and (found[2] != "INFO" or "refused " in found[4])
+        ):
             with suppress(ValueError):
                 return LoggedProblem(datetime.fromisoformat(found[1]), found[4])
     return None
@@ -102,7 +108,10 @@ def connection(kit: Path, found: Status) -> tuple[bool, str]:
     if known is None or not known.last:
         return False, f"not connected to {where}: it has not answered yet"
     if not connected(known, time.time()):
-        return False, f"not connected: {where} has not answered since {_clock(known.last)}"
+        return (
+            False,
+            f"not connected: {where} has not answered since {_clock(known.last)}",
+        )
     return True, f"connected to {where} since {_clock(known.since)}"
 
 
@@ -125,8 +134,12 @@ def serving(kit: Path, found: Status) -> list[str]:
     last = next(filter(None, map(parsed, newest)), None)
     if last is not None:
         when = datetime.fromisoformat(str(last["time"])).timestamp()
-        told = f"last message in round {int(last.get('round', 0)) + 1:,}, {_clock(when)}"
-        here = f"; {lines.pop(str(last.get('run')))}" if last.get("run") in lines else ""
+        told = (
+            f"last message in round {int(last.get('round', 0)) + 1:,}, {_clock(when)}"
+        )
+        here = (
+            f"; {lines.pop(str(last.get('run')))}" if last.get("run") in lines else ""
+        )
         lines[str(last.get("run"))] = told + here
     return [f"run {run}: {told}" for run, told in lines.items()]
 
@@ -140,7 +153,11 @@ def run_of(kit: Path, job: str) -> str:
 def _clock(when: float) -> str:
     """A time of this machine's clock, with the day where it is not today."""
     there = datetime.fromtimestamp(when)
-    return f"{there:%H:%M:%S}" if there.date() == datetime.now().date() else f"{there:%F %H:%M}"
+    return (
+        f"{there:%H:%M:%S}"
+        if there.date() == datetime.now().date()
+        else f"{there:%F %H:%M}"
+    )
 
 
 def headline(path: Path) -> str:
@@ -151,7 +168,10 @@ def headline(path: Path) -> str:
         return f"{path} is not readable"
     shown = (
         *(("strict", "f1", "strict F1"), ("phenotypes", "f1", "macro F1")),
-        *(("codes", "auroc", "AUROC of codes"), ("masked", "accuracy", "masked words guessed")),
+        *(
+            ("codes", "auroc", "AUROC of codes"),
+            ("masked", "accuracy", "masked words guessed"),
+        ),
     )
     found = [(label, scores.get(kind, {}).get(name)) for kind, name, label in shown]
     parts = [f"{label} {value:.3f}" for label, value in found if value is not None]
@@ -178,14 +198,22 @@ def network(kit: Path) -> Network:
         jobs = sorted(server.jobs(), key=lambda job: float(job.get("submit_time") or 0))
         newest = {str(job["name"]): job for job in jobs}
         sites = server.sites(within=SEEN_SECONDS)
-        over = [run for run, job in newest.items() if str(job["status"]).startswith("FINISHED")]
+        over = [
+            run
+            for run, job in newest.items()
+            if str(job["status"]).startswith("FINISHED")
+        ]
         lines = []
         for run in (run for run in newest if run not in over[:-SHOWN_RUNS]):
             status, job_id = str(newest[run]["status"]), str(newest[run]["job_id"])
             if status == "RUNNING":
                 state = progress_text(server.tell(job_id) or {})
             else:
-                known = status.replace("FINISHED:ABORTED", "aborted") if run in over else "starts"
+                known = (
+                    status.replace("FINISHED:ABORTED", "aborted")
+                    if run in over
+                    else "starts"
+                )
                 state = _stands(read_outcome(kit / STATE / run, job_id), known)
             lines.append(f"run {run}: {state}")
     return Network(sites, tuple(lines), len(over) < len(newest))
@@ -212,7 +240,9 @@ def progress_text(reply: Mapping[str, Any]) -> str:
             said = str(line.get("text", ""))
         elif line.get("kind") == "approvals":
             unapproved, said = line["since"], ""
-    rounds = f"round {done:,}" + (f"/{plan:,}" if plan else "") if done else "before round 1"
+    rounds = (
+        f"round {done:,}" + (f"/{plan:,}" if plan else "") if done else "before round 1"
+    )
     present = ", ".join(reply.get("sites", ())) or "no site yet"
     missing = waiting_text(unapproved, time.time())
     return "; ".join(filter(None, (f"{rounds}, with {present}", missing, said)))
@@ -221,10 +251,16 @@ def progress_text(reply: Mapping[str, Any]) -> str:
 def from_files(kit: Path) -> list[str]:
     """How runs stood when the server ran last."""
     lines = []
-    paths = sorted((kit / STATE).glob("*/outcome.json"), key=lambda path: path.stat().st_mtime)
+    paths = sorted(
+        (kit / STATE).glob("*/outcome.json"), key=lambda path: path.stat().st_mtime
+    )
     for path in paths[-SHOWN_RUNS:]:
         if told := _stands(kept_table(path), ""):
-            again = ", goes on when the server is started" if told.startswith("running") else ""
+            again = (
+                ", goes on when the server is started"
+                if told.startswith("running")
+                else ""
+            )
             lines.append(f"run {path.parent.name}: {told}{again}")
     return lines
 
@@ -261,13 +297,17 @@ def forget(kit: Path, run: str) -> dict[Path, int]:
             freed = {folder: _delete(folder) for folder in _folders(kit)[run]}
     except TrainingError as error:
         raise alive from error
-    cache = (of_kit(kit).cache if (kit / SITE_FILE).exists() else None) or default_cache()
+    cache = (
+        of_kit(kit).cache if (kit / SITE_FILE).exists() else None
+    ) or default_cache()
     return freed | {cache: clear_caches(cache)}
 
 
 def clear_caches(cache: Path) -> int:
     """Delete the features, tokens and concepts that were made from notes: bytes freed."""
-    return clear_cache(cache) + sum(clear_tokens(cache / name) for name in ("tokens", "concepts"))
+    return clear_cache(cache) + sum(
+        clear_tokens(cache / name) for name in ("tokens", "concepts")
+    )
 
 
 def _folders(kit: Path) -> dict[str, list[Path]]:
@@ -283,7 +323,9 @@ def _folders(kit: Path) -> dict[str, list[Path]]:
 
 
 def _delete(folder: Path) -> int:
-    files = (path for path in folder.rglob("*") if not path.is_dir() and path.name != LOCK)
+    files = (
+        path for path in folder.rglob("*") if not path.is_dir() and path.name != LOCK
+    )
     size = sum(path.lstat().st_size for path in files)
     try:
         shutil.rmtree(folder)

@@ -56,7 +56,11 @@ class PendingApprovals:
             return None
         self._published, self._published_at = names, now
         text = waiting_text(self.since, now) or "no approval is missing any more"
-        return {"kind": "approvals", "since": {n: self.since[n] for n in names}, "text": text}
+        return {
+            "kind": "approvals",
+            "since": {n: self.since[n] for n in names},
+            "text": text,
+        }
 
     @property
     def text(self) -> str:

@@ -81,7 +81,9 @@ def open_attention_model(spec: str | Path) -> AttentionModel:
     """
     directory = encoder_directory(str(spec))
     # Only the plain implementation keeps the maps.
-    tokenizer, model, missing = open_pretrained(directory, "AutoModel", attn_implementation="eager")
+    tokenizer, model, missing = open_pretrained(
+        directory, "AutoModel", attn_implementation="eager"
+    )
     require_complete(directory, tuple(name for name in missing if "pooler" not in name))
     positions = positions_of(tokenizer, model)
     if getattr(model.config, "is_encoder_decoder", False):
@@ -107,11 +109,15 @@ def _run(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
             output_attentions=True,
             return_dict=True,
         )
-        maps: np.ndarray = torch.stack([a.float() for a in result.attentions], 1).numpy()
+        maps: np.ndarray = torch.stack(
+            [a.float() for a in result.attentions], 1
+        ).numpy()
     return maps
 
 
-def token_ids(model: AttentionModel, texts: Sequence[str], length: int) -> list[list[int]]:
+def token_ids(
+    model: AttentionModel, texts: Sequence[str], length: int
+) -> list[list[int]]:
     """Each text's ids with the model's marks, cut to `length`.
 
     Raises ConfigError for a length that the model cannot read, DataError for a text without
@@ -124,7 +130,9 @@ def token_ids(model: AttentionModel, texts: Sequence[str], length: int) -> list[
         )
     marks = model.tokenizer.num_special_tokens_to_add()
     if length <= marks:
-        raise ConfigError(f"length={length} leaves no room beside the {marks} marks of the model")
+        raise ConfigError(
+            f"length={length} leaves no room beside the {marks} marks of the model"
+        )
     if not texts:
         return []  # which tokenizers do not take
     result = model.tokenizer(
@@ -143,7 +151,9 @@ def token_ids(model: AttentionModel, texts: Sequence[str], length: int) -> list[
     return ids
 
 
-def attention_maps(model: AttentionModel, texts: Sequence[str], length: int) -> Iterator[Batch]:
+def attention_maps(
+    model: AttentionModel, texts: Sequence[str], length: int
+) -> Iterator[Batch]:
     """The attention of all heads on the texts, in their order, 64 MB of maps at a time.
 
     Yields attention float32 and lengths int64; what lies behind a length is padding. length:
@@ -155,7 +165,9 @@ def attention_maps(model: AttentionModel, texts: Sequence[str], length: int) -> 
     for start in range(0, len(ids), size):
         lines = ids[start : start + size]
         lengths = np.array([len(line) for line in lines], np.int64)
-        padded = np.full((len(lines), int(lengths.max())), pad, np.int64)  # (batch, tokens)
+        padded = np.full(
+            (len(lines), int(lengths.max())), pad, np.int64
+        )  # (batch, tokens)
         mask = (np.arange(padded.shape[1]) < lengths[:, None]).astype(np.int64)
         padded[mask == 1] = np.concatenate(lines)
         yield _run(model.model, padded, mask), lengths
@@ -230,7 +242,9 @@ class Heads:
     @property
     def trend(self) -> float:
         """Rank correlation of a head's layer and its entropy; < 0 where it falls."""
-        return spearman(np.indices(self.entropy.shape)[0], self.entropy)  # [bert table 2 depth]
+        return spearman(
+            np.indices(self.entropy.shape)[0], self.entropy
+        )  # [bert table 2 depth]
 
 
 def measure(batches: Iterable[Batch]) -> Heads:
@@ -258,7 +272,9 @@ def entropy_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
     layers, heads = attention.shape[1:3]
     total = np.zeros(layers * heads)
     for maps in _unpadded(attention, lengths):
-        rows = np.einsum("hqk,hqk->hq", maps, np.log(maps + _TINY))  # [bert table 2 entropy]
+        rows = np.einsum(
+            "hqk,hqk->hq", maps, np.log(maps + _TINY)
+        )  # [bert table 2 entropy]
         total -= rows.sum(axis=1, dtype=np.float64)
     # A distribution on one token may come out a rounding error below zero.
     return np.maximum(total, 0.0).reshape(layers, heads)
@@ -278,8 +294,12 @@ def divergence_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
     for maps in _unpadded(attention, lengths):
         halves = maps.reshape(count, -1) * np.float32(0.5) + _TINY
         for start in range(0, halves.shape[1], _COLUMNS):
-            total += _pair_sums(np.ascontiguousarray(halves[:, start : start + _COLUMNS]))
-    own = total.diagonal()  # m = p: minus the heads' own entropies, by the same additions
+            total += _pair_sums(
+                np.ascontiguousarray(halves[:, start : start + _COLUMNS])
+            )
+    own = (
+        total.diagonal()
+    )  # m = p: minus the heads' own entropies, by the same additions
     found = (own[:, None] + own) / 2 - total  # [bert table 2 divergence]
     upper = np.triu(np.maximum(found, 0.0), 1)
     return upper + upper.T
@@ -307,9 +327,13 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
     x, y = np.ravel(a), np.ravel(b)
     if len(x) != len(y) or len(x) < 2:
         sizes = f"{len(x)} and {len(y)} values"
-        raise DataError(f"a rank correlation of {sizes}: give two lists of one size, two or more")
+        raise DataError(
+            f"a rank correlation of {sizes}: give two lists of one size, two or more"
+        )
     alike = np.ptp(x) == 0 or np.ptp(y) == 0  # of which SciPy warns
-    return math.nan if alike else float(spearmanr(x, y).statistic)  # [bert table 2 spearman]
+    return (
+        math.nan if alike else float(spearmanr(x, y).statistic)
+    )  # [bert table 2 spearman]
 
 
 def matrix_distance(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
@@ -320,7 +344,9 @@ def matrix_distance(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
     """
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if x.shape != y.shape or not x.size:
-        raise DataError(f"JS matrices of {x.shape} and {y.shape}: the models' heads differ")
+        raise DataError(
+            f"JS matrices of {x.shape} and {y.shape}: the models' heads differ"
+        )
     difference = np.abs(x - y)  # [bert table 2 distance]
     return float(difference.mean()), float(difference.sum())  # [bert table 2 distance]
 
@@ -411,7 +437,9 @@ def analyse(
             progress(name, done, len(texts))
 
     return {
-        name: measure(told(name, attention_maps(open_attention_model(spec), texts, length)))
+        name: measure(
+            told(name, attention_maps(open_attention_model(spec), texts, length))
+        )
         for name, spec in models.items()
     }
 
@@ -437,7 +465,9 @@ def _parts(facts: Mapping[str, Any]) -> Iterator[str]:
         f"text{seed}); {facts['layers']} layers of {facts['heads']} heads. Divergences in nats, "
         "the mean over tokens unless summed."
     )
-    yield _triangles(facts["models"], [(title, facts[name], form) for title, name, form in _KINDS])
+    yield _triangles(
+        facts["models"], [(title, facts[name], form) for title, name, form in _KINDS]
+    )
     yield "The paper's own figures (BERT-base, 12 layers of 12 heads; MIMIC-III)."
     distances = ("Distances among JS matrices", PAPER_DISTANCE, ".2f")
     yield _triangles(PAPER_MODELS, [(_KINDS[0][0], PAPER_SPEARMAN, ".2f"), distances])
@@ -459,7 +489,8 @@ def _parts(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _triangles(
-    names: Sequence[str], blocks: Sequence[tuple[str, Sequence[Sequence[float]] | Floats, str]]
+    names: Sequence[str],
+    blocks: Sequence[tuple[str, Sequence[Sequence[float]] | Floats, str]],
 ) -> str:
     rows = []
     for title, values, form in blocks:
@@ -521,14 +552,20 @@ def run_attention(
     named = named_models(models)
     with on_disk(out, FednotesError):
         out.mkdir(parents=True, exist_ok=True)
-    read = (note.text for path in notes for note in read_notes(path, categories=categories))
+    read = (
+        note.text for path in notes for note in read_notes(path, categories=categories)
+    )
     texts = stretches(read, sample, length, seed)
     if not texts:
-        raise DataError(f"no note with text in {', '.join(map(str, notes)) or 'no file'}")
+        raise DataError(
+            f"no note with text in {', '.join(map(str, notes)) or 'no file'}"
+        )
     heads = analyse(named, texts, length=length, progress=progress)
     facts = _facts(heads, length, seed)
     # a line for each: matrices of a line a number are long
-    lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in _plain(facts).items())
+    lines = ",\n".join(
+        f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in _plain(facts).items()
+    )
     write_text(out / "attention.json", f"{{\n{lines}\n}}\n", private=False)
     ending = "Plot: entropy_by_depth.png."
     try:
@@ -603,12 +640,18 @@ def _entropy_by_depth(heads: Mapping[str, Heads]) -> Any:
     panel = figure.subplots()
     places = np.arange(1, layers + 1)
     step = 0.48 / len(heads)  # models stand side by side within a layer
-    for number, ((name, each), (colour, marker)) in enumerate(zip(heads.items(), cycle(_MARKS))):
+    for number, ((name, each), (colour, marker)) in enumerate(
+        zip(heads.items(), cycle(_MARKS))
+    ):
         x = places + (number - (len(heads) - 1) / 2) * step
         across = np.repeat(x, each.entropy.shape[1])
         y = each.entropy.ravel()
-        panel.scatter(across, y, s=16, c=colour, marker=marker, alpha=0.45, linewidths=0)
-        panel.plot(x, each.by_depth, color=colour, marker=marker, ms=5, lw=2, label=name)
+        panel.scatter(
+            across, y, s=16, c=colour, marker=marker, alpha=0.45, linewidths=0
+        )
+        panel.plot(
+            x, each.by_depth, color=colour, marker=marker, ms=5, lw=2, label=name
+        )
     bottom = -0.02 * panel.get_ylim()[1]  # a head on one token lies at 0: all of it
     panel.set(xticks=places, xlabel="layer", ylabel="entropy of attention (nats)")
     panel.set_ylim(bottom=bottom)

@@ -50,7 +50,9 @@ class Row:
     def choices(self) -> Iterator[Settings]:
         """The settings that are tried; the empty one alone where nothing is searched."""
         for values in product(*self.search.values()):
-            yield tuple(f"{k}={_toml(v)}" for k, v in zip(self.search, values, strict=True))
+            yield tuple(
+                f"{k}={_toml(v)}" for k, v in zip(self.search, values, strict=True)
+            )
 
 
 def _toml(value: Any) -> str:
@@ -139,7 +141,10 @@ class Grid:
     @property
     def jobs(self) -> tuple[str, ...]:
         """The jobs that it names, its own first."""
-        others = (*(row.base for row in self.runs), *(each.base for each in self.before))
+        others = (
+            *(row.base for row in self.runs),
+            *(each.base for each in self.before),
+        )
         return tuple(dict.fromkeys(name for name in (self.base, *others) if name))
 
 
@@ -214,12 +219,18 @@ def own_jobs(grid: Grid, folder: str, given: Sequence[str]) -> Jobs:
             )
         if name in own:
             raise ConfigError(f"--base {text}: {name!r} has {own[name]} already")
-        asked, found = (load_table(each)[0].get("method") for each in (f"{folder}/{name}", job))
+        asked, found = (
+            load_table(each)[0].get("method") for each in (f"{folder}/{name}", job)
+        )
         if asked != found:
-            raise ConfigError(f"--base {job}: is of method {found!r}, the experiment of {asked!r}")
+            raise ConfigError(
+                f"--base {job}: is of method {found!r}, the experiment of {asked!r}"
+            )
         own[name] = job
     if own and grid.base not in own:
-        raise ConfigError(f"--base {given[0]}: the experiment's own job is missing: --base JOB")
+        raise ConfigError(
+            f"--base {given[0]}: the experiment's own job is missing: --base JOB"
+        )
     return Jobs(folder, own)
 
 
@@ -228,7 +239,11 @@ def rows_of(grid: Grid, jobs: Jobs, full: bool) -> tuple[list[Row], list[str]]:
 
     On jobs of the user's own, rows of a job that was not given would mix corpora.
     """
-    rows = [replace(row, base=row.base or grid.base) for row in grid.runs if full or not row.full]
+    rows = [
+        replace(row, base=row.base or grid.base)
+        for row in grid.runs
+        if full or not row.full
+    ]
     kept = [row for row in rows if not jobs.own or row.base in jobs.own]
     left = dict.fromkeys(row.base for row in rows if row not in kept)
     named = []
@@ -285,7 +300,9 @@ class Request:
         return before.budget
 
 
-def plan_before(before: Before, request: Request, seeds: Sequence[int]) -> list[GridRun]:
+def plan_before(
+    before: Before, request: Request, seeds: Sequence[int]
+) -> list[GridRun]:
     """Return the runs of a model that others start from; the grid's own size is not for them.
 
     Raises:
@@ -344,7 +361,11 @@ def plan(
     runs = []
     for choice in row.choices():
         if searches and holding_out:
-            runs.append(maker.run((*common, *choice, *holding_out), seeds[0], choice, trial=True))
+            runs.append(
+                maker.run(
+                    (*common, *choice, *holding_out), seeds[0], choice, trial=True
+                )
+            )
         extra = holding_out if needs_validation else ()
         runs += [maker.run((*common, *choice, *extra), seed, choice) for seed in seeds]
     return runs
@@ -365,7 +386,9 @@ class _Maker:
         """Return the job with these settings. Raises ConfigError, which names the row's job."""
         return self._job(self._complete(settings, seed, self.stand_ins))
 
-    def run(self, settings: Settings, seed: int, choice: Settings, trial: bool = False) -> GridRun:
+    def run(
+        self, settings: Settings, seed: int, choice: Settings, trial: bool = False
+    ) -> GridRun:
         """Return one run."""
         name = self.request.jobs[self.row.base]
         chosen = self._complete(settings, seed, self.models)
@@ -406,7 +429,9 @@ def seeds_of(row: Row, size: Size, full: bool) -> tuple[int, ...]:
     return row.seeds if row.seeds and (row.full or not full) else size.seeds
 
 
-def settings_for(job: str, own: Settings, settings: Settings) -> tuple[Settings, dict[str, str]]:
+def settings_for(
+    job: str, own: Settings, settings: Settings
+) -> tuple[Settings, dict[str, str]]:
     """Divide the user's settings into those that a run takes and the others, with the reason.
 
     Args:
@@ -415,7 +440,12 @@ def settings_for(job: str, own: Settings, settings: Settings) -> tuple[Settings,
         settings: The user's.
     """
     method = next(
-        (text.partition("=")[2].strip(" '\"") for text in own if text.startswith("method=")), ""
+        (
+            text.partition("=")[2].strip(" '\"")
+            for text in own
+            if text.startswith("method=")
+        ),
+        "",
     )
     taken = []
     skipped = {}
@@ -460,7 +490,11 @@ def _holding_out(row: Row, job: Job) -> Settings:
     if job.synthetic is not None:
         return ()
     for site in job.sites.values():
-        if getattr(site, "valid", "") or site.valid_fraction or getattr(site, "hold_out", 0):
+        if (
+            getattr(site, "valid", "")
+            or site.valid_fraction
+            or getattr(site, "hold_out", 0)
+        ):
             return ()
     if job.data != "documents":
         raise ConfigError(
@@ -475,7 +509,11 @@ def _require_sites(row: Row, job: str, settings: Settings) -> None:
     sites = load_table(job)[0].get("sites", {})
     for setting in settings:
         top, *rest = setting.partition("=")[0].strip().split(".")
-        if top == "sites" and len(rest) > 1 and (not sites or rest[0] not in {"*", *sites}):
+        if (
+            top == "sites"
+            and len(rest) > 1
+            and (not sites or rest[0] not in {"*", *sites})
+        ):
             raise ConfigError(
                 f"row {row.label!r} sets {setting}, but {job} has "
                 + (f"no site {rest[0]!r}" if sites else "no [sites.NAME] tables")

@@ -35,7 +35,16 @@ from fednotes.jobs.results import some_of
 from fednotes.jobs.simulate import parts_of
 
 _KEPT = 2  # jobs' data in memory, so that rows of one corpus read it once
-_NOT_DATA = {"training", "model", "title", "notes", "conditions", "threads", "federation", "method"}
+_NOT_DATA = {
+    "training",
+    "model",
+    "title",
+    "notes",
+    "conditions",
+    "threads",
+    "federation",
+    "method",
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,9 @@ class Rehearsal:
     def _load(self, job: Job) -> Sites:
         """Return the job's data, read once for jobs that read the same."""
         table = {key: value for key, value in job.table.items() if key not in _NOT_DATA}
-        key = json.dumps([job.data, str(job.folder), table], sort_keys=True, default=str)
+        key = json.dumps(
+            [job.data, str(job.folder), table], sort_keys=True, default=str
+        )
         if key not in self._sites:
             while len(self._sites) >= _KEPT:
                 del self._sites[next(iter(self._sites))]
@@ -156,12 +167,16 @@ def plan_grid(
             else:
                 planned.groups.append(runs)
 
-    used = {name for runs in planned.groups for name in _named_models(runs[0].row, befores)}
+    used = {
+        name for runs in planned.groups for name in _named_models(runs[0].row, befores)
+    }
     if grid.attention is not None:
         used = {each.name for each in befores}
         for name, reason in refused.items():
             planned.left_out.append(LeftOut(name, "", reason))
-    planned.first = [run for name in before_runs if name in used for run in before_runs[name]]
+    planned.first = [
+        run for name in before_runs if name in used for run in before_runs[name]
+    ]
     planned.models = models
     _require_something(planned, grid)
     _say_left_out(planned.left_out, say)
@@ -175,15 +190,22 @@ def refuse_settings(rows: Sequence[Row], grid: Grid, request: Request) -> None:
     for setting in request.settings:
         key = setting.partition("=")[0].strip()
         if key == "seed":
-            raise ConfigError(f"--set {setting}: the rows say their seeds: give --seed instead")
+            raise ConfigError(
+                f"--set {setting}: the rows say their seeds: give --seed instead"
+            )
         if key == "conditions":
-            raise ConfigError(f"--set {setting}: the rows of an experiment say their conditions")
+            raise ConfigError(
+                f"--set {setting}: the rows of an experiment say their conditions"
+            )
         jobs = {row.base for row in rows} | {each.base for each in befores}
         if not any(has_key(request.jobs[job], key) for job in jobs):
             load_job(request.jobs[grid.base], (setting,))  # raises with the nearest key
-            raise ConfigError(f"--set {setting}: no job of this experiment has the key {key!r}")
+            raise ConfigError(
+                f"--set {setting}: no job of this experiment has the key {key!r}"
+            )
         takes = [
-            has_key(request.jobs[row.base], key) and not sets_itself(request.own_settings(row), key)
+            has_key(request.jobs[row.base], key)
+            and not sets_itself(request.own_settings(row), key)
             for row in rows
         ]
         takes += [
@@ -199,7 +221,10 @@ def refuse_settings(rows: Sequence[Row], grid: Grid, request: Request) -> None:
 
 
 def _plan_befores(
-    befores: Sequence[Before], request: Request, seeds: Sequence[int], rehearsal: Rehearsal
+    befores: Sequence[Before],
+    request: Request,
+    seeds: Sequence[int],
+    rehearsal: Rehearsal,
 ) -> tuple[dict[str, list[GridRun]], dict[str, str]]:
     """Return the runs by the name of their model, and the models that cannot be made, with why."""
     runs: dict[str, list[GridRun]] = {}
@@ -234,7 +259,9 @@ def _folders(before_runs: Mapping[str, Sequence[GridRun]], seed: int) -> dict[st
     }
 
 
-def _stand_ins(before_runs: Mapping[str, Sequence[GridRun]], seed: int) -> dict[str, str]:
+def _stand_ins(
+    before_runs: Mapping[str, Sequence[GridRun]], seed: int
+) -> dict[str, str]:
     """Return what stands for each model in a rehearsal: itself, or what its run starts from."""
     found = _folders(before_runs, seed)
     for name, folder in found.items():
@@ -284,7 +311,9 @@ def _say_left_out(left_out: Sequence[LeftOut], say: Callable[[str], None]) -> No
         say(f"left out: {'; '.join(rows)}: {reason}")
 
 
-def _say_settings(planned: Planned, request: Request, say: Callable[[str], None]) -> None:
+def _say_settings(
+    planned: Planned, request: Request, say: Callable[[str], None]
+) -> None:
     for setting, reason in skipped_settings(planned, request):
         say(f"--set {setting} does not reach {reason}")
 

@@ -38,7 +38,12 @@ from fednotes.apps.experiments.grids import (
     own_jobs,
     rows_of,
 )
-from fednotes.apps.experiments.planning import Rehearsal, by_reason, plan_grid, skipped_settings
+from fednotes.apps.experiments.planning import (
+    Rehearsal,
+    by_reason,
+    plan_grid,
+    skipped_settings,
+)
 from fednotes.apps.experiments.tables import KINDS, MISSING, RATES, is_plain, markdown
 from fednotes.core.errors import (
     ConfigError,
@@ -59,15 +64,22 @@ from fednotes.jobs.simulate import LONG
 from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
 from fednotes.metrics.gap import over_seeds
 
-Told = Callable[[str, int, int], None]  # the run that has ended, how many have, of how many
-Cell = tuple[list[GridRun], list[dict[str, Any]]]  # of a row and condition; what else was tried
+Told = Callable[
+    [str, int, int], None
+]  # the run that has ended, how many have, of how many
+Cell = tuple[
+    list[GridRun], list[dict[str, Any]]
+]  # of a row and condition; what else was tried
 
 
 @lru_cache(maxsize=1)
 def grids() -> Mapping[str, Path]:
     """Grid files by name, such as `fedner-table2`."""
     root = Path(str(resources.files("fednotes") / "apps" / "experiments"))
-    found = {f"{path.parent.name}-{path.stem}": path for path in sorted(root.glob("*/*.toml"))}
+    found = {
+        f"{path.parent.name}-{path.stem}": path
+        for path in sorted(root.glob("*/*.toml"))
+    }
     return {name: path for name, path in found.items() if "base" in read_toml(path)}
 
 
@@ -197,12 +209,16 @@ class _Work:
         self._all = self._left = self._done = 0
         self._timed = False
 
-    def expect(self, first: Sequence[GridRun], groups: Sequence[Sequence[GridRun]]) -> None:
+    def expect(
+        self, first: Sequence[GridRun], groups: Sequence[Sequence[GridRun]]
+    ) -> None:
         """Say how things stand before anything runs."""
         needed = [*first]
         for group in groups:  # whichever setting is chosen runs on the other seeds
             needed += _trials(group)
-            needed += [r for r in group if r.choice == group[0].choice and not r.is_trial]
+            needed += [
+                r for r in group if r.choice == group[0].choice and not r.is_trial
+            ]
         self._all = len({run.folder for run in needed})
         every = [*first, *(run for group in groups for run in group)]
         states = {run.folder: (run.done, run.begun) for run in every}.values()
@@ -214,7 +230,11 @@ class _Work:
 
     def do(self, runs: Sequence[GridRun]) -> None:
         """Run what was not run before. Raises FednotesError."""
-        new = [run for run in {r.folder: r for r in runs}.values() if run.folder not in self._seen]
+        new = [
+            run
+            for run in {r.folder: r for r in runs}.values()
+            if run.folder not in self._seen
+        ]
         self._seen |= {run.folder for run in new}
         if self._agree is not None and not self._timed:
             waiting = next((run for run in new if not run.done), None)
@@ -273,16 +293,18 @@ def _run(run: GridRun) -> str:
 def _said(output: str) -> str:
     """The first error that a command told, else its last line."""
     lines = output.strip().splitlines() or ["no output"]
-    return next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix(
-        "error: "
-    )
+    return next(
+        (line for line in lines if line.startswith("error: ")), lines[-1]
+    ).removeprefix("error: ")
 
 
 def require_notes(asked: Attention, jobs: Jobs, base: str) -> None:
     """Raise DataError unless the notes that attention is compared on are there."""
     for path in _notes_of(asked, jobs, base)[0]:
         if not path.exists():
-            raise DataError(f"{path}: no such file or folder of notes to compare attention on")
+            raise DataError(
+                f"{path}: no such file or folder of notes to compare attention on"
+            )
 
 
 def _notes_of(asked: Attention, jobs: Jobs, base: str) -> tuple[list[Path], list[str]]:
@@ -291,12 +313,19 @@ def _notes_of(asked: Attention, jobs: Jobs, base: str) -> tuple[list[Path], list
         return [Path(expand(path, "notes")) for path in asked.notes], []
     job = load_job(jobs[base])
     sites = job.sites.values()
-    notes = [present(job.located(path, "path")) for site in sites for path in site.files]
+    notes = [
+        present(job.located(path, "path")) for site in sites for path in site.files
+    ]
     return notes, [name for site in sites for name in site.categories]
 
 
 def _attention(
-    asked: Attention, models: Mapping[str, str], out: Path, size: Size, jobs: Jobs, base: str
+    asked: Attention,
+    models: Mapping[str, str],
+    out: Path,
+    size: Size,
+    jobs: Jobs,
+    base: str,
 ) -> dict[str, Any]:
     """Compare attention heads; the table of the paper's section 4.3.
 
@@ -318,7 +347,9 @@ def _attention(
 Summaries = Mapping[int, Mapping[str, Any]]  # seed → a run's summary
 
 
-def gather(grid: Grid, size: Size, cells: Sequence[Cell], names: Sequence[str]) -> dict[str, Any]:
+def gather(
+    grid: Grid, size: Size, cells: Sequence[Cell], names: Sequence[str]
+) -> dict[str, Any]:
     """Mean and standard deviation over seeds for every row, condition and site.
 
     names: of the jobs, for pairs of rows whose labels have one.
@@ -334,7 +365,16 @@ def gather(grid: Grid, size: Size, cells: Sequence[Cell], names: Sequence[str]) 
         found.append(row)
     for row in found:
         row["gap"] = _gap(grid, row.pop("of"), row["condition"], read)
-    told = ("title", "x", "score", "columns", "by_output", "against", "megabytes", "seconds")
+    told = (
+        "title",
+        "x",
+        "score",
+        "columns",
+        "by_output",
+        "against",
+        "megabytes",
+        "seconds",
+    )
     return {
         **{name: getattr(grid, name) for name in (*told, "paper", "paper_note")},
         "note": size.note,
@@ -356,19 +396,26 @@ def _gap(
     seeds = sorted(set.intersection(*map(set, rows)))
     names = (ends[0][1], condition, ends[1][1])
     scores = [
-        [_lead(grid, of[seed], c) for seed in seeds] for of, c in zip(rows, names, strict=True)
+        [_lead(grid, of[seed], c) for seed in seeds]
+        for of, c in zip(rows, names, strict=True)
     ]
     try:
         shares, why = over_seeds(*scores)
     except MissingExtra as missing:
         return {"why": str(missing)}
-    return {"why": why} if why else summarise([{"closed": share} for share in shares])["closed"]
+    return (
+        {"why": why}
+        if why
+        else summarise([{"closed": share} for share in shares])["closed"]
+    )
 
 
 def _lead(grid: Grid, run: Mapping[str, Any], condition: str) -> float:
     """The score that a gap is measured in, more being better: the grid's last column of scores, or
     the mean strict F1; NaN where the run has none."""
-    names = [name for name in grid.columns if name != "s" and not name.startswith("MB ")]
+    names = [
+        name for name in grid.columns if name != "s" and not name.startswith("MB ")
+    ]
     if not names:
         return float(_picked(run, condition, grid.score)["mean"]["strict"]["f1"])
     found = column(run, condition, names[-1])
@@ -396,7 +443,9 @@ def _row(
             [_not_annotated(run, condition) for run in read if grid.score == "test"]
         ),
         "seconds": sum(run["seconds"] for run in read) / len(read),
-        "megabytes": sum(r["bytes_up"] + r["bytes_down"] for r in read) / len(read) / 1e6,
+        "megabytes": sum(r["bytes_up"] + r["bytes_down"] for r in read)
+        / len(read)
+        / 1e6,
         "within": summarise([_within(r.folder, condition, grid) for r in own]),
     }
 
@@ -431,7 +480,11 @@ def _tested(
 ) -> dict[str, Any]:
     """Pairs of rows: the mean difference over the seeds that both have, tested where these are
     enough; or why that cannot be. Nothing is claimed of validation scores."""
-    both = [(name, "federated") for name, c in read if c == "alone" and (name, "federated") in read]
+    both = [
+        (name, "federated")
+        for name, c in read
+        if c == "alone" and (name, "federated") in read
+    ]
     asked = [((name, c), (name, "alone")) for name, c in both]
     for pair, name in product(grid.pairs, names or ("",)):
         first, second = (_end(text.replace("{job}", name)) for text in pair)
@@ -440,7 +493,9 @@ def _tested(
     found: list[dict[str, Any]] = []
     for ends in dict.fromkeys(asked if grid.score == "test" else ()):
         seeds = sorted(set(read[ends[0]]) & set(read[ends[1]]))
-        scores = [[_measures(grid, read[end][seed], end[1]) for seed in seeds] for end in ends]
+        scores = [
+            [_measures(grid, read[end][seed], end[1]) for seed in seeds] for end in ends
+        ]
         try:
             tested = dict(_differences(*scores)) if len(seeds) >= FEWEST_SEEDS else {}
         except MissingExtra as missing:
@@ -469,7 +524,9 @@ def _differences(
             yield name, asdict(paired_t(found))
 
 
-def _measures(grid: Grid, run: Mapping[str, Any], condition: str) -> dict[str, float | None]:
+def _measures(
+    grid: Grid, run: Mapping[str, Any], condition: str
+) -> dict[str, float | None]:
     """The shares of a run that pairs are compared by."""
     if grid.by_output:
         diseases = _diseases([dict(run)], condition).values()
@@ -477,7 +534,11 @@ def _measures(grid: Grid, run: Mapping[str, Any], condition: str) -> dict[str, f
     if grid.columns:
         return {c: column(run, condition, c) for c in grid.columns if not is_plain(c)}
     picked = _picked(run, condition, grid.score)
-    return {name: score["strict"]["f1"] for name, score in picked.items() if "strict" in score}
+    return {
+        name: score["strict"]["f1"]
+        for name, score in picked.items()
+        if "strict" in score
+    }
 
 
 def _picked(run: Mapping[str, Any], condition: str, of: str) -> dict[str, Any]:
@@ -485,7 +546,10 @@ def _picked(run: Mapping[str, Any], condition: str, of: str) -> dict[str, Any]:
     if of == "validation":
         valid = run["valid"][condition]
         held_out = {site: f1 for site, f1 in valid["sites"].items() if f1 is not None}
-        return {n: {"strict": {"f1": f1}} for n, f1 in {**held_out, "mean": valid["mean"]}.items()}
+        return {
+            n: {"strict": {"f1": f1}}
+            for n, f1 in {**held_out, "mean": valid["mean"]}.items()
+        }
     scores = {site: by[condition] for site, by in run["sites"].items()}
     scores["mean"] = run["mean"][condition]
     return {

@@ -25,7 +25,9 @@ def page(parts: Iterable[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def grid_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+def grid_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
+) -> str:
     """A table of Markdown; `left` columns are names, the others numbers."""
     ruler = "---|" * left + "---:|" * (len(heads) - left)
     lines = (f"| {' | '.join(row)} |" for row in rows)
@@ -66,7 +68,8 @@ def _of_left_out(table: Mapping[str, Any]) -> Iterator[str]:
 def _choice(row: Mapping[str, Any]) -> str:
     """The settings that validation data chose, among which."""
     tried = "; ".join(
-        f"{_settings(each['set'])}: {100 * each['validation']:.1f}" for each in row["tried"]
+        f"{_settings(each['set'])}: {100 * each['validation']:.1f}"
+        for each in row["tried"]
     )
     return f"- {row['label']}, {row['condition']}: {_settings(row['chosen'])} ({tried})"
 
@@ -79,7 +82,9 @@ def _of_pairs(table: Mapping[str, Any]) -> Iterator[str]:
     """Paired tests over seeds; where seeds are few, that nothing is claimed."""
     tested = [pair for pair in table["pairs"] if pair["differences"]]
     if tested:
-        columns = list(dict.fromkeys(name for pair in tested for name in pair["differences"]))
+        columns = list(
+            dict.fromkeys(name for pair in tested for name in pair["differences"])
+        )
         yield (
             "Differences in points, with 95 % intervals and p of a paired t test over seeds "
             "(each p is of a single test):"
@@ -93,7 +98,9 @@ def _of_pairs(table: Mapping[str, Any]) -> Iterator[str]:
             for pair in tested
         )
         yield grid_table(("first minus second", "seeds", *columns), rows)
-    few = {len(row["seeds"]) for row in table["rows"] if len(row["seeds"]) < FEWEST_SEEDS}
+    few = {
+        len(row["seeds"]) for row in table["rows"] if len(row["seeds"]) < FEWEST_SEEDS
+    }
     if few and table["score"] == "test":
         yield (
             f"{' or '.join(map(str, sorted(few)))} seed{'s' * (few != {1})}: no difference is "
@@ -116,7 +123,9 @@ def _seeds(table: Mapping[str, Any]) -> str:
     by_row = {tuple(row["seeds"]) for row in table["rows"]}
     if len(by_row) == 1:
         return f"seeds {', '.join(map(str, table['seeds']))}"
-    return "seeds " + " or ".join(", ".join(map(str, seeds)) for seeds in sorted(by_row, key=len))
+    return "seeds " + " or ".join(
+        ", ".join(map(str, seeds)) for seeds in sorted(by_row, key=len)
+    )
 
 
 def _of_runs(table: Mapping[str, Any]) -> Iterator[str]:
@@ -134,7 +143,8 @@ def _of_runs(table: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         (
             row["label"],
-            row["condition"] + (f" + {row['beyond']}" if row["beyond"] and sites else ""),
+            row["condition"]
+            + (f" + {row['beyond']}" if row["beyond"] and sites else ""),
             *([str(len(row["seeds"]))] if uneven else []),
             *each.values(),
         )
@@ -160,7 +170,10 @@ def _of_rates(table: Mapping[str, Any]) -> Iterator[str]:
             (
                 row["label"],
                 row["condition"],
-                *(_precision_recall(row["scores"].get(name, {}).get(kind, {})) for name in places),
+                *(
+                    _precision_recall(row["scores"].get(name, {}).get(kind, {}))
+                    for name in places
+                ),
             )
             for row in table["rows"]
         ]
@@ -169,7 +182,9 @@ def _of_rates(table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _precision_recall(score: Mapping[str, Any]) -> str:
-    return " / ".join(_cell(score.get(rate, MISSING)) for rate in ("precision", "recall"))
+    return " / ".join(
+        _cell(score.get(rate, MISSING)) for rate in ("precision", "recall")
+    )
 
 
 def _own_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
@@ -179,7 +194,9 @@ def _own_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, st
         best = next((r for r in table["rows"] if r["label"] == table["against"]), row)
         ends = [each["columns"][table["columns"][-1]]["mean"] for each in (best, row)]
         known = row is not best and None not in ends
-        cells[f"behind {table['against']}"] = f"{100 * (ends[0] - ends[1]):.1f}" if known else ""
+        cells[f"behind {table['against']}"] = (
+            f"{100 * (ends[0] - ends[1]):.1f}" if known else ""
+        )
     return cells | _foreign_cells(table, row) | _gap_cells(table, row)
 
 
@@ -221,7 +238,9 @@ def _number(name: str, score: Mapping[str, float | None]) -> str:
     """A share in percent, another number as it is."""
     if not is_plain(name):
         return _cell(score)
-    return _cell(score, 3 if name.endswith(("loss", "brier")) else 0 if name == "s" else 2, 1)
+    return _cell(
+        score, 3 if name.endswith(("loss", "brier")) else 0 if name == "s" else 2, 1
+    )
 
 
 def is_plain(column: str) -> bool:
@@ -237,11 +256,16 @@ def _of_diseases(table: Mapping[str, Any]) -> Iterator[str]:
     diseases = list(dict.fromkeys(name for row in rows for name in row["by_output"]))
     beside = any(name in paper for name in diseases)
     figures = list(next(iter(paper.values()))) if beside else []
-    named = [f"{row['label']}, {row['condition']}: " if len(rows) > 1 else "" for row in rows]
+    named = [
+        f"{row['label']}, {row['condition']}: " if len(rows) > 1 else "" for row in rows
+    ]
     heads = [f"{name}{head}" for name in named for _, head in _OF_A_DISEASE]
     heads += [f"paper: {head}" for head in figures]
     shown = {}
-    for name in [*diseases, *(p for p in paper if beside and p not in {*diseases, "average"})]:
+    for name in [
+        *diseases,
+        *(p for p in paper if beside and p not in {*diseases, "average"}),
+    ]:
         shown[name] = [
             _cell(row["by_output"].get(name, {}).get(key, MISSING))
             for row in rows
@@ -251,7 +275,9 @@ def _of_diseases(table: Mapping[str, Any]) -> Iterator[str]:
     for name, cells in shown.items():
         given = paper.get(name, {})
         cells += [f"{given[head]:.1f}" if head in given else "" for head in figures]
-    yield grid_table(("disease", *heads), ([name, *cells] for name, cells in shown.items()))
+    yield grid_table(
+        ("disease", *heads), ([name, *cells] for name, cells in shown.items())
+    )
     if paper and not beside:
         yield from _of_paper(table)
     elif table["paper_note"]:
@@ -267,11 +293,15 @@ def _average(row: Mapping[str, Any], key: str) -> str:
 def _of_paper(table: Mapping[str, Any]) -> Iterator[str]:
     heads = list(next(iter(table["paper"].values())))
     yield f"The paper's own figures. {table['paper_note']}"
-    rows = ([name, *(f"{of[h]:.2f}" for h in heads)] for name, of in table["paper"].items())
+    rows = (
+        [name, *(f"{of[h]:.2f}" for h in heads)] for name, of in table["paper"].items()
+    )
     yield grid_table(("run", *heads), rows)
 
 
-def _cell(score: Mapping[str, float | None], digits: int = 1, factor: float = 100) -> str:
+def _cell(
+    score: Mapping[str, float | None], digits: int = 1, factor: float = 100
+) -> str:
     mean, std = score["mean"], score["std"]
     if mean is None:
         return "–"
@@ -306,14 +336,21 @@ def plot(table: Mapping[str, Any], path: Path) -> bool:
                 for row in rows
             ]
             factor = 1 if is_plain(column) else 100
-            means = [float("nan") if s["mean"] is None else factor * s["mean"] for s in scores]
+            means = [
+                float("nan") if s["mean"] is None else factor * s["mean"]
+                for s in scores
+            ]
             spread = [factor * (score["std"] or 0) for score in scores]
             if table["x"]:
                 places = [row["x"] for row in rows]
-                panel.errorbar(places, means, spread, marker="o", capsize=3, label=condition)
+                panel.errorbar(
+                    places, means, spread, marker="o", capsize=3, label=condition
+                )
             else:
                 heights = [-labels.index(row["label"]) for row in rows]
-                panel.errorbar(means, heights, xerr=spread, fmt="o", capsize=3, label=condition)
+                panel.errorbar(
+                    means, heights, xerr=spread, fmt="o", capsize=3, label=condition
+                )
         panel.set_title(column)
         panel.set_xlabel(table["x"] or ("" if table["columns"] else "strict F1 (%)"))
         if not table["x"]:

@@ -37,8 +37,14 @@ from fednotes.core.kernels import kernel
 from fednotes.core.settings import checked
 from fednotes.core.tensors import require_like
 
-CLASSES = (ABSENT, PRESENT, QUESTIONABLE)  # columns of scores, in the order of their labels
-SPARSE_INTERCEPT = 0.01  # scikit-learn's smaller step of the intercept with sparse features
+CLASSES = (
+    ABSENT,
+    PRESENT,
+    QUESTIONABLE,
+)  # columns of scores, in the order of their labels
+SPARSE_INTERCEPT = (
+    0.01  # scikit-learn's smaller step of the intercept with sparse features
+)
 
 
 @checked(frozen=True)
@@ -103,7 +109,9 @@ class Features:
         """
         matrix = np.ascontiguousarray(dense, np.float64)
         if matrix.ndim != 2 or not np.isfinite(matrix).all():
-            raise DataError("features must be a matrix of finite numbers, (patients, features)")
+            raise DataError(
+                "features must be a matrix of finite numbers, (patients, features)"
+            )
         row, column = map(np.ascontiguousarray, np.nonzero(matrix))
         offsets = offsets_of(np.bincount(row, minlength=len(matrix)))
         return cls(matrix[row, column], column, offsets, matrix.shape[1], sparse=False)
@@ -143,7 +151,9 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
     with np.errstate(invalid="ignore"):
         value = value / length[row]
     if not np.isfinite(value).all():
-        raise DataError("a feature is not a finite number: a concept's weight (idf) must be one")
+        raise DataError(
+            "a feature is not a finite number: a concept's weight (idf) must be one"
+        )
     offsets = offsets_of(np.bincount(row, minlength=len(bags)))
     return Features(value, column, offsets, bags.vocabulary)
 
@@ -151,15 +161,23 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
 # ---- machines --------------------------------------------------------------------------------
 
 
-def classes_of(counts: Mapping[str, np.ndarray], least: int = 20) -> tuple[tuple[int, ...], ...]:
+def classes_of(
+    counts: Mapping[str, np.ndarray], least: int = 20
+) -> tuple[tuple[int, ...], ...]:
     """The classes of each disease, from label counts summed over sites.
 
     counts: "absent", "present", "questionable" → (diseases,), as `Cohort.label_counts`.
     Questionable is a class where at least `least` patients are; the paper leaves it out
     where there are too few. Absent and present are classes where there is anyone.
     """
-    enough = (counts["absent"] > 0, counts["present"] > 0, counts["questionable"] >= max(least, 1))
-    return tuple(tuple(np.flatnonzero(row).tolist()) for row in np.stack(enough, axis=1))
+    enough = (
+        counts["absent"] > 0,
+        counts["present"] > 0,
+        counts["questionable"] >= max(least, 1),
+    )
+    return tuple(
+        tuple(np.flatnonzero(row).tolist()) for row in np.stack(enough, axis=1)
+    )
 
 
 class LinearSVMs:
@@ -173,16 +191,23 @@ class LinearSVMs:
     """
 
     def __init__(
-        self, classes: Sequence[Sequence[int]], features: int, config: SvmConfig | None = None
+        self,
+        classes: Sequence[Sequence[int]],
+        features: int,
+        config: SvmConfig | None = None,
     ) -> None:
         self.config = config or SvmConfig()
         self.classes = tuple(tuple(sorted(each)) for each in classes)
-        if any(c not in CLASSES or each.count(c) > 1 for each in self.classes for c in each):
+        if any(
+            c not in CLASSES or each.count(c) > 1 for each in self.classes for c in each
+        ):
             raise ConfigError(f"classes of a disease are some of {CLASSES}, each once")
         self.machines = tuple(
             (disease, positive)
             for disease, each in enumerate(self.classes)
-            for positive in (each[1:] if len(each) == 2 else each if len(each) > 2 else ())
+            for positive in (
+                each[1:] if len(each) == 2 else each if len(each) > 2 else ()
+            )
         )
         self.weight = np.zeros((features, len(self.machines)))
         self.intercept = np.zeros(len(self.machines))
@@ -207,7 +232,9 @@ class LinearSVMs:
 
         Raises TrainingError where it is missing or does not fit.
         """
-        given = {name: value for name, value in tensors.items() if name in self.trainable()}
+        given = {
+            name: value for name, value in tensors.items() if name in self.trainable()
+        }
         require_like(self.sent(), given)
         for name, value in self.trainable().items():
             value.copy_(given[name])
@@ -249,17 +276,36 @@ class LinearSVMs:
         weights: (machines, 2), see `balanced`. Returns the sum of losses before each step and
         how many pairs of patient and machine it is over.
         """
-        x, rows, config = self._fitting(features), np.asarray(order, np.int64), self.config
+        x, rows, config = (
+            self._fitting(features),
+            np.asarray(order, np.int64),
+            self.config,
+        )
         targets = self.targets(labels)
-        if len(targets) != len(x) or (len(rows) and not 0 <= rows.min() <= rows.max() < len(x)):
-            raise DataError(f"{len(x)} patients have {len(targets)} rows of labels, or rows beyond")
+        if len(targets) != len(x) or (
+            len(rows) and not 0 <= rows.min() <= rows.max() < len(x)
+        ):
+            raise DataError(
+                f"{len(x)} patients have {len(targets)} rows of labels, or rows beyond"
+            )
         both = np.ones((len(self.machines), 2)) if weights is None else weights
         schedule = ("constant", "optimal", "invscaling").index(config.learning_rate)
         # w ← w − η ∂ max(0, 1 − y (w·x + b)) / ∂w, patient by patient
         loss = _epoch(
             *(x.values, x.columns, x.offsets, rows, targets),
-            *(self.weight, self.intercept, self.steps, np.ascontiguousarray(both, np.float64)),
-            *(config.loss == "log", schedule, config.eta0, config.power_t, config.alpha),
+            *(
+                self.weight,
+                self.intercept,
+                self.steps,
+                np.ascontiguousarray(both, np.float64),
+            ),
+            *(
+                config.loss == "log",
+                schedule,
+                config.eta0,
+                config.power_t,
+                config.alpha,
+            ),
             SPARSE_INTERCEPT if x.sparse else 1.0,
         )
         return float(loss), int(np.count_nonzero(targets[rows]))
@@ -288,19 +334,27 @@ class LinearSVMs:
         known = np.isfinite(decision.max(axis=2, initial=-np.inf))
         return np.where(known, best, UNLABELLED).astype(np.int8)
 
-    def probabilities(self, features: Features, platt: np.ndarray | None = None) -> np.ndarray:
+    def probabilities(
+        self, features: Features, platt: np.ndarray | None = None
+    ) -> np.ndarray:
         """(patients, diseases, 3) sigmoid(a · score + b), scaled to sum to 1 over the classes.
 
         platt: (machines, 2) a and b of `fit_platt`. Without it 1 and 0, which is what the loss
         "log" means and for "hinge" says no more than the order. Zeros without classes.
         """
-        a, b = np.broadcast_to((1.0, 0.0) if platt is None else platt, (len(self.machines), 2)).T
-        with np.errstate(over="ignore"):  # exp of a large negative score: the sigmoid is zero
+        a, b = np.broadcast_to(
+            (1.0, 0.0) if platt is None else platt, (len(self.machines), 2)
+        ).T
+        with np.errstate(
+            over="ignore"
+        ):  # exp of a large negative score: the sigmoid is zero
             sigmoids = 1 / (1 + np.exp(-(a * self.scores(features) + b)))
         spread = self._spread(sigmoids, 1 - sigmoids, lone=1.0, other=0.0)
         total = spread.sum(axis=2, keepdims=True)
         # Where all sigmoids of a disease underflow to zero, no class is preferred.
-        even = [[(c in each) / max(1, len(each)) for c in CLASSES] for each in self.classes]
+        even = [
+            [(c in each) / max(1, len(each)) for c in CLASSES] for each in self.classes
+        ]
         share = spread / np.where(total > 0, total, 1)
         return np.where(total > 0, share, np.reshape(even, (-1, 3)))
 
@@ -320,7 +374,9 @@ class LinearSVMs:
 
     def _fitting(self, features: Features) -> Features:
         if features.width != len(self.weight):
-            raise DataError(f"{features.width} features for classifiers of {len(self.weight)}")
+            raise DataError(
+                f"{features.width} features for classifiers of {len(self.weight)}"
+            )
         return features
 
 
@@ -370,7 +426,9 @@ def _size(schedule, t, eta0, power, alpha):
 @kernel("void(f8[::1], i8[::1], i8[::1], f8[:,::1], f8[::1], f8[:,::1])", fused=False)
 def _scores(values, columns, offsets, weight, intercept, out):
     for row in range(out.shape[0]):
-        _score(values, columns, offsets[row], offsets[row + 1], weight, intercept, out[row])
+        _score(
+            values, columns, offsets[row], offsets[row + 1], weight, intercept, out[row]
+        )
 
 
 @kernel(
@@ -397,7 +455,9 @@ def _epoch(
             side = weights[k, 1] if y > 0.0 else weights[k, 0]
             total += side * loss
             # [phenotype svm]
-            update[k] = _size(schedule, steps[k], eta0, power, alpha) * (y * slope) * side
+            update[k] = (
+                _size(schedule, steps[k], eta0, power, alpha) * (y * slope) * side
+            )
             moves |= update[k] != 0.0
         if moves:
             for e in range(start, stop):
@@ -416,7 +476,9 @@ def _epoch(
 #     min_w  ½ ‖w‖² + C Σ_i s_i log(1 + exp(−y_i (w·x_i + b))),  s_i the weight of i's class
 # In a federation each site's own solutions are averaged, and further cycles change nothing.
 
-CHOICES = tuple(10.0**power for power in range(-2, 5))  # of C, where held-out patients choose it
+CHOICES = tuple(
+    10.0**power for power in range(-2, 5)
+)  # of C, where held-out patients choose it
 Labelled = tuple[Features, np.ndarray]  # features and (patients, diseases) labels
 
 
@@ -454,16 +516,24 @@ def fit(
         if len(np.unique(targets[rows, k])) == 2:
             solver = LogisticRegression(C=C or 1.0, tol=1e-6, max_iter=10_000)
             found = solver.fit(x[rows], targets[rows, k], sample_weight=side[rows, k])
-            machines.weight[:, k], machines.intercept[k] = found.coef_[0], found.intercept_[0]
+            machines.weight[:, k], machines.intercept[k] = (
+                found.coef_[0],
+                found.intercept_[0],
+            )
     return loss_of(machines, features, labels, weights)
 
 
 def loss_of(
-    machines: LinearSVMs, features: Features, labels: np.ndarray, weights: np.ndarray | None
+    machines: LinearSVMs,
+    features: Features,
+    labels: np.ndarray,
+    weights: np.ndarray | None,
 ) -> tuple[float, int]:
     """The sum of weighted logistic losses, and over how many pairs of patient and machine."""
     targets = machines.targets(labels)
-    losses = np.logaddexp(0.0, -targets * machines.scores(features)) * _sides(targets, weights)
+    losses = np.logaddexp(0.0, -targets * machines.scores(features)) * _sides(
+        targets, weights
+    )
     return float(losses.sum()), int(np.count_nonzero(targets))
 
 
@@ -475,11 +545,15 @@ def _sides(targets: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
 
 # ---- scores → probabilities ------------------------------------------------------------------
 
-LEAST_SLOPE = 0.1  # of a calibrated probability's log-odds, for a standard deviation of the score
+LEAST_SLOPE = (
+    0.1  # of a calibrated probability's log-odds, for a standard deviation of the score
+)
 _Sums = Callable[[np.ndarray], np.ndarray]
 
 
-def platt_sums(platt: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def platt_sums(
+    platt: np.ndarray, scores: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
     """(machines, 10) what `fit_platt` needs of one site's held-out patients; it adds over sites.
 
     platt: (machines, 2) a and b. scores, targets: (patients, machines), as the classifiers'
@@ -491,7 +565,14 @@ def platt_sums(platt: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> np
     small = np.exp(-np.abs(z))
     p = np.where(z >= 0, 1, small) / (1 + small)
     curve, positive, negative = p * (1 - p), targets > 0, targets < 0
-    moments = (np.logaddexp(0, z), p * scores, p, curve * scores**2, curve * scores, curve)
+    moments = (
+        np.logaddexp(0, z),
+        p * scores,
+        p,
+        curve * scores**2,
+        curve * scores,
+        curve,
+    )
     parts = [moment * (targets != 0) for moment in moments]
     parts += [positive, negative, positive * scores, negative * scores]
     return np.stack([np.sum(each, axis=0, dtype=np.float64) for each in parts], axis=1)
@@ -514,7 +595,9 @@ def fit_platt(sums: _Sums, machines: int, rounds: int = 50) -> np.ndarray:
     number = np.maximum(4 * first[:, 5], 1)
     variance = 4 * first[:, 3] / number - (2 * first[:, 1] / number) ** 2
     deviation = np.sqrt(np.maximum(variance, 0))
-    least = np.where(deviation > 0, LEAST_SLOPE / np.where(deviation > 0, deviation, 1), 1.0)
+    least = np.where(
+        deviation > 0, LEAST_SLOPE / np.where(deviation > 0, deviation, 1), 1.0
+    )
     weak = (kept[:, 0] < least)[:, None]
     if weak.any():
         start = np.where(weak, np.stack([least, 0 * least], axis=1), kept)
@@ -566,4 +649,6 @@ def _newton(derivatives: np.ndarray, slope: bool) -> np.ndarray:
     if not slope:
         return np.stack([0 * gb, -gb / bb], axis=1)
     determinant = np.maximum(aa * bb - ab * ab, 1e-24)
-    return np.stack([ab * gb - bb * ga, ab * ga - aa * gb], axis=1) / determinant[:, None]
+    return (
+        np.stack([ab * gb - bb * ga, ab * ga - aa * gb], axis=1) / determinant[:, None]
+    )

@@ -77,7 +77,9 @@ _ICD10 = rf"[A-Z][0-9][{_PCS}](?:\.?[{_PCS}]{{1,4}})?"
 SYSTEMS: Final[dict[str, System]] = {
     "icd9": System(3, re.compile(_ICD9), "401.9", ("ddd", "Edd", "Vdd")),
     "icd9proc": System(2, re.compile(r"[0-9]{2}(?:\.?[0-9]{1,2})?"), "36.01", ("dd",)),
-    "cpt": System(5, re.compile(r"[0-9]{4}[0-9FMTU]|[A-V][0-9]{4}"), "99254", ("ddddm", "vdddd")),
+    "cpt": System(
+        5, re.compile(r"[0-9]{4}[0-9FMTU]|[A-V][0-9]{4}"), "99254", ("ddddm", "vdddd")
+    ),
     "icd10": System(3, re.compile(_ICD10), "E11.9", ("udp",)),
     "icd10pcs": System(3, re.compile(rf"[{_PCS}]{{3,7}}"), "BW03ZZZ", ("ppp",)),
     "condition": System(None, re.compile(r"[1-9][0-9]*"), "316866"),
@@ -114,7 +116,9 @@ def parse(name: str) -> tuple[str, str]:
     named, colon, code = name.partition(":")
     system, raw = named.strip().lower(), code.strip().upper()
     if not colon or not raw:
-        raise ConfigError(f"{name!r} is no code: write <system>:<code>, such as icd10:I10")
+        raise ConfigError(
+            f"{name!r} is no code: write <system>:<code>, such as icd10:I10"
+        )
     of = system_of(system)
     # whether a code can begin so, or is this: "C7", "E11.", not "E1."
     if not any(of.form.fullmatch(raw + "0" * zeros) for zeros in range(_LONGEST)):
@@ -136,7 +140,9 @@ def _length(system: str, code: str, whole_causes: bool) -> int | None:
     return 4 if cause else SYSTEMS[system].length
 
 
-def categories_of_job(names: Iterable[str], whole_causes: bool = False) -> tuple[str, ...]:
+def categories_of_job(
+    names: Iterable[str], whole_causes: bool = False
+) -> tuple[str, ...]:
     """The categories that a job names as outputs, as `category` writes them, in their order.
 
     Raises ConfigError for a name that is no code, one that is a code below a category or the
@@ -147,17 +153,23 @@ def categories_of_job(names: Iterable[str], whole_causes: bool = False) -> tuple
         system, code = parse(name)
         whole = category(name, whole_causes)
         if whole != f"{system}:{code}":
-            raise ConfigError(f"{name!r} is below the category {whole}: outputs are categories")
+            raise ConfigError(
+                f"{name!r} is below the category {whole}: outputs are categories"
+            )
         if len(code) < (_length(system, code, whole_causes) or 1):
             example = category(f"{system}:{SYSTEMS[system].example}")
-            raise ConfigError(f"{name!r} begins several categories: name each, such as {example}")
+            raise ConfigError(
+                f"{name!r} begins several categories: name each, such as {example}"
+            )
         if whole in made:
             raise ConfigError(f"{name!r} is there twice")
         made[whole] = None
     return tuple(made)
 
 
-def category_counts(codes: Codes, names: Sequence[str], whole_causes: bool = False) -> np.ndarray:
+def category_counts(
+    codes: Codes, names: Sequence[str], whole_causes: bool = False
+) -> np.ndarray:
     """(names,) int64: patients in each of these categories; a patient counts once in each.
 
     names: a public list such as `public_categories`, so that a sum over sites may be shown.
@@ -173,7 +185,9 @@ def choose(total_counts: Mapping[str, int], minimum: int) -> tuple[str, ...]:
 
     Raises DataError if no category has so many.
     """
-    chosen = tuple(sorted(name for name, count in total_counts.items() if count >= minimum))
+    chosen = tuple(
+        sorted(name for name, count in total_counts.items() if count >= minimum)
+    )
     if not chosen:
         most = max(total_counts.values(), default=0)
         raise DataError(
@@ -207,7 +221,10 @@ def public_categories(
 
 
 def output_matrix(
-    patients: Sequence[str], codes: Codes, outputs: Sequence[str], whole_causes: bool = False
+    patients: Sequence[str],
+    codes: Codes,
+    outputs: Sequence[str],
+    whole_causes: bool = False,
 ) -> np.ndarray:
     """The labels of stage 1: (patients, outputs) int8.
 
@@ -220,7 +237,9 @@ def output_matrix(
     for row, patient in enumerate(patients):
         if patient in codes:
             labels[row] = ABSENT
-            found = {column.get(category(code, whole_causes), -1) for code in codes[patient]}
+            found = {
+                column.get(category(code, whole_causes), -1) for code in codes[patient]
+            }
             labels[row, list(found - {-1})] = PRESENT
     return labels
 
@@ -250,7 +269,11 @@ def _meant(name: str) -> Callable[[str], bool]:
     """Whether a code is what a job's name means: itself, or one below it."""
     system, code = parse(name)
     whole = f"{system}:{code}"
-    return whole.__eq__ if SYSTEMS[system].length is None else lambda code: code.startswith(whole)
+    return (
+        whole.__eq__
+        if SYSTEMS[system].length is None
+        else lambda code: code.startswith(whole)
+    )
 
 
 def phenotype_labels(
@@ -266,5 +289,7 @@ def phenotype_labels(
     for row, patient in enumerate(patients):
         if patient in codes:
             given = codes[patient]
-            labels[row] = [any(meant(code) for code in given for meant in of) for of in tests]
+            labels[row] = [
+                any(meant(code) for code in given for meant in of) for of in tests
+            ]
     return labels

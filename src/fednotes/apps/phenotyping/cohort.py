@@ -43,10 +43,14 @@ def offsets_of(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
 def stretches(bounds: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Where the entries of some rows lie, one row behind the other, and the rows' new bounds."""
     chosen = np.asarray(rows)
-    chosen = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
+    chosen = (
+        np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
+    )
     sizes = np.diff(bounds)[chosen]
     offsets = offsets_of(sizes)
-    return np.repeat(bounds[:-1][chosen] - offsets[:-1], sizes) + np.arange(offsets[-1]), offsets
+    return np.repeat(bounds[:-1][chosen] - offsets[:-1], sizes) + np.arange(
+        offsets[-1]
+    ), offsets
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +69,22 @@ class Bags:
     vocabulary: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "concepts", _integers(self.concepts, np.int32, "concepts"))
-        object.__setattr__(self, "offsets", _integers(self.offsets, np.int64, "offsets"))
+        object.__setattr__(
+            self, "concepts", _integers(self.concepts, np.int32, "concepts")
+        )
+        object.__setattr__(
+            self, "offsets", _integers(self.offsets, np.int64, "offsets")
+        )
         concepts, offsets = self.concepts, self.offsets
         whole = len(offsets) and offsets[0] == 0 and offsets[-1] == len(concepts)
         if not whole or (np.diff(offsets) < 0).any():
             raise DataError(
                 f"offsets of bags must rise from 0 to the number of entries ({len(concepts)})"
             )
-        if len(concepts) and not 0 <= int(concepts.min()) <= int(concepts.max()) < self.vocabulary:
+        if (
+            len(concepts)
+            and not 0 <= int(concepts.min()) <= int(concepts.max()) < self.vocabulary
+        ):
             raise DataError(
                 f"concepts {concepts.min()} to {concepts.max()} are not all below the "
                 f"vocabulary's {self.vocabulary}: are bags and dictionary of one origin?"
@@ -111,7 +122,9 @@ class Bags:
         (row, column, count), three int64 arrays of (distinct,), sorted by row, then column.
         """
         row = np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
-        distinct, count = np.unique(row * self.vocabulary + self.concepts, return_counts=True)
+        distinct, count = np.unique(
+            row * self.vocabulary + self.concepts, return_counts=True
+        )
         own, column = np.divmod(distinct, max(self.vocabulary, 1))
         return own, column, count.astype(np.int64)
 
@@ -126,7 +139,9 @@ class Vectors:
     values: np.ndarray
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", np.ascontiguousarray(self.values, dtype=np.float32))
+        object.__setattr__(
+            self, "values", np.ascontiguousarray(self.values, dtype=np.float32)
+        )
         if self.values.ndim != 2 or not np.isfinite(self.values).all():
             raise DataError("vectors of patients must be a matrix of finite numbers")
 
@@ -161,7 +176,9 @@ class Cohort:
     outputs: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", np.ascontiguousarray(self.labels, dtype=np.int8))
+        object.__setattr__(
+            self, "labels", np.ascontiguousarray(self.labels, dtype=np.int8)
+        )
         wanted = (len(self.patients), len(self.outputs))
         if self.labels.shape != wanted or len(self.bags) != len(self.patients):
             raise DataError(
@@ -170,9 +187,13 @@ class Cohort:
             )
         for what in ("patients", "outputs"):
             if twice := len(getattr(self, what)) - len(set(getattr(self, what))):
-                raise DataError(f"cohort {self.id}: {twice} of its {what} are there twice")
+                raise DataError(
+                    f"cohort {self.id}: {twice} of its {what} are there twice"
+                )
         if not np.isin(self.labels, (UNLABELLED, *LABELS.values())).all():
-            raise DataError(f"cohort {self.id}: labels must be 1, 0, 2 or -1 (unlabelled)")
+            raise DataError(
+                f"cohort {self.id}: labels must be 1, 0, 2 or -1 (unlabelled)"
+            )
 
     def __len__(self) -> int:
         """The number of patients: the sample size of Eq. 1."""
@@ -183,7 +204,9 @@ class Cohort:
         chosen = np.arange(len(self))[np.asarray(rows) if len(rows) else []]
         patients = tuple(self.patients[at] for at in chosen.tolist())
         bags, labels = self.bags.take(chosen), self.labels[chosen]
-        return Cohort(self.id if id is None else id, patients, bags, labels, self.outputs)
+        return Cohort(
+            self.id if id is None else id, patients, bags, labels, self.outputs
+        )
 
     def labelled(self) -> Cohort:
         """The patients who are labelled for an output."""
@@ -205,7 +228,11 @@ class Cohort:
                 data = name.encode("utf-8", "surrogatepass")
                 state.update(len(data).to_bytes(8, "little") + data)
         bags = self.bags
-        flat = (bags.values,) if isinstance(bags, Vectors) else (bags.concepts, bags.offsets)
+        flat = (
+            (bags.values,)
+            if isinstance(bags, Vectors)
+            else (bags.concepts, bags.offsets)
+        )
         for array in (*flat, self.labels):
             fixed = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
             state.update(len(fixed).to_bytes(8, "little") + fixed.tobytes())
@@ -229,13 +256,19 @@ def pooled(cohorts: Sequence[Cohort], id: str = "pooled") -> Cohort:
         if other.outputs != first.outputs:
             apart = sorted(set(first.outputs) ^ set(other.outputs))
             shown = ", ".join(apart[:_SHOWN]) + (" …" if len(apart) > _SHOWN else "")
-            how = f"only one of them has {shown}" if apart else "the same ones in another order"
+            how = (
+                f"only one of them has {shown}"
+                if apart
+                else "the same ones in another order"
+            )
             raise DataError(
                 f"cohorts {first.id} and {other.id} have different outputs: {how}: "
                 "agree on one list"
             )
         if repeated := sum(patient in seen for patient in other.patients):
-            raise DataError(f"{repeated} patients of cohort {other.id} are in another one too")
+            raise DataError(
+                f"{repeated} patients of cohort {other.id} are in another one too"
+            )
         seen |= dict.fromkeys(other.patients)
     labels = np.concatenate([c.labels for c in cohorts])
     parts: list[Any] = [c.bags for c in cohorts]
@@ -269,7 +302,9 @@ def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
     return tuple(cohort.take(where == site, name) for site, name in enumerate(names))
 
 
-def split(cohort: Cohort, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Cohort]:
+def split(
+    cohort: Cohort, fractions: Mapping[str, float], seed: int = 0
+) -> dict[str, Cohort]:
     """Parts by patient, each of its share of the patients (rounded); a part of 0 is empty.
 
     fractions: share of each part, such as {"train": 0.6, "valid": 0.2, "test": 0.2}; they sum
@@ -281,11 +316,15 @@ def split(cohort: Cohort, fractions: Mapping[str, float], seed: int = 0) -> dict
     shares = list(fractions.values())
     if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
         shown = ", ".join(f"{name} = {share:g}" for name, share in fractions.items())
-        raise ConfigError(f"the fractions of a split must sum to 1, not: {shown or 'none given'}")
+        raise ConfigError(
+            f"the fractions of a split must sum to 1, not: {shown or 'none given'}"
+        )
     bounds = np.rint(np.cumsum([0, *shares]) * len(cohort)).astype(np.int64)
     order = _shuffled(cohort, seed, "cohort parts")
     parts = {}
-    for (name, share), start, stop in zip(fractions.items(), bounds, bounds[1:], strict=False):
+    for (name, share), start, stop in zip(
+        fractions.items(), bounds, bounds[1:], strict=False
+    ):
         if share > 0 and start == stop:
             raise DataError(
                 f"the part {name!r} ({share:g}) of cohort {cohort.id} has no patient: "
@@ -297,12 +336,16 @@ def split(cohort: Cohort, fractions: Mapping[str, float], seed: int = 0) -> dict
 
 def _shuffled(cohort: Cohort, seed: int, name: str) -> np.ndarray:
     """Rows in random order, the same one for the same set of patients."""
-    by_name = np.array(sorted(range(len(cohort)), key=cohort.patients.__getitem__), dtype=np.int64)
+    by_name = np.array(
+        sorted(range(len(cohort)), key=cohort.patients.__getitem__), dtype=np.int64
+    )
     shuffled: np.ndarray = by_name[rng_of(seed, name).permutation(len(cohort))]
     return shuffled
 
 
-def _integers(values: np.ndarray, kind: type[np.signedinteger], what: str) -> np.ndarray:
+def _integers(
+    values: np.ndarray, kind: type[np.signedinteger], what: str
+) -> np.ndarray:
     """A flat array of this type. Raises DataError for values that it cannot hold."""
     given = np.asarray(values)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
@@ -403,7 +446,9 @@ def require_alike(sites: Sequence[SitePatients]) -> None:
     for site in sites[1:]:
         both = f"sites {first.id!r} and {site.id!r}"
         if site.phenotypes != first.phenotypes:
-            odd = sorted(set(site.phenotypes) ^ set(first.phenotypes)) or ["their order"]
+            odd = sorted(set(site.phenotypes) ^ set(first.phenotypes)) or [
+                "their order"
+            ]
             raise DataError(
                 f"{both} have different phenotypes ({', '.join(odd)}): "
                 "give both the same [phenotypes], or the same kind of labels"
@@ -415,7 +460,9 @@ def require_alike(sites: Sequence[SitePatients]) -> None:
                 "give both the same files"
             )
         if len({s.vectors and s.vectors.digest for s in (first, site)}) > 1:
-            raise DataError(f"{both} have different [concepts] vectors: give both the same file")
+            raise DataError(
+                f"{both} have different [concepts] vectors: give both the same file"
+            )
 
 
 def pooled_patients(sites: Sequence[SitePatients]) -> SitePatients:

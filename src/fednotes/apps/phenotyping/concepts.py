@@ -69,8 +69,12 @@ from fednotes.core.tensors import load_state, save_state
 from fednotes.data.formats.files import listing
 from fednotes.data.notes import Note
 
-MOST: Final = 10_000  # concepts of a patient; Liu, Dligach and Miller 2019 leave out more
-RECIPE: Final = "concepts-1"  # raise it when the same text gives other concepts: caches name it
+MOST: Final = (
+    10_000  # concepts of a patient; Liu, Dligach and Miller 2019 leave out more
+)
+RECIPE: Final = (
+    "concepts-1"  # raise it when the same text gives other concepts: caches name it
+)
 
 Notes = Mapping[str, Sequence[str]]  # patient → texts
 Progress = Callable[[int, int], None]  # told of patients done, and of all
@@ -84,7 +88,11 @@ _VISIBLE = re.compile(r"[^ ]+")
 
 Option = Literal["off", "drop", "mark"]
 OPTIONS: Final = ("off", "drop", "mark")
-KINDS: Final = ("negated", "family", "hypothetical")  # bits 1, 2, 4 of a mention's context
+KINDS: Final = (
+    "negated",
+    "family",
+    "hypothetical",
+)  # bits 1, 2, 4 of a mention's context
 WINDOW, WINDOW_AFTER = 12, 6  # words that a trigger reaches
 _LONGEST_PHRASE: Final = 8  # words of a phrase, no fewer than the longest one has
 
@@ -95,7 +103,9 @@ _END = re.compile(
     r"(?<!\b(?:e\.g|i\.e)\.)|(?<=\n)(?:[ \t]*\n|[ \t]*(?:[-*•]|\d{1,2}[.)])(?=\s)"
     r"|(?=[ \t]*[a-z][a-z /]{1,40}:)))"
 )
-_ANSWER = re.compile(r"\s*[:=]\s*(?:no|none|negative|neg|absent|denies|denied|never|false)\b")
+_ANSWER = re.compile(
+    r"\s*[:=]\s*(?:no|none|negative|neg|absent|denies|denied|never|false)\b"
+)
 
 
 @lru_cache(maxsize=1)
@@ -109,10 +119,16 @@ def phrases() -> dict[str, dict[str, tuple[str, ...]]]:
     def filled(form: str) -> list[str]:
         names = re.findall(r"{(\w+)}", form)
         lists = [words[name] for name in names]
-        return [form.format(**dict(zip(names, each, strict=True))) for each in product(*lists)]
+        return [
+            form.format(**dict(zip(names, each, strict=True)))
+            for each in product(*lists)
+        ]
 
     return {
-        name: {kind: tuple(p for form in of for p in filled(form)) for kind, of in table.items()}
+        name: {
+            kind: tuple(p for form in of for p in filled(form))
+            for kind, of in table.items()
+        }
         for name, table in tables.items()
     }
 
@@ -121,7 +137,14 @@ def phrases() -> dict[str, dict[str, tuple[str, ...]]]:
 def fingerprint_of_rules() -> str:
     """A hash of all rules: caches and saved models name it."""
     of = phrases()
-    parts = (KINDS, WINDOW, WINDOW_AFTER, of["before"], of["after"], of["pseudo"]["all"])
+    parts = (
+        KINDS,
+        WINDOW,
+        WINDOW_AFTER,
+        of["before"],
+        of["after"],
+        of["pseudo"]["all"],
+    )
     rules = ((*parts, of["terminators"]), _END.pattern, _ANSWER.pattern)
     return hashlib.sha256(repr(rules).encode()).hexdigest()
 
@@ -186,7 +209,9 @@ class _Sentence:
         first, behind = bisect_right(self._ends, start), bisect_left(self._starts, end)
         before = kinds = ended = 0
         begin = first - WINDOW
-        for at in range(bisect_left(self._before, (begin - _LONGEST_PHRASE,)), len(self._before)):
+        for at in range(
+            bisect_left(self._before, (begin - _LONGEST_PHRASE,)), len(self._before)
+        ):
             _, stop, sets, ends = self._before[at]
             if stop > first:
                 break
@@ -244,7 +269,12 @@ class Matcher:
     @property
     def fingerprint(self) -> str:
         """A hash of dictionary and rules: the same one gives the same bags."""
-        parts = [RECIPE, self.dictionary.fingerprint, self.context, fingerprint_of_rules()]
+        parts = [
+            RECIPE,
+            self.dictionary.fingerprint,
+            self.context,
+            fingerprint_of_rules(),
+        ]
         parts += ["True", *sorted(AMBIGUOUS)]  # plurals are singulars
         return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()
 
@@ -278,8 +308,12 @@ class Matcher:
         self._lengths, given = lengths, self.dictionary
         source, offsets = stretches(given.bounds, np.asarray(owners, dtype=np.int64))
         own = np.repeat(np.asarray(numbers, dtype=np.int64), np.diff(offsets))
-        distinct = np.unique(own * len(given) + given.members[source])  # (term, concept)
-        self._bounds = np.searchsorted(distinct // len(given), np.arange(len(lengths) + 1))
+        distinct = np.unique(
+            own * len(given) + given.members[source]
+        )  # (term, concept)
+        self._bounds = np.searchsorted(
+            distinct // len(given), np.arange(len(lengths) + 1)
+        )
         self._concepts = (distinct % len(given)).astype(np.int32)
 
     def _code(self, word: str) -> str:
@@ -292,7 +326,9 @@ class Matcher:
             self._codes[word] = code
         return code
 
-    def _matches(self, words: Sequence[str]) -> tuple[list[str], list[tuple[int, int, int]]]:
+    def _matches(
+        self, words: Sequence[str]
+    ) -> tuple[list[str], list[tuple[int, int, int]]]:
         """The words' codes, and leftmost longest matches as (start, end in codes, term)."""
         code, lengths = self._codes.get, self._lengths
         codes = [code(word, _UNKNOWN) for word in words]
@@ -322,7 +358,9 @@ class Matcher:
         for _, end, term in found:
             last = word_at[end]
             begin, stop = spans[last + 1 - self._lengths[term]][0], spans[last][1]
-            yield (begin, stop, term) if origin is None else (*origin(begin, stop), term)
+            yield (
+                (begin, stop, term) if origin is None else (*origin(begin, stop), term)
+            )
 
     def concepts_of(self, terms: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """The concepts of some matched terms, one term behind the other, and their bounds."""
@@ -368,7 +406,9 @@ def by_patient(notes: Iterable[Note]) -> dict[str, list[str]]:
     """Texts by patient, in order; a note without a patient counts as one of its own (its id)."""
     found: dict[str, list[str]] = {}
     for note in notes:
-        found.setdefault(note.id if note.patient is None else note.patient, []).append(note.text)
+        found.setdefault(note.id if note.patient is None else note.patient, []).append(
+            note.text
+        )
     return found
 
 
@@ -396,9 +436,13 @@ def bags(
 
     def made() -> dict[str, np.ndarray]:
         texts = [text for own in notes.values() for text in own]
-        total = Counter(patients=len(notes), notes=len(texts), characters=sum(map(len, texts)))
+        total = Counter(
+            patients=len(notes), notes=len(texts), characters=sum(map(len, texts))
+        )
         with _pool(matcher, min(processes, max(len(notes), 1))) as run:
-            own = _gathered(told(run(notes.values()), len(notes), progress), total, most)
+            own = _gathered(
+                told(run(notes.values()), len(notes), progress), total, most
+            )
         return {**own, "counts": np.array([total[name] for name in _COUNTED], np.int64)}
 
     found = kept_arrays(cache, notes, f"{matcher.fingerprint} {most}", made)
@@ -411,7 +455,9 @@ def bags(
 _COUNTED: Final = ("patients", "notes", "characters", "mentions", "left_out", "without")
 
 
-def _gathered(bags: Iterable[np.ndarray], total: Counter[str], most: int) -> dict[str, np.ndarray]:
+def _gathered(
+    bags: Iterable[np.ndarray], total: Counter[str], most: int
+) -> dict[str, np.ndarray]:
     """The bags of at most `most` concepts in one array; which ones they are; `total` with them."""
     arrays: list[np.ndarray] = [np.zeros(0, np.int32)]
     kept: list[int] = []
@@ -451,7 +497,9 @@ def _pool(matcher: Matcher, processes: int) -> Iterator[_Run]:
         return
     forks = "fork" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if forks else "spawn")
-    with context.Pool(processes, initializer=_matchers.append, initargs=(matcher,)) as pool:
+    with context.Pool(
+        processes, initializer=_matchers.append, initargs=(matcher,)
+    ) as pool:
         yield lambda patients: pool.imap(_bag, patients, chunksize=4)
 
 
@@ -463,7 +511,10 @@ def _bag(texts: Sequence[str]) -> np.ndarray:
 
 
 def kept_arrays(
-    cache: Path | None, notes: Notes, how: str, make: Callable[[], dict[str, np.ndarray]]
+    cache: Path | None,
+    notes: Notes,
+    how: str,
+    make: Callable[[], dict[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
     """What was made of some notes: from a folder, or made and put there.
 
@@ -517,18 +568,26 @@ def read_ctakes(path: Path) -> tuple[Mentions, TableReport]:
     found, report = Mentions(), TableReport(path)
     files = [path]
     if path.is_dir():
-        files = listing(path, lambda p: _is_xmi(p) or p.suffix.lower() == ".txt", "cTAKES output")
+        files = listing(
+            path, lambda p: _is_xmi(p) or p.suffix.lower() == ".txt", "cTAKES output"
+        )
     xmi = [file for file in files if _is_xmi(file)]
     for file in xmi:
         name = file.name[: -len(file.suffix)].removesuffix(".txt")
         if name in found:
-            raise DataError(f"{file}: another file has the same name: give one folder at a time")
+            raise DataError(
+                f"{file}: another file has the same name: give one folder at a time"
+            )
         found[name] = _xmi(file)
         report.rows += 1
     for file in files if not xmi else ():
         _flat(file, found, report, file.stem if path.is_dir() else "")
     if not found or 2 * report.damaged > report.rows:
-        what = "CUIs alone, one file a patient or note" if path.is_dir() else "an id and CUIs"
+        what = (
+            "CUIs alone, one file a patient or note"
+            if path.is_dir()
+            else "an id and CUIs"
+        )
         first = report.examples[0].line if report.examples and not path.is_dir() else 0
         reason = f"{report.damaged} of {report.rows} lines are no CUIs such as C0011849"
         reason += f": expected lines of {what}: is it the right file?"
@@ -553,7 +612,10 @@ def _xmi(path: Path) -> list[Mention]:
         if attrs is None:
             continue
         prefix, _, name = tag.rpartition(":")
-        id, references = attrs.get("xmi:id", ""), attrs.get("ontologyConceptArr", "").split()
+        id, references = (
+            attrs.get("xmi:id", ""),
+            attrs.get("ontologyConceptArr", "").split(),
+        )
         if name == "XMI":
             whole = True
         elif name == "UmlsConcept":
@@ -614,7 +676,9 @@ def bags_of_mentions(
     of mentions that do not hold, as for a Matcher. most: patients with more concepts are left out.
     """
     index = {concept: at for at, concept in enumerate(concepts)}
-    counts = Counter(patients=len(mentions), mentions=0, unknown=0, left_out=0, without=0)
+    counts = Counter(
+        patients=len(mentions), mentions=0, unknown=0, left_out=0, without=0
+    )
 
     def bag(found: Iterable[Mention]) -> np.ndarray:
         own: list[int] = []

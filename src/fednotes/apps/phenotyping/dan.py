@@ -41,7 +41,9 @@ from fednotes.core.kernels import dropout, kernel
 from fednotes.core.settings import checked
 from fednotes.core.tensors import require_like, seeded
 
-FIRST_VECTORS = 0.05  # of the uniform initial vectors: Keras' default, which the 2018 program used
+FIRST_VECTORS = (
+    0.05  # of the uniform initial vectors: Keras' default, which the 2018 program used
+)
 KNOWN = "known"  # the name of `Dan.known` among tensors
 _PATIENTS = 512  # of a batch where nothing is trained
 
@@ -125,7 +127,9 @@ class Mixtures:
     def take(self, rows: Rows) -> Mixtures:
         """These patients, in the order of `rows`."""
         source, offsets = stretches(self.offsets, rows)
-        return Mixtures(self.concepts[source], self.shares[source], offsets, self.vocabulary)
+        return Mixtures(
+            self.concepts[source], self.shares[source], offsets, self.vocabulary
+        )
 
 
 Inputs = Bags | Vectors | Mixtures | np.ndarray
@@ -154,21 +158,40 @@ class Dan(nn.Module):
     ) -> None:
         super().__init__()
         if inputs < 1 or outputs < 1:
-            raise ConfigError(f"a network of {inputs} inputs and {outputs} outputs learns nothing")
-        self.config, self.inputs, self.outputs, self.known = config, inputs, outputs, known
+            raise ConfigError(
+                f"a network of {inputs} inputs and {outputs} outputs learns nothing"
+            )
+        self.config, self.inputs, self.outputs, self.known = (
+            config,
+            inputs,
+            outputs,
+            known,
+        )
         self.rows = inputs if known is None else len(known) + 1  # of the table
         self.embedding: nn.Parameter | None = None
-        if known is not None and not (len(known) and 0 <= known[0] <= known[-1] < inputs):
-            raise ConfigError(f"known concepts of a network must be some of its {inputs}")
+        if known is not None and not (
+            len(known) and 0 <= known[0] <= known[-1] < inputs
+        ):
+            raise ConfigError(
+                f"known concepts of a network must be some of its {inputs}"
+            )
         if config.length and known is None and not features:
-            raise ConfigError("length fills up with unknown concepts: say which are known")
+            raise ConfigError(
+                "length fills up with unknown concepts: say which are known"
+            )
         if not features:
             with seeded(seed, "dan embedding"):
                 start = torch.empty(self.rows, config.embedding)
-                self.embedding = nn.Parameter(start.uniform_(-FIRST_VECTORS, FIRST_VECTORS))
+                self.embedding = nn.Parameter(
+                    start.uniform_(-FIRST_VECTORS, FIRST_VECTORS)
+                )
         width = inputs if features else config.embedding
-        self.hidden_weight, self.hidden_bias = _dense(width, config.hidden, seed, "dan hidden")
-        self.output_weight, self.output_bias = _dense(config.hidden, outputs, seed, "dan output")
+        self.hidden_weight, self.hidden_bias = _dense(
+            width, config.hidden, seed, "dan hidden"
+        )
+        self.output_weight, self.output_bias = _dense(
+            config.hidden, outputs, seed, "dan output"
+        )
 
     @property
     def device(self) -> torch.device:
@@ -192,13 +215,17 @@ class Dan(nn.Module):
         patients = patients.values if isinstance(patients, Vectors) else patients
         if isinstance(patients, np.ndarray):
             if self.embedding is not None or patients.shape[1:] != (self.inputs,):
-                wanted = f"(patients, {self.inputs})" if self.embedding is None else "bags"
+                wanted = (
+                    f"(patients, {self.inputs})" if self.embedding is None else "bags"
+                )
                 raise DataError(
                     f"features of shape {patients.shape} for a network that reads {wanted}"
                 )
             return np.ascontiguousarray(patients, np.float32)
         if self.embedding is None:
-            raise DataError(f"bags of concepts for a network that reads {self.inputs} features")
+            raise DataError(
+                f"bags of concepts for a network that reads {self.inputs} features"
+            )
         own = self.inputs if isinstance(patients, Bags) else self.rows
         if patients.vocabulary != own:
             raise DataError(
@@ -243,7 +270,9 @@ class Dan(nn.Module):
         present = (given == PRESENT).float()
         counts = present + (given == ABSENT).float()  # (patients, outputs)
         # [phenotype cross-entropy] −Σ_j Σ_p y log f(x) + (1 − y) log(1 − f(x)), as a mean
-        total = F.binary_cross_entropy_with_logits(logits, present, counts, reduction="sum")
+        total = F.binary_cross_entropy_with_logits(
+            logits, present, counts, reduction="sum"
+        )
         return total / counts.sum().clamp(min=1.0)  # [phenotype cross-entropy]
 
     @torch.no_grad()
@@ -258,7 +287,9 @@ class Dan(nn.Module):
         """(patients, outputs) float32, without dropout."""
 
         def sigmoids(part: Inputs) -> Tensor:
-            return F.linear(self.dense(part), self.output_weight, self.output_bias).sigmoid()
+            return F.linear(
+                self.dense(part), self.output_weight, self.output_bias
+            ).sigmoid()
 
         return self._in_batches(patients, sigmoids, self.outputs)
 
@@ -274,7 +305,9 @@ class Dan(nn.Module):
         return out
 
 
-def _dense(inputs: int, outputs: int, seed: int, layer: str) -> tuple[nn.Parameter, nn.Parameter]:
+def _dense(
+    inputs: int, outputs: int, seed: int, layer: str
+) -> tuple[nn.Parameter, nn.Parameter]:
     """Weight (outputs, inputs) and bias (outputs,) of one layer."""
     with seeded(seed, layer):
         weight = nn.init.xavier_uniform_(torch.empty(outputs, inputs))
@@ -288,7 +321,11 @@ def pool(table: Tensor, patients: Mixtures, rows: bool = False) -> Tensor:
     """(patients, width) Σ share · table[concept]; rows: the table's gradient is sparse."""
     if table.is_cpu and table.dtype == torch.float32:
         return cast(Tensor, _Pool.apply(table, patients, rows))
-    arrays = (patients.concepts.astype(np.int64), patients.offsets[:-1], patients.shares)
+    arrays = (
+        patients.concepts.astype(np.int64),
+        patients.offsets[:-1],
+        patients.shares,
+    )
     concepts, offsets, shares = (torch.from_numpy(a).to(table.device) for a in arrays)
     weights = shares.to(table.dtype)
     return F.embedding_bag(
@@ -374,7 +411,10 @@ class RowAdam:
 
     @torch.no_grad()
     def step(
-        self, gradients: Mapping[str, Tensor] | None = None, *, rate: float | None = None
+        self,
+        gradients: Mapping[str, Tensor] | None = None,
+        *,
+        rate: float | None = None,
     ) -> None:
         """One step along `gradients`, or along each parameter's own `.grad`, which is then gone."""
         found: dict[str, Tensor] = {}
@@ -412,10 +452,18 @@ class RowAdam:
         if share < 1:
             grad = grad * share
         values = (parameter, first, second, grad)
-        if all(v.is_cpu and v.dtype == torch.float32 and v.is_contiguous() for v in values):
-            whole = np.arange(len(parameter)) if isinstance(rows, slice) else rows.numpy()
+        if all(
+            v.is_cpu and v.dtype == torch.float32 and v.is_contiguous() for v in values
+        ):
+            whole = (
+                np.arange(len(parameter)) if isinstance(rows, slice) else rows.numpy()
+            )
             flat = [v.detach().view(len(v), -1).numpy() for v in values]
-            _adam(*flat, whole, *map(np.float32, (b1, b2, 1 - b1, 1 - b2, size, root, eps)))
+            _adam(
+                *flat,
+                whole,
+                *map(np.float32, (b1, b2, 1 - b1, 1 - b2, size, root, eps)),
+            )
             return
         first[rows] = m = first[rows] * b1 + grad * (1 - b1)
         second[rows] = v = second[rows] * b2 + grad * grad * (1 - b2)
@@ -437,13 +485,19 @@ class RowAdam:
         for name, parameter in self.parameters.items():
             keys = [f"{prefix}.{moment}.{name}" for moment in ("exp_avg", "exp_avg_sq")]
             if keys[0] in tensors:
-                require_like(dict.fromkeys(keys, parameter), {k: tensors[k] for k in keys})
-                first, second = (tensors[k].to(parameter.device, copy=True) for k in keys)
+                require_like(
+                    dict.fromkeys(keys, parameter), {k: tensors[k] for k in keys}
+                )
+                first, second = (
+                    tensors[k].to(parameter.device, copy=True) for k in keys
+                )
                 self._moments[name] = (first, second)
                 self._steps[name] = int(tensors[f"{prefix}.step.{name}"])
 
 
-@kernel("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], i8[::1], f4, f4, f4, f4, f4, f4, f4)")
+@kernel(
+    "void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], i8[::1], f4, f4, f4, f4, f4, f4, f4)"
+)
 def _adam(table, first, second, grad, rows, b1, b2, c1, c2, size, root, eps):
     for k in range(rows.shape[0]):
         row = rows[k]

@@ -118,7 +118,10 @@ def load_patient_sites(
         )
     if job.silos:
         sites = _silos(job, sites)
-        parts = (f"{p} {sum(len(getattr(s, p)) for s in sites):,}" for p in ("train", "valid"))
+        parts = (
+            f"{p} {sum(len(getattr(s, p)) for s in sites):,}"
+            for p in ("train", "valid")
+        )
         told.append(
             f"patients in {len(sites)} silos: {', '.join(parts)}; each judges the same "
             f"{len(sites[0].test):,} test patients"
@@ -133,7 +136,10 @@ def _crossed(site: SitePatients, used: dict[str, set[str]], prefix: str) -> int:
     """
     ids = {
         what: {p.removeprefix(prefix) for part in parts for p in part.patients}
-        for what, parts in (("trained", (site.train, site.valid)), ("tested", (site.test,)))
+        for what, parts in (
+            ("trained", (site.train, site.valid)),
+            ("tested", (site.test,)),
+        )
     }
     found = (ids["trained"] & used["tested"]) | (ids["tested"] & used["trained"])
     for what, own in ids.items():
@@ -172,7 +178,8 @@ class Source:
             found=named(self.found),
             test=frozenset(f"{site}/{patient}" for patient in self.test),
             codes=self.codes and named(self.codes),
-            labels=self.labels and replace(self.labels, values=named(self.labels.values)),
+            labels=self.labels
+            and replace(self.labels, values=named(self.labels.values)),
         )
 
 
@@ -203,15 +210,23 @@ def _read(job: Job, name: str, site: PatientsConfig) -> Source:
     whole: dict[str, Any]
     tests: list[Mapping[str, Any]]
     if site.concepts:
-        extracts = [_extract(path, told) for path in places("concepts") + places("test")]
+        extracts = [
+            _extract(path, told) for path in places("concepts") + places("test")
+        ]
         whole, tests = dict(extracts[0]), [*extracts[1:]]
     else:
         notes = places("notes")
         whole = _notes(name, site, notes, told) if notes else by_patient(summaries)
-        tests = [_notes(name, site, places("test"), told, "test notes")] if site.test else []
+        tests = (
+            [_notes(name, site, places("test"), told, "test notes")]
+            if site.test
+            else []
+        )
     test = frozenset(chain.from_iterable(tests))
     if both := len(test & whole.keys()):
-        raise DataError(f"{both} patients of `test` are among those of training: take them out")
+        raise DataError(
+            f"{both} patients of `test` are among those of training: take them out"
+        )
     for other in tests:
         whole.update(other)
     if not site.test:  # the challenge's own test part
@@ -224,7 +239,11 @@ def _read(job: Job, name: str, site: PatientsConfig) -> Source:
 
 
 def _notes(
-    name: str, site: PatientsConfig, paths: Sequence[Path], told: list[str], what: str = "notes"
+    name: str,
+    site: PatientsConfig,
+    paths: Sequence[Path],
+    told: list[str],
+    what: str = "notes",
 ) -> dict[str, list[str]]:
     """Texts by patient. Raises ConfigError where there is no note at all."""
     stream = read_notes(
@@ -247,18 +266,24 @@ def _notes(
     gone = left_out(stream.counts)
     if not found:
         where = ", ".join(map(str, paths))
-        raise ConfigError(f"there is no note in {where}" + (f" but {gone}" if gone else ""))
+        raise ConfigError(
+            f"there is no note in {where}" + (f" but {gone}" if gone else "")
+        )
     if gone:
         told.append(f"{what} left out: {gone}")
     if nameless:
-        told.append(f"{nameless:,} {what} name no patient: each is a patient's own, by its id")
+        told.append(
+            f"{nameless:,} {what} name no patient: each is a patient's own, by its id"
+        )
     return found
 
 
 def _extract(path: Path, told: list[str]) -> Mentions:
     mentions, report = read_ctakes(path)
     if report.damaged:
-        told.append(f"{path}: {report.damaged:,} of {report.rows:,} lines are no CUIs: left out")
+        told.append(
+            f"{path}: {report.damaged:,} of {report.rows:,} lines are no CUIs: left out"
+        )
     return mentions
 
 
@@ -276,9 +301,13 @@ def _labels(
             )
         notes, found = read_obesity(path, site.judgment)
     elif not (site.notes or site.concepts):
-        raise ConfigError(f"{path}: a table of labels has no notes: give `notes` or `concepts`")
+        raise ConfigError(
+            f"{path}: a table of labels has no notes: give `notes` or `concepts`"
+        )
     elif site.judgment != "intuitive":
-        raise ConfigError(f"{path}: judgment is of the obesity challenge, not of a table")
+        raise ConfigError(
+            f"{path}: judgment is of the obesity challenge, not of a table"
+        )
     else:
         found = read_labels(path, *tests, patient_column=site.patient_column)
     told += found.lines()
@@ -286,7 +315,10 @@ def _labels(
 
 
 def _compare(
-    labels: PatientLabels, site: PatientsConfig, patients: Collection[str], told: list[str]
+    labels: PatientLabels,
+    site: PatientsConfig,
+    patients: Collection[str],
+    told: list[str],
 ) -> None:
     """Tells who has labels or notes alone. Raises DataError where nobody has both."""
     noteless = sum(patient not in patients for patient in labels.values)
@@ -308,7 +340,9 @@ def _codes(
     codes: dict[str, frozenset[str]] = {}
     for path in paths:
         if site.codes_format == "table":
-            made = tables.read_codes(path, site.system, site.patient_column, site.code_column)
+            made = tables.read_codes(
+                path, site.system, site.patient_column, site.code_column
+            )
         elif site.codes_format == "mimic":
             made = tables.read_mimic(path, site.tables)
         elif site.codes_format == "omop":
@@ -320,7 +354,9 @@ def _codes(
         for table in made.tables:
             told += table.lines()
             if table.empty:
-                told.append(f"{table.path}: {table.empty:,} rows without a code: left out")
+                told.append(
+                    f"{table.path}: {table.empty:,} rows without a code: left out"
+                )
             if table.unknown:
                 told.append(
                     f"{table.path}: {table.unknown:,} rows have a code that the dictionary of "
@@ -332,7 +368,9 @@ def _codes(
 # ---- sites -----------------------------------------------------------------------------------
 
 
-def _made(source: Source, features: Features, progress: Progress | None, cache: Path) -> Made:
+def _made(
+    source: Source, features: Features, progress: Progress | None, cache: Path
+) -> Made:
     if not source.extracted:
         return features.make(source.found, progress, cache)
     assert isinstance(features, ConceptFeatures)  # the tables are checked for it
@@ -349,13 +387,21 @@ def _made(source: Source, features: Features, progress: Progress | None, cache: 
 
 
 def _site(
-    job: Job, name: str, site: PatientsConfig, source: Source, made: Made, features: Features
+    job: Job,
+    name: str,
+    site: PatientsConfig,
+    source: Source,
+    made: Made,
+    features: Features,
 ) -> tuple[SitePatients, list[str]]:
     """A site's three parts, and what was counted on the way."""
     tables = job.patients
     assert tables is not None
     lines = _counted(source, made, features)
-    labels, outputs = np.zeros((len(made.patients), 0), np.int8), tuple(tables.phenotypes)
+    labels, outputs = (
+        np.zeros((len(made.patients), 0), np.int8),
+        tuple(tables.phenotypes),
+    )
     if outputs:
         labels = phenotype_labels(made.patients, source.codes or {}, tables.phenotypes)
     elif source.labels is not None:
@@ -366,8 +412,13 @@ def _site(
     share = 0.0 if source.test else site.test_fraction
     parts = {"train": 1 - site.valid_fraction - share, "valid": site.valid_fraction}
     if source.test:  # it stays as it is
-        tested = np.array([patient in source.test for patient in whole.patients], dtype=bool)
-        cohorts = {**split(whole.take(~tested), parts, job.seed), "test": whole.take(tested)}
+        tested = np.array(
+            [patient in source.test for patient in whole.patients], dtype=bool
+        )
+        cohorts = {
+            **split(whole.take(~tested), parts, job.seed),
+            "test": whole.take(tested),
+        }
     else:
         cohorts = split(whole, parts | {"test": share}, job.seed)
     if job.privacy and site.labelled < 1:
@@ -385,9 +436,15 @@ def _counted(source: Source, made: Made, features: Features) -> list[str]:
     counts = made.counts
     notes = f" with {counts['notes']:,} notes" if "notes" in counts else ""
     lines = [f"{len(source.found):,} patients{notes}"]
-    what = "a concept of the dictionary" if isinstance(features, ConceptFeatures) else "a word"
+    what = (
+        "a concept of the dictionary"
+        if isinstance(features, ConceptFeatures)
+        else "a word"
+    )
     if counts["without"]:
-        lines.append(f"{counts['without']:,} patients without {what} in their notes: kept")
+        lines.append(
+            f"{counts['without']:,} patients without {what} in their notes: kept"
+        )
     if counts["left_out"] and isinstance(features, ConceptFeatures):
         lines.append(
             f"{counts['left_out']:,} patients with more than {features.most:,} concepts: left out"
@@ -411,14 +468,18 @@ def _known_codes(
             "patients, by the same ids?"
         )
     if uncoded := len(patients) - len(own):
-        lines.append(f"{uncoded:,} patients without codes: kept, their codes are unknown")
+        lines.append(
+            f"{uncoded:,} patients without codes: kept, their codes are unknown"
+        )
     if noteless := len(known) - len(known.keys() & source.found.keys()):
         lines.append(f"{noteless:,} patients with codes have no notes here: left out")
     if not tables.held_out:
         return own
     kept, counts = hold_out(own, tables.held_out)
     shown = ", ".join(f"{code} {count:,}" for code, count in counts.items() if count)
-    lines.append(f"codes held out of stage 1, and who had them: {shown or 'none, nobody'}")
+    lines.append(
+        f"codes held out of stage 1, and who had them: {shown or 'none, nobody'}"
+    )
     if nobody := [code for code, count in counts.items() if not count]:
         lines.append(f"codes to hold out that no patient has: {', '.join(nobody)}")
     return kept
@@ -429,8 +490,12 @@ def _labelled(cohort: Cohort, share: float, seed: int) -> Cohort:
     annotated = np.flatnonzero((cohort.labels != UNLABELLED).any(1))
     if share >= 1 or not len(annotated):
         return cohort
-    hashes = [seed_of(seed, "labelled", cohort.patients[row]) for row in annotated.tolist()]
-    kept = annotated[np.argsort(hashes, kind="stable")[: max(1, round(share * len(annotated)))]]
+    hashes = [
+        seed_of(seed, "labelled", cohort.patients[row]) for row in annotated.tolist()
+    ]
+    kept = annotated[
+        np.argsort(hashes, kind="stable")[: max(1, round(share * len(annotated)))]
+    ]
     labels = np.full_like(cohort.labels, UNLABELLED)
     labels[kept] = cohort.labels[kept]
     return replace(cohort, labels=labels)
@@ -447,15 +512,21 @@ def _silos(job: Job, sites: Sequence[SitePatients]) -> list[SitePatients]:
     with within(f"[silos] number = {number}", DataError, become=ConfigError):
         trains = deal(whole.train, number, job.seed)
         valids = (
-            deal(whole.valid, number, job.seed) if len(whole.valid) else (whole.valid,) * number
+            deal(whole.valid, number, job.seed)
+            if len(whole.valid)
+            else (whole.valid,) * number
         )
     made = []
     for at, (train, valid) in enumerate(zip(trains, valids, strict=True), 1):
         everyone = (p for part in (train, valid, whole.test) for p in part.patients)
         billed = {p: whole.codes[p] for p in everyone if p in whole.codes}
         name = f"silo{at}"
-        train, valid, test = (replace(part, id=name) for part in (train, valid, whole.test))
-        made.append(SitePatients(name, whole.space, train, valid, test, billed, whole.vectors))
+        train, valid, test = (
+            replace(part, id=name) for part in (train, valid, whole.test)
+        )
+        made.append(
+            SitePatients(name, whole.space, train, valid, test, billed, whole.vectors)
+        )
     return made
 
 
@@ -471,7 +542,9 @@ def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
     assert isinstance(features, ConceptFeatures)  # they are what [concepts] makes
     words = load_vectors(job.located(given, "[concepts] vectors"))
     names = features.matcher.dictionary.concepts
-    found = [(at, words.index[name]) for at, name in enumerate(names) if name in words.index]
+    found = [
+        (at, words.index[name]) for at, name in enumerate(names) if name in words.index
+    ]
     if not found:
         raise DataError(
             f"[concepts] vectors = {given!r}: no word in it is the id of a concept, such as "
@@ -494,9 +567,16 @@ def _label_lines(sites: Sequence[SitePatients]) -> Iterator[str]:
         )
         yield f"{phenotype}: {'/'.join(_SHOWN)} of the training patients: {own}"
     for site, c in counts.items():
-        of = [[name for name in _SHOWN[:3] if c[name][at]] for at in range(c["present"].size)]
+        of = [
+            [name for name in _SHOWN[:3] if c[name][at]]
+            for at in range(c["present"].size)
+        ]
         named = list(zip(sites[0].phenotypes, of, strict=True))
-        few = [f"{p} ({k[0]} only)" if k else f"{p} (no label)" for p, k in named if len(k) < 2]
+        few = [
+            f"{p} ({k[0]} only)" if k else f"{p} (no label)"
+            for p, k in named
+            if len(k) < 2
+        ]
         if few:
             yield f"{site}: phenotypes without two classes of training labels: {', '.join(few)}"
 
@@ -517,7 +597,11 @@ def _counts(sites: Sequence[SitePatients]) -> list[CountTable]:
             if isinstance(cohort.bags, Bags):
                 sizes = cohort.bags.sizes
                 cells += [f"{int((sizes == 0).sum()):,}"]
-                cells += [f"{sizes.mean():,.1f}", f"{sizes.max():,}"] if len(sizes) else ["–", "–"]
+                cells += (
+                    [f"{sizes.mean():,.1f}", f"{sizes.max():,}"]
+                    if len(sizes)
+                    else ["–", "–"]
+                )
             rows.append(("" if place else site.id, part, *cells))
     dense = any(site.space.dense for site in sites)
     concepts = () if dense else ("without concepts", "concepts each", "most")
@@ -526,11 +610,16 @@ def _counts(sites: Sequence[SitePatients]) -> list[CountTable]:
     if judged := [site for site in sites if (site.test.labels >= 0).any()]:
         counts = [site.test.label_counts() for site in judged]
         labels = [
-            (name, *("/".join(f"{of[kind][row]}" for kind in _SHOWN[:3]) for of in counts))
+            (
+                name,
+                *("/".join(f"{of[kind][row]}" for kind in _SHOWN[:3]) for of in counts),
+            )
             for row, name in enumerate(judged[0].phenotypes)
         ]
         ids = ("phenotype", *(site.id for site in judged))
-        found.append(CountTable(ids, labels, title="test patients: present/absent/questionable"))
+        found.append(
+            CountTable(ids, labels, title="test patients: present/absent/questionable")
+        )
     return found
 
 
@@ -542,7 +631,9 @@ def _stand_in(site: SitePatients, name: str, size: int) -> SitePatients:
         rows = rng.permutation(len(cohort))[: -(-2 * len(cohort) // 3)]
         return cohort.take(np.sort(rows[:most]))
 
-    return replace(site, id=name, train=some(site.train, size), valid=some(site.valid, size))
+    return replace(
+        site, id=name, train=some(site.train, size), valid=some(site.valid, size)
+    )
 
 
 KIND = SiteKind(

@@ -41,7 +41,9 @@ _LISTS = tomllib.loads(
 )
 AMBIGUOUS: Final[frozenset[str]] = frozenset(_LISTS["ambiguous"])
 LEFT_OUT_KINDS: Final[frozenset[str]] = frozenset(_LISTS["left_out_kinds"])
-TYPES: Final[frozenset[str]] = frozenset(one for group in _LISTS["types"].values() for one in group)
+TYPES: Final[frozenset[str]] = frozenset(
+    one for group in _LISTS["types"].values() for one in group
+)
 SOURCES: Final = ("SNOMEDCT_US", "RXNORM")
 SCOPES: Final = ("EXACT", "RELATED", "NARROW", "BROAD")
 
@@ -99,11 +101,14 @@ def dictionary_of(pairs: Iterable[tuple[str, str]]) -> Dictionary:
         if number not in known:
             found[term] = (*known, number)
     concepts, terms = tuple(sorted(numbers)), tuple(sorted(found))
-    place = np.empty(len(concepts), dtype=np.int32)  # (concepts,) order of reading → index
+    place = np.empty(
+        len(concepts), dtype=np.int32
+    )  # (concepts,) order of reading → index
     place[[numbers[concept] for concept in concepts]] = np.arange(len(concepts))
     lists = [(own,) if isinstance(own := found[term], int) else own for term in terms]
     members = np.fromiter(
-        (index for own in lists for index in sorted(place[list(own)].tolist())), np.int32
+        (index for own in lists for index in sorted(place[list(own)].tolist())),
+        np.int32,
     )
     return Dictionary(concepts, terms, offsets_of([len(own) for own in lists]), members)
 
@@ -117,13 +122,21 @@ def read_dictionary(path: str | Path, format: str = "", **options: Any) -> Dicti
     path = Path(path)
     if not format:
         name = path.name.lower().removesuffix(".gz")
-        format = "umls" if name.endswith(".rrf") else "obo" if name.endswith(".obo") else "table"
+        format = (
+            "umls"
+            if name.endswith(".rrf")
+            else "obo"
+            if name.endswith(".obo")
+            else "table"
+        )
     readers: dict[str, Any] = {"umls": _umls, "obo": _obo, "table": _table}
     known = readers[format].__kwdefaults__ or {}
     for option in options:
         if option not in known:
             hint = nearest(option, known)
-            raise ConfigError(f"dictionary option {option!r} is none of format {format}: {hint}")
+            raise ConfigError(
+                f"dictionary option {option!r} is none of format {format}: {hint}"
+            )
     return dictionary_of(readers[format](path, **options))
 
 
@@ -153,12 +166,15 @@ def _sound_rows(
 
 
 def _visible(path: Path) -> Iterator[tuple[int, str | None]]:
-    return ((number, line) for number, line in lines(path) if line is None or line.strip())
+    return (
+        (number, line) for number, line in lines(path) if line is None or line.strip()
+    )
 
 
 def _split(path: Path) -> Iterator[tuple[int, list[str] | None]]:
     return (
-        (n, None if line is None else line.rstrip("\r").split("|")) for n, line in _visible(path)
+        (n, None if line is None else line.rstrip("\r").split("|"))
+        for n, line in _visible(path)
     )
 
 
@@ -195,7 +211,9 @@ def _umls(
     for row in _sound_rows(path, what, _split(path), sound):
         concept, source, kind = row[0], row[11], row[12]
         seen[source] += 1
-        other = row[1] != language or source not in sources or row[16] in ("E", "O", "Y")
+        other = (
+            row[1] != language or source not in sources or row[16] in ("E", "O", "Y")
+        )
         other = other or kind in left_out_kinds or (source == "RXNORM" and kind == "SY")
         if not other and (wanted is None or concept in wanted):
             nothing = False
@@ -220,14 +238,18 @@ def _concepts_of_types(path: Path, types: Collection[str] | None) -> set[str] | 
     if (types is not None and not types) or (types is None and given is None):
         return None
     if given is None:
-        raise DataError(f"{beside[0]}: no such file: semantic types need it beside MRCONSO.RRF")
+        raise DataError(
+            f"{beside[0]}: no such file: semantic types need it beside MRCONSO.RRF"
+        )
 
     def sound(row: Sequence[str]) -> bool:
         return len(row) >= 6 and bool(_CUI.fullmatch(row[0]) and _TUI.fullmatch(row[1]))
 
     chosen = TYPES if types is None else frozenset(types)
     what = "row of MRSTY (6 fields separated by |, CUI and TUI first)"
-    return {r[0] for r in _sound_rows(given, what, _split(given), sound) if r[1] in chosen}
+    return {
+        r[0] for r in _sound_rows(given, what, _split(given), sound) if r[1] in chosen
+    }
 
 
 _SYNONYM = re.compile(r'"((?:[^"\\]|\\.)*)"\s*(EXACT|RELATED|NARROW|BROAD)?')
@@ -235,7 +257,9 @@ _ESCAPE = re.compile(r"\\(.)")
 _Stanza = dict[str, list[str]]  # tag → values
 
 
-def _obo(path: Path, *, scopes: Collection[str] = ("EXACT",), ids: str = "own") -> _Pairs:
+def _obo(
+    path: Path, *, scopes: Collection[str] = ("EXACT",), ids: str = "own"
+) -> _Pairs:
     """The terms of an ontology in OBO format: names and synonyms; obsolete ones are dropped.
 
     scopes: of synonyms, among EXACT, RELATED, NARROW and BROAD. ids: "own" for the ontology's
@@ -245,7 +269,9 @@ def _obo(path: Path, *, scopes: Collection[str] = ("EXACT",), ids: str = "own") 
     """
     for scope in scopes:
         if scope not in SCOPES:
-            raise ConfigError(f"synonym scope {scope!r} is unknown: {nearest(scope, SCOPES)}")
+            raise ConfigError(
+                f"synonym scope {scope!r} is unknown: {nearest(scope, SCOPES)}"
+            )
 
     def sound(stanza: _Stanza) -> bool:
         return all(stanza.get(tag, [""])[0].strip() for tag in ("id", "name"))
@@ -262,7 +288,9 @@ def _obo(path: Path, *, scopes: Collection[str] = ("EXACT",), ids: str = "own") 
             continue
         synonyms = _synonyms(stanza)
         terms = [stanza["name"][0].strip()]
-        terms += [f[1] for f in synonyms if f is not None and (f[2] or "RELATED") in scopes]
+        terms += [
+            f[1] for f in synonyms if f is not None and (f[2] or "RELATED") in scopes
+        ]
         xrefs = [value.split()[0] for value in stanza.get("xref", ()) if value.strip()]
         other = [x.partition(":")[2] for x in xrefs if x.startswith(f"{ids}:")]
         concepts = [stanza["id"][0].strip()] if ids == "own" else filter(None, other)
@@ -310,18 +338,26 @@ def _table(path: Path) -> _Pairs:
     with suppress(csv.Error, StopIteration):
         header = [cell.strip().lower() for cell in cells_of(first, delimiter)]
     names = (_ID_NAMES, _TERM_NAMES)
-    places = [next((at for at, name in enumerate(header) if name in of), -1) for of in names]
+    places = [
+        next((at for at, name in enumerate(header) if name in of), -1) for of in names
+    ]
     named = min(places) >= 0
     id, term = places if named else (0, 1)
-    given = rows(_visible(path), len(header) if named else 2, delimiter, delimiter != "\t")
+    given = rows(
+        _visible(path), len(header) if named else 2, delimiter, delimiter != "\t"
+    )
     pairs = (
-        (row.line, None) if isinstance(row, Damaged) else (row[0], (row[1][id], row[1][term]))
+        (row.line, None)
+        if isinstance(row, Damaged)
+        else (row[0], (row[1][id], row[1][term]))
         for row in given
     )
     if named:
         next(pairs)
     what = "row of a dictionary table, with two columns, id and term"
-    for concept, text in _sound_rows(path, what, pairs, lambda p: p[0].strip() and cleaned(p[1])):
+    for concept, text in _sound_rows(
+        path, what, pairs, lambda p: p[0].strip() and cleaned(p[1])
+    ):
         yield concept.strip(), cleaned(text)
 
 
@@ -330,7 +366,9 @@ _TAG = re.compile(
     r"morphologic abnormality|morphology|qualifier value|substance|product|medicinal product|"
     r"organism|regime/therapy|physical object|context-dependent category|cell|function)\)\s*$"
 )
-_AFFIX = re.compile(r"^\[[A-Z]{1,3}\]\s*|[\s,]+NOS$|[\s,]*\(NOS\)$|\s*\[NOS\]$", re.IGNORECASE)
+_AFFIX = re.compile(
+    r"^\[[A-Z]{1,3}\]\s*|[\s,]+NOS$|[\s,]*\(NOS\)$|\s*\[NOS\]$", re.IGNORECASE
+)
 
 
 def cleaned(term: str) -> str:
@@ -430,7 +468,9 @@ def origin_of(text: str) -> Callable[[int, int], tuple[int, int]] | None:
     """Offsets in the plain text → in the text; None where they are the same."""
     if text.isascii() or all(len(_CHARACTERS[ord(c)]) == 1 for c in set(text)):
         return None
-    lengths = np.fromiter((len(_CHARACTERS[ord(c)]) for c in text), np.int64, count=len(text))
+    lengths = np.fromiter(
+        (len(_CHARACTERS[ord(c)]) for c in text), np.int64, count=len(text)
+    )
     places = offsets_of(lengths)  # (characters + 1,) starts in the plain text
 
     def origin(start: int, end: int) -> tuple[int, int]:

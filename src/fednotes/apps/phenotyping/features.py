@@ -40,7 +40,9 @@ from fednotes.data.text import Passage, split_sentences, tokenize
 from fednotes.encoders.features import FrozenEncoder, load_encoder
 
 SYNTHETIC: Final = "synthetic"  # the generated patients' dictionary
-TEXT_RECIPE: Final = "mean-of-notes-1"  # raise it when the same text gives another vector
+TEXT_RECIPE: Final = (
+    "mean-of-notes-1"  # raise it when the same text gives another vector
+)
 
 
 @checked(frozen=True)
@@ -86,7 +88,9 @@ class ConceptsConfig:
 
     def __post_init__(self) -> None:
         if not self.dictionary:
-            raise ConfigError("dictionary: name the file of a dictionary (UMLS, .obo, table)")
+            raise ConfigError(
+                "dictionary: name the file of a dictionary (UMLS, .obo, table)"
+            )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -136,9 +140,13 @@ class TextFeatures:
 
         def vectors() -> dict[str, np.ndarray]:
             means = told(map(self._mean_of, notes.values()), len(notes), progress)
-            return {"vectors": np.array([*means], np.float32).reshape(-1, self.space.width)}
+            return {
+                "vectors": np.array([*means], np.float32).reshape(-1, self.space.width)
+            }
 
-        values = kept_arrays(cache, notes, f"{self.space.fingerprint} 1", vectors)["vectors"]
+        values = kept_arrays(cache, notes, f"{self.space.fingerprint} 1", vectors)[
+            "vectors"
+        ]
         if progress is not None:
             progress(len(notes), len(notes))
         counts = {"notes": sum(map(len, notes.values())), "left_out": 0}
@@ -149,12 +157,16 @@ class TextFeatures:
         """(layers × dim,) float64: the mean over notes of the mean over a note's words."""
         means = []
         for text in texts:
-            parts = [text[start:end] for start, end in split_sentences(Document("", text))]
+            parts = [
+                text[start:end] for start, end in split_sentences(Document("", text))
+            ]
             passages = [Passage(part, tokenize(part)) for part in parts]
             sentences = [passage for passage in passages if len(passage.words)]
             if sentences:
                 vectors = self.encoder.encode(sentences)  # (words, layers, dim)
-                means.append(vectors.reshape(len(vectors), -1).mean(0, dtype=np.float64))
+                means.append(
+                    vectors.reshape(len(vectors), -1).mean(0, dtype=np.float64)
+                )
         mean: np.ndarray = np.mean(means, 0) if means else np.zeros(self.space.width)
         return mean
 
@@ -173,17 +185,26 @@ def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
         return _features(config, {"encoder": named}, expand(named, "[text] encoder"))
     given = config.dictionary
     # A variable stays one in the recipe: it may stand for another folder where the model goes.
-    fixed = given == SYNTHETIC or "$" in given or given.startswith("~") or Path(given).is_absolute()
+    fixed = (
+        given == SYNTHETIC
+        or "$" in given
+        or given.startswith("~")
+        or Path(given).is_absolute()
+    )
     recipe = {
         "kind": "concepts",
         "dictionary": given if fixed else str((folder / given).resolve()),
         "format": config.format,
-        **{k: list(v) if isinstance(v, tuple) else v for k, v in config.options.items()},
+        **{
+            k: list(v) if isinstance(v, tuple) else v for k, v in config.options.items()
+        },
         "context": config.context,
         "most": config.most,
     }
     with within("[concepts] dictionary", DataError, ConfigError):
-        return _features(config, recipe, expand(str(recipe["dictionary"]), "dictionary"))
+        return _features(
+            config, recipe, expand(str(recipe["dictionary"]), "dictionary")
+        )
 
 
 def opened(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features:
@@ -203,10 +224,14 @@ def opened(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features
     facts = ("kind", "fingerprint", "names")
     with within("the model's features cannot be made", ConfigError, become=ModelError):
         if not isinstance(recipe.get("fingerprint", ""), str):
-            raise ConfigError(f"recipe fingerprint = {recipe['fingerprint']!r}: expected text")
+            raise ConfigError(
+                f"recipe fingerprint = {recipe['fingerprint']!r}: expected text"
+            )
         if what not in recipe:
             raise ConfigError(f"recipe: the key {what!r} is missing")
-        config = build(settings, {n: v for n, v in recipe.items() if n not in facts}, "recipe")
+        config = build(
+            settings, {n: v for n, v in recipe.items() if n not in facts}, "recipe"
+        )
     named = recipe[what]
     place = dictionary or named
     try:
@@ -229,14 +254,22 @@ def _features(
     """What reads notes. place: of the dictionary or encoder."""
     if isinstance(config, TextConfig):
         encoder = load_encoder(place)
-        digest = hashlib.sha256(f"{TEXT_RECIPE}\0{encoder.fingerprint}".encode()).hexdigest()
+        digest = hashlib.sha256(
+            f"{TEXT_RECIPE}\0{encoder.fingerprint}".encode()
+        ).hexdigest()
         text = {"kind": "text", "encoder": recipe["encoder"], "fingerprint": digest}
-        return TextFeatures(encoder, FeatureSpace(encoder.layers * encoder.dim, True, text))
+        return TextFeatures(
+            encoder, FeatureSpace(encoder.layers * encoder.dim, True, text)
+        )
     path = None if place == SYNTHETIC else Path(place)
     stamps = () if path is None else _stamps(path)
     options = tuple(config.options.items())
     matcher = _matcher(path, config.format, options, config.context, stamps)
-    recipe = {**recipe, "names": len(matcher.dictionary), "fingerprint": matcher.fingerprint}
+    recipe = {
+        **recipe,
+        "names": len(matcher.dictionary),
+        "fingerprint": matcher.fingerprint,
+    }
     space = FeatureSpace(matcher.vocabulary, False, recipe)
     return ConceptFeatures(matcher, space, config.most, config.processes)
 

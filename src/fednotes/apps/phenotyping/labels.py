@@ -43,7 +43,13 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from fednotes.apps.phenotyping.cohort import ABSENT, LABELS, PRESENT, QUESTIONABLE, UNLABELLED
+from fednotes.apps.phenotyping.cohort import (
+    ABSENT,
+    LABELS,
+    PRESENT,
+    QUESTIONABLE,
+    UNLABELLED,
+)
 from fednotes.apps.phenotyping.concepts import by_patient
 from fednotes.apps.phenotyping.tables import (
     EXAMPLES,
@@ -61,7 +67,14 @@ from fednotes.data.notes import Note
 
 DISEASES: Final = (
     *("Asthma", "CAD", "CHF", "Depression", "Diabetes", "GERD", "Gallstones", "Gout"),
-    *("Hypercholesterolemia", "Hypertension", "Hypertriglyceridemia", "OA", "OSA", "Obesity"),
+    *(
+        "Hypercholesterolemia",
+        "Hypertension",
+        "Hypertriglyceridemia",
+        "OA",
+        "OSA",
+        "Obesity",
+    ),
     *("PVD", "Venous Insufficiency"),
 )
 Judgment = Literal["intuitive", "textual"]
@@ -95,21 +108,31 @@ class PatientLabels:
     tables: tuple[TableReport, ...] = ()
     conflicts: tuple[str, ...] = ()
 
-    def of(self, patient: str, unmentioned: Unmentioned = "unlabelled") -> dict[str, int]:
+    def of(
+        self, patient: str, unmentioned: Unmentioned = "unlabelled"
+    ) -> dict[str, int]:
         """Phenotype → label (0, 1, 2) of a patient; what is unlabelled is not in it.
 
         unmentioned: what U becomes.
         """
         own = self.values.get(patient, {})
-        found = {n: ABSENT if value == _UNMENTIONED else value for n, value in own.items()}
-        return found if unmentioned == "absent" else {n: v for n, v in own.items() if v >= 0}
+        found = {
+            n: ABSENT if value == _UNMENTIONED else value for n, value in own.items()
+        }
+        return (
+            found
+            if unmentioned == "absent"
+            else {n: v for n, v in own.items() if v >= 0}
+        )
 
     def matrix(
         self, patients: Sequence[str], unmentioned: Unmentioned = "unlabelled"
     ) -> np.ndarray:
         """(patients, phenotypes) int8, as in `Cohort`; -1 where there is no label."""
         given = (self.of(patient, unmentioned) for patient in patients)
-        rows = [[own.get(name, UNLABELLED) for name in self.phenotypes] for own in given]
+        rows = [
+            [own.get(name, UNLABELLED) for name in self.phenotypes] for own in given
+        ]
         return np.array(rows, np.int8).reshape(len(patients), len(self.phenotypes))
 
     def lines(self) -> tuple[str, ...]:
@@ -121,11 +144,15 @@ class PatientLabels:
             if table.empty
         ]
         more = len(self.conflicts) - EXAMPLES
-        tail = [f"{more:,} more pairs labelled twice and differently"] if more > 0 else []
+        tail = (
+            [f"{more:,} more pairs labelled twice and differently"] if more > 0 else []
+        )
         return (*told, *self.conflicts[:EXAMPLES], *tail)
 
 
-_Pair = tuple[int, str, str, int | None] | Damaged  # line, patient, phenotype, label if any
+_Pair = (
+    tuple[int, str, str, int | None] | Damaged
+)  # line, patient, phenotype, label if any
 
 
 class _Found:
@@ -208,7 +235,9 @@ def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLab
     seen: dict[str, str] = {}
     for name in sorted(found.phenotypes):
         if (other := seen.setdefault(name.casefold(), name)) != name:
-            raise DataError(f"{path}: phenotypes {other!r} and {name!r}: name them alike")
+            raise DataError(
+                f"{path}: phenotypes {other!r} and {name!r}: name them alike"
+            )
     labels = found.labels(sorted(found.phenotypes))
     if not labels.values:
         raise DataError(f"{path}: there is no label in it: expected {_EXPECTED}")
@@ -240,7 +269,9 @@ def _wide(table: Table, patient: int, titles: Mapping[int, str]) -> Iterator[_Pa
             yield Damaged(row[0], "no patient")
         else:
             for at, name in titles.items():
-                pair = _pair(row[0], who, name, row[1][at].strip(), f"the label of {name!r}")
+                pair = _pair(
+                    row[0], who, name, row[1][at].strip(), f"the label of {name!r}"
+                )
                 odd[name] += isinstance(pair, Damaged)
                 cells[name] += isinstance(pair, Damaged) or pair[3] is not None
                 yield pair
@@ -262,7 +293,9 @@ def _titles(table: Table, patient: int) -> dict[int, str]:
     """The phenotypes of a wide table by column. Raises DataError for titles that name none."""
     titles = {at: title for at, title in enumerate(table.titles) if at != patient}
     if not titles:
-        raise table.error("there is only a column of patients: add one for each phenotype")
+        raise table.error(
+            "there is only a column of patients: add one for each phenotype"
+        )
     for at, title in titles.items():
         if not 0 < len(title) <= _LONGEST:
             raise table.error(f"column {at + 1} has no name: expected a phenotype's")
@@ -301,7 +334,9 @@ def _files(folder: Path, mark: str, kind: str) -> list[Path]:
     named = [path for path in named if mark in path.name.lower()]
     if not named:
         like = f"obesity_{'standoff_' * (kind == 'annotations')}{mark}_*.xml"
-        raise DataError(f"{folder}: no file of {kind} here: their names are like {like}")
+        raise DataError(
+            f"{folder}: no file of {kind} here: their names are like {like}"
+        )
     # In order of names an addendum follows what it adds to: "." is before "_" and digits.
     return sorted(named, key=lambda path: "test" in path.name.lower())
 
@@ -329,9 +364,13 @@ def read_texts(paths: Iterable[Path]) -> tuple[Note, ...]:
                     reason = f"the document's id is also that at {places[id]}"
                     raise DataError.at(path, begin, reason)
                 places[id] = f"{path}:{begin}"
-                notes[id] = Note(id, found, id, "Discharge summary", path.name.split(".")[0])
+                notes[id] = Note(
+                    id, found, id, "Discharge summary", path.name.split(".")[0]
+                )
         if len(notes) == number:
-            raise DataError(f"{path}: there is no doc element: these are no patient records")
+            raise DataError(
+                f"{path}: there is no doc element: these are no patient records"
+            )
     return tuple(notes.values())
 
 
@@ -346,7 +385,10 @@ def _judgments(path: Path, wanted: str) -> Iterator[_Pair]:
         elif element == "disease":
             disease = given.get("name", "").strip()
         elif element == "doc" and attrs is not None and disease and source == wanted:
-            document, letter = given.get("id", "").strip(), given.get("judgment", "").strip()
+            document, letter = (
+                given.get("id", "").strip(),
+                given.get("judgment", "").strip(),
+            )
             name = names.get(disease.casefold())
             if name is None:
                 hint = nearest(disease, DISEASES)
@@ -366,7 +408,9 @@ _NO_GOLD = "no JSON: expected one whole object a line, or --labels with a table 
 Gold = dict[str, dict[str, int]]  # patient → phenotype → label
 
 
-def renamed(gold: Gold, label_map: Mapping[str, str]) -> tuple[Gold, tuple[str, ...], int]:
+def renamed(
+    gold: Gold, label_map: Mapping[str, str]
+) -> tuple[Gold, tuple[str, ...], int]:
     """Labels under the model's names, and the names in the file's order.
 
     label_map: name in the file → the model's. Where two labels of a patient come to one name and
@@ -392,7 +436,9 @@ def read_gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
     """
     if path.is_dir():
         summaries, labels = read_obesity(path)
-        return by_patient(summaries), {note.id: labels.of(note.id) for note in summaries}
+        return by_patient(summaries), {
+            note.id: labels.of(note.id) for note in summaries
+        }
     notes: dict[str, list[str]] = {}
     gold: Gold = {}
     with open_text(path, named_encoding()) as file:
@@ -407,7 +453,9 @@ def read_gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
                     expected = ", ".join(LABELS)
                     raise DataError.at(path, number, f"a label is none of {expected}")
                 if known.setdefault(name, LABELS[word]) != LABELS[word]:
-                    raise DataError.at(path, number, f"two different labels of one {name!r}")
+                    raise DataError.at(
+                        path, number, f"two different labels of one {name!r}"
+                    )
     return notes, gold
 
 
@@ -434,9 +482,19 @@ def _line(path: Path, number: int, line: str) -> tuple[str, str, dict[str, Any]]
         record = parse_json(line, strict=False)
     except JsonError as error:
         raise DataError.at(path, number, f"{_NO_GOLD} ({error})") from None
-    values = [record.get(k) for k in ("patient", "text", "labels")] if type(record) is dict else []
-    if not values or not isinstance(values[1], str) or not isinstance(values[2] or {}, dict):
-        raise DataError.at(path, number, 'expected the keys "patient", "text" and "labels"')
+    values = (
+        [record.get(k) for k in ("patient", "text", "labels")]
+        if type(record) is dict
+        else []
+    )
+    if (
+        not values
+        or not isinstance(values[1], str)
+        or not isinstance(values[2] or {}, dict)
+    ):
+        raise DataError.at(
+            path, number, 'expected the keys "patient", "text" and "labels"'
+        )
     if not isinstance(values[0], str | int):
         raise DataError.at(path, number, 'the key "patient" is missing or no id')
     return str(values[0]), values[1], values[2] or {}

@@ -64,7 +64,9 @@ class PhenotypeConfig:
     def __post_init__(self) -> None:
         """Raises ConfigError without a representation."""
         if not self.representation:
-            raise ConfigError('representation = "": "learn", "none" or the folder of a model')
+            raise ConfigError(
+                'representation = "": "learn", "none" or the folder of a model'
+            )
 
 
 @dataclass(eq=False)
@@ -103,7 +105,9 @@ class Phenotyper:
             return tfidf(inputs, self.idf)
         if isinstance(inputs, Vectors) and self.idf is None:
             return Features.of(inputs.values)
-        raise DataError("bags of concepts and vectors of text cannot take each other's place")
+        raise DataError(
+            "bags of concepts and vectors of text cannot take each other's place"
+        )
 
     def classes(self, inputs: Inputs) -> np.ndarray:
         """(patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 nothing learnt."""
@@ -139,17 +143,27 @@ class Phenotyper:
 
         Raises ModelError if a number is not finite or the folder holds something else.
         """
-        if directory.exists() and not is_phenotyper(directory) and any(directory.iterdir()):
-            raise ModelError(f"{directory}: exists and is not a model's folder; name another one")
+        if (
+            directory.exists()
+            and not is_phenotyper(directory)
+            and any(directory.iterdir())
+        ):
+            raise ModelError(
+                f"{directory}: exists and is not a model's folder; name another one"
+            )
         network = self.network
-        given: dict[str, Tensor] = {} if self.machines is None else self.machines.trainable()
+        given: dict[str, Tensor] = (
+            {} if self.machines is None else self.machines.trainable()
+        )
         given |= {} if network is None else prefixed("network.", network.state())
         arrays = {"idf": self.idf, "platt": self.platt}
         given |= {n: torch.from_numpy(of) for n, of in arrays.items() if of is not None}
         tensors = {n: v.detach().cpu().contiguous() for n, v in given.items()}
         for name, value in tensors.items():
             if not bool(torch.isfinite(value).all()):
-                raise ModelError(f"{directory}: {name!r} is not finite, nothing was written")
+                raise ModelError(
+                    f"{directory}: {name!r} is not finite, nothing was written"
+                )
         data = tensor_bytes(tensors)
         facts: dict[str, Any] = {
             "kind": PHENOTYPER,
@@ -161,7 +175,9 @@ class Phenotyper:
             "code_names": self.code_names,
             "phenotypes": self.phenotypes,
             "classes": None if self.machines is None else self.machines.classes,
-            "classifier": None if self.machines is None else asdict(self.machines.config),
+            "classifier": None
+            if self.machines is None
+            else asdict(self.machines.config),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
         facts["checksum"] = _checksum(facts)
@@ -181,7 +197,9 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
     """
     device_of(device)
     if not is_phenotyper(path):
-        raise ModelError(f"{path}: no phenotyping model here (there is no {PHENOTYPER}.json)")
+        raise ModelError(
+            f"{path}: no phenotyping model here (there is no {PHENOTYPER}.json)"
+        )
     try:
         given = read_json(path / f"{PHENOTYPER}.json")
         if given["format"] != FORMAT:
@@ -190,7 +208,9 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
                 "fednotes that wrote it, or train it again"
             )
         if given.get("checksum") != _checksum(given):
-            raise ModelError(f"damaged (the checksum of {PHENOTYPER}.json does not match)")
+            raise ModelError(
+                f"damaged (the checksum of {PHENOTYPER}.json does not match)"
+            )
         facts = build(_Facts, given, f"{PHENOTYPER}.json")
         data = (path / f"{PHENOTYPER}.safetensors").read_bytes()
         if hashlib.sha256(data).hexdigest() != facts.sha256:
@@ -201,7 +221,9 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     except _UNREADABLE as error:
-        raise ModelError(f"{path}: not a readable phenotyping model ({error})") from error
+        raise ModelError(
+            f"{path}: not a readable phenotyping model ({error})"
+        ) from error
 
 
 _UNREADABLE = (
@@ -238,24 +260,36 @@ def _parsed(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenot
     space, network = facts.space, None
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise ModelError(f"not a whole model: {name!r} has a number that is not finite")
+            raise ModelError(
+                f"not a whole model: {name!r} has a number that is not finite"
+            )
     if facts.network is not None:
         given = below(tensors, "network.")
         settings, outputs, known = network_settings(given, facts.network, space)
         if facts.code_names:
             _same("codes", len(facts.code_names), "the network has outputs", outputs)
-        network = Dan(settings, space.width, outputs, known=known, features=space.dense).to(device)
+        network = Dan(
+            settings, space.width, outputs, known=known, features=space.dense
+        ).to(device)
         load_into(network.state(), given)
         network.train(False)
     for name in {"idf", "platt"} & tensors.keys():
         if not tensors[name].is_floating_point():
-            raise ModelError(f"not a whole model: {name!r} has type {tensors[name].dtype}")
-    idf, platt = (tensors[n].numpy() if n in tensors else None for n in ("idf", "platt"))
+            raise ModelError(
+                f"not a whole model: {name!r} has type {tensors[name].dtype}"
+            )
+    idf, platt = (
+        tensors[n].numpy() if n in tensors else None for n in ("idf", "platt")
+    )
     if idf is not None:
         if idf.ndim != 1:
             raise ModelError(f"not a whole model: 'idf' of shape {idf.shape}")
-        _same("document frequencies", len(idf), "the dictionary has concepts", space.width)
-    _same("phenotypes", len(facts.phenotypes), "classes are of", len(facts.classes or ()))
+        _same(
+            "document frequencies", len(idf), "the dictionary has concepts", space.width
+        )
+    _same(
+        "phenotypes", len(facts.phenotypes), "classes are of", len(facts.classes or ())
+    )
     names = facts.code_names, facts.phenotypes
     model = Phenotyper(space, network, idf, facts.scale, *names, platt=platt)
     if facts.classes is not None:
@@ -287,14 +321,22 @@ def network_settings(
     odd = ("embedding" in parameters) == space.dense
     known = parameters[KNOWN].numpy() if KNOWN in parameters else None
     if known is not None:
-        rising = known.dtype == np.int64 and known.ndim == 1 and bool((np.diff(known) > 0).all())
+        rising = (
+            known.dtype == np.int64
+            and known.ndim == 1
+            and bool((np.diff(known) > 0).all())
+        )
         if not rising or not len(known) or known[0] < 0 or width != len(known) + 1:
-            raise ModelError("not a whole model: its table and its known concepts do not agree")
+            raise ModelError(
+                "not a whole model: its table and its known concepts do not agree"
+            )
         odd, width = odd or bool(known[-1] >= space.width), space.width
     if odd or width != space.width:
         raise ModelError(
             f"the network reads {width:,} {'numbers' if space.dense else 'concepts'} and there "
             f"are {space.width:,}: use the dictionary or encoder that it was trained with"
         )
-    found = replace(config, hidden=hidden, embedding=config.embedding if space.dense else reads)
+    found = replace(
+        config, hidden=hidden, embedding=config.embedding if space.dense else reads
+    )
     return found, len(parameters["output_bias"]), known

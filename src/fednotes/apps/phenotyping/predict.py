@@ -92,7 +92,9 @@ class PatientReader:
     features: Features
 
     @classmethod
-    def of(cls, folder: Path, model: Phenotyper, place: str | None = None) -> PatientReader:
+    def of(
+        cls, folder: Path, model: Phenotyper, place: str | None = None
+    ) -> PatientReader:
         """place: where its dictionary, or encoder, is now. Raises ModelError naming the folder."""
         with within(str(folder), ModelError):
             return cls(model, opened(model.space.recipe, place))
@@ -104,9 +106,14 @@ class PatientReader:
         made = self.features.make(notes, None, None)
         left_out, without = made.counts["left_out"], made.counts["without"]
         if told and left_out:
-            print(f"note: {left_out} patient(s) left out: too many concepts", file=sys.stderr)
+            print(
+                f"note: {left_out} patient(s) left out: too many concepts",
+                file=sys.stderr,
+            )
         if told and without:
-            found = "no word" if self.model.space.dense else "no concept of the dictionary"
+            found = (
+                "no word" if self.model.space.dense else "no concept of the dictionary"
+            )
             print(
                 f"note: {without} of {len(made.patients)} patient(s) have {found} in their notes: "
                 "their results say nothing of them",
@@ -130,16 +137,29 @@ class PatientReader:
         if not model.phenotypes:
             for head, row in zip(heads, model.code_probabilities(inputs), strict=True):
                 named = zip(model.code_names, row.tolist(), strict=True)
-                yield {**head, "probabilities": {code: round(p, 6) for code, p in named}}
+                yield {
+                    **head,
+                    "probabilities": {code: round(p, 6) for code, p in named},
+                }
             return
         words = {value: word for word, value in LABELS.items()}
-        chances, classes = model.probabilities(inputs)[:, :, PRESENT], model.classes(inputs)
-        for head, row, own in zip(heads, chances.tolist(), classes.tolist(), strict=True):
-            labels = {name: words.get(c) for name, c in zip(model.phenotypes, own, strict=True)}
+        chances, classes = (
+            model.probabilities(inputs)[:, :, PRESENT],
+            model.classes(inputs),
+        )
+        for head, row, own in zip(
+            heads, chances.tolist(), classes.tolist(), strict=True
+        ):
+            labels = {
+                name: words.get(c)
+                for name, c in zip(model.phenotypes, own, strict=True)
+            }
             named = zip(model.phenotypes, row, strict=True)
             yield {
                 **head,
-                "probabilities": {n: round(p, 6) if labels[n] else None for n, p in named},
+                "probabilities": {
+                    n: round(p, 6) if labels[n] else None for n, p in named
+                },
                 "labels": labels,
             }
 
@@ -148,17 +168,25 @@ class PatientReader:
         none is labelled), with a heading."""
         results = self.results(notes)
         if format != "csv":
-            return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in results)
+            return "".join(
+                json.dumps(each, ensure_ascii=False) + "\n" for each in results
+            )
         buffer = io.StringIO()
         table = csv.writer(buffer, lineterminator="\n")
         labelled = bool(self.model.phenotypes)
-        what = ["phenotype", "probability", "label"] if labelled else ["code", "probability"]
+        what = (
+            ["phenotype", "probability", "label"]
+            if labelled
+            else ["code", "probability"]
+        )
         last = [] if self.model.space.dense else ["concepts"]
         table.writerow(["patient", *what, *last])
         for each in results:
             for name, p in each["probabilities"].items():
                 label = [each["labels"][name]] if labelled else []
-                table.writerow([each["patient"], name, p, *label, *(each[key] for key in last)])
+                table.writerow(
+                    [each["patient"], name, p, *label, *(each[key] for key in last)]
+                )
         return buffer.getvalue()
 
 
@@ -181,12 +209,16 @@ def evaluate_patients(
     """
     phenotyper = reader.model
     if phenotyper.machines is None:
-        raise ConfigError("the model ends with stage 1: it predicts codes, no phenotypes to score")
+        raise ConfigError(
+            "the model ends with stage 1: it predicts codes, no phenotypes to score"
+        )
     if labels is None:
         with reading_as(encoding):
             notes, gold = read_gold(path)
     else:
-        notes, gold, told = read_beside(notes_of(str(path), encoding=encoding), path, labels)
+        notes, gold, told = read_beside(
+            notes_of(str(path), encoding=encoding), path, labels
+        )
         for line in told:
             print(f"note: {line}", file=sys.stderr)
         if not gold:
@@ -194,7 +226,9 @@ def evaluate_patients(
                 f"{labels}: no patient with notes in {path} is labelled: are ids the same?"
             )
     before = tuple(dict.fromkeys(name for own in gold.values() for name in own))
-    label_map = require_mapping(label_map, before, phenotyper.phenotypes, labels or path)
+    label_map = require_mapping(
+        label_map, before, phenotyper.phenotypes, labels or path
+    )
     gold, found, clashes = renamed(gold, label_map)
     if clashes:
         print(
@@ -211,11 +245,16 @@ def evaluate_patients(
     names = phenotyper.phenotypes
     rows = [[gold[p].get(n, UNLABELLED) for n in names] for p in patients]
     truth = np.array(rows, np.int8).reshape(len(patients), len(names))
-    counts = ClassCounts.of(truth, phenotyper.classes(inputs), names, phenotyper.machines.classes)
+    counts = ClassCounts.of(
+        truth, phenotyper.classes(inputs), names, phenotyper.machines.classes
+    )
     ranked = rankings(truth, phenotyper.probabilities(inputs)[:, :, PRESENT], names)
     scores = counts.scores()
     by_output = {
-        name: {**of, **{area: ranked["by_output"][name][area] for area in ("auroc", "auprc")}}
+        name: {
+            **of,
+            **{area: ranked["by_output"][name][area] for area in ("auroc", "auprc")},
+        }
         for name, of in scores["by_output"].items()
     }
     unknown = tuple(name for name in found if name not in names)

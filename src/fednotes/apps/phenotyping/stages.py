@@ -52,7 +52,9 @@ PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
     files("fednotes.apps.phenotyping").joinpath("phenotype.toml").read_text("utf-8")
 )
 Read = Mixtures | np.ndarray
-MOST_WEIGHT = 1e6  # of a class, or a concept, that is agreed on; the least is 1 / MOST_WEIGHT
+MOST_WEIGHT = (
+    1e6  # of a class, or a concept, that is agreed on; the least is 1 / MOST_WEIGHT
+)
 
 
 @checked(frozen=True)
@@ -148,7 +150,9 @@ class Config(Averaging):
                 "which they have noise; or give training.outputs, the categories of codes, set "
                 'training.least_occurrences = 0 and model.classifier.class_weights = "none"'
             )
-        if self.model.network.updates == "rows" and (self.proximal or self.weight_decay):
+        if self.model.network.updates == "rows" and (
+            self.proximal or self.weight_decay
+        ):
             raise ConfigError(
                 "proximal and weight_decay pull on every concept in each step: set "
                 'model.network.updates = "dense", which steps over the whole table'
@@ -215,7 +219,11 @@ def own_counts(
     rows: of the training patients, all of one. places: of the candidates.
     """
     whole, labels = config.whole_causes, data.train.labels[rows]
-    names = {category(c, whole) for at in rows for c in data.codes.get(data.train.patients[at], ())}
+    names = {
+        category(c, whole)
+        for at in rows
+        for c in data.codes.get(data.train.patients[at], ())
+    }
     bags = data.train.bags.take(rows)
     has: dict[str, Any] = {
         "codes": [places[name] for name in names if name in places],
@@ -226,7 +234,10 @@ def own_counts(
     }
     sizes = counted(config)
     first = np.cumsum([0, *sizes.values()])
-    found = [at + np.array(has[name], np.int64) for at, name in zip(first, sizes, strict=False)]
+    found = [
+        at + np.array(has[name], np.int64)
+        for at, name in zip(first, sizes, strict=False)
+    ]
     return np.concatenate(found), np.ones(sum(map(len, found)))
 
 
@@ -236,12 +247,16 @@ def agreed(config: Config, counts: np.ndarray, deviation: float) -> Tensors:
     Raises DataError where no code, or no concept, is frequent enough.
     """
     sizes = counted(config)
-    of = dict(zip(sizes, np.split(counts, np.cumsum([*sizes.values()])[:-1]), strict=True))
+    of = dict(
+        zip(sizes, np.split(counts, np.cumsum([*sizes.values()])[:-1]), strict=True)
+    )
     told = dict[str, Tensor]()
     if "codes" in of:
         told["chosen"] = places_of(frequent_codes(of["codes"], config), config)
     if "concepts" in of and config.learns:
-        told[KNOWN] = frequent(torch.from_numpy(of["concepts"]), config.least_occurrences)
+        told[KNOWN] = frequent(
+            torch.from_numpy(of["concepts"]), config.least_occurrences
+        )
     elif "concepts" in of:
         patients = max(1, round(float(of["patients"][0])))
         told["idf"] = torch.from_numpy(
@@ -249,10 +264,14 @@ def agreed(config: Config, counts: np.ndarray, deviation: float) -> Tensors:
         )
     if "present" in of:
         # A count is as small as its noise, at least: who has one patient would weigh anything.
-        table = np.stack([of["absent"], of["present"], np.zeros_like(of["absent"])], axis=1)
+        table = np.stack(
+            [of["absent"], of["present"], np.zeros_like(of["absent"])], axis=1
+        )
         classes = [(ABSENT, PRESENT)] * len(config.phenotypes)
         machines = LinearSVMs(classes, 1, config.model.classifier)
-        told["weights"] = torch.from_numpy(machines.balanced(table.clip(max(1.0, deviation))))
+        told["weights"] = torch.from_numpy(
+            machines.balanced(table.clip(max(1.0, deviation)))
+        )
     return told
 
 
@@ -260,7 +279,10 @@ def require_agreed(config: Config, given: Tensors, site: str) -> None:
     """Raises RefusedError for what `agreed` cannot have said."""
     sizes, machines = counted(config), len(config.phenotypes)
     told = {"chosen": "codes" in sizes, KNOWN: "concepts" in sizes and config.learns}
-    told |= {"idf": "concepts" in sizes and not config.learns, "weights": "present" in sizes}
+    told |= {
+        "idf": "concepts" in sizes and not config.learns,
+        "weights": "present" in sizes,
+    }
     numbers = {"idf": (config.space.width,), "weights": (machines, 2)}
     fits = given.keys() == {name for name, there in told.items() if there} and all(
         value.dtype == torch.float64
@@ -270,12 +292,16 @@ def require_agreed(config: Config, given: Tensors, site: str) -> None:
         if name in numbers
     )
     if not fits:
-        raise RefusedError(f"site {site!r}: what came is not what noisy counts of this job say")
+        raise RefusedError(
+            f"site {site!r}: what came is not what noisy counts of this job say"
+        )
 
 
 def frequent_codes(counts: np.ndarray, config: Config) -> tuple[str, ...]:
     """The outputs: of the candidates those that enough patients have. Raises DataError for none."""
-    often = dict(zip(config.candidates, counts.round().astype(int).tolist(), strict=True))
+    often = dict(
+        zip(config.candidates, counts.round().astype(int).tolist(), strict=True)
+    )
     return choose(often, config.minimum)
 
 
@@ -300,7 +326,11 @@ def frequent(counts: Tensor, least: int) -> Tensor:
 
 
 def shared_network(
-    config: DanConfig, space: FeatureSpace, outputs: int, known: np.ndarray | None, device: str
+    config: DanConfig,
+    space: FeatureSpace,
+    outputs: int,
+    known: np.ndarray | None,
+    device: str,
 ) -> Dan:
     """One network for all the sites of a process: every task begins with the server's."""
     told = None if known is None else known.astype(np.int64).tobytes()
@@ -309,7 +339,12 @@ def shared_network(
 
 @lru_cache(maxsize=1)
 def _network(
-    config: DanConfig, inputs: int, outputs: int, known: bytes | None, dense: bool, device: str
+    config: DanConfig,
+    inputs: int,
+    outputs: int,
+    known: bytes | None,
+    dense: bool,
+    device: str,
 ) -> Dan:
     given = None if known is None else np.frombuffer(bytearray(known), np.int64)
     return Dan(config, inputs, outputs, known=given, features=dense).to(device)
@@ -384,7 +419,9 @@ class CodeLearner(AveragingSite):
         cohort, labels = self._predicted(cohort, site)
         return self.network.read(cohort.bags), labels
 
-    def _predicted(self, cohort: Cohort, site: SitePatients) -> tuple[Cohort, np.ndarray]:
+    def _predicted(
+        self, cohort: Cohort, site: SitePatients
+    ) -> tuple[Cohort, np.ndarray]:
         whole = self.config.whole_causes
         labels = output_matrix(cohort.patients, site.codes, self.outputs, whole)
         if not self.config.require_output:
@@ -401,7 +438,9 @@ class CodeLearner(AveragingSite):
         """The epoch's mini-batches, in an order of its own."""
         size, part = self.share, self._part
         self.network.train(True)
-        order = self.draws.rng_of("order", self.id, epoch).permutation(len(self._labels))
+        order = self.draws.rng_of("order", self.id, epoch).permutation(
+            len(self._labels)
+        )
         for start in range(first * size, len(order), size):
             rows = order[start : start + size]
             yield [self.some(rows[at : at + part]) for at in range(0, len(rows), part)]
@@ -431,7 +470,9 @@ class CodeLearner(AveragingSite):
             return {}
         ranked = rankings(labels, predicted, self.outputs, samples=0)["macro"]
         area = ranked["auroc"]["value"]
-        return {"codes": {"loss": loss / pairs, "auroc": area, "outputs": ranked["outputs"]}}
+        return {
+            "codes": {"loss": loss / pairs, "auroc": area, "outputs": ranked["outputs"]}
+        }
 
     def _judge(self, read: Read, labels: np.ndarray) -> tuple[float, int, np.ndarray]:
         """Σ cross-entropy, over how many pairs; (patients, outputs) probabilities."""
@@ -456,25 +497,46 @@ class Classifiers:
         draws: Draws,
     ) -> None:
         self.draws = draws
-        self.id, self.config, self.model, self.machines = data.id, config, model, machines
+        self.id, self.config, self.model, self.machines = (
+            data.id,
+            config,
+            model,
+            machines,
+        )
         model.machines, self._weights = machines, weights
         self._train, self._valid = data.train.labelled(), data.valid.labelled()
         self._features = model.features(self._train.bags)
         self._held_out = model.features(self._valid.bags)
         self._targets = machines.targets(self._train.labels)
-        self._patients = np.count_nonzero(self._targets, axis=0)  # (machines,) n_k of each
+        self._patients = np.count_nonzero(
+            self._targets, axis=0
+        )  # (machines,) n_k of each
 
     def loss(self, weights: Mapping[str, Tensor], row: int) -> Tensor:
         """The mean loss of all labels of one patient, by machines that are tensors; what represents
         the patient is computed without any other one."""
-        x, settings = self.model.features(self._train.bags.take([row])), self.machines.config
-        values, columns = torch.from_numpy(x.values).float(), torch.from_numpy(x.columns)
-        score = values @ weights["svm.weight"][columns] + weights["svm.intercept"]  # (machines,)
+        x, settings = (
+            self.model.features(self._train.bags.take([row])),
+            self.machines.config,
+        )
+        values, columns = (
+            torch.from_numpy(x.values).float(),
+            torch.from_numpy(x.columns),
+        )
+        score = (
+            values @ weights["svm.weight"][columns] + weights["svm.intercept"]
+        )  # (machines,)
         sign = torch.from_numpy(self._targets[row]).float()
-        each = softplus(-sign * score) if settings.loss == "log" else relu(1 - sign * score)
+        each = (
+            softplus(-sign * score)
+            if settings.loss == "log"
+            else relu(1 - sign * score)
+        )
         counted = sign.abs()  # (machines,)
         if self._weights is not None:
-            of = self._weights[np.arange(len(sign)), (self._targets[row] > 0).astype(int)]
+            of = self._weights[
+                np.arange(len(sign)), (self._targets[row] > 0).astype(int)
+            ]
             counted = counted * torch.from_numpy(of).float()
         return (each * counted).sum() / sign.abs().sum().clamp(min=1)
 
@@ -490,17 +552,23 @@ class Classifiers:
         if self.machines.config.solver == "converged":
             held_out = (self._held_out, self._valid.labels)
             C = self.machines.config.C
-            loss, pairs = fit(self.machines, (self._features, labels), held_out, self._weights, C)
+            loss, pairs = fit(
+                self.machines, (self._features, labels), held_out, self._weights, C
+            )
         else:
             for local in range(config.classifier_epochs):
                 epoch = cycle * config.classifier_epochs + local
                 rng = self.draws.rng_of("phenotypes", self.id, epoch)
                 order = rng.permutation(len(self._train))
-                found = self.machines.epoch(self._features, labels, order, self._weights)
+                found = self.machines.epoch(
+                    self._features, labels, order, self._weights
+                )
                 loss, pairs = loss + found[0], pairs + found[1]
         patients = torch.from_numpy(self._patients.astype(np.float64))
         # A float32 value times a count is exact in float64: one site's mean is its own value.
-        sent = {n: value.double() * patients for n, value in self.machines.sent().items()}
+        sent = {
+            n: value.double() * patients for n, value in self.machines.sent().items()
+        }
         metrics = {"loss": loss, "examples": float(pairs)}
         return Update({**sent, "patients": patients}, 1.0, metrics)
 
@@ -514,7 +582,9 @@ class Classifiers:
         """What Platt scaling needs of the held-out patients."""
         self.machines.take(tensors)
         scores = self.machines.scores(self._held_out)
-        sums = platt_sums(self._platt(tensors), scores, self.machines.targets(self._valid.labels))
+        sums = platt_sums(
+            self._platt(tensors), scores, self.machines.targets(self._valid.labels)
+        )
         return Update({"sums": torch.from_numpy(sums)}, 1.0)
 
     def finish(self, tensors: Tensors) -> None:
@@ -523,7 +593,9 @@ class Classifiers:
         self.model.platt = self._platt(tensors) if "platt" in tensors else None
 
     def _platt(self, tensors: Tensors) -> np.ndarray:
-        return taken(tensors, "platt", torch.float64, len(self.machines.machines), 2).numpy()
+        return taken(
+            tensors, "platt", torch.float64, len(self.machines.machines), 2
+        ).numpy()
 
     def scores_on(self, site: SitePatients) -> dict[str, Any]:
         """Scores on a site's test patients; empty without labelled ones.
@@ -536,12 +608,16 @@ class Classifiers:
         features = self.model.features(cohort.bags)
         counts = self._counts(cohort, self.machines.predict(features))
         scores = self.machines.ranking(features)
-        ranked = rankings(cohort.labels, scores, self.config.phenotypes, seed=self.config.seed)
+        ranked = rankings(
+            cohort.labels, scores, self.config.phenotypes, seed=self.config.seed
+        )
         found = _scores(counts, ranked)
         known = (cohort.labels == ABSENT) | (cohort.labels == PRESENT)
         calibrated = self.model.platt is not None or self.machines.config.loss == "log"
         if calibrated and known.any():
-            chances = self.machines.probabilities(features, self.model.platt)[:, :, PRESENT]
+            chances = self.machines.probabilities(features, self.model.platt)[
+                :, :, PRESENT
+            ]
             error = (chances[known] - (cohort.labels[known] == PRESENT)) ** 2
             found["calibration"] = {"brier": float(error.mean())}
         return found
@@ -568,7 +644,11 @@ def _scores(counts: ClassCounts, ranked: Mapping[str, Any]) -> dict[str, Any]:
     is right without having learnt anything.
     """
     told = ClassCounts(
-        {name: table for name, table in counts.by_output.items() if (table.sum(1) > 0).sum() > 1}
+        {
+            name: table
+            for name, table in counts.by_output.items()
+            if (table.sum(1) > 0).sum() > 1
+        }
     )
     scores, macro = told.scores(), ranked["macro"]
     areas = {name: macro[name]["value"] for name in ("auroc", "auprc")}

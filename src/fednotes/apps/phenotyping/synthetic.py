@@ -77,7 +77,9 @@ class _World:
 def dictionary() -> Dictionary:
     """The public dictionary of the generated notes: some 300 concepts with 1 to 3 terms each."""
     terms = _world().terms
-    return dictionary_of((f"S{at:04d}", term) for at, names in enumerate(terms) for term in names)
+    return dictionary_of(
+        (f"S{at:04d}", term) for at, names in enumerate(terms) for term in names
+    )
 
 
 @lru_cache(maxsize=1)
@@ -86,7 +88,9 @@ def _world() -> _World:
     terms = _terms(rng)
     others = np.arange(len(PHENOTYPES), len(terms))
     own = rng.choice(others, (_CONDITIONS, _OWN), replace=False)
-    categories = np.sort(rng.choice(np.arange(10, 1000), 2 * _CONDITIONS, replace=False))
+    categories = np.sort(
+        rng.choice(np.arange(10, 1000), 2 * _CONDITIONS, replace=False)
+    )
     codes = tuple(
         tuple(f"icd9:{c:03d}{rng.integers(10)}" for c in pair)
         for pair in rng.permutation(categories).reshape(_CONDITIONS, _CODES).tolist()
@@ -111,7 +115,10 @@ def _terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
         return True
 
     made = [tuple(filter(fresh, names)) for _, *names in _LISTS["phenotypes"].values()]
-    pools = [iter(names) for names in map(lexicon.__getitem__, ("disease", "finding", "drug"))]
+    pools = [
+        iter(names)
+        for names in map(lexicon.__getitem__, ("disease", "finding", "drug"))
+    ]
     for number in range(_OTHERS):
         pool, synonyms = pools[number % len(pools)], int(rng.integers(1, 4))
         found: list[str] = []
@@ -133,8 +140,12 @@ def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients
     world = _world()
     rng = rng_of(seed, "synthetic patients", name)
     size = max(1, round(patients * rng.uniform(0.6, 1.4)))
-    odds = np.log(world.common / (1 - world.common)) + 0.5 * rng.standard_normal(_CONDITIONS)
-    has = rng.random((size, _CONDITIONS)) < 1 / (1 + np.exp(-odds))  # (patients, conditions)
+    odds = np.log(world.common / (1 - world.common)) + 0.5 * rng.standard_normal(
+        _CONDITIONS
+    )
+    has = rng.random((size, _CONDITIONS)) < 1 / (
+        1 + np.exp(-odds)
+    )  # (patients, conditions)
     said = has @ world.weight + 0.25 * rng.standard_normal((size, len(PHENOTYPES)))
     truth = said > _thresholds()
     labels = np.where(truth, PRESENT, ABSENT).astype(np.int8)
@@ -142,7 +153,9 @@ def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients
     near = np.abs(said[:, column] - _thresholds()[column]) < 0.06
     labels[near, column] = QUESTIONABLE
     labels[rng.random(labels.shape) < 0.05] = UNLABELLED  # experts who disagreed
-    favourite = [int(rng.integers(len(terms))) for terms in world.terms]  # this site's own words
+    favourite = [
+        int(rng.integers(len(terms))) for terms in world.terms
+    ]  # this site's own words
     notes, codes = {}, {}
     for row in range(size):
         patient = f"{name}-{row + 1:05d}"
@@ -164,14 +177,23 @@ def _thresholds() -> np.ndarray:
     has = rng.random((20_000, _CONDITIONS)) < world.common
     said = has @ world.weight + 0.25 * rng.standard_normal((len(has), len(PHENOTYPES)))
     shares = [share for share, *_ in _LISTS["phenotypes"].values()]
-    return np.array([np.quantile(said[:, c], 1 - share) for c, share in enumerate(shares)])
+    return np.array(
+        [np.quantile(said[:, c], 1 - share) for c, share in enumerate(shares)]
+    )
 
 
 def _billed(world: _World, has: np.ndarray, rng: np.random.Generator) -> frozenset[str]:
     """Codes of a patient's conditions, most of them, and now and then another one."""
     every = [code for pair in world.codes for code in pair]
-    billed = {code for at in np.flatnonzero(has) for code in world.codes[at] if rng.random() < 0.8}
-    return frozenset(billed | {every[int(rng.integers(len(every)))] for _ in range(rng.poisson(1))})
+    billed = {
+        code
+        for at in np.flatnonzero(has)
+        for code in world.codes[at]
+        if rng.random() < 0.8
+    }
+    return frozenset(
+        billed | {every[int(rng.integers(len(every)))] for _ in range(rng.poisson(1))}
+    )
 
 
 def _notes(
@@ -186,17 +208,25 @@ def _notes(
 
     def term(concept: int) -> str:
         names = world.terms[concept]
-        return names[favourite[concept] if rng.random() < 0.7 else int(rng.integers(len(names)))]
+        return names[
+            favourite[concept] if rng.random() < 0.7 else int(rng.integers(len(names)))
+        ]
 
     def one(forms: Sequence[str], *concepts: int) -> str:
         made = forms[int(rng.integers(len(forms)))].format(*map(term, concepts))
         return made[0].upper() + made[1:]
 
-    return tuple(_note(world, has, truth, one, rng) for _ in range(int(rng.integers(1, 4))))
+    return tuple(
+        _note(world, has, truth, one, rng) for _ in range(int(rng.integers(1, 4)))
+    )
 
 
 def _note(
-    world: _World, has: np.ndarray, truth: np.ndarray, one: _One, rng: np.random.Generator
+    world: _World,
+    has: np.ndarray,
+    truth: np.ndarray,
+    one: _One,
+    rng: np.random.Generator,
 ) -> str:
     """A note's sentences, in random order."""
     sentences = [one(_SAID["noise"]) for _ in range(int(rng.integers(1, 4)))]

@@ -40,7 +40,14 @@ from fednotes.data.formats.files import BROKEN, LARGEST, broken, open_bytes, vis
 
 EXAMPLES: Final = 10  # damaged rows that a report names
 _WRONG: Final = 100  # rows of which all are damaged: the rest of the file is not read
-PATIENT_COLUMNS: Final = ("patient", "patient_id", "patientid", "subject_id", "person_id", "pat_id")
+PATIENT_COLUMNS: Final = (
+    "patient",
+    "patient_id",
+    "patientid",
+    "subject_id",
+    "person_id",
+    "pat_id",
+)
 _LONGEST = 1 << 20  # bytes of a row; more is no row
 _PIECE = 1 << 16  # bytes of XML that are read at once
 T = TypeVar("T")
@@ -134,7 +141,10 @@ def _text(data: bytes, number: int) -> str | None:
 
 
 def rows(
-    lines: Iterable[tuple[int, str | None]], width: int, delimiter: str, quoted: bool = True
+    lines: Iterable[tuple[int, str | None]],
+    width: int,
+    delimiter: str,
+    quoted: bool = True,
 ) -> Iterator[Row]:
     """Each line's cells, `width` of them; empty lines are passed over.
 
@@ -145,7 +155,11 @@ def rows(
             yield Damaged(number, "a byte is not UTF-8, or the row is too long")
         elif line.strip():
             try:
-                row = cells_of(line, delimiter) if quoted and '"' in line else line.split(delimiter)
+                row = (
+                    cells_of(line, delimiter)
+                    if quoted and '"' in line
+                    else line.split(delimiter)
+                )
             except csv.Error:
                 yield Damaged(number, "a quote is not closed")
             else:
@@ -334,7 +348,10 @@ _CODE: Final = (
 )
 _SYSTEM: Final = ("system", "coding_system", "code_system")
 _VERSION: Final = "icd_version"
-_ICD: Final = (("icd9", "icd10"), ("icd9proc", "icd10pcs"))  # of diagnoses, of procedures
+_ICD: Final = (
+    ("icd9", "icd10"),
+    ("icd9proc", "icd10pcs"),
+)  # of diagnoses, of procedures
 # What else a coding system is called, in small letters and digits alone.
 _CALLED: Final = {
     **{name: name for name in SYSTEMS},
@@ -352,7 +369,9 @@ def read_mimic(folder: Path, tables: Collection[str] = ()) -> PatientCodes:
     """
     for name in tables:
         if name not in MIMIC:
-            raise ConfigError(f"unknown table {name!r} of MIMIC-III: {nearest(name, MIMIC)}")
+            raise ConfigError(
+                f"unknown table {name!r} of MIMIC-III: {nearest(name, MIMIC)}"
+            )
     made = PatientCodes()
     wanted = [MIMIC[name] for name in tables or MIMIC]
     paths = [_needed(folder, table[0]) for table in wanted]
@@ -361,7 +380,9 @@ def read_mimic(folder: Path, tables: Collection[str] = ()) -> PatientCodes:
         if dictionary and (beside := _find(folder, dictionary)):
             listed = Table(beside)
             at, each = listed.column(column), listed.rows()
-            known = {code_of(system, r[1][at]) for r in each if not isinstance(r, Damaged)}
+            known = {
+                code_of(system, r[1][at]) for r in each if not isinstance(r, Damaged)
+            }
         _of_table(made, path, ("SUBJECT_ID", column), system, known)
     return made
 
@@ -376,11 +397,15 @@ def read_omop(
     empty); any other, such as "icd10" or "cpt", takes the source's codes
     (condition_source_value), which the tables do not say the system of. Raises as `read_mimic`.
     """
-    wanted = [(k, s) for k, s in (("condition", conditions), ("procedure", procedures)) if s]
+    wanted = [
+        (k, s) for k, s in (("condition", conditions), ("procedure", procedures)) if s
+    ]
     for _, system in wanted:
         system_of(system)
     made = PatientCodes()
-    for path, kind, system in [(_needed(folder, f"{k}_occurrence"), k, s) for k, s in wanted]:
+    for path, kind, system in [
+        (_needed(folder, f"{k}_occurrence"), k, s) for k, s in wanted
+    ]:
         column = f"{kind}_{'concept_id' if system in _CONCEPTS else 'source_value'}"
         _of_table(made, path, ("person_id", column), system)
     return made
@@ -458,7 +483,9 @@ def _called(text: str) -> str | None:
 
 def _find(folder: Path, name: str) -> Path | None:
     """The table of this name in a folder, whatever its case and packing."""
-    wanted = {f"{name.lower()}{ending}" for ending in (".csv", ".csv.gz", ".tsv", ".tsv.gz")}
+    wanted = {
+        f"{name.lower()}{ending}" for ending in (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+    }
     return next((path for path in visible(folder) if path.name.lower() in wanted), None)
 
 
@@ -473,7 +500,9 @@ def _needed(folder: Path, name: str) -> Path:
     )
 
 
-_System = str | Callable[[Sequence[str]], str | None]  # of all rows, or by a row's cells
+_System = (
+    str | Callable[[Sequence[str]], str | None]
+)  # of all rows, or by a row's cells
 
 
 def _of_table(
@@ -515,7 +544,9 @@ def _collect(
             report.kept += 1
             report.unknown += known is not None and code not in known
         elif of is None:
-            report.damage(Damaged(line, f"the coding system is none of {', '.join(SYSTEMS)}"))
+            report.damage(
+                Damaged(line, f"the coding system is none of {', '.join(SYSTEMS)}")
+            )
         else:
             reason = f"the code is none of {of}" if patient else "no patient"
             report.damage(Damaged(line, reason))

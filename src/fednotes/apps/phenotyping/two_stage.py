@@ -87,7 +87,11 @@ from fednotes.training.server_steps import by_each, for_names, gathered
 
 __all__ = ["METHOD", "Config", "Site", "train"]
 
-LABELS = ("absent", "present", "questionable")  # of "count_labels", in the order of CLASSES
+LABELS = (
+    "absent",
+    "present",
+    "questionable",
+)  # of "count_labels", in the order of CLASSES
 
 
 # ---- sites -----------------------------------------------------------------------------------
@@ -119,7 +123,12 @@ class Site(MethodSite):
         draws: Draws | None = None,
     ) -> None:
         self.draws = draws or Draws(config.seed)
-        self.data, self.config, self.directory, self._device = data, config, directory, device
+        self.data, self.config, self.directory, self._device = (
+            data,
+            config,
+            directory,
+            device,
+        )
         self._codes: CodeLearner | None = None
         self._classifiers: Classifiers | None = None
         self._network: Tensors = {}  # the representation, once it is fixed
@@ -135,7 +144,9 @@ class Site(MethodSite):
         # of training with differential privacy
         self.model, self.shared = nn.Module(), dict[str, nn.Parameter]()
         self.private, self.stage = dict[str, nn.Parameter](), 0
-        self.rows = np.zeros((2, 0), np.int64)  # of a training patient in each stage, or -1
+        self.rows = np.zeros(
+            (2, 0), np.int64
+        )  # of a training patient in each stage, or -1
 
     @property
     def id(self) -> str:
@@ -195,7 +206,11 @@ class Site(MethodSite):
         """Return the site's public vectors. Raises ConfigError if they do not fit the network."""
         vectors, width = self.data.vectors, self.config.model.network.embedding
         if vectors is None or vectors.values.shape[1] != width:
-            own = "none" if vectors is None else f"vectors of {vectors.values.shape[1]} numbers"
+            own = (
+                "none"
+                if vectors is None
+                else f"vectors of {vectors.values.shape[1]} numbers"
+            )
             raise ConfigError(
                 f"site {self.id!r}: [concepts] vectors: {own} for model.network.embedding = {width}"
             )
@@ -235,7 +250,12 @@ class Site(MethodSite):
     def _learn_codes(self, outputs: Sequence[str], known: np.ndarray | None) -> None:
         """Raises ConfigError where too few patients are left."""
         self._codes = CodeLearner(
-            self.data, self.config, outputs, known, device=self._device, draws=self.draws
+            self.data,
+            self.config,
+            outputs,
+            known,
+            device=self._device,
+            draws=self.draws,
         )
         self._require_covered(self._codes.patients)
 
@@ -302,20 +322,30 @@ class Site(MethodSite):
         names = () if self._codes is None else self._codes.outputs
         model = Phenotyper(space, code_names=names, phenotypes=self.config.phenotypes)
         if self._network:
-            settings, outputs, known = network_settings(self._network, config.network, space)
-            model.network = shared_network(settings, space, outputs, known, self._device)
+            settings, outputs, known = network_settings(
+                self._network, config.network, space
+            )
+            model.network = shared_network(
+                settings, space, outputs, known, self._device
+            )
             load_into(model.network.state(), self._network)
             model.scale = config.scale
         elif "idf" in tensors:
             model.idf = taken(tensors, "idf", torch.float64, space.width).numpy()
-        agreed = taken(tensors, "classes", torch.float32, len(self.config.phenotypes), len(CLASSES))
-        classes = [[c for c in CLASSES if row[c]] for row in agreed.to(torch.bool).tolist()]
+        agreed = taken(
+            tensors, "classes", torch.float32, len(self.config.phenotypes), len(CLASSES)
+        )
+        classes = [
+            [c for c in CLASSES if row[c]] for row in agreed.to(torch.bool).tolist()
+        ]
         machines = LinearSVMs(classes, model.width, config.classifier)
         if len(self._steps) == len(machines.steps):
             machines.steps[:] = self._steps
         weights = None
         if "weights" in tensors:
-            weights = taken(tensors, "weights", torch.float64, len(machines.machines), 2).numpy()
+            weights = taken(
+                tensors, "weights", torch.float64, len(machines.machines), 2
+            ).numpy()
         self._classifiers = Classifiers(
             self.data, self.config, model, machines, weights=weights, draws=self.draws
         )
@@ -343,7 +373,9 @@ class Site(MethodSite):
     def state(self) -> State:
         """Stage 1's moments and outputs, or the steps of stage 2's machines."""
         codes = self._codes
-        known, facts = ({}, {}) if codes is None else (codes.known, {"outputs": [*codes.outputs]})
+        known, facts = (
+            ({}, {}) if codes is None else (codes.known, {"outputs": [*codes.outputs]})
+        )
         if self._classifiers is not None:
             steps = torch.from_numpy(self._classifiers.machines.steps)
             return State(0, {"steps": steps, **known}, facts)
@@ -372,7 +404,9 @@ def train(federation: Federation, config: Config) -> State:
     if not config.phenotypes:
         return first
     told = config.learns and (resumed is None or resumed.fact("stage", int) == 1)
-    return _phenotypes(federation, config, {} if told else first.tensors, first, resumed)
+    return _phenotypes(
+        federation, config, {} if told else first.tensors, first, resumed
+    )
 
 
 # ---- stage 1 ---------------------------------------------------------------------------------
@@ -415,7 +449,9 @@ def _codes(federation: Federation, config: Config, resumed: State | None) -> Sta
     """Stage 1 to its end; network and outputs, ready for stage 2."""
     if resumed is not None and resumed.fact("stage", int) == 2:
         tensors = prefixed("network.", below(resumed.tensors, "network."))
-        return State(config.last_cycle, tensors, {"outputs": resumed.fact("outputs", list)})
+        return State(
+            config.last_cycle, tensors, {"outputs": resumed.fact("outputs", list)}
+        )
     if resumed is None:
         outputs = agreed_outputs(federation, config)
         chosen = places_of(outputs, config)
@@ -437,11 +473,15 @@ def _codes(federation: Federation, config: Config, resumed: State | None) -> Sta
     return State(server.round, tensors, {"stage": 1, "outputs": list(outputs)})
 
 
-def initial(config: Config, outputs: int, known: Tensor | None = None) -> dict[str, Tensor]:
+def initial(
+    config: Config, outputs: int, known: Tensor | None = None
+) -> dict[str, Tensor]:
     """The network's first parameters, the same ones at server and sites."""
     network, space = config.model.network, config.space
     given = None if known is None else known.numpy()
-    dan = Dan(network, space.width, outputs, config.seed, known=given, features=space.dense)
+    dan = Dan(
+        network, space.width, outputs, config.seed, known=given, features=space.dense
+    )
     return {name: value.detach() for name, value in dan.trainable().items()}
 
 
@@ -461,7 +501,9 @@ def _prepared(config: Config) -> State:
             "the same one"
         )
     for name in ("mean", "length", "layer"):
-        theirs, ours = (getattr(c, name) for c in (network.config, config.model.network))
+        theirs, ours = (
+            getattr(c, name) for c in (network.config, config.model.network)
+        )
         if theirs != ours:
             raise ConfigError(
                 f"{told} was trained with {name} = {theirs!r}, this job has {ours!r}: set "
@@ -475,7 +517,11 @@ def _prepared(config: Config) -> State:
 
 
 def _phenotypes(
-    federation: Federation, config: Config, network: Tensors, first: State, resumed: State | None
+    federation: Federation,
+    config: Config,
+    network: Tensors,
+    first: State,
+    resumed: State | None,
 ) -> State:
     """Stage 2. network: of the representation, what sites were not told at stage 1's end."""
     counted = federation.sum("count_labels")
@@ -487,20 +533,33 @@ def _phenotypes(
     if resumed is not None and resumed.fact("stage", int) == 2:
         start = resumed.round
         with restoring("the newest checkpoint"):
-            shared = {n: taken(resumed.tensors, n, v.dtype, *v.shape) for n, v in shared.items()}
+            shared = {
+                n: taken(resumed.tensors, n, v.dtype, *v.shape)
+                for n, v in shared.items()
+            }
     for cycle in federation.rounds(start, before + config.classifier_cycles):
         # [phenotype algorithm 1 stage 2] W'_k
         total = federation.sum("train", shared, cycle=cycle.number)
         shared = averaged(shared, total)  # [phenotype algorithm 1 stage 2]
         metrics = {"loss": total.metrics["loss"] / max(1.0, total.metrics["examples"])}
         number = cycle.number + 1 - before
-        evaluated = number % config.evaluate_every == 0 or number == config.classifier_cycles
+        evaluated = (
+            number % config.evaluate_every == 0 or number == config.classifier_cycles
+        )
         if evaluated:
-            found = judged(federation.sum("evaluate", shared, cycle=cycle.number).metrics)
-            metrics |= {name: value for name, value in found.items() if math.isfinite(value)}
-        state = State(cycle.number + 1, {**first.tensors, **shared}, {**first.facts, "stage": 2})
+            found = judged(
+                federation.sum("evaluate", shared, cycle=cycle.number).metrics
+            )
+            metrics |= {
+                name: value for name, value in found.items() if math.isfinite(value)
+            }
+        state = State(
+            cycle.number + 1, {**first.tensors, **shared}, {**first.facts, "stage": 2}
+        )
         cycle.commit(state, metrics, evaluated=evaluated)
-    federation.sum("finish", {**shared, **_calibrated(federation, config, machines, shared)})
+    federation.sum(
+        "finish", {**shared, **_calibrated(federation, config, machines, shared)}
+    )
     facts = {"outputs": first.facts["outputs"]}
     return State(before + config.classifier_cycles, {**first.tensors, **shared}, facts)
 
@@ -528,16 +587,24 @@ def _first_machines(
     """
     counts = {name: counted.tensors[name].numpy() for name in LABELS}
     if not sum(float(each.sum()) for each in counts.values()):
-        raise TrainingError("no training patient is labelled for any phenotype at any site")
+        raise TrainingError(
+            "no training patient is labelled for any phenotype at any site"
+        )
     classes = classes_of(counts, config.least_questionable)
-    prepared = {"classes": torch.tensor([[float(c in each) for c in CLASSES] for each in classes])}
+    prepared = {
+        "classes": torch.tensor(
+            [[float(c in each) for c in CLASSES] for each in classes]
+        )
+    }
     width = config.space.width
     if "network.hidden_bias" in first.tensors:
         width = len(first.tensors["network.hidden_bias"])
     elif not config.space.dense:
         frequencies = counted.tensors["frequencies"].numpy()
         patients = round(counted.metrics["patients"])
-        prepared["idf"] = torch.from_numpy(inverse_document_frequencies(frequencies, patients))
+        prepared["idf"] = torch.from_numpy(
+            inverse_document_frequencies(frequencies, patients)
+        )
     machines = LinearSVMs(classes, width, config.model.classifier)
     if config.model.classifier.class_weights == "balanced":
         table = np.stack([counts[name] for name in LABELS], axis=1)
@@ -622,7 +689,9 @@ def alone(config: Config, sites: Sequence[SitePatients]) -> tuple[Config, ...]:
         lacks = []
         if config.learns and not len(site.coded(site.train)):
             lacks.append("no training patient with billing codes")
-        elif config.learns and config.keep_cycle < 0 and not len(site.coded(site.valid)):
+        elif (
+            config.learns and config.keep_cycle < 0 and not len(site.coded(site.valid))
+        ):
             lacks.append(
                 "no held-out patient with billing codes, by whom keep_cycle = -1 is chosen"
             )
@@ -633,15 +702,21 @@ def alone(config: Config, sites: Sequence[SitePatients]) -> tuple[Config, ...]:
                 f"site {site.id!r} has {' and '.join(lacks)}, so it cannot learn alone: leave "
                 "'alone' out of conditions"
             )
-    alone = replace(config, min_patients=0, aggregation="mean")  # nothing leaves the site
+    alone = replace(
+        config, min_patients=0, aggregation="mean"
+    )  # nothing leaves the site
     return (alone,) * len(sites)
 
 
 def pooled(
-    config: Config, sites: Sequence[SitePatients], complete: Sequence[SitePatients] | None
+    config: Config,
+    sites: Sequence[SitePatients],
+    complete: Sequence[SitePatients] | None,
 ) -> tuple[tuple[SitePatients, ...], Config]:
     """All patients at one site: the paper's centralised training."""
-    return (pooled_patients(sites),), replace(config, min_patients=0, aggregation="mean")
+    return (pooled_patients(sites),), replace(
+        config, min_patients=0, aggregation="mean"
+    )
 
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
@@ -655,7 +730,10 @@ def private_initial(config: Config, agreed: Tensors | None = None) -> dict[str, 
     if config.learns:
         outputs = len(told.get("chosen", config.candidates))
         network = initial(config, outputs, told.get(KNOWN))
-    found, classes = prefixed("network.", network), [(ABSENT, PRESENT)] * len(config.phenotypes)
+    found, classes = (
+        prefixed("network.", network),
+        [(ABSENT, PRESENT)] * len(config.phenotypes),
+    )
     if classes:
         width = config.model.network.hidden if config.learns else config.space.width
         found |= LinearSVMs(classes, width, config.model.classifier).sent()
@@ -688,16 +766,24 @@ def private_begin(site: Site, agreed: Tensors) -> None:
         every = torch.arange(len(config.candidates))
         site.agree_codes({"chosen": every, **agreed})
         cohorts[0], site.model = site._learner.cohort.patients, site._learner.network
-        site.shared |= {f"network.{n}": p for n, p in site._learner.network.trainable().items()}
+        site.shared |= {
+            f"network.{n}": p for n, p in site._learner.network.trainable().items()
+        }
     if config.phenotypes:
         classes = torch.tensor([[1.0, 1.0, 0.0]] * len(config.phenotypes))
-        idf = {} if site.data.space.dense else {"idf": torch.ones(site.data.space.width).double()}
+        idf = (
+            {}
+            if site.data.space.dense
+            else {"idf": torch.ones(site.data.space.width).double()}
+        )
         known = {f"network.{KNOWN}": agreed[KNOWN]} if KNOWN in agreed else {}
         site.prepare({"classes": classes, **idf, **agreed, **first, **known})
         assert site._classifiers is not None
         if config.learns:
             site._classifiers.model.network = site._learner.network
-    places = [{patient: row for row, patient in enumerate(cohort)} for cohort in cohorts]
+    places = [
+        {patient: row for row, patient in enumerate(cohort)} for cohort in cohorts
+    ]
     train = site.data.train.patients
     site.rows = np.array([[of.get(patient, -1) for patient in train] for of in places])
 
@@ -746,7 +832,11 @@ def warnings(config: Config) -> tuple[str, ...]:
         return (*robust, *(f"{told}[model.classifier] do nothing",) * bool(unused))
     if not config.learns and config.model.representation != "none":
         return robust
-    what = "an update of concept vectors" if config.learns else "a classifier of bags of concepts"
+    what = (
+        "an update of concept vectors"
+        if config.learns
+        else "a classifier of bags of concepts"
+    )
     return (
         *robust,
         f"{what} tells which concepts the site's patients have: between hospitals run it under "
@@ -779,7 +869,8 @@ METHOD = Method(
         rounds=lambda config, epoch: sum(private_rounds(config, epoch)),
         units=private_units,
         content=lambda data: digest(
-            data.train.fingerprint(), repr(sorted((p, sorted(c)) for p, c in data.codes.items()))
+            data.train.fingerprint(),
+            repr(sorted((p, sorted(c)) for p, c in data.codes.items())),
         ),
         before=private_before,
         begin=private_begin,

@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOKEN = 20  # characters of a token at least
-BATCH, CHARACTERS = 32, 200_000  # texts and characters that are put to the model at once
+BATCH, CHARACTERS = (
+    32,
+    200_000,
+)  # texts and characters that are put to the model at once
 FAREWELL = 30  # seconds that requests under way have to end
 HEAD = 10  # seconds in which a request's first lines must come
 _CONNECTIONS = 1000  # at a time, or half of the files that may be open
@@ -56,7 +59,13 @@ _MOST_BYTES = 4096  # of a file with a token
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 _REFUSED = (401, 403, 408, 413, 415, 422, 429, _FAILED)
 _FHIR = "application/fhir+json"
-_ISSUES = {401: "login", 413: "too-long", 422: "invalid", 429: "throttled", _FAILED: "exception"}
+_ISSUES = {
+    401: "login",
+    413: "too-long",
+    422: "invalid",
+    429: "throttled",
+    _FAILED: "exception",
+}
 PathLike = str | Path
 AnyModel = MentionModel | PatientModel
 T = TypeVar("T")
@@ -81,13 +90,19 @@ class Limits:
     def taken(self, texts: list[str]) -> list[str]:
         """The texts, if these are not too many, or too long. Raises Refused."""
         if len(texts) > self.texts:
-            raise Refused(413, f"{len(texts):,} texts: at most {self.texts:,} in a request")
+            raise Refused(
+                413, f"{len(texts):,} texts: at most {self.texts:,} in a request"
+            )
         for number, text in enumerate(texts, 1):
             if len(text) > self.characters:
                 most = f"at most {self.characters:,}: divide it"
-                raise Refused(413, f"text {number} has {len(text):,} characters, {most}")
+                raise Refused(
+                    413, f"text {number} has {len(text):,} characters, {most}"
+                )
             if not text.isascii() and _HALF.search(text):
-                raise Refused(422, f"text {number} has half a character: decode it anew")
+                raise Refused(
+                    422, f"text {number} has half a character: decode it anew"
+                )
         return texts
 
 
@@ -103,13 +118,18 @@ class Refused(Exception):
 
         kind, told = "application/json", dict[str, Any](detail=self.detail)
         if scope["path"] == "/fhir":
-            issue = {"severity": "error", "code": _ISSUES.get(self.status_code, "processing")}
+            issue = {
+                "severity": "error",
+                "code": _ISSUES.get(self.status_code, "processing"),
+            }
             told = {
                 "resourceType": "OperationOutcome",
                 "issue": [issue | {"diagnostics": self.detail}],
             }
             kind = _FHIR
-        await JSONResponse(told, self.status_code, self.headers, kind)(scope, receive, send)
+        await JSONResponse(told, self.status_code, self.headers, kind)(
+            scope, receive, send
+        )
 
 
 # ---- what is asked and answered --------------------------------------------------------------
@@ -143,7 +163,9 @@ class Question(BaseModel, extra="forbid", strict=True):
                     span,
                     start=at(span.start),
                     end=at(span.end),
-                    fragments=tuple((at(start), at(end)) for start, end in span.fragments),
+                    fragments=tuple(
+                        (at(start), at(end)) for start, end in span.fragments
+                    ),
                 )
                 for span in document.spans
                 if _sure(span, self.threshold)
@@ -228,7 +250,9 @@ class Batches:
             while True:
                 chosen = await self._chosen()
                 begin = time.perf_counter()
-                found = await loop.run_in_executor(thread, self._tried, [i for i, _ in chosen])
+                found = await loop.run_in_executor(
+                    thread, self._tried, [i for i, _ in chosen]
+                )
                 for (_, future), result in zip(chosen, found, strict=True):
                     if future.done():
                         continue
@@ -273,12 +297,18 @@ class _Meters:
         self.registry = own = CollectorRegistry()
         self.paths: set[str] = set()  # that are counted by name
         by, kind = ("path", "status"), ("path",)
-        self.requests = Counter("fednotes_requests", "Requests answered.", by, registry=own)
+        self.requests = Counter(
+            "fednotes_requests", "Requests answered.", by, registry=own
+        )
         about = "Seconds until a request was answered."
         self.seconds = Histogram("fednotes_request_seconds", about, kind, registry=own)
-        self.under_way = Gauge("fednotes_under_way", "Requests under way.", registry=own)
+        self.under_way = Gauge(
+            "fednotes_under_way", "Requests under way.", registry=own
+        )
         self.texts = Counter("fednotes_texts", "Texts for the model.", registry=own)
-        self.characters = Counter("fednotes_characters", "Their characters.", registry=own)
+        self.characters = Counter(
+            "fednotes_characters", "Their characters.", registry=own
+        )
 
     def count(self, path: str, status: int, seconds: float) -> None:
         path = path if path in self.paths else "other"
@@ -291,7 +321,12 @@ class _Gate:
     seconds until there is room again."""
 
     def __init__(
-        self, app: Any, limits: Limits, token: str, meters: _Meters, soon: Callable[[], int]
+        self,
+        app: Any,
+        limits: Limits,
+        token: str,
+        meters: _Meters,
+        soon: Callable[[], int],
     ) -> None:
         self._app, self._limits, self._meters, self._soon = app, limits, meters, soon
         self._token, self._room = token.encode(), asyncio.Semaphore(limits.under_way)
@@ -316,7 +351,9 @@ class _Gate:
             place = f"{Path(where.filename).name}:{where.lineno}"
             log.error("a request failed: %s at %s", type(error).__name__, place)
             if status == _GONE:
-                failed = Refused(_FAILED, "the model failed; the server's log says where")
+                failed = Refused(
+                    _FAILED, "the model failed; the server's log says where"
+                )
                 await failed.answer(scope, receive, telling)
         finally:
             self._meters.count(scope["path"], status, time.perf_counter() - begin)
@@ -337,13 +374,21 @@ class _Gate:
         async with self._room:
             with self._meters.under_way.track_inprogress():
                 body = await read_body(receive, most.body, most.patience)
-                kind = headers.get("content-type", b"").partition(b";")[0].strip().lower()
+                kind = (
+                    headers.get("content-type", b"").partition(b";")[0].strip().lower()
+                )
                 if kind not in (b"application/json", _FHIR.encode()):
-                    raise Refused(415, "send JSON, with the content-type application/json")
+                    raise Refused(
+                        415, "send JSON, with the content-type application/json"
+                    )
                 try:  # in a thread, so that other requests are answered meanwhile
-                    await asyncio.to_thread(parse_json, body, most_values=self._limits.values)
+                    await asyncio.to_thread(
+                        parse_json, body, most_values=self._limits.values
+                    )
                 except JsonError as error:
-                    raise Refused(422, f"the body's line {error.line}: {error}") from None
+                    raise Refused(
+                        422, f"the body's line {error.line}: {error}"
+                    ) from None
                 await _unless_gone(self._app, scope, body, receive, send)
 
     def _require_known(self, path: str, headers: Mapping[str, bytes]) -> None:
@@ -352,16 +397,22 @@ class _Gate:
         if not self._token:
             name = re.sub(r":\d+$", "", headers.get("host", b"").decode("latin-1"))
             if not loopback(name.strip("[]").lower()):
-                raise Refused(403, "ask by 127.0.0.1 or localhost: without a token no other name")
+                raise Refused(
+                    403, "ask by 127.0.0.1 or localhost: without a token no other name"
+                )
         elif path != "/health":
             scheme, _, given = headers.get("authorization", b"").partition(b" ")
             right = hmac.compare_digest(given.strip(), self._token)
             if scheme.lower() != b"bearer" or not right:
                 more = {"www-authenticate": "Bearer", "connection": "close"}
-                raise Refused(401, "send the token: authorization: Bearer TOKEN", **more)
+                raise Refused(
+                    401, "send the token: authorization: Bearer TOKEN", **more
+                )
 
 
-async def read_body(receive: Receive, most: int, patience: float, keep: bool = True) -> bytes:
+async def read_body(
+    receive: Receive, most: int, patience: float, keep: bool = True
+) -> bytes:
     """A request's body, read no further than `most` bytes, in seconds of patience.
 
     keep: False reads and forgets it. Raises Refused.
@@ -379,17 +430,23 @@ async def read_body(receive: Receive, most: int, patience: float, keep: bool = T
                 if keep:
                     parts.append(part)
     except TimeoutError:
-        raise Refused(408, "the body did not come in time", connection="close") from None
+        raise Refused(
+            408, "the body did not come in time", connection="close"
+        ) from None
     return b"".join(parts)
 
 
 def _too_large(most: int) -> Refused:
     return Refused(
-        413, f"a request has at most {most:,} bytes: send less at a time", connection="close"
+        413,
+        f"a request has at most {most:,} bytes: send less at a time",
+        connection="close",
     )
 
 
-async def _unless_gone(app: Any, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+async def _unless_gone(
+    app: Any, scope: Scope, body: bytes, receive: Receive, send: Send
+) -> None:
     """The application's answer to a body that was read; it stops where nobody waits for it."""
     unread = [{"type": "http.request", "body": body, "more_body": False}]
     leaving = asyncio.ensure_future(receive())
@@ -417,7 +474,9 @@ def loopback(name: str) -> bool:
 # ---- the application -------------------------------------------------------------------------
 
 
-def application(model: AnyModel, limits: Limits | None = None, token: str = "") -> FastAPI:
+def application(
+    model: AnyModel, limits: Limits | None = None, token: str = ""
+) -> FastAPI:
     """The application of a model. token: what requests must show; "": only loopback's names.
 
     Raises MissingExtra.
@@ -445,13 +504,22 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
         lifespan=at_work,
         responses={status: {"model": Refusal} for status in _REFUSED},
         # It would tell of exceptions with their messages, wherever the environment says.
-        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "auto_configure": False,
+        },
     )
-    app.add_middleware(_Gate, limits=most, token=token, meters=meters, soon=batches.soon)
+    app.add_middleware(
+        _Gate, limits=most, token=token, meters=meters, soon=batches.soon
+    )
 
     @app.exception_handler(RequestValidationError)
     async def wrong(request: object, error: RequestValidationError) -> None:
-        told = (f"{'.'.join(map(_known, e['loc']))}: {e['msg']}" for e in error.errors())
+        told = (
+            f"{'.'.join(map(_known, e['loc']))}: {e['msg']}" for e in error.errors()
+        )
         raise Refused(422, "; ".join(clean(each, 2 * NAME) for each in islice(told, 5)))
 
     async def results(inputs: list[Any], texts: list[str]) -> list[Any]:
@@ -464,21 +532,29 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
         if (asked.text is None) == (asked.texts is None):
             raise Refused(422, "give `text` or `texts`")
         texts = most.taken(asked.texts or [] if asked.text is None else [asked.text])
-        return Results(results=[asked.shown(found) for found in await results(texts, texts)])
+        return Results(
+            results=[asked.shown(found) for found in await results(texts, texts)]
+        )
 
     async def predict_patients(asked: PatientNotes) -> Results[PatientFinding]:
         """Find the phenotypes of patients in their notes."""
         if any(map(_HALF.search, asked.patients)):
             raise Refused(422, "a patient's name has half a character: decode it anew")
         notes = list(asked.patients.values())
-        found = await results(notes, most.taken([text for own in notes for text in own]))
+        found = await results(
+            notes, most.taken([text for own in notes for text in own])
+        )
         named = zip(asked.patients, found, strict=True)
-        return Results(results=[replace(one, patient=patient) for patient, one in named])
+        return Results(
+            results=[replace(one, patient=patient) for patient, one in named]
+        )
 
     class FhirResponse(JSONResponse):
         media_type = _FHIR
 
-    async def annotate(resource: dict[str, Any], threshold: Share = 0.0) -> dict[str, Any]:
+    async def annotate(
+        resource: dict[str, Any], threshold: Share = 0.0
+    ) -> dict[str, Any]:
         """Find the mentions in the notes of a DocumentReference, a DiagnosticReport or a Bundle.
 
         The answer is a Bundle of these resources, with an extension for each mention; others of
@@ -491,7 +567,9 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
         notes = [(one, text) for one, text in given if text is not None]
         if not notes and resource.get("resourceType") != "Bundle":
             held = " or a ".join(fhir.PLACES)
-            raise Refused(422, f"there is no note in it: send a {held}, or a Bundle of these")
+            raise Refused(
+                422, f"there is no note in it: send a {held}, or a Bundle of these"
+            )
         texts = most.taken([text for _, text in notes])
         pairs = zip(notes, await results(texts, texts), strict=True)
         return fhir.bundle(
@@ -508,7 +586,9 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
     @app.get("/model")
     async def about() -> About:
         """What the model finds, and what its confidences are."""
-        return About(types=list(model.types), confidence=model.confidence, version=__version__)
+        return About(
+            types=list(model.types), confidence=model.confidence, version=__version__
+        )
 
     @app.get("/health")
     async def health() -> dict[Literal["status"], Literal["ok"]]:
@@ -610,18 +690,25 @@ def run(
                 name = f"[{host}]" if ":" in host else host
                 ready(f"http{'s' if certificate else ''}://{name}:{number}")
 
-    logging.getLogger("asyncio").addHandler(logging.NullHandler())  # or lines without end
+    logging.getLogger("asyncio").addHandler(
+        logging.NullHandler()
+    )  # or lines without end
     options: dict[str, Any] = {"ws": "none", "timeout_graceful_shutdown": FAREWELL}
     options |= {"backlog": 128, "http": prompt()}
     options |= {"access_log": False, "server_header": False, "proxy_headers": False}
-    options |= {"log_config": None, "log_level": "critical"}  # its words of an error may hold text
+    options |= {
+        "log_config": None,
+        "log_level": "critical",
+    }  # its words of an error may hold text
     options |= {"ssl_certfile": certificate, "ssl_keyfile": key}
     server = Listening(uvicorn.Config(app, host, port, **options))
     try:
         _in_a_thread(server) if _of_a_notebook() else server.run()
     except (SystemExit, OverflowError):
         where = f"{host}:{port}: nothing can listen there"
-        raise FednotesError(f"{where}: is the port in use, or the address another's?") from None
+        raise FednotesError(
+            f"{where}: is the port in use, or the address another's?"
+        ) from None
 
 
 def _of_a_notebook() -> bool:
@@ -660,12 +747,23 @@ def serve(
     """
     token = "" if token_file is None else read_token(token_file)
     if not token and not loopback(host):
-        raise ConfigError(f"--host {host}: others could ask there: name a --token-file FILE")
+        raise ConfigError(
+            f"--host {host}: others could ask there: name a --token-file FILE"
+        )
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key go together")
     opened = model if isinstance(model, MentionModel | PatientModel) else load(model)
     app = application(opened, limits, token)
     opened(["Aspirin was given."])  # what is compiled or read at the first time
     if not loopback(host) and certificate is None:
-        tell("note: without --certificate notes and the token can be read on their way here")
-    run(app, host, port, lambda address: tell(f"listening at {address}"), certificate, key)
+        tell(
+            "note: without --certificate notes and the token can be read on their way here"
+        )
+    run(
+        app,
+        host,
+        port,
+        lambda address: tell(f"listening at {address}"),
+        certificate,
+        key,
+    )

@@ -65,7 +65,9 @@ class Recogniser:
         """The same of several, their sentences read in batches of like length."""
         for docs in minibatch(stream, batch_size):
             before = self.lost
-            found = self.model.stream((doc.text for doc in docs), threshold=self.threshold)
+            found = self.model.stream(
+                (doc.text for doc in docs), threshold=self.threshold
+            )
             for doc, document in zip(docs, found, strict=True):
                 self._lay(doc, document)
             if self.lost > before:
@@ -80,7 +82,9 @@ class Recogniser:
         """Put a document's spans on a Doc's tokens."""
         laid = []
         for span in document.spans:
-            fit = doc.char_span(span.start, span.end, span.label, alignment_mode=self.alignment)
+            fit = doc.char_span(
+                span.start, span.end, span.label, alignment_mode=self.alignment
+            )
             if fit is not None:
                 fit._.set("confidence", span.confidence)
                 laid.append(fit)

@@ -108,7 +108,9 @@ def application(desk: Desk) -> Callable[..., Any]:
         from starlette.staticfiles import StaticFiles
     pages = Pages(desk)
 
-    def route(path: str, handler: Callable[[Request, Form], Response], *methods: str) -> Route:
+    def route(
+        path: str, handler: Callable[[Request, Form], Response], *methods: str
+    ) -> Route:
         async def answer(request: Request) -> Response:
             form = await _form(request) if request.method == "POST" else {}
             return await run_in_threadpool(handler, request, form)
@@ -129,8 +131,12 @@ def application(desk: Desk) -> Callable[..., Any]:
         route("/export/{format}", pages.export),
         route("/try", pages.trial, "GET", "POST"),
     ]
-    refused = dict.fromkeys((HTTPException, Refused, FednotesError, _Soon), pages.refused)
-    app = Starlette(routes=[Mount(desk.root, routes=routes)], exception_handlers=refused)
+    refused = dict.fromkeys(
+        (HTTPException, Refused, FednotesError, _Soon), pages.refused
+    )
+    app = Starlette(
+        routes=[Mount(desk.root, routes=routes)], exception_handlers=refused
+    )
     return BaseHTTPMiddleware(app, dispatch=pages.guarded)
 
 
@@ -181,11 +187,16 @@ class Pages:
         given |= {"open": 1} if given.get("open") else {}
         return self.desk.root + path + (f"?{urlencode(given)}" if given else "")
 
-    async def guarded(self, request: Request, go_on: Callable[[Request], Any]) -> Response:
+    async def guarded(
+        self, request: Request, go_on: Callable[[Request], Any]
+    ) -> Response:
         """The answer for who has the token; a refusal, without any address, for anybody else."""
         from starlette.responses import PlainTextResponse, RedirectResponse
 
-        port, token = (request.scope.get("server") or (HOST, 80))[1], self.desk.token.encode()
+        port, token = (
+            (request.scope.get("server") or (HOST, 80))[1],
+            self.desk.token.encode(),
+        )
         host, cookie = request.headers.get("host", ""), f"fednotes-{port}"
         given = request.query_params.get("token", "").encode()
         held = request.cookies.get(cookie, "").encode()
@@ -195,13 +206,17 @@ class Pages:
         elif request.method not in ("GET", "HEAD") and (
             request.headers.get("origin") != f"http://{host}"
         ):
-            answer = PlainTextResponse("this came from another page: nothing was done", 403)
+            answer = PlainTextResponse(
+                "this came from another page: nothing was done", 403
+            )
         elif given and secrets.compare_digest(given, token):
             answer = RedirectResponse(request.scope["path"], 303)
             only: Any = {"path": self.desk.root, "httponly": True, "samesite": "strict"}
             answer.set_cookie(cookie, self.desk.token, **only)
         elif not secrets.compare_digest(held, token):
-            answer = PlainTextResponse("open the whole address that the terminal shows", 403)
+            answer = PlainTextResponse(
+                "open the whole address that the terminal shows", 403
+            )
         else:
             answer = await go_on(request)
         answer.headers.update(_PAGE["headers"])
@@ -223,7 +238,10 @@ class Pages:
         """What each run came to; the run itself, where there is one."""
         if len(self._runs) == 1:
             return self.to("/runs/0")
-        rows = [(name, so_far(folder), (folder / SUMMARY).is_file()) for name, folder in self._runs]
+        rows = [
+            (name, so_far(folder), (folder / SUMMARY).is_file())
+            for name, folder in self._runs
+        ]
         return self.page("runs.html", here="/runs", rows=rows)
 
     def run(self, request: Request, form: Form) -> Response:
@@ -234,7 +252,9 @@ class Pages:
         parts["title"] = parts["result"].title or folder.name
         last = lines[-1] if lines else {}
         poll = 0 if ended else _AGAIN
-        return self.page("run_page.html", here="/runs", poll=poll, ended=ended, last=last, **parts)
+        return self.page(
+            "run_page.html", here="/runs", poll=poll, ended=ended, last=last, **parts
+        )
 
     @property
     def _runs(self) -> list[tuple[str, Path]]:
@@ -280,7 +300,12 @@ class Pages:
         number = min(pages, _whole(request.query_params.get("page", "1")))
         first = (number - 1) * _ROWS
         rows, counts = chosen[first : first + _ROWS], review.counts()
-        given: Any = {"review": review, "by": by, "counts": counts, "total": len(chosen)}
+        given: Any = {
+            "review": review,
+            "by": by,
+            "counts": counts,
+            "total": len(chosen),
+        }
         given |= {"rows": rows, "first": first, "number": number, "pages": pages}
         return self.page("errors.html", here="/errors", **given)
 
@@ -294,8 +319,20 @@ class Pages:
             high = min(high, item.span.end + _AROUND)
         note = stretches(gold.spans, source.predicted[item.document].spans, low, high)
         before, after = review.around(item, by)
-        given: Any = {"review": review, "by": by, "item": item, "source": source, "document": gold}
-        given |= {"before": before, "after": after, "note": note, "low": low, "high": high}
+        given: Any = {
+            "review": review,
+            "by": by,
+            "item": item,
+            "source": source,
+            "document": gold,
+        }
+        given |= {
+            "before": before,
+            "after": after,
+            "note": note,
+            "low": low,
+            "high": high,
+        }
         return self.page("item.html", here="/errors", **given)
 
     def decide(self, request: Request, form: Form) -> Response:
@@ -315,16 +352,23 @@ class Pages:
         format, exports = request.path_params["format"], _PAGE["exports"]
         if format not in exports:
             raise ConfigError(f"{format}: written are {', '.join(exports)}")
-        key, decided = (format, bool(request.query_params.get("anyway"))), review.decisions
+        key, decided = (
+            (format, bool(request.query_params.get("anyway"))),
+            review.decisions,
+        )
         begun = self._written.get(key)
         if begun is None or begun[0] != decided:
             begun = self._written[key] = decided, Later(partial(review.export, *key))
         try:
             made = begun[1].get(_PATIENCE)
         except LossyError as error:
-            kinds = ", ".join(f"{kind} ({number:,})" for kind, number in error.lost.items())
+            kinds = ", ".join(
+                f"{kind} ({number:,})" for kind, number in error.lost.items()
+            )
             why = f"{exports[format]} cannot hold all of these notes: {kinds}. The notes are whole."
-            return self.page("message.html", 409, why=why, status=409, anyway=request.url.path)
+            return self.page(
+                "message.html", 409, why=why, status=409, anyway=request.url.path
+            )
         if made is None:
             raise _Soon("The notes are being written")
         name, data = made
@@ -420,7 +464,9 @@ def opened(
     notes = [path for path in paths if path not in (*models, *runs, *kits)]
     if len(models) > 1 or (notes and not models):
         told = "two models" if models else f"{notes[0]} is no model, no run and no kit"
-        raise ConfigError(f"{told}: fednotes ui MODEL NOTES, with one model, or fednotes ui RUN")
+        raise ConfigError(
+            f"{told}: fednotes ui MODEL NOTES, with one model, or fednotes ui RUN"
+        )
     desk = Desk(about=str(paths[0]), runs=named(runs), kits=named(kits))
     beside = (notes or runs or paths)[0].resolve()
     kept = file or beside.with_name(f"{beside.name}.corrections.json")
@@ -429,13 +475,19 @@ def opened(
     if models:
         model = load(models[0], **options)
         if not isinstance(model, MentionModel):
-            raise ConfigError(f"{models[0]}: it finds no mentions; the page is for models that do")
+            raise ConfigError(
+                f"{models[0]}: it finds no mentions; the page is for models that do"
+            )
         desk.model, desk.about, desk.sure = model, str(models[0]), model.confidence
-        held = {name: read(path, format or None, on_error) for name, path in named(notes).items()}
+        held = {
+            name: read(path, format or None, on_error)
+            for name, path in named(notes).items()
+        }
 
         def tagged() -> Review:
             made = (
-                compared(name, own, model.types, model, model.explain) for name, own in held.items()
+                compared(name, own, model.types, model, model.explain)
+                for name, own in held.items()
             )
             return Review(tuple(made), kept, ", ".join(held))
 

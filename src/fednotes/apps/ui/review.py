@@ -94,8 +94,13 @@ def compared(
     """
     found = set(types_of(documents))
     types = [t for t in known if t in found] or list(known)
-    gold = [replace(d, spans=_outermost(d.spans)) for d in relabel(documents, {}, types)]
-    said = [replace(d, spans=tuple(s for s in d.spans if s.label in types)) for d in predict(gold)]
+    gold = [
+        replace(d, spans=_outermost(d.spans)) for d in relabel(documents, {}, types)
+    ]
+    said = [
+        replace(d, spans=tuple(s for s in d.spans if s.label in types))
+        for d in predict(gold)
+    ]
     return ReviewedNotes(name, tuple(documents), tuple(gold), tuple(said), explain)
 
 
@@ -121,7 +126,9 @@ def of_run(run: Path, file: Path) -> Review:
     for site in sites:
         folder = model_folder(run, condition, site.id)
         model = MentionModel(load_model(folder), Calibration.of(folder))
-        sources.append(compared(site.id, site.test, site.scored_types, model, model.explain))
+        sources.append(
+            compared(site.id, site.test, site.scored_types, model, model.explain)
+        )
     return Review(tuple(sources), file, f"{run.name}, {condition}")
 
 
@@ -213,7 +220,9 @@ class Item:
 class Filter:
     """Which items are shown, and in which order. least, most: of the confidence, in percent."""
 
-    kind: Annotated[str, Field(pattern=f"^({'|'.join((*KINDS, 'all', 'errors'))})$")] = "errors"
+    kind: Annotated[
+        str, Field(pattern=f"^({'|'.join((*KINDS, 'all', 'errors'))})$")
+    ] = "errors"
     label: str = ""
     site: str = ""
     least: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
@@ -225,7 +234,10 @@ class Filter:
         """Whether an item is shown; one without confidence is, unless a bound is set."""
         certain = item.confidence
         return (
-            (self.kind in ("all", item.kind) or (self.kind == "errors" and item.kind != "correct"))
+            (
+                self.kind in ("all", item.kind)
+                or (self.kind == "errors" and item.kind != "correct")
+            )
             and (not self.label or self.label in item.labels)
             and (not self.site or self.site == site)
             and not (self.open and decided)
@@ -260,7 +272,9 @@ class Review:
     def __post_init__(self) -> None:
         self.items = []
         for s, source in enumerate(self.sources):
-            for d, (gold, said) in enumerate(zip(source.gold, source.predicted, strict=True)):
+            for d, (gold, said) in enumerate(
+                zip(source.gold, source.predicted, strict=True)
+            ):
                 note = (source.name, gold.id, _digest(gold.text))
                 for kind, *sides in judged_mentions(gold.spans, said.spans):
                     key = (*note, *map(_place, sides))
@@ -288,7 +302,9 @@ class Review:
 
     def shows(self, item: Item, by: Filter) -> bool:
         """Whether a filter takes an item."""
-        return by.takes(item, self.sources[item.source].name, self.decision(item) is not None)
+        return by.takes(
+            item, self.sources[item.source].name, self.decision(item) is not None
+        )
 
     def select(self, by: Filter) -> list[Item]:
         """The items that a filter takes, in its order."""
@@ -297,14 +313,22 @@ class Review:
     def around(self, item: Item, by: Filter) -> tuple[list[Item], list[Item]]:
         """Those of them that come before an item, and after it."""
         chosen, own = self.select(by), by.key(item)
-        return [i for i in chosen if by.key(i) < own], [i for i in chosen if by.key(i) > own]
+        return [i for i in chosen if by.key(i) < own], [
+            i for i in chosen if by.key(i) > own
+        ]
 
     def alternatives(self, item: Item) -> list[tuple[str, float]]:
         """What the model finds possible of an item's words, the most probable first; "O": none."""
         explain = self.sources[item.source].explain
         found: Mapping[str, float] = {}
-        with suppress(FednotesError):  # it reads no whole word there, or scores nothing else
-            found = explain(self.document(item), item.predicted or item.span) if explain else {}
+        with suppress(
+            FednotesError
+        ):  # it reads no whole word there, or scores nothing else
+            found = (
+                explain(self.document(item), item.predicted or item.span)
+                if explain
+                else {}
+            )
         return sorted(found.items(), key=lambda each: -each[1])[:_ALTERNATIVES]
 
     def counts(self) -> dict[str, Counter[str]]:
@@ -323,7 +347,9 @@ class Review:
         if side in missing and missing[side] is None:
             raise ConfigError(f"{action}: there is no {side} mention here to take")
         if action.startswith("label-") and not label:
-            raise ConfigError("the label is empty: choose one, or say that there is no mention")
+            raise ConfigError(
+                "the label is empty: choose one, or say that there is no mention"
+            )
         names = ("site", "document", "text", "gold", "predicted")
         table = dict(zip(names, item.key, strict=True)) | {"action": action}
         try:
@@ -362,7 +388,9 @@ class Review:
                 f"{self.file}: cannot be read as corrections ({why}); name another with "
                 "--corrections"
             ) from error
-        rows = ((d.site, d.document, d.text, d.gold, d.predicted) for d in found.decisions)
+        rows = (
+            (d.site, d.document, d.text, d.gold, d.predicted) for d in found.decisions
+        )
         return dict(zip(rows, found.decisions, strict=True)), stamp
 
     def corrected(self) -> tuple[Document, ...]:
@@ -376,7 +404,11 @@ class Review:
         for s, source in enumerate(self.sources):
             for d, document in enumerate(source.documents):
                 spans = _corrected(document.spans, change.get((s, d), ()))
-                name = f"{source.name}/{document.id}" if len(self.sources) > 1 else document.id
+                name = (
+                    f"{source.name}/{document.id}"
+                    if len(self.sources) > 1
+                    else document.id
+                )
                 found.append(replace(document, id=name, spans=spans))
         return tuple(found)
 
@@ -389,7 +421,10 @@ class Review:
             target = Path(folder) / "corrected"
             write(self.corrected(), target, format, allow_loss)
             if target.is_file():
-                return f"corrected.{'jsonl' if format == 'jsonl' else 'json'}", target.read_bytes()
+                return (
+                    f"corrected.{'jsonl' if format == 'jsonl' else 'json'}",
+                    target.read_bytes(),
+                )
             packed = Path(shutil.make_archive(str(target), "zip", target))
             return packed.name, packed.read_bytes()
 
@@ -400,21 +435,29 @@ def filter_of(query: Mapping[str, str]) -> Filter:
         return _FILTER.validate_python(dict(query))
     except ValidationError as error:
         wrong = {each["loc"][0] for each in error.errors()}
-        return _FILTER.validate_python({k: v for k, v in query.items() if k not in wrong})
+        return _FILTER.validate_python(
+            {k: v for k, v in query.items() if k not in wrong}
+        )
 
 
 def require_writable(file: Path) -> None:
     """Raises ConfigError where decisions cannot be written to a file."""
     with suppress(OSError):
         folder = next(each for each in file.absolute().parents if each.exists())
-        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and not file.is_dir():
+        if (
+            folder.is_dir()
+            and os.access(folder, os.W_OK | os.X_OK)
+            and not file.is_dir()
+        ):
             return
     raise ConfigError(
         f"{file}: decisions cannot be written there: name another file with --corrections"
     )
 
 
-def _corrected(spans: Sequence[Span], decisions: Iterable[Decision]) -> tuple[Span, ...]:
+def _corrected(
+    spans: Sequence[Span], decisions: Iterable[Decision]
+) -> tuple[Span, ...]:
     made = list(decisions)
     gone = {d.gold for d in made}
     new = [Span(*place) for d in made if (place := d.final)]
@@ -423,7 +466,11 @@ def _corrected(spans: Sequence[Span], decisions: Iterable[Decision]) -> tuple[Sp
 
 
 def _place(span: Span | None) -> Place | None:
-    return None if span is None else Place(span.start, span.end, span.label, span.fragments)
+    return (
+        None
+        if span is None
+        else Place(span.start, span.end, span.label, span.fragments)
+    )
 
 
 def _digest(text: str) -> str:

@@ -24,7 +24,13 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fednotes.core import plugins
-from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra, nearest
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    MissingExtra,
+    nearest,
+)
 from fednotes.core.parsing import mapping, shipped
 from fednotes.core.settings import path_of
 from fednotes.core.store import beside, new_folder, sync_folder
@@ -170,7 +176,9 @@ def guess_format(path: str | os.PathLike[str]) -> str:
 
 
 def _guess_file(path: Path) -> str | None:
-    return next((name for name, module in FORMATS.items() if module.accepts(path)), None)
+    return next(
+        (name for name, module in FORMATS.items() if module.accepts(path)), None
+    )
 
 
 def corpora() -> dict[str, dict[str, Any]]:
@@ -185,7 +193,9 @@ class LossyError(DataError):
     """Not all would be left of documents in a format. lost: how much of what, by kind."""
 
     def __init__(self, format: str, lost: Counter[str]) -> None:
-        named = "; ".join(f"{kind}: {number:,}" for kind, number in sorted(lost.items()))
+        named = "; ".join(
+            f"{kind}: {number:,}" for kind, number in sorted(lost.items())
+        )
         told = "nothing was written: choose another format, or agree to it with --allow-loss"
         super().__init__(f"written as {format}, this would be lost: {named}; {told}")
         self.lost = lost
@@ -193,7 +203,9 @@ class LossyError(DataError):
 
 def writing() -> tuple[str, ...]:
     """The formats that documents can be written in."""
-    return tuple(sorted(name for name, module in FORMATS.items() if hasattr(module, "write")))
+    return tuple(
+        sorted(name for name, module in FORMATS.items() if hasattr(module, "write"))
+    )
 
 
 def write(
@@ -212,7 +224,9 @@ def write(
     """
     path = Path(path)
     if os.path.lexists(path):
-        raise FednotesError(f"{path}: there is something already: name a new file or folder")
+        raise FednotesError(
+            f"{path}: there is something already: name a new file or folder"
+        )
     stage = beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,13 +237,17 @@ def write(
             os.rename(stage / path.name, path)
             sync_folder(path.parent)
     except OSError as error:
-        raise FednotesError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise FednotesError(
+            f"{path}: cannot be written ({error.strerror or error})"
+        ) from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)
     return gone
 
 
-def lost(documents: Sequence[Document], format: str, path: Path | None = None) -> Counter[str]:
+def lost(
+    documents: Sequence[Document], format: str, path: Path | None = None
+) -> Counter[str]:
     """What a format cannot hold of documents, by kind: they are written, read again and compared.
 
     path: where they are written, and stay; else in a folder that goes again. Raises ConfigError
@@ -245,7 +263,9 @@ def lost(documents: Sequence[Document], format: str, path: Path | None = None) -
     try:
         FORMATS[format].write(documents, path)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        told = f"what stands in a document's meta is not what {format} has under that name"
+        told = (
+            f"what stands in a document's meta is not what {format} has under that name"
+        )
         raise DataError(told) from None
     try:
         again, _ = examine(path, format)
@@ -269,14 +289,20 @@ def differences(before: Sequence[Document], after: Sequence[Document]) -> Counte
         if new is None:
             found["documents"] += 1
             continue
-        found["ids"] += new.id != old.id and not all(map(_MADE.search, (old.id, new.id)))
+        found["ids"] += new.id != old.id and not all(
+            map(_MADE.search, (old.id, new.id))
+        )
         if new.text != old.text:
-            found["spacing" if _visible(new.text) == _visible(old.text) else "texts"] += 1
+            found[
+                "spacing" if _visible(new.text) == _visible(old.text) else "texts"
+            ] += 1
         for part in ("patient", "codes", "sentences", "tokens"):
             held = getattr(old, part)
             found[part] += held not in (None, ()) and held != getattr(new, part)
         meta = _told(old)
-        found.update(f"meta {name}" for name in meta if _told(new).get(name) != meta[name])
+        found.update(
+            f"meta {name}" for name in meta if _told(new).get(name) != meta[name]
+        )
         found += _mentions_gone(old, new)
     return +found
 
@@ -291,7 +317,9 @@ def _told(document: Document) -> dict[str, Any]:
     if set(mapping(meta.get("conll"))) <= {"scheme", "separator", "marker"}:
         meta.pop("conll", None)
     brat = meta.get("brat") or ("",)
-    if isinstance(brat, list | tuple) and all(str(line)[:1] in ("T", "") for line in brat):
+    if isinstance(brat, list | tuple) and all(
+        str(line)[:1] in ("T", "") for line in brat
+    ):
         meta.pop("brat", None)
     return meta
 
@@ -312,13 +340,17 @@ def _mentions_gone(old: Document, new: Document) -> Counter[str]:
             kind = "repeated mentions"
         elif span.fragments:
             kind = "mentions in pieces"
-        elif any(s != span and s.start < span.end and span.start < s.end for s in wanted):
+        elif any(
+            s != span and s.start < span.end and span.start < s.end for s in wanted
+        ):
             kind = "overlapping mentions"
         else:
             kind = "bounds of mentions"
         found[kind] += number
     sure, again = (
-        Counter((s, round(s.confidence, 6)) for s in d.spans if s.confidence is not None)
+        Counter(
+            (s, round(s.confidence, 6)) for s in d.spans if s.confidence is not None
+        )
         for d in (old, new)
     )
     kept = [number for (span, _), number in (sure - again).items() if held[span]]
@@ -361,7 +393,9 @@ def convert(
     """
     source, out = path_of(source, "a corpus"), path_of(out, "a path to write")
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(source)):
-        raise FednotesError(f"{out} lies in {source}, which is read: name a place elsewhere")
+        raise FednotesError(
+            f"{out} lies in {source}, which is read: name a place elsewhere"
+        )
     documents, problems = examine(source, format, encoding)
     problems.refuse(on_error, documents)
     if not documents:

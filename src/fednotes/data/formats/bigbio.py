@@ -46,12 +46,20 @@ def of_row(row: Any, noting: jsonl.Noting) -> dict[str, Any]:
     for entity in entities:
         with noting():
             form = " ".join(entity.get("text") or ())
-            spans.append(jsonl.mention(text, entity.get("offsets") or (), entity.get("type"), form))
+            spans.append(
+                jsonl.mention(
+                    text, entity.get("offsets") or (), entity.get("type"), form
+                )
+            )
     kept: dict[str, Any] = {name: row[name] for name in _LINKED if row.get(name)}
     if kept or any(entity.get("normalized") for entity in entities):
         kept["entities"] = entities
-    if len(given) > 1 or any(p.get("type") != "note" or len(p["text"]) > 1 for p in given):
-        kept["passages"] = [{k: v for k, v in own.items() if k != "text"} for own in given]
+    if len(given) > 1 or any(
+        p.get("type") != "note" or len(p["text"]) > 1 for p in given
+    ):
+        kept["passages"] = [
+            {k: v for k, v in own.items() if k != "text"} for own in given
+        ]
     meta = {"meta": {"bigbio": kept}} if kept else {}
     return {"id": row.get("document_id"), "text": text, "spans": spans, **meta}
 
@@ -82,16 +90,24 @@ def _row(document: Document, number: int) -> dict[str, Any]:
         }
         for n, span in enumerate(document.spans)
     ]
-    if kept and list(map(_place, entities)) == list(map(_place, kept.get("entities", ()))):
+    if kept and list(map(_place, entities)) == list(
+        map(_place, kept.get("entities", ()))
+    ):
         entities = list(kept["entities"])
         linked = {name: kept.get(name, []) for name in _LINKED}
     else:
         linked = {name: [] for name in _LINKED}
     passages = [
-        {**p, "text": [text[a:b] for a, b in p["offsets"]]} for p in kept.get("passages", ())
+        {**p, "text": [text[a:b] for a, b in p["offsets"]]}
+        for p in kept.get("passages", ())
     ]
     if not passages or _laid(passages) != text:
-        whole = {"id": f"{number}_P", "type": "note", "text": [text], "offsets": [[0, len(text)]]}
+        whole = {
+            "id": f"{number}_P",
+            "type": "note",
+            "text": [text],
+            "offsets": [[0, len(text)]],
+        }
         passages = [whole]
     head = {"id": str(number), "document_id": document.id, "passages": passages}
     return {**head, "entities": entities, **linked}

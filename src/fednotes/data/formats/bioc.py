@@ -32,7 +32,10 @@ from fednotes.data.formats import files as corpus
 from fednotes.data.formats import jsonl
 
 LOOSE = 0
-_LISTS = {name: f"{name}s" for name in "passage sentence annotation relation location node".split()}
+_LISTS = {
+    name: f"{name}s"
+    for name in "passage sentence annotation relation location node".split()
+}
 _GAP = 1 << 20  # characters between the passages of a document, at most
 _FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _OWN = "fednotes"
@@ -64,7 +67,9 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     else:
         value = corpus.json_file(path)
         items = mapping(value).get("documents", [value])
-        if not isinstance(items, list) or not all(isinstance(own, dict) for own in items):
+        if not isinstance(items, list) or not all(
+            isinstance(own, dict) for own in items
+        ):
             raise DataError('"documents" is no list of objects')
     return jsonl.of_items(items, "document", _record, path, problems)
 
@@ -80,7 +85,9 @@ def _elements(path: Path) -> Iterator[dict[str, Any]]:
                 depth += 1 if begins else -1
                 elements += begins
                 if depth > MOST_DEPTH or elements > MOST_VALUES:
-                    raise DataError("a document of more elements, or deeper ones, than are read")
+                    raise DataError(
+                        "a document of more elements, or deeper ones, than are read"
+                    )
                 if element.tag == "document" and not begins:
                     yield _plain(element)
                     element.clear()
@@ -109,7 +116,11 @@ def _record(value: Any, noting: jsonl.Noting) -> dict[str, Any]:
     """A document of BioC as a record of JSONL."""
     passages = objects(value, "passages")
     text = laid(passages)
-    parts: list[Any] = [value, *passages, *(s for p in passages for s in objects(p, "sentences"))]
+    parts: list[Any] = [
+        value,
+        *passages,
+        *(s for p in passages for s in objects(p, "sentences")),
+    ]
     spans, known = [], []
     for annotation in (a for part in parts for a in objects(part, "annotations")):
         with noting():
@@ -123,7 +134,9 @@ def _record(value: Any, noting: jsonl.Noting) -> dict[str, Any]:
             form = annotation.get("text") or None
             span = jsonl.mention(text, places, label, form, _float(sure))
             spans.append(span)
-            known.append({"id": str(annotation.get("id", "")), "span": span, "infons": infons})
+            known.append(
+                {"id": str(annotation.get("id", "")), "span": span, "infons": infons}
+            )
     relations = [
         {"id": str(r.get("id", "")), "infons": mapping(r.get("infons")), "nodes": nodes}
         for part in parts
@@ -178,7 +191,9 @@ def laid(passages: Iterable[Mapping[str, Any]]) -> str:
             own, gap = part.get("text") or "", _int(part, "offset") - len(text)
             spare -= gap
             if gap < 0 or spare < 0 or not isinstance(own, str):
-                raise DataError("a passage overlaps the one before, or lies far behind it")
+                raise DataError(
+                    "a passage overlaps the one before, or lies far behind it"
+                )
             text += f"{' ' * (gap - 1)}\n"[:gap] if part is passage else " " * gap
             text += own
     return text
@@ -187,7 +202,12 @@ def laid(passages: Iterable[Mapping[str, Any]]) -> str:
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Writes a collection; `read` gives the same documents, but for characters of no XML."""
     made = [_whole(document) for document in documents]
-    collection: dict[str, Any] = {"source": "fednotes", "date": "", "key": "", "infons": {}}
+    collection: dict[str, Any] = {
+        "source": "fednotes",
+        "date": "",
+        "key": "",
+        "infons": {},
+    }
     if Path(path).suffix == ".json":
         whole = collection | {"documents": made}
         write_out(Path(path), json.dumps(whole, ensure_ascii=False, indent=1) + "\n")
@@ -202,7 +222,12 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 def _whole(document: Document) -> dict[str, Any]:
     try:
         return _document(document, mapping(document.meta.get("bioc")))
-    except (AttributeError, KeyError, TypeError, ValueError):  # others' values under that key
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ):  # others' values under that key
         return _document(document, {})
 
 
@@ -210,7 +235,11 @@ def _document(document: Document, kept: Mapping[str, Any]) -> dict[str, Any]:
     """A document in BioC's JSON. kept: what was read of it besides text and mentions."""
     meta = {name: value for name, value in document.meta.items() if name != "bioc"}
     rest = jsonl.rest(replace(document, meta=meta))
-    if document.id != document.id.strip() or not document.id or _FORBIDDEN.search(document.id):
+    if (
+        document.id != document.id.strip()
+        or not document.id
+        or _FORBIDDEN.search(document.id)
+    ):
         rest["id"] = document.id
     own = {_OWN: jsonl.dumped(document, rest, ascii=True)} if rest else {}
     passages = _passages(document.text, kept)
@@ -234,7 +263,9 @@ def _document(document: Document, kept: Mapping[str, Any]) -> dict[str, Any]:
     relations = [
         relation
         for relation in kept.get("relations", ())
-        if all(mapping(n).get("refid") in held for n in mapping(relation).get("nodes", ()))
+        if all(
+            mapping(n).get("refid") in held for n in mapping(relation).get("nodes", ())
+        )
     ]
     infons = {**mapping(kept.get("infons")), **own}
     made: dict[str, Any] = {"id": document.id, "infons": infons, "passages": passages}
@@ -245,7 +276,10 @@ def _passages(text: str, kept: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The passages that were read, if the text is still theirs; else one."""
     rows = [(start, own) for start, own in kept.get("passages", ())]
     ends = [*(offset - 1 for offset, _ in rows[1:]), len(text)][: len(rows)]
-    found = [(start, text[start:end], own) for (start, own), end in zip(rows, ends, strict=True)]
+    found = [
+        (start, text[start:end], own)
+        for (start, own), end in zip(rows, ends, strict=True)
+    ]
     if not found or found[0][0] != 0 or laid(_passage(*row) for row in found) != text:
         found = [(0, text, {})]
     return [_passage(*row) for row in found]
@@ -263,7 +297,9 @@ def _element(tag: str, value: Mapping[str, Any]) -> ElementTree.Element:
     for key, held in value.items():
         if key == "infons":
             for name, told in held.items():
-                ElementTree.SubElement(found, "infon", key=_safe(name)).text = _safe(told)
+                ElementTree.SubElement(found, "infon", key=_safe(name)).text = _safe(
+                    told
+                )
         elif key in singular:
             found.extend(_element(singular[key], own) for own in held)
         elif tag in ("location", "node") or (key == "id" and tag != "document"):

@@ -27,8 +27,12 @@ from fednotes.data.text import joined
 
 LOOSE = 0
 _PLACE = "[0-9]{1,9} [0-9]{1,9}"
-_MENTION = re.compile(rf"(T\S{{1,40}})\t(\S+) ({_PLACE}(?:;{_PLACE})*)\t(.*)", re.DOTALL)
-_OTHER = re.compile(r"[RAMN]\S*\t\S+ .*|E\S*\t\S+:\S.*|#\S*\t\S.*|\*\t\S+ .*", re.DOTALL)
+_MENTION = re.compile(
+    rf"(T\S{{1,40}})\t(\S+) ({_PLACE}(?:;{_PLACE})*)\t(.*)", re.DOTALL
+)
+_OTHER = re.compile(
+    r"[RAMN]\S*\t\S+ .*|E\S*\t\S+:\S.*|#\S*\t\S.*|\*\t\S+ .*", re.DOTALL
+)
 _STRAY = 5  # so many mentions that do not fit, and most of all: it is another text
 _WORD = re.compile(r"[^\s:]+")
 # The %XX that `_safe` writes. A % of an id is escaped only where it would begin one of them.
@@ -64,10 +68,14 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     partner and, with the line, a line that is cut short or does not fit the text, and a text
     that most of its mentions do not fit.
     """
-    files = corpus.listing(path, lambda p: p.suffix == ".ann" and accepts(p), "brat", True)
+    files = corpus.listing(
+        path, lambda p: p.suffix == ".ann" and accepts(p), "brat", True
+    )
     base = path if path.is_dir() else path.parent
     if path.is_dir() and any(file.with_suffix(".txt").is_file() for file in files):
-        texts = {p.with_suffix("") for p in corpus.visible(path, True) if p.suffix == ".txt"}
+        texts = {
+            p.with_suffix("") for p in corpus.visible(path, True) if p.suffix == ".txt"
+        }
         bare = texts - {file.with_suffix("") for file in files}
         problems.without += sorted(text.with_name(f"{text.name}.txt") for text in bare)
         problems.unread[corpus.UNANNOTATED] += len(bare)
@@ -77,11 +85,15 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
 def _read_pair(base: Path, file: Path, problems: corpus.Problems) -> list[corpus.Found]:
     stem = file.with_suffix("")
     ann, beside = Path(f"{stem}.ann"), Path(f"{stem}.txt")
-    if not beside.is_file():  # CADEC has them in a folder beside that of the annotations
+    if (
+        not beside.is_file()
+    ):  # CADEC has them in a folder beside that of the annotations
         folders = (stem.parent.parent / name for name in ("text", "txt"))
         beside = corpus.lying(beside.name, folders) or beside
     raw = corpus.read_text(beside, empty=True, exact=True)
-    lines = dict(enumerate(corpus.read_text(ann, empty=True).removesuffix("\n").split("\n"), 1))
+    lines = dict(
+        enumerate(corpus.read_text(ann, empty=True).removesuffix("\n").split("\n"), 1)
+    )
     mentions: dict[int, _Mention] = {}
     ids: set[str] = set()
     for number, line in tuple(lines.items()):
@@ -122,7 +134,9 @@ def _parse(line: str) -> _Mention | None:
     if any(start >= end for start, end in pieces):
         raise DataError(f"{name} ends before it starts")
     whole = tuple(joined(pieces))  # pieces of hand-made corpora may overlap
-    span = Span(whole[0][0], whole[-1][1], intern(label), whole if len(whole) > 1 else ())
+    span = Span(
+        whole[0][0], whole[-1][1], intern(label), whole if len(whole) > 1 else ()
+    )
     return _Mention(name, span, pieces, form)
 
 
@@ -131,8 +145,12 @@ def _matching(raw: str, mentions: Mapping[int, _Mention]) -> tuple[str, dict[int
     most mentions fit. And what is wrong with the others, by their lines."""
     bare = raw.removeprefix("\ufeff")
     best: tuple[str, dict[int, str]] | None = None
-    for text in dict.fromkeys((bare.replace("\r\n", "\n"), bare, raw.replace("\r\n", "\n"), raw)):
-        failed = {n: reason for n, m in mentions.items() if (reason := _misfit(text, m))}
+    for text in dict.fromkeys(
+        (bare.replace("\r\n", "\n"), bare, raw.replace("\r\n", "\n"), raw)
+    ):
+        failed = {
+            n: reason for n, m in mentions.items() if (reason := _misfit(text, m))
+        }
         if best is None or len(failed) < len(best[1]):
             best = text, failed
         if not failed:
@@ -172,7 +190,9 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     for document in documents:
         name = "/".join(_safe(part) for part in document.id.split("/"))
         write_out(folder / f"{name}.txt", document.text)
-        write_out(folder / f"{name}.ann", "".join(f"{line}\n" for line in _lines(document)))
+        write_out(
+            folder / f"{name}.ann", "".join(f"{line}\n" for line in _lines(document))
+        )
 
 
 def _safe(part: str) -> str:
@@ -215,7 +235,9 @@ def _lines(document: Document) -> list[str]:
 def _without(lines: list[str], gone: set[str]) -> list[str]:
     """The lines that do not refer, straight or through another line, to what is gone."""
     while gone:
-        refers = {line for line in lines if not line.startswith("T") and _refers(line, gone)}
+        refers = {
+            line for line in lines if not line.startswith("T") and _refers(line, gone)
+        }
         gone = {line.split("\t")[0] for line in refers} - {"*"}
         lines = [line for line in lines if line not in refers]
     return lines

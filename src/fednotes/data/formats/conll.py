@@ -84,9 +84,13 @@ def is_tag(text: str) -> bool:
     return _TAG.fullmatch(text) is not None
 
 
-def of_rows(rows: Sequence[tuple[str, list[list[str]]]], path: Path) -> list[corpus.Found]:
+def of_rows(
+    rows: Sequence[tuple[str, list[list[str]]]], path: Path
+) -> list[corpus.Found]:
     """Documents of a sentence each: its name or "", and its tokens with their tags."""
-    return _found([_Part("", name, 0, [(pairs, [])]) for name, pairs in rows], "\t", path)
+    return _found(
+        [_Part("", name, 0, [(pairs, [])]) for name, pairs in rows], "\t", path
+    )
 
 
 def _found(parts: Sequence[_Part], separator: str, path: Path) -> list[corpus.Found]:
@@ -99,7 +103,9 @@ def _found(parts: Sequence[_Part], separator: str, path: Path) -> list[corpus.Fo
     for number, part in enumerate(parts, 1):
         name = part.name or f"{path.stem}:{number}"
         line = part.line if part.name else corpus.DERIVED
-        documents.append(corpus.Found(_document(name, part, tagset, shared), path, line))
+        documents.append(
+            corpus.Found(_document(name, part, tagset, shared), path, line)
+        )
     return documents
 
 
@@ -114,13 +120,17 @@ def _parse(path: Path, problems: corpus.Problems) -> tuple[list[_Part], str]:
         token = len(row) == width and _TAG.fullmatch(row[-1]) and row[0] != _START
         newdoc = None if token else _NEWDOC.fullmatch(line.strip())
         begins = newdoc or row[0] == _START
-        if begins or not line.strip(" \t"):  # comments without a sentence go before the next
+        if begins or not line.strip(
+            " \t"
+        ):  # comments without a sentence go before the next
             if rows and not damaged:
                 parts[-1].sentences.append((rows, comments))
             if rows or damaged:
                 rows, comments, damaged = [], [], False
             if begins:
-                parts.append(_Part(line, (newdoc.group(1) or "") if newdoc else "", number))
+                parts.append(
+                    _Part(line, (newdoc.group(1) or "") if newdoc else "", number)
+                )
                 marked = True
         elif token and row[0].strip(" "):
             rows.append(row)
@@ -145,12 +155,18 @@ def _layout(lines: Sequence[str]) -> tuple[str, int]:
     for line in lines:
         separator = "\t" if "\t" in line else " "
         row = _split(line, separator)
-        if len(row) > 1 and _TAG.fullmatch(row[-1]) and not line.startswith(("# ", _START)):
+        if (
+            len(row) > 1
+            and _TAG.fullmatch(row[-1])
+            and not line.startswith(("# ", _START))
+        ):
             counts[separator, len(row)] += 1
     if counts:
         return counts.most_common(1)[0][0]
     sure = (line for line in lines if line.strip(" \t") and line[0] not in "#-")
-    line = next(sure, None) or next((ln for ln in lines if _TAG.fullmatch(_split(ln)[-1])), "")
+    line = next(sure, None) or next(
+        (ln for ln in lines if _TAG.fullmatch(_split(ln)[-1])), ""
+    )
     separator = "\t" if "\t" in line else " "
     return separator, max(2, len(_split(line, separator)))
 
@@ -163,7 +179,9 @@ def _split(line: str, separator: str = " ") -> list[str]:
 
 def _scheme_of(sentences: Iterable[Sequence[str]]) -> str:
     """The tag scheme of a file, from all its tags."""
-    pairs = [pair for tags in sentences for pair in pairwise(["O", *tags]) if pair[1] != "O"]
+    pairs = [
+        pair for tags in sentences for pair in pairwise(["O", *tags]) if pair[1] != "O"
+    ]
     prefixes = {tag[0] for _, tag in pairs}
     fresh = {tag[0] for before, tag in pairs if before[1:] != tag[1:]}
     for scheme, letters in (("BILOU", "LU"), ("BMES", "M"), ("BIOES", "ES")):
@@ -174,10 +192,14 @@ def _scheme_of(sentences: Iterable[Sequence[str]]) -> str:
     return "IOB1" if "I" in fresh and "B" not in fresh else "BIO"
 
 
-def _document(name: str, part: _Part, tagset: TagSet, shared: dict[str, Any]) -> Document:
+def _document(
+    name: str, part: _Part, tagset: TagSet, shared: dict[str, Any]
+) -> Document:
     """One document; `shared` is the meta of all documents without more to keep."""
     ids = {tag: i for i, tag in enumerate(tagset.tags)}
-    text, bounds, tokens = corpus.laid_out([[r[0] for r in rows] for rows, _ in part.sentences])
+    text, bounds, tokens = corpus.laid_out(
+        [[r[0] for r in rows] for rows, _ in part.sentences]
+    )
     spans: list[Span] = []
     first = repaired = 0
     for rows, _ in part.sentences:
@@ -193,13 +215,17 @@ def _document(name: str, part: _Part, tagset: TagSet, shared: dict[str, Any]) ->
     columns = tuple(tuple(row[1:-1]) for rows, _ in part.sentences for row in rows)
     more = {
         "marker": part.marker,
-        "comments": tuple((i, c) for i, (_, own) in enumerate(part.sentences) for c in own),
+        "comments": tuple(
+            (i, c) for i, (_, own) in enumerate(part.sentences) for c in own
+        ),
         "columns": columns if any(columns) else (),
     }
     kept = {name: value for name, value in more.items() if value}
     meta = {"conll": {**shared["conll"], **kept}} if kept else shared
     meta = {**meta, "repaired": repaired} if repaired else meta
-    return Document(name, text, tuple(spans), meta=meta, sentences=bounds, tokens=tokens)
+    return Document(
+        name, text, tuple(spans), meta=meta, sentences=bounds, tokens=tokens
+    )
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
@@ -218,7 +244,9 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
         blocks += _marker(document) if marked else []
         blocks += _rows(document, types)
     single = all(own.get("separator") == " " for own in kept)
-    single &= not any(" " in column for row in blocks if isinstance(row, list) for column in row)
+    single &= not any(
+        " " in column for row in blocks if isinstance(row, list) for column in row
+    )
     separator = " " if single else "\t"
     lines = [row if isinstance(row, str) else separator.join(row) for row in blocks]
     write_out(Path(path), "".join(f"{line}\n" for line in lines))
@@ -263,7 +291,9 @@ def _rows(document: Document, types: tuple[str, ...]) -> Iterator[list[str] | st
         # By their ends: a span may begin with the space before its sentence.
         stop = bisect_right(spans, end, key=lambda span: span.end)
         ids, _ = encode(spans[first:stop], own[done:last], tagset)
-        yield from (comment for index, comment in kept.get("comments", ()) if index == number)
+        yield from (
+            comment for index, comment in kept.get("comments", ()) if index == number
+        )
         tags = _letters([names[i] for i in ids.tolist()], scheme)
         for i, tag in enumerate(tags, done):
             form = document.text[slice(*tokens[i])]
@@ -280,7 +310,10 @@ def _letters(tags: list[str], scheme: str) -> list[str]:
     if scheme == "IOB1":
         pairs = pairwise(["O", *tags])
         return [
-            "I" + tag[1:] if tag[0] == "B" and tag[1:] != old[1:] else tag for old, tag in pairs
+            "I" + tag[1:] if tag[0] == "B" and tag[1:] != old[1:] else tag
+            for old, tag in pairs
         ]
     letters = _LETTERS.get(scheme, {})
-    return [tag if tag == "O" else letters.get(tag[0], tag[0]) + tag[1:] for tag in tags]
+    return [
+        tag if tag == "O" else letters.get(tag[0], tag[0]) + tag[1:] for tag in tags
+    ]

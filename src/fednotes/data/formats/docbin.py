@@ -24,7 +24,10 @@ from fednotes.data.tags import flatten
 LOOSE = 0
 _GROUP, _OWN = "sc", "fednotes"
 _MOST = 1 << 29  # bytes of a file, unpacked
-_RATIO, _SMALL = 100, 1 << 22  # notes pack to a tenth or so; a small file may unpack to 4 MiB
+_RATIO, _SMALL = (
+    100,
+    1 << 22,
+)  # notes pack to a tenth or so; a small file may unpack to 4 MiB
 
 
 def _spacy() -> tuple[Any, Any, Any, Any]:
@@ -42,7 +45,9 @@ def accepts(path: Path) -> bool:
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """A document each; mentions are the group "sc", or the entities where there is none."""
-    return corpus.gather(corpus.listing(path, accepts, "a DocBin"), _read_file, problems)
+    return corpus.gather(
+        corpus.listing(path, accepts, "a DocBin"), _read_file, problems
+    )
 
 
 def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
@@ -56,7 +61,9 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
         try:
             yield from DocBin().from_bytes(data).get_docs(Vocab())
         except Exception:  # whatever spaCy meets in a file that it did not write
-            raise DataError("no DocBin that spaCy can read: is the file whole?") from None
+            raise DataError(
+                "no DocBin that spaCy can read: is the file whole?"
+            ) from None
 
     return jsonl.of_items(documents(), "document", _record, path, problems)
 
@@ -107,11 +114,15 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     for document in documents:
         words = corpus.cut(document)
         text = document.text
-        doc = Doc(vocab, [text[a:b] for a, b, _ in words], [blank for _, _, blank in words])
+        doc = Doc(
+            vocab, [text[a:b] for a, b, _ in words], [blank for _, _, blank in words]
+        )
         at: Offsets = tuple((a, b) for a, b, _ in words)
         first, last = ({own[i]: n for n, own in enumerate(at)} for i in (0, 1))
 
-        def placed(span: Span, doc: Any = doc, first: Any = first, last: Any = last) -> Any:
+        def placed(
+            span: Span, doc: Any = doc, first: Any = first, last: Any = last
+        ) -> Any:
             return SpacySpan(doc, first[span.start], last[span.end] + 1, span.label)
 
         doc.spans[_GROUP] = [placed(span) for span in document.spans]

@@ -35,9 +35,14 @@ LOOSE = 0
 _MENTION, _REST = "urn:fednotes:mention", "urn:fednotes:document"
 PLACES = {"DocumentReference": "content", "DiagnosticReport": "presentedForm"}
 _ID = re.compile(r"[A-Za-z0-9.-]{1,64}")
-_TYPE, _TYPES = re.compile(r"[A-Z][A-Za-z]{1,40}"), 40  # of resources; so many are named
+_TYPE, _TYPES = (
+    re.compile(r"[A-Z][A-Za-z]{1,40}"),
+    40,
+)  # of resources; so many are named
 _PLAIN = {"attachment": {"contentType": "text/plain"}}
-_CHARSET = re.compile(r"utf|(us-)?ascii$|iso-8859-|latin-?\d|windows-\d|cp\d", re.IGNORECASE)
+_CHARSET = re.compile(
+    r"utf|(us-)?ascii$|iso-8859-|latin-?\d|windows-\d|cp\d", re.IGNORECASE
+)
 
 
 def accepts(path: Path) -> bool:
@@ -74,7 +79,9 @@ def text_of(resource: Any) -> str | None:
     if place is None:
         return None
     held = objects(resource, place)
-    attachments = [mapping(a.get("attachment")) for a in held] if place == "content" else held
+    attachments = (
+        [mapping(a.get("attachment")) for a in held] if place == "content" else held
+    )
     texts = [a for a in attachments if _is_text(a)]
     if not texts:
         raise DataError("it has no attachment of the type text/plain")
@@ -86,10 +93,14 @@ def about(resource: Any) -> tuple[str | None, str | None, str | None, str | None
     None for each that it does not say."""
     known = mapping(resource)
     context = mapping(known.get("context"))
-    encounter = context.get("encounter") or known.get("encounter") or known.get("context")
+    encounter = (
+        context.get("encounter") or known.get("encounter") or known.get("context")
+    )
     if isinstance(encounter, list):
         encounter = next(iter(encounter), None)
-    visit = str(mapping(encounter).get("reference", "")).rpartition("Encounter/")[2] or None
+    visit = (
+        str(mapping(encounter).get("reference", "")).rpartition("Encounter/")[2] or None
+    )
     kind = mapping(known.get("type") or known.get("code"))
     coding = kind.get("coding")
     first = mapping(next(iter(coding), None)) if isinstance(coding, list) else {}
@@ -127,10 +138,16 @@ def bundle(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"resourceType": "Bundle", "type": "collection", "entry": held}
 
 
-def _record(resource: Any, noting: jsonl.Noting, unread: Counter[str]) -> dict[str, Any] | None:
+def _record(
+    resource: Any, noting: jsonl.Noting, unread: Counter[str]
+) -> dict[str, Any] | None:
     if (text := text_of(resource)) is None:
         kind, odd = mapping(resource).get("resourceType"), "resources of other types"
-        name = f"{kind} resources" if isinstance(kind, str) and _TYPE.fullmatch(kind) else odd
+        name = (
+            f"{kind} resources"
+            if isinstance(kind, str) and _TYPE.fullmatch(kind)
+            else odd
+        )
         unread[name if name in unread or len(unread) < _TYPES else odd] += 1
         return None
     place = PLACES[resource["resourceType"]]
@@ -138,7 +155,9 @@ def _record(resource: Any, noting: jsonl.Noting, unread: Counter[str]) -> dict[s
     spans, extensions = [], objects(resource, "extension")
     for extension in extensions:
         if extension.get("url") == _REST:
-            raw = _decoded(extension.get("valueBase64Binary")).decode("utf-8", "replace")
+            raw = _decoded(extension.get("valueBase64Binary")).decode(
+                "utf-8", "replace"
+            )
             rest = dict(mapping(corpus.json_value(raw)))
         elif extension.get("url") == _MENTION:
             with noting():
@@ -148,11 +167,21 @@ def _record(resource: Any, noting: jsonl.Noting, unread: Counter[str]) -> dict[s
     kept |= {place: [_bare(held) for held in objects(resource, place)]}
     kept |= {"extension": others} if others else {}
     patient = _patient(mapping(resource.get("subject")))
-    plain = {"resourceType": "DocumentReference", "id": resource.get("id"), "status": "current"}
+    plain = {
+        "resourceType": "DocumentReference",
+        "id": resource.get("id"),
+        "status": "current",
+    }
     plain |= {"subject": {"reference": f"Patient/{patient}"}, place: [_PLAIN]}
     if any(value != plain.get(key) for key, value in kept.items()):
         rest["meta"] = {**mapping(rest.get("meta")), "fhir": kept}
-    return {"id": resource.get("id"), "patient": patient, **rest, "text": text, "spans": spans}
+    return {
+        "id": resource.get("id"),
+        "patient": patient,
+        **rest,
+        "text": text,
+        "spans": spans,
+    }
 
 
 def _patient(subject: Any) -> str | None:
@@ -161,15 +190,21 @@ def _patient(subject: Any) -> str | None:
 
 def _text(attachment: Any) -> str:
     if "data" not in attachment and "url" in attachment:
-        raise DataError("its text is at a URL, and nothing is fetched: put it into the attachment")
+        raise DataError(
+            "its text is at a URL, and nothing is fetched: put it into the attachment"
+        )
     named = re.search(r"charset=\"?([\w-]+)", attachment["contentType"])
     charset = named[1] if named else "utf-8"
     try:
-        if not _CHARSET.match(charset):  # Python has more, and some that take their time
+        if not _CHARSET.match(
+            charset
+        ):  # Python has more, and some that take their time
             raise LookupError
         return _decoded(attachment.get("data", "")).decode(charset)
     except (LookupError, UnicodeDecodeError):
-        raise DataError("its text is not in the character set that it names, or UTF-8") from None
+        raise DataError(
+            "its text is not in the character set that it names, or UTF-8"
+        ) from None
 
 
 def _decoded(data: object) -> bytes:
@@ -188,13 +223,18 @@ def _mention(text: str, parts: list[Any]) -> dict[str, Any]:
             value if plain else _decoded(value).decode("utf-8", "replace")
         )
     pieces = list(zip(values.get("start", ()), values.get("end", ()), strict=False))
-    (label, *_), (sure, *_) = values.get("label") or [None], values.get("confidence") or [None]
+    (label, *_), (sure, *_) = (
+        values.get("label") or [None],
+        values.get("confidence") or [None],
+    )
     return jsonl.mention(text, pieces, label, None, sure)
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Writes a Bundle of DocumentReferences (DiagnosticReports where that was read)."""
-    made = bundle(_resource(document, number) for number, document in enumerate(documents, 1))
+    made = bundle(
+        _resource(document, number) for number, document in enumerate(documents, 1)
+    )
     write_out(Path(path), json.dumps(made, ensure_ascii=False, indent=1) + "\n")
 
 
@@ -217,8 +257,12 @@ def _resource(document: Document, number: int) -> dict[str, Any]:
     extension = [*kept.pop("extension", ()), *own, *map(_extension, document.spans)]
     made = {**kept, "id": document.id if named else f"note-{number}"}
     place = PLACES[made["resourceType"]]
-    made[place] = _filled(made.get(place) or [_PLAIN if place == "content" else {}], document.text)
-    return {"status": "current", **made} | ({"extension": extension} if extension else {})
+    made[place] = _filled(
+        made.get(place) or [_PLAIN if place == "content" else {}], document.text
+    )
+    return {"status": "current", **made} | (
+        {"extension": extension} if extension else {}
+    )
 
 
 def _filled(held: Iterable[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
@@ -232,7 +276,9 @@ def _filled(held: Iterable[Mapping[str, Any]], text: str) -> list[dict[str, Any]
             texts += 1
             filled = {**inner, "contentType": "text/plain; charset=utf-8", **data}
             if texts == 1:
-                made.append({**own, "attachment": filled} if "attachment" in own else filled)
+                made.append(
+                    {**own, "attachment": filled} if "attachment" in own else filled
+                )
         else:
             made.append(dict(own))
     return made
@@ -244,7 +290,11 @@ def _encoded(text: str) -> str:
 
 def _extension(span: Span) -> dict[str, Any]:
     plain = span.label.isprintable() and span.label == span.label.strip()
-    label = {"valueString": span.label} if plain else {"valueBase64Binary": _encoded(span.label)}
+    label = (
+        {"valueString": span.label}
+        if plain
+        else {"valueBase64Binary": _encoded(span.label)}
+    )
     places = [
         {"url": url, "valueInteger": at}
         for piece in span.pieces

@@ -26,7 +26,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TextIO, cast, get_args
 
-from fednotes.core.errors import ConfigError, DataError, MissingExtra, Problem, nearest, needs
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    MissingExtra,
+    Problem,
+    nearest,
+    needs,
+)
 from fednotes.core.parsing import JsonError, NotAFile, parse_json, regular, require_file
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data import encodings
@@ -116,7 +123,9 @@ def open_seekable(path: Path) -> Iterator[BinaryIO]:
         with open_file(path) as file:
             yield file
         return
-    with tempfile.TemporaryFile() as unpacked:  # without a name: it is gone with its process
+    with (
+        tempfile.TemporaryFile() as unpacked
+    ):  # without a name: it is gone with its process
         try:
             with open_bytes(path) as packed:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)
@@ -169,7 +178,9 @@ def _content(path: Path) -> bytes:
         reason = getattr(error, "strerror", None) or error
         raise DataError.at(path, 0, f"cannot read: {reason}") from None
     if packed and len(data) > _UNPACKED:
-        told = f"unpacked it has more than {_UNPACKED:,} bytes: cut it into several files"
+        told = (
+            f"unpacked it has more than {_UNPACKED:,} bytes: cut it into several files"
+        )
         raise DataError.at(path, 0, told)
     return data
 
@@ -260,7 +271,9 @@ def bounded_lines(file: TextIO, path: Path) -> Iterator[str]:
     while line := file.readline(LARGEST + 1):
         number += 1
         if len(line) > LARGEST:
-            raise DataError.at(path, number, f"the line has more than {LARGEST:,} characters")
+            raise DataError.at(
+                path, number, f"the line has more than {LARGEST:,} characters"
+            )
         yield line
 
 
@@ -325,10 +338,16 @@ def visible(folder: Path, below: bool = False, named: str = "") -> list[Path]:
     try:
         found = sorted(folder.rglob("*") if below else folder.iterdir())
         found = [p for p in found if named in p.name.lower()]
-        shown = [p for p in found if not any(q[0] == "." for q in p.relative_to(folder).parts)]
+        shown = [
+            p
+            for p in found
+            if not any(q[0] == "." for q in p.relative_to(folder).parts)
+        ]
         return [path for path in shown if is_inside(path, folder)]
     except OSError as error:
-        raise DataError(f"{error.filename or folder}: cannot read: {error.strerror}") from None
+        raise DataError(
+            f"{error.filename or folder}: cannot read: {error.strerror}"
+        ) from None
 
 
 def is_inside(path: Path, folder: Path) -> bool:
@@ -355,7 +374,10 @@ def is_inside(path: Path, folder: Path) -> bool:
 def lying(name: str, folders: Iterable[Path]) -> Path | None:
     """The first file of that name in one of the folders. Raises DataError as `is_inside`."""
     places = (folder / name for folder in folders)
-    return next((p for p in places if os.path.lexists(p) and is_inside(p, p.parent.parent)), None)
+    return next(
+        (p for p in places if os.path.lexists(p) and is_inside(p, p.parent.parent)),
+        None,
+    )
 
 
 def laid_out(sentences: Sequence[Sequence[str]]) -> tuple[str, Offsets, Offsets]:
@@ -377,7 +399,11 @@ def named(paths: Sequence[Path]) -> dict[str, Path]:
     """Paths by their last part, or as they are where two are alike. Raises ConfigError for one
     that is given twice."""
     names = [os.path.basename(os.path.abspath(path)) for path in paths]
-    found = dict(zip(map(str, paths) if len({*names}) < len(names) else names, paths, strict=True))
+    found = dict(
+        zip(
+            map(str, paths) if len({*names}) < len(names) else names, paths, strict=True
+        )
+    )
     if len(found) < len(paths):
         raise ConfigError("a path is given twice: each stands for another part")
     return found
@@ -386,7 +412,9 @@ def named(paths: Sequence[Path]) -> dict[str, Path]:
 def in_text(start: int, end: int, length: int) -> tuple[int, int]:
     """The offsets of a stretch of a text of that length. Raises DataError if it is none."""
     if not 0 <= start < end <= length:
-        raise DataError(f"{start}:{end} is no stretch of the text ({length} characters)")
+        raise DataError(
+            f"{start}:{end} is no stretch of the text ({length} characters)"
+        )
     return start, end
 
 
@@ -411,7 +439,9 @@ def table_rows(
     except csv.Error as error:
         told = f"the row is no csv ({error})"
         if "field larger" in str(error):
-            told = f"a field has more than {LARGEST:,} characters: is a quote not closed?"
+            told = (
+                f"a field has more than {LARGEST:,} characters: is a quote not closed?"
+            )
         elif "unexpected end" in str(error):
             told = "the file ends inside a quoted field that begins in this row: it is broken off"
         raise DataError.at(path, line, told) from None
@@ -432,7 +462,9 @@ class _Measured(Iterator[str]):
         line = next(self._lines)
         self._length += len(line)
         if self._length > LARGEST:
-            told = f"the row has more than {LARGEST:,} characters: is a quote not closed?"
+            told = (
+                f"the row has more than {LARGEST:,} characters: is a quote not closed?"
+            )
             raise DataError.at(self._path, self._begin, told)
         return line
 
@@ -448,7 +480,9 @@ def json_value(line: str) -> Any:
     try:
         return parse_json(line, strict=False)
     except JsonError as error:
-        raise DataError(f"no JSON ({error}): expected one whole object a line") from None
+        raise DataError(
+            f"no JSON ({error}): expected one whole object a line"
+        ) from None
 
 
 # A string that is cut off ends the text, or it would be tried from each quote in it.
@@ -532,10 +566,15 @@ def mismatched(
 ) -> dict[str, int]:
     """The number of mentions (span, their text by the file, line) whose text is not what their
     offsets hold, as a document's meta. Raises DataError where most are so: another text."""
-    rows = ((normalise(text[s.start : s.end]) == normalise(form), at) for s, form, at in mentions)
+    rows = (
+        (normalise(text[s.start : s.end]) == normalise(form), at)
+        for s, form, at in mentions
+    )
     wrong = [line for right, line in rows if not right]
     if 2 * len(wrong) > len(mentions):
-        message = f"{len(wrong)} of {len(mentions)} {what} are not what the text holds there"
+        message = (
+            f"{len(wrong)} of {len(mentions)} {what} are not what the text holds there"
+        )
         raise DataError.at(path, wrong[0], message)
     return {"mismatched": len(wrong)} if wrong else {}
 
@@ -619,10 +658,14 @@ class Problems:
             yield wrong
         except DataError as error:
             wrong.append(error)
-            placed = error if error.problems else DataError.at(path, line, f"{item}{error}")
+            placed = (
+                error if error.problems else DataError.at(path, line, f"{item}{error}")
+            )
             self.add(placed, kind)
 
-    def refuse(self, on_error: OnError = "refuse", kept: Sequence[Document] = ()) -> None:
+    def refuse(
+        self, on_error: OnError = "refuse", kept: Sequence[Document] = ()
+    ) -> None:
         """Raises DataError of all problems, if there is one; with "skip" only where no document is
         kept."""
         if (refuses(on_error) or not kept) and self.found:
@@ -630,7 +673,9 @@ class Problems:
 
     def __str__(self) -> str:
         """What was left out, such as "2 lines, 1 mention"."""
-        return ", ".join(f"{n:,} {kind}{'s' if n > 1 else ''}" for kind, n in self.counts.items())
+        return ", ".join(
+            f"{n:,} {kind}{'s' if n > 1 else ''}" for kind, n in self.counts.items()
+        )
 
 
 class Found(NamedTuple):

@@ -31,7 +31,11 @@ from fednotes.data.text import joined
 
 # Keys that hold spans; those of the second pair mean something else beside one of the first.
 _SPAN_KEYS = (("spans", "entities"), ("labels", "label"))
-_NO_CORPUS = {"state.json", "dataset_info.json", "dataset_dict.json"}  # of a `datasets` folder
+_NO_CORPUS = {
+    "state.json",
+    "dataset_info.json",
+    "dataset_dict.json",
+}  # of a `datasets` folder
 _REST = ("patient", "codes", "meta", "sentences", "tokens")
 _OWN_KEYS = {"id", "text", *_REST}
 
@@ -116,7 +120,11 @@ def stream_file(
             while found:  # the caller alone holds the document then
                 yield found.pop()
     if not kept and problems.number == before:
-        told = "every record is marked as rejected or ignored" if lines else "the file is empty"
+        told = (
+            "every record is marked as rejected or ignored"
+            if lines
+            else "the file is empty"
+        )
         raise DataError.at(path, 0, told)
 
 
@@ -146,7 +154,10 @@ def of_record(
         with problems.passing("mention", path, line, what):
             spans.append(_span(value, len(text)))
     return Document(
-        f"{path.stem}:{number}" if given is None else str(given), text, tuple(spans), *rest
+        f"{path.stem}:{number}" if given is None else str(given),
+        text,
+        tuple(spans),
+        *rest,
     )
 
 
@@ -170,7 +181,9 @@ def of_items(
         told = f"{item} {number}: "
         with problems.passing("document", path, 0, told):
             try:
-                record = parse(value, partial(problems.passing, "mention", path, 0, told))
+                record = parse(
+                    value, partial(problems.passing, "mention", path, 0, told)
+                )
             except (AttributeError, IndexError, KeyError, TypeError, ValueError):
                 raise DataError("its parts are not those of the format") from None
             document = record and of_record(record, path, number, problems, item)
@@ -181,21 +194,31 @@ def of_items(
 
 
 def mention(
-    text: str, pieces: Iterable[Any], label: object, form: object = None, sure: object = None
+    text: str,
+    pieces: Iterable[Any],
+    label: object,
+    form: object = None,
+    sure: object = None,
 ) -> dict[str, Any]:
     """A mention of a record. form: its text as another file has it. Raises DataError where that
     is not what the text holds, or the pieces (start, end) or the label are none."""
     found = sorted(_offsets(list(piece), len(text)) for piece in pieces)
     if not found or not isinstance(label, str) or not label:
-        raise DataError("a mention has no place in the text" if label else "a mention has no type")
+        raise DataError(
+            "a mention has no place in the text" if label else "a mention has no type"
+        )
     whole = joined(found)
     start, end = whole[0][0], whole[-1][1]
     if isinstance(form, str):
         held = " ".join(text[a:b] for a, b in found)
-        if not corpus.same_text(held, form) and not corpus.same_text(text[start:end], form):
+        if not corpus.same_text(held, form) and not corpus.same_text(
+            text[start:end], form
+        ):
             raise DataError(f"{start}:{end} is not what the text holds there")
     made = {"start": start, "end": end, "label": label, "confidence": sure}
-    return made | ({"fragments": [list(piece) for piece in whole]} if len(whole) > 1 else {})
+    return made | (
+        {"fragments": [list(piece) for piece in whole]} if len(whole) > 1 else {}
+    )
 
 
 def beside(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
@@ -268,7 +291,9 @@ def _offsets(value: Any, length: int) -> tuple[int, int]:
         start = value.get("start", value.get("start_offset"))
         end = value.get("end", value.get("end_offset"))
     else:
-        start, end = value[:2] if isinstance(value, list) and len(value) >= 2 else (None, None)
+        start, end = (
+            value[:2] if isinstance(value, list) and len(value) >= 2 else (None, None)
+        )
     if type(start) is not int or type(end) is not int:
         raise DataError("a span, token or sentence has no start and end")
     return corpus.in_text(start, end, length)
@@ -278,7 +303,11 @@ def _meta(record: Mapping[str, Any], key: str | None) -> dict[str, Any]:
     """The record's meta and all that a Document has no field for."""
     given = record.get("meta", {})
     own = given if isinstance(given, dict) else {"meta": given}
-    other = {k: v for k, v in record.items() if k not in _OWN_KEYS and k != key and k not in own}
+    other = {
+        k: v
+        for k, v in record.items()
+        if k not in _OWN_KEYS and k != key and k not in own
+    }
     return {k: _frozen(v) for k, v in {**own, **other}.items()}
 
 
@@ -313,7 +342,9 @@ def dumped(document: Document, value: Any, *, ascii: bool = False) -> str:
     try:
         return json.dumps(value, ensure_ascii=ascii)
     except (TypeError, ValueError):
-        raise DataError(f"document {document.id}: its meta cannot be written as JSON") from None
+        raise DataError(
+            f"document {document.id}: its meta cannot be written as JSON"
+        ) from None
 
 
 def record(document: Document) -> dict[str, Any]:
@@ -333,8 +364,16 @@ def rest(document: Document) -> dict[str, Any]:
     optional = {name: getattr(document, name) for name in _REST} | {
         "meta": dict(document.meta),
         "tokens": [
-            {"text": text[a:b], "start": a, "end": b, "id": i, "ws": text[b : b + 1] == " "}
+            {
+                "text": text[a:b],
+                "start": a,
+                "end": b,
+                "id": i,
+                "ws": text[b : b + 1] == " ",
+            }
             for i, (a, b) in enumerate(document.tokens)
         ],
     }
-    return {k: v for k, v in optional.items() if v or (k == "patient" and v is not None)}
+    return {
+        k: v for k, v in optional.items() if v or (k == "patient" and v is not None)
+    }

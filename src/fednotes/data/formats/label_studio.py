@@ -30,7 +30,9 @@ LOOSE = 0
 def accepts(path: Path) -> bool:
     """Whether the file is an array of JSON whose first lines name a task's data."""
     keys = corpus.json_keys(path)
-    return "[" in keys and bool(keys & {"data", "annotations", "completions", "predictions"})
+    return "[" in keys and bool(
+        keys & {"data", "annotations", "completions", "predictions"}
+    )
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
@@ -40,7 +42,9 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     are known by the mentions' texts. Noted are tasks without a text, and mentions that are not
     what it holds.
     """
-    return corpus.gather(corpus.listing(path, accepts, "Label Studio"), _read_file, problems)
+    return corpus.gather(
+        corpus.listing(path, accepts, "Label Studio"), _read_file, problems
+    )
 
 
 def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
@@ -51,7 +55,9 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     return jsonl.of_items(tasks, "task", record, path, problems)
 
 
-def _record(task: Any, noting: jsonl.Noting, unread: Counter[str]) -> dict[str, Any] | None:
+def _record(
+    task: Any, noting: jsonl.Noting, unread: Counter[str]
+) -> dict[str, Any] | None:
     data = mapping(mapping(task).get("data"))
     strings = [key for key, value in data.items() if isinstance(value, str)]
     key = "text" if "text" in data or len(strings) != 1 else strings[0]
@@ -72,12 +78,23 @@ def _record(task: Any, noting: jsonl.Noting, unread: Counter[str]) -> dict[str, 
         for label in labels if isinstance(labels, list) else [None]:
             with noting():
                 sure = number(region, "score")
-                sure = sure if sure is None or 0 <= sure <= 1 else None  # of another scale
+                sure = (
+                    sure if sure is None or 0 <= sure <= 1 else None
+                )  # of another scale
                 places = [_place(text, value)]
-                spans.append(jsonl.mention(text, places, label, value.get("text"), sure))
-    rest = {name: value for name, value in data.items() if name not in (key, "fednotes")}
+                spans.append(
+                    jsonl.mention(text, places, label, value.get("text"), sure)
+                )
+    rest = {
+        name: value for name, value in data.items() if name not in (key, "fednotes")
+    }
     name = rest.pop("id", None)
-    return rest | {**mapping(data.get("fednotes")), "id": name, "text": text, "spans": spans}
+    return rest | {
+        **mapping(data.get("fednotes")),
+        "id": name,
+        "text": text,
+        "spans": spans,
+    }
 
 
 def _last(task: Any) -> tuple[dict[str, Any], int]:
@@ -97,7 +114,9 @@ def _place(text: str, value: Any) -> tuple[Any, Any]:
     if not corpus.same_text(text[start:end], form):
         units = text.encode("utf-16-le")
         bounds = ((0, start), (start, end))
-        before, own = (units[2 * a : 2 * b].decode("utf-16-le", "replace") for a, b in bounds)
+        before, own = (
+            units[2 * a : 2 * b].decode("utf-16-le", "replace") for a, b in bounds
+        )
         if corpus.same_text(own, form):
             return len(before), len(before) + len(own)
     return start, end
@@ -111,9 +130,15 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 def _task(document: Document) -> dict[str, Any]:
     rest = jsonl.rest(document)
-    data = {"text": document.text, "id": document.id} | ({"fednotes": rest} if rest else {})
-    regions = [_region(document.text, span, n) for n, span in enumerate(document.spans, 1)]
-    kind = "predictions" if any("score" in region for region in regions) else "annotations"
+    data = {"text": document.text, "id": document.id} | (
+        {"fednotes": rest} if rest else {}
+    )
+    regions = [
+        _region(document.text, span, n) for n, span in enumerate(document.spans, 1)
+    ]
+    kind = (
+        "predictions" if any("score" in region for region in regions) else "annotations"
+    )
     return {"data": data, kind: [{"result": regions}]}
 
 

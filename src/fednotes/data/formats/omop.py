@@ -43,7 +43,9 @@ _NLP = (
 _SYSTEM = "fednotes"
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")  # as a database gives it back
 _NEEDED = {
-    **dict.fromkeys(("person_id", "note_type_concept_id", "note_class_concept_id"), "0"),
+    **dict.fromkeys(
+        ("person_id", "note_type_concept_id", "note_class_concept_id"), "0"
+    ),
     **dict.fromkeys(("encoding_concept_id", "language_concept_id"), "0"),
     "note_date": "1970-01-01",
 }
@@ -69,7 +71,9 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     Noted, with the line, are rows that are none, notes without a number or a text, and mentions
     without a place or of a note that is not there.
     """
-    return corpus.gather(corpus.listing(path, accepts, "OMOP's NOTE"), _read_file, problems)
+    return corpus.gather(
+        corpus.listing(path, accepts, "OMOP's NOTE"), _read_file, problems
+    )
 
 
 def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
@@ -93,7 +97,9 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
                         besides.append({"span": spans[-1], "columns": columns})
             source = row.get("note_source_value", "")
             kept: dict[str, Any] = {
-                k: v for k, v in row.items() if v and v != _NEEDED.get(k) and k not in _FIELDS
+                k: v
+                for k, v in row.items()
+                if v and v != _NEEDED.get(k) and k not in _FIELDS
             }
             if source.startswith(_OURS):
                 name = source.removeprefix(_OURS)
@@ -108,11 +114,15 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
             if document is not None:
                 found.append(corpus.Found(document, path, line))
     for rows in terms.values():
-        problems.note("mention", beside[0], rows[0][0], "NOTE has no note of this note_id")
+        problems.note(
+            "mention", beside[0], rows[0][0], "NOTE has no note of this note_id"
+        )
     return found
 
 
-def _rows(path: Path, problems: corpus.Problems) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows(
+    path: Path, problems: corpus.Problems
+) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of a table, by lower-case heads, with the line that each begins on."""
     text = corpus.read_text(path, exact=True).removeprefix("\ufeff")
     rows = corpus.table_rows(io.StringIO(text, newline=""), path)
@@ -121,14 +131,20 @@ def _rows(path: Path, problems: corpus.Problems) -> Iterator[tuple[int, dict[str
         for line, row in rows:
             with problems.passing("line", path, line) as wrong:
                 if len(row) != len(heads):
-                    raise DataError(f"the row has {len(row)} columns, the header {len(heads)}")
+                    raise DataError(
+                        f"the row has {len(row)} columns, the header {len(heads)}"
+                    )
             if not wrong:
                 yield line, dict(zip(heads, row, strict=True))
 
 
 def _columns(row: Mapping[str, str]) -> dict[str, str]:
     """What a row of NOTE_NLP says besides place, type and confidence."""
-    others = [p for p in row.get("term_modifiers", "").split(",") if p.split("=")[0] not in _TOLD]
+    others = [
+        p
+        for p in row.get("term_modifiers", "").split(",")
+        if p.split("=")[0] not in _TOLD
+    ]
     said = {**row, "term_modifiers": ",".join(filter(None, others))}
     if said.get("nlp_system") == _SYSTEM:
         said["nlp_date"] = ""
@@ -142,9 +158,13 @@ def _columns(row: Mapping[str, str]) -> dict[str, str]:
 
 
 def _mention(text: str, row: Mapping[str, str]) -> dict[str, Any]:
-    told = dict(p.split("=", 1) for p in row.get("term_modifiers", "").split(",") if "=" in p)
+    told = dict(
+        p.split("=", 1) for p in row.get("term_modifiers", "").split(",") if "=" in p
+    )
     concepts = (row.get(f"note_nlp_{name}concept_id", "0") for name in ("", "source_"))
-    label = unquote(told.get("label", "")) or next((c for c in concepts if c not in ("0", "")), "")
+    label = unquote(told.get("label", "")) or next(
+        (c for c in concepts if c not in ("0", "")), ""
+    )
     places = re.findall(r"([0-9]{1,9})-([0-9]{1,9})", told.get("pieces", ""))
     form = row.get("lexical_variant", "")
     if not places:
@@ -191,7 +211,9 @@ def _term(text: str, span: Span, said: Mapping[str, str]) -> dict[str, str]:
     """A row of NOTE_NLP. said: what another row said besides, as `_columns` has it."""
     more = f",{said['term_modifiers']}" if said.get("term_modifiers") else ""
     pieces = ";".join(f"{start}-{end}" for start, end in span.pieces)
-    sure = "" if span.confidence is None else f",confidence={round(span.confidence, 6):f}"
+    sure = (
+        "" if span.confidence is None else f",confidence={round(span.confidence, 6):f}"
+    )
     return {
         "snippet": text[max(0, span.start - 50) : span.end + 50][:_LONGEST],
         "offset": str(span.start),

@@ -27,7 +27,9 @@ from fednotes.data.text import tokenize
 
 LOOSE = 0
 _HEADS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
-_WORDS = tuple(b"PAR1" + end for end in (b"\t", b" ", b"\n", b"\r", b",", b"-"))  # a gene in text
+_WORDS = tuple(
+    b"PAR1" + end for end in (b"\t", b" ", b"\n", b"\r", b",", b"-")
+)  # a gene in text
 _UNREADABLE = "no Parquet or Arrow that can be read: is the file whole?"
 _MOST, _BYTES = 1 << 20, 1 << 30  # rows of a file, and bytes of them in memory
 
@@ -46,7 +48,9 @@ def accepts(path: Path) -> bool:
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """A document a row. Noted are rows whose tokens and tags do not fit each other."""
-    return corpus.gather(corpus.listing(path, accepts, "Parquet or Arrow"), _read_file, problems)
+    return corpus.gather(
+        corpus.listing(path, accepts, "Parquet or Arrow"), _read_file, problems
+    )
 
 
 def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
@@ -70,7 +74,9 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     info = mapping(mapping(corpus.json_value(raw)).get("info"))
     feature: Any = mapping(info.get("features")).get("ner_tags")
     feature = mapping(feature).get("feature", feature)
-    tags = mapping(next(iter(feature), None) if isinstance(feature, list) else feature).get("names")
+    tags = mapping(
+        next(iter(feature), None) if isinstance(feature, list) else feature
+    ).get("names")
     return conll.of_rows(list(_tagged(records, tags, path, problems)), path)
 
 
@@ -87,8 +93,12 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
     with _opened(pa, path) as file:
         for batch in _batches(pa, file, columns)[1]:
             if batch.nbytes > _BYTES:
-                raise DataError.at(path, 0, f"a batch of rows has more than {_BYTES:,} bytes")
-            held = [batch.column(batch.schema.get_field_index(name)) for name in columns]
+                raise DataError.at(
+                    path, 0, f"a batch of rows has more than {_BYTES:,} bytes"
+                )
+            held = [
+                batch.column(batch.schema.get_field_index(name)) for name in columns
+            ]
             for at in range(batch.num_rows):
                 yield [column[at].as_py() for column in held]
 
@@ -146,18 +156,26 @@ def _tagged(
                 if any(not isinstance(t, str) and t < 0 for t in row["ner_tags"]):
                     raise IndexError
                 tags = [t if isinstance(t, str) else names[t] for t in row["ner_tags"]]
-                pairs = [[str(a), str(b)] for a, b in zip(row["tokens"], tags, strict=True)]
+                pairs = [
+                    [str(a), str(b)] for a, b in zip(row["tokens"], tags, strict=True)
+                ]
             except (IndexError, TypeError, ValueError):
-                raise DataError("its tags do not fit its tokens, or have no names") from None
+                raise DataError(
+                    "its tags do not fit its tokens, or have no names"
+                ) from None
             if not all(conll.is_tag(tag) and form.strip() for form, tag in pairs):
-                raise DataError("it has an empty token, or a tag that is none (O, B-Drug, …)")
+                raise DataError(
+                    "it has an empty token, or a tag that is none (O, B-Drug, …)"
+                )
             if pairs:
                 yield str(row.get("id") or ""), pairs
 
 
 def _record(row: Any, noting: jsonl.Noting) -> dict[str, Any]:
     rest = mapping(corpus.json_value(row["fednotes"])) if row.get("fednotes") else {}
-    spans = [{k: v for k, v in span.items() if v is not None} for span in row["spans"] or ()]
+    spans = [
+        {k: v for k, v in span.items() if v is not None} for span in row["spans"] or ()
+    ]
     return {"id": row.get("id"), **rest, "text": row["text"], "spans": spans}
 
 
@@ -169,13 +187,20 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     records = []
     for document in held:
         tokens = (
-            np.array(document.tokens).reshape(-1, 2) if document.tokens else tokenize(document.text)
+            np.array(document.tokens).reshape(-1, 2)
+            if document.tokens
+            else tokenize(document.text)
         )
         tags, _ = encode(flatten(document.spans, "outermost")[0], tokens, tagset)
         record, rest = jsonl.record(document), jsonl.rest(document)
         row = {name: record[name] for name in ("id", "text", "spans")}
-        row |= {"tokens": [document.text[a:b] for a, b in tokens], "ner_tags": tags.tolist()}
-        records.append(row | {"fednotes": jsonl.dumped(document, rest) if rest else None})
+        row |= {
+            "tokens": [document.text[a:b] for a, b in tokens],
+            "ner_tags": tags.tolist(),
+        }
+        records.append(
+            row | {"fednotes": jsonl.dumped(document, rest) if rest else None}
+        )
     span = {"start": pa.int64(), "end": pa.int64(), "label": pa.string()}
     span |= {"fragments": pa.list_(pa.list_(pa.int64())), "confidence": pa.float64()}
     columns = {
@@ -187,7 +212,9 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     names = {"names": list(tagset.tags), "_type": "ClassLabel"}
     features = {"ner_tags": {"feature": names, "_type": "List"}}
     told = json.dumps({"info": {"features": features}})
-    schema = pa.schema([*columns.items(), ("fednotes", pa.string())], {"huggingface": told})
+    schema = pa.schema(
+        [*columns.items(), ("fednotes", pa.string())], {"huggingface": told}
+    )
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(pa.Table.from_pylist(records, schema=schema), sink)
     write_out(Path(path), sink.getvalue().to_pybytes())

@@ -34,7 +34,9 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 def _record(document: Document) -> dict[str, Any]:
     tokens = document.tokens
     edges = [{own[i] for own in tokens} for i in (0, 1)]
-    if not tokens or not all(s.start in edges[0] and s.end in edges[1] for s in document.spans):
+    if not tokens or not all(
+        s.start in edges[0] and s.end in edges[1] for s in document.spans
+    ):
         tokens = tuple((start, end) for start, end, _ in corpus.cut(document))
     starts, ends = ({own[i]: n for n, own in enumerate(tokens)} for i in (0, 1))
     made = jsonl.record(replace(document, tokens=tokens))

@@ -121,20 +121,30 @@ def read_notes(
     without a needed column, with file and line, some of it only when the reader gets there.
     """
     if format and format not in FORMATS:
-        raise ConfigError(f"unknown format {format!r} of notes: {nearest(format, FORMATS)}")
+        raise ConfigError(
+            f"unknown format {format!r} of notes: {nearest(format, FORMATS)}"
+        )
     if isinstance(categories, str):
-        raise ConfigError(f"categories must be a list of names, not the text {categories!r}")
+        raise ConfigError(
+            f"categories must be a list of names, not the text {categories!r}"
+        )
     named = encodings.encoding_of(encoding)
     wanted = frozenset(c.strip().casefold() for c in categories)
     counts, streams = Counter[str](), list[Iterator[Note]]()
-    for number, path in enumerate([paths] if isinstance(paths, str | os.PathLike) else paths):
+    for number, path in enumerate(
+        [paths] if isinstance(paths, str | os.PathLike) else paths
+    ):
         place = present(Path(path))
         kind, files = _files(place, format, column, named)
         if wanted and kind == "text":
             told = "text files have no category: leave out the category filter"
             raise ConfigError(f"{place}: {told}")
-        name = (source or place.resolve().name.split(".")[0]) + (f"/{number}" if number else "")
-        reading = _Reading(place, kind, name, column, bool(wanted), named, problems, exact)
+        name = (source or place.resolve().name.split(".")[0]) + (
+            f"/{number}" if number else ""
+        )
+        reading = _Reading(
+            place, kind, name, column, bool(wanted), named, problems, exact
+        )
         records = _records(reading, files)
         streams.append(_kept(records, place, wanted, counts, exact))
     return NoteStream(chain.from_iterable(streams), counts)
@@ -179,7 +189,9 @@ class _Reading:
         return raw if self.exact or "\r" not in raw else _plain(raw)
 
     @contextmanager
-    def noting(self, kind: str, path: Path, line: int = 0, item: str = "") -> Iterator[None]:
+    def noting(
+        self, kind: str, path: Path, line: int = 0, item: str = ""
+    ) -> Iterator[None]:
         """Note a DataError of the block where problems are noted; else raise it with its place."""
         if self.problems is not None:
             with self.problems.passing(kind, path, line, item):
@@ -188,7 +200,9 @@ class _Reading:
         try:
             yield
         except DataError as error:
-            raise error if error.problems else DataError.at(path, line, f"{item}{error}") from None
+            raise (
+                error if error.problems else DataError.at(path, line, f"{item}{error}")
+            ) from None
 
     @property
     def text_keys(self) -> Sequence[str]:
@@ -291,15 +305,23 @@ def _files(
     return next(iter(found.items()))
 
 
-def guess_notes(path: Path, column: str | None = None, named: str = encodings.AUTO) -> str:
+def guess_notes(
+    path: Path, column: str | None = None, named: str = encodings.AUTO
+) -> str:
     """The format of one file, from its first lines.
 
     Raises DataError for a table in which no column is known to hold text, and for a file that
     holds no text at all.
     """
     if parquet.accepts(path):
-        return _guess_table(parquet.column_names(path), column) or _refuse_columns(path, True)
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in corpus.PACKED]
+        return _guess_table(parquet.column_names(path), column) or _refuse_columns(
+            path, True
+        )
+    suffixes = [
+        suffix.lower()
+        for suffix in path.suffixes
+        if suffix.lower() not in corpus.PACKED
+    ]
     suffix = suffixes[-1] if suffixes else ""
     with corpus.open_text(path, named, errors="replace") as file:
         text = file.read(_HEAD).lstrip("\r\n")
@@ -314,7 +336,9 @@ def guess_notes(path: Path, column: str | None = None, named: str = encodings.AU
     kind = _guess_table(_header(first), column)
     if kind and (kind != "parquet" or column is not None or is_table):
         return "csv" if kind == "parquet" else kind
-    if suffix in (".csv", ".tsv") or (column is not None and suffix not in _TEXT_SUFFIXES):
+    if suffix in (".csv", ".tsv") or (
+        column is not None and suffix not in _TEXT_SUFFIXES
+    ):
         _refuse_columns(path, bool(first))
     return "text"
 
@@ -355,7 +379,9 @@ def _text_note(reading: _Reading, path: Path) -> Note:
     with corpus.open_text(path, reading.named, newline="") as file:
         text = file.read(_LARGEST + 1)
     if len(text) > _LARGEST:
-        raise DataError(f"{path}: over {_LARGEST:,} characters in one note: give one file a note")
+        raise DataError(
+            f"{path}: over {_LARGEST:,} characters in one note: give one file a note"
+        )
     name, root = Path(_stem(path)), reading.root
     if path != root:
         name = path.relative_to(root).parent / name
@@ -378,12 +404,16 @@ def _json_notes(reading: _Reading, path: Path) -> Iterator[Note | None]:
                 if key is None:
                     notes.append(None)
                 else:
-                    notes.append(_json_note(reading, record, key, f"{_stem(path)}:{number}"))
+                    notes.append(
+                        _json_note(reading, record, key, f"{_stem(path)}:{number}")
+                    )
             while notes:
                 yield notes.pop()
 
 
-def _json_note(reading: _Reading, record: Mapping[str, Any], key: str, otherwise: str) -> Note:
+def _json_note(
+    reading: _Reading, record: Mapping[str, Any], key: str, otherwise: str
+) -> Note:
     """The note of a record. key: of its text; otherwise: its id where it has none."""
     own = _value(record, _KEYS["id"])
     return Note(
@@ -413,13 +443,17 @@ def _fhir_notes(reading: _Reading, path: Path) -> Iterator[Note | None]:
         for resource in fhir.resources(value):
             number += 1
             found: list[Note] = []
-            with reading.noting("note", path, line, "" if line else f"resource {number}: "):
+            with reading.noting(
+                "note", path, line, "" if line else f"resource {number}: "
+            ):
                 text = fhir.text_of(resource)
                 if text is not None:
                     own, patient, visit, category = fhir.about(resource)
                     name = own or f"{_stem(path)}:{number}"
                     about = (patient, category, reading.source)
-                    found.append(Note(name, reading.text(text), *about, visit=visit, own_id=own))
+                    found.append(
+                        Note(name, reading.text(text), *about, visit=visit, own_id=own)
+                    )
             while found:
                 yield found.pop()
 
@@ -427,7 +461,9 @@ def _fhir_notes(reading: _Reading, path: Path) -> Iterator[Note | None]:
 def _fhir_values(reading: _Reading, path: Path) -> Iterator[tuple[int, Any]]:
     """The values of JSON lines with their lines; of a file that is one value, it with 0."""
     with corpus.open_text(path, reading.named) as file:
-        first = next((line for line in corpus.bounded_lines(file, path) if line.strip()), "")
+        first = next(
+            (line for line in corpus.bounded_lines(file, path) if line.strip()), ""
+        )
     try:
         parse_json(first, strict=False)
     except JsonError:
@@ -497,7 +533,11 @@ def _table_notes(reading: _Reading, path: Path) -> Iterator[Note | None]:
 
 
 def _row_note(
-    row: Sequence[str], at: Mapping[str, list[int]], path: Path, number: int, reading: _Reading
+    row: Sequence[str],
+    at: Mapping[str, list[int]],
+    path: Path,
+    number: int,
+    reading: _Reading,
 ) -> Note | None:
     """The note of a table's row; None where it is marked as an error. at: as of `_columns`."""
     about = {
@@ -508,7 +548,9 @@ def _row_note(
     if about["error"] in ("1", "1.0", "True", "true"):
         return None
     own = about["id"]
-    prefix = "" if _TABLES.get(reading.kind, _KEYS).get("own_ids") else f"{_stem(path)}:"
+    prefix = (
+        "" if _TABLES.get(reading.kind, _KEYS).get("own_ids") else f"{_stem(path)}:"
+    )
     return Note(
         f"{prefix}{own or number}",
         reading.text(row[at["text"][0]]),
@@ -554,7 +596,10 @@ def _columns(
     names = {what: table[what] for what in _FIELDS}
     if column:
         names["text"] = [column.lower()]
-    at = {what: [header.index(n) for n in own if n in header] for what, own in names.items()}
+    at = {
+        what: [header.index(n) for n in own if n in header]
+        for what, own in names.items()
+    }
     needed = [("text", "text", column or table["text"][0])]
     if table["known"] and table["patient"]:
         needed.append(("patient", "patients", table["patient"][0]))
@@ -564,5 +609,7 @@ def _columns(
         if not at[what]:
             none = f"the first line names {len(header)} columns, none like it"  # notes perhaps
             hint = nearest(name, header, none)
-            raise DataError.at(path, 1, f"there is no column {name!r} for the {called}: {hint}")
+            raise DataError.at(
+                path, 1, f"there is no column {name!r} for the {called}: {hint}"
+            )
     return {what: own if what == "category" else own[:1] for what, own in at.items()}

@@ -72,7 +72,9 @@ def pooled_notes(sites: Sequence[SiteNotes]) -> SiteNotes:
 
 def fingerprint(site: SiteNotes) -> str:
     """SHA-256 of a site's texts, patients and parts; reads the notes unless it is known."""
-    return site.content or _content(map(_digest, site.train()), map(_digest, site.valid()))
+    return site.content or _content(
+        map(_digest, site.train()), map(_digest, site.valid())
+    )
 
 
 def _content(*parts: Iterable[bytes]) -> str:
@@ -105,9 +107,13 @@ def assign(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
     distinct = sorted(set(keys))
     if (number := len(distinct)) < silos:
         told = f"{number} patients or notes cannot fill {silos} silos"
-        raise DataError(f"{told}: ask for {number or 'fewer'} at most, or give more notes")
+        raise DataError(
+            f"{told}: ask for {number or 'fewer'} at most, or give more notes"
+        )
     order = rng_of(seed, "silos").permutation(number)
-    return {distinct[at]: position % silos for position, at in enumerate(order.tolist())}
+    return {
+        distinct[at]: position % silos for position, at in enumerate(order.tolist())
+    }
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,9 @@ class _Scan:
         told = f"the notes in {self.corpus.where} changed while they were used: start again"
         changed = DataError(f"site {self.corpus.id!r}: {told}")
         at = 0
-        for note in self.corpus.notes():  # not by enumerate, which holds on to the text before
+        for (
+            note
+        ) in self.corpus.notes():  # not by enumerate, which holds on to the text before
             if at == len(wanted):
                 raise changed
             if wanted[at]:
@@ -185,7 +193,9 @@ def site_notes(
         names = [f"silo{number + 1}" for number in range(silos)]
         _deal(scans, patients, seed, silos, by)
         kept = sum(int((scan.code >= 0).sum()) for scan in scans)
-        told.append(f"{kept:,} notes of {len(table):,} patients in {silos} silos by {by}")
+        told.append(
+            f"{kept:,} notes of {len(table):,} patients in {silos} silos by {by}"
+        )
     else:
         names = [corpus.id for corpus in corpora]
         for number, scan in enumerate(scans):
@@ -197,14 +207,18 @@ def site_notes(
         if 0 < most < len(training):
             by_hash = training[np.argsort(scan.order[training], kind="stable")]
             scan.code[by_hash[most:]] = -1
-            told.append(f"{scan.corpus.id}: {most:,} of {len(training):,} training notes are used")
+            told.append(
+                f"{scan.corpus.id}: {most:,} of {len(training):,} training notes are used"
+            )
     sites = tuple(_site(name, scans, 2 * number) for number, name in enumerate(names))
     for site in sites:
         if not site.train_notes:
             remedy = "raise max_notes, or ask for fewer silos"
             raise ConfigError(f"site {site.id!r}: no training note is left; {remedy}")
         if site.train_patients == 1 and not site.valid_notes:
-            told.append(f"{site.id}: one patient, so nothing is held out to judge a model by")
+            told.append(
+                f"{site.id}: one patient, so nothing is held out to judge a model by"
+            )
     return sites, tuple(told)
 
 
@@ -215,29 +229,41 @@ def _scanned(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
         stream = corpus.notes()
         for note in stream:
             key = patient_of(note)
-            out = corpus.exclude is not None and shares_sentence(note.text, corpus.exclude)
+            out = corpus.exclude is not None and shares_sentence(
+                note.text, corpus.exclude
+            )
             excluded += out
             patients.append(-1 if out else table.setdefault(key, len(table)))
             lengths.append(len(note.text))
-            order.append(seed_of(seed, "max_notes", *key, note.id) if corpus.max_notes else 0)
+            order.append(
+                seed_of(seed, "max_notes", *key, note.id) if corpus.max_notes else 0
+            )
             digests += _digest(note)
             del note  # or two texts would be in memory while the next one is read
     counts = stream.counts if isinstance(stream, NoteStream) else {}
     gone = left_out({**counts, SHARED: excluded})
     if len(patients) == excluded:
         why = f" but {gone}" if gone else ": it is empty"
-        raise ConfigError(f"site {corpus.id!r}: there is no note in {corpus.where}{why}")
+        raise ConfigError(
+            f"site {corpus.id!r}: there is no note in {corpus.where}{why}"
+        )
     arrays = (np.array(patients), np.array(lengths), np.array(order))
     return _Scan(corpus, *arrays, bytes(digests), gone, np.array([]))
 
 
-def _deal(scans: Sequence[_Scan], patients: Sequence[Key], seed: int, silos: int, by: By) -> None:
+def _deal(
+    scans: Sequence[_Scan], patients: Sequence[Key], seed: int, silos: int, by: By
+) -> None:
     """Send each note that is not left out to a silo."""
     keys = [list(_units(scan, patients, by)) for scan in scans]
     with within(f"[silos] number = {silos}", DataError, become=ConfigError):
-        where = assign((key for own in keys for key in own if key is not None), silos, seed)
+        where = assign(
+            (key for own in keys for key in own if key is not None), silos, seed
+        )
     for scan, own in zip(scans, keys, strict=True):
-        scan.code = np.array([-1 if key is None else 2 * where[key] for key in own], np.int64)
+        scan.code = np.array(
+            [-1 if key is None else 2 * where[key] for key in own], np.int64
+        )
 
 
 def _units(scan: _Scan, patients: Sequence[Key], by: By) -> Iterator[Key | None]:
@@ -257,7 +283,9 @@ def _units(scan: _Scan, patients: Sequence[Key], by: By) -> Iterator[Key | None]
             yield (scan.corpus.id, digest.hex(), str(seen[digest]))
 
 
-def _hold_out(scans: Sequence[_Scan], code: int, patients: Sequence[Key], seed: int) -> None:
+def _hold_out(
+    scans: Sequence[_Scan], code: int, patients: Sequence[Key], seed: int
+) -> None:
     """Hold out notes of one site.
 
     A patient's chance is its corpus' fraction: those with the lowest -log(u) / fraction, with a
@@ -266,7 +294,9 @@ def _hold_out(scans: Sequence[_Scan], code: int, patients: Sequence[Key], seed: 
     fractions: dict[int, float] = {}
     for scan in scans:
         for patient in np.unique(scan.patients[scan.code == code]).tolist():
-            fractions[patient] = max(scan.corpus.valid_fraction, fractions.get(patient, 0.0))
+            fractions[patient] = max(
+                scan.corpus.valid_fraction, fractions.get(patient, 0.0)
+            )
     drawn = {p: f for p, f in fractions.items() if f}
     number = min(len(fractions) - 1, max(round(sum(drawn.values())), 1 if drawn else 0))
 
@@ -295,7 +325,11 @@ def _site(name: str, scans: Sequence[_Scan], train: int) -> SiteNotes:
         }
         digests.append([scan.digest(i) for scan, at in notes for i in at.tolist()])
     return SiteNotes(
-        name, _source(scans, train), _source(scans, train + 1), **counts, content=_content(*digests)
+        name,
+        _source(scans, train),
+        _source(scans, train + 1),
+        **counts,
+        content=_content(*digests),
     )
 
 

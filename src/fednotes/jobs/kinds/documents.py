@@ -19,7 +19,14 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem, nearest, within
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    Problem,
+    nearest,
+    within,
+)
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import build
 from fednotes.core.types import Document, SiteData, Span, TagSet
@@ -37,7 +44,13 @@ from fednotes.data.formats import examine
 from fednotes.data.formats.files import Problems
 from fednotes.data.notes import Key
 from fednotes.data.notes.sites import assign
-from fednotes.data.split import mask_overlap, sentence_documents, split, subsample, without_leaks
+from fednotes.data.split import (
+    mask_overlap,
+    sentence_documents,
+    split,
+    subsample,
+    without_leaks,
+)
 from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
 from fednotes.data.text import split_sentences
 from fednotes.jobs.job import (
@@ -58,7 +71,9 @@ _DRAWS = 10_000
 _SHOWN = 12  # values in a message
 
 
-def load_documents(job: Job, progress: object = None, cache: Path | None = None) -> Sites:
+def load_documents(
+    job: Job, progress: object = None, cache: Path | None = None
+) -> Sites:
     """Read every site of a job, and deal their texts into silos where it asks for them.
 
     Raises DataError for a bad file, ConfigError for a setting that does not fit it.
@@ -84,7 +99,9 @@ class _Corpora:
         self.job, self.notes, self.findings = job, list[str](), list[Finding]()
 
         @cache
-        def read_once(path: Path, format: str, encoding: str) -> tuple[Documents, Problems]:
+        def read_once(
+            path: Path, format: str, encoding: str
+        ) -> tuple[Documents, Problems]:
             return examine(path, format or None, encoding)
 
         self._read_once = read_once  # sites may share a file
@@ -95,14 +112,20 @@ class _Corpora:
         raw = self._raw()
         found = {name: types_of(chain(*parts.values())) for name, parts in raw.items()}
         kept, complete = self._kept(found)
-        whole = {name: self._parts(name, raw.pop(name), kept[name]) for name in job.sites}
+        whole = {
+            name: self._parts(name, raw.pop(name), kept[name]) for name in job.sites
+        }
         for name, parts in whole.items():
             self.findings += bare_documents(tuple(chain(*parts.values())), name)
         full = tuple(self._full(name, whole) for name in job.sites)
         if config is not None and config.sampled:
             everything = [chain(*parts.values()) for parts in whole.values()]
-            made = _sampled(_draw(config, job.seed, complete, everything), complete, full)
-            return replace(made, notes=(*self.notes, *made.notes), findings=tuple(self.findings))
+            made = _sampled(
+                _draw(config, job.seed, complete, everything), complete, full
+            )
+            return replace(
+                made, notes=(*self.notes, *made.notes), findings=tuple(self.findings)
+            )
         own = [job.sites[site.id] for site in full]
         data = tuple(
             _kept_types(site, site.tags.types, of.types or None, of.test_types)
@@ -139,7 +162,9 @@ class _Corpora:
         found = types_of(chain(*raw.values()))
         for label in site.label_map:
             if label not in found:
-                self.notes.append(f"{name}: label_map has {label!r}, which is not annotated")
+                self.notes.append(
+                    f"{name}: label_map has {label!r}, which is not annotated"
+                )
         mapped = sorted({site.label_map.get(label, label) for label in found} - {""})
         if "O" in mapped:
             raise ConfigError(
@@ -153,14 +178,19 @@ class _Corpora:
                     f"{', '.join(mapped) or 'no entity'}; {nearest(label, mapped)}"
                 )
         with within(f"site {name!r}", FednotesError):
-            chosen = {part: _where(documents, site.where) for part, documents in raw.items()}
+            chosen = {
+                part: _where(documents, site.where) for part, documents in raw.items()
+            }
             if site.share:
                 number, of = site.shares
                 shares = {str(i): 1 / of for i in range(1, of + 1)}
                 dealt = split(chosen["path"], shares, site.split, self.job.seed)
                 chosen["path"] = dealt[str(number)]
         self._compare_size(name, site, chosen)
-        return {part: relabel(documents, site.label_map) for part, documents in chosen.items()}
+        return {
+            part: relabel(documents, site.label_map)
+            for part, documents in chosen.items()
+        }
 
     def _compare_size(self, name: str, site: SiteConfig, parts: Parts) -> None:
         """Note where a corpus has another number of sentences than a publication counts."""
@@ -182,7 +212,9 @@ class _Corpora:
             try:
                 with within(f"site {name!r}", ConfigError):
                     path = self.job.located(text, f"sites.{name}.{part}")
-                    raw[part], problems = self._read_once(path, site.format, site.encoding)
+                    raw[part], problems = self._read_once(
+                        path, site.format, site.encoding
+                    )
                 problems.refuse(site.on_error, raw[part])
             except DataError as error:
                 wrong += error.problems or (Problem("", 0, "file", str(error)),)
@@ -192,7 +224,9 @@ class _Corpora:
             raise DataError.of(wrong)
         return raw
 
-    def _kept(self, found: Mapping[str, Types]) -> tuple[dict[str, Types | None], Types]:
+    def _kept(
+        self, found: Mapping[str, Types]
+    ) -> tuple[dict[str, Types | None], Types]:
         """The types that each site's documents are read with (None for all of them), and the
         complete tag set.
 
@@ -200,12 +234,20 @@ class _Corpora:
         """
         sites, config = self.job.sites, self.job.tags
         named = {name: _named(site) for name, site in sites.items()}
-        asked = {name: named[name] if s.types else found[name] for name, s in sites.items()}
+        asked = {
+            name: named[name] if s.types else found[name] for name, s in sites.items()
+        }
         if config is None:
-            return {name: asked[name] if s.types else None for name, s in sites.items()}, ()
+            return {
+                name: asked[name] if s.types else None for name, s in sites.items()
+            }, ()
         complete = _complete(config, asked.values())
         for name, site in sites.items():
-            if config.sampled and site.types and (lacks := set(complete) - set(named[name])):
+            if (
+                config.sampled
+                and site.types
+                and (lacks := set(complete) - set(named[name]))
+            ):
                 raise ConfigError(
                     f"site {name!r} keeps {', '.join(named[name])}, but design = "
                     f"{config.design!r} needs the complete tag set there, also "
@@ -228,7 +270,9 @@ class _Corpora:
                 self.notes.append(f"{name}: {what}, which [tags] types lacks: left out")
         if config.sampled:
             return dict.fromkeys(sites, complete), complete
-        return {name: tuple(t for t in complete if t in asked[name]) for name in sites}, complete
+        return {
+            name: tuple(t for t in complete if t in asked[name]) for name in sites
+        }, complete
 
     def _parts(self, name: str, raw: Parts, types: Types | None) -> Parts:
         """Train, valid and test documents with flat labels."""
@@ -248,7 +292,12 @@ class _Corpora:
         return parts
 
     def _flat(
-        self, name: str, site: SiteConfig, part: str, raw: Documents, types: Types | None
+        self,
+        name: str,
+        site: SiteConfig,
+        part: str,
+        raw: Documents,
+        types: Types | None,
     ) -> Documents:
         counts = FlattenCounts()
         documents = []
@@ -259,7 +308,9 @@ class _Corpora:
         where = Path(getattr(site, part)).name
         for what in ("duplicates", "nested", "crossing", "discontinuous"):
             if number := getattr(counts, what):
-                self.notes.append(f"{name}: {number} {what} mentions in {where} ({site.flatten})")
+                self.notes.append(
+                    f"{name}: {number} {what} mentions in {where} ({site.flatten})"
+                )
         return tuple(documents)
 
     def _split(self, site: SiteConfig, flat: Mapping[str, Documents]) -> Parts:
@@ -287,7 +338,9 @@ class _Corpora:
         site: SiteConfig = self.job.sites[name]
         own, seed = dict(whole[name]), self.job.seed
         if not own["train"]:
-            raise ConfigError(f"site {name!r}: no training document is left after splitting")
+            raise ConfigError(
+                f"site {name!r}: no training document is left after splitting"
+            )
         types = site.types or types_of(own["train"])  # masked or unused mentions count
         if not types:
             raise ConfigError(
@@ -298,7 +351,9 @@ class _Corpora:
             others = [other["train"] for key, other in whole.items() if key != name]
             own["train"] = mask_overlap(own["train"], others, site.mask_overlap, seed)
         if site.fraction < 1:
-            own["train"] = subsample(sentence_documents(own["train"]), site.fraction, seed)
+            own["train"] = subsample(
+                sentence_documents(own["train"]), site.fraction, seed
+            )
         limits = (site.max_sentences, site.max_valid_sentences, site.max_test_sentences)
         for part, most in zip(_PARTS, limits, strict=True):
             sentences = sentence_documents(own[part]) if most else ()
@@ -324,7 +379,14 @@ def _where(documents: Documents, where: str) -> Documents:
     if known := sorted({str(d.meta[key])[:20] for d in documents if key in d.meta}):
         told = f"{key} is one of {', '.join(known[:_SHOWN])}"
     else:
-        keys = sorted({k for d in documents for k, v in d.meta.items() if isinstance(v, str | int)})
+        keys = sorted(
+            {
+                k
+                for d in documents
+                for k, v in d.meta.items()
+                if isinstance(v, str | int)
+            }
+        )
         told = f"their meta has {', '.join(keys[:_SHOWN]) or 'nothing to choose by'}"
     raise DataError(f"where = {where!r}: no document has this value; {told}")
 
@@ -335,7 +397,9 @@ def _kept_types(
     """A site of these types whose data keep `own` (None: all), its test part `test_types`."""
     train, valid = relabel(site.train, {}, own), relabel(site.valid, {}, own)
     test = relabel(site.test, {}, test_types or own)
-    return SiteData(site.id, TagSet(types, site.tags.scheme), train, valid, test, test_types)
+    return SiteData(
+        site.id, TagSet(types, site.tags.scheme), train, valid, test, test_types
+    )
 
 
 def _sampled(sets: tags.TagSets, types: Types, full: Sequence[SiteData]) -> Sites:
@@ -357,7 +421,9 @@ def _draw(
     Raises ConfigError where the types cannot be dealt out, or no draw has enough mentions.
     """
     number = config.sampling(seed)
-    counts = [Counter(s.label for d in documents for s in d.spans) for documents in sites]
+    counts = [
+        Counter(s.label for d in documents for s in d.spans) for documents in sites
+    ]
     for attempt in range(_DRAWS):
         drawn = seed_of(number, "draw", attempt) if attempt else number
         if config.design == "disjoint":
@@ -377,7 +443,9 @@ def _require_learnable(types: Types, sites: Sequence[SiteData]) -> None:
     """Every type of the complete tag set is in some site's."""
     for label in types:
         if not any(label in site.tags.types for site in sites):
-            own = "; ".join(f"{site.id}: {', '.join(site.tags.types)}" for site in sites)
+            own = "; ".join(
+                f"{site.id}: {', '.join(site.tags.types)}" for site in sites
+            )
             raise ConfigError(
                 f"[tags] types has {label!r}, which no site annotates in its training data ({own})"
             )
@@ -431,7 +499,9 @@ def _silos(job: Job, sites: Sites) -> Sites:
     parts: dict[str, list[list[Document]]] = {}
     told = []
     for part, remedy in _REMEDIES.items():
-        given = [(_unit(site.id, d, by), d) for site in whole for d in getattr(site, part)]
+        given = [
+            (_unit(site.id, d, by), d) for site in whole for d in getattr(site, part)
+        ]
         parts[part] = [[] for _ in range(number)]
         if not given:
             continue
@@ -450,7 +520,9 @@ def _silos(job: Job, sites: Sites) -> Sites:
     made = []
     for at in range(number):
         train, valid, test = (tuple(parts[part][at]) for part in _PARTS)
-        made.append(SiteData(f"silo{at + 1}", first.tags, train, valid, test, first.test_types))
+        made.append(
+            SiteData(f"silo{at + 1}", first.tags, train, valid, test, first.test_types)
+        )
     dealt = f"{unit} in {number} silos: {', '.join(told)}"
     return Sites(tuple(made), None, (*sites.notes, dealt), sites.findings)
 
@@ -569,14 +641,23 @@ def never_right(
                 continue
             here, all_sites = trained[site][label], everywhere[label]
             never = "" if of["predicted"] else HINTS["never_predicted"]
-            told = {"label": label, "here": here, "everywhere": all_sites, "never": never}
+            told = {
+                "label": label,
+                "here": here,
+                "everywhere": all_sites,
+                "never": never,
+            }
             found.append(HINTS["type_of_score_0"].format(**told))
             remedies.add("more_mentions" if all_sites else "name_as_training_data")
             if 0 < here == all_sites and len(sites) > 1:
                 remedies.add("another_name")
         if found:
             counted = {"count": len(found), "all": len(judged), "types": some_of(found)}
-            told = {"remedies": "; ".join(text for key, text in HINTS.items() if key in remedies)}
+            told = {
+                "remedies": "; ".join(
+                    text for key, text in HINTS.items() if key in remedies
+                )
+            }
             yield HINTS["types_of_score_0"].format(
                 site=site, condition=condition, **counted, **told
             )

@@ -13,10 +13,19 @@ from fednotes.data.formats import read
 from fednotes.data.notes import Note, read_notes
 from fednotes.data.notes.sites import NoteCorpus, SiteNotes, fingerprint, site_notes
 from fednotes.data.overlap import TextIndex, index_documents
-from fednotes.jobs.job import CountTable, Job, NotesConfig, SiteKind, Sites, SyntheticConfig
+from fednotes.jobs.job import (
+    CountTable,
+    Job,
+    NotesConfig,
+    SiteKind,
+    Sites,
+    SyntheticConfig,
+)
 
 
-def load_note_sites(job: Job, progress: object = None, cache: Path | None = None) -> Sites:
+def load_note_sites(
+    job: Job, progress: object = None, cache: Path | None = None
+) -> Sites:
     """The notes of a job's sites, or of the silos that they are dealt into; read in passing.
 
     Raises DataError for a bad file, ConfigError for a setting that does not fit it, each with
@@ -33,7 +42,9 @@ def _from_files(job: Job) -> Iterator[NoteCorpus]:
     def index(paths: tuple[str, ...], where: str) -> TextIndex | None:
         if not paths:
             return None
-        return index_documents(chain.from_iterable(read(job.located(p, where)) for p in paths))
+        return index_documents(
+            chain.from_iterable(read(job.located(p, where)) for p in paths)
+        )
 
     for name, site in job.sites.items():
         assert isinstance(site, NotesConfig)
@@ -59,7 +70,9 @@ def _from_files(job: Job) -> Iterator[NoteCorpus]:
 
 def _generated(job: Job) -> Iterator[NoteCorpus]:
     """The texts of generated sites as their notes (training and validation data)."""
-    for site in synthetic.generate(job.synthetic.sites, job.synthetic.sentences, job.seed):
+    for site in synthetic.generate(
+        job.synthetic.sites, job.synthetic.sentences, job.seed
+    ):
         name, documents = site.data.id, (*site.data.train, *site.data.valid)
         yield NoteCorpus(name, partial(_notes, name, documents), "generated notes")
 
@@ -72,7 +85,12 @@ def _counts(sites: Sequence[SiteNotes]) -> list[CountTable]:
     """To train on, and held out to judge a model by."""
     rows: list[tuple[str, ...]] = []
     for site in sites:
-        train = (site.train_notes, site.train_patients, site.train_characters, site.longest)
+        train = (
+            site.train_notes,
+            site.train_patients,
+            site.train_characters,
+            site.longest,
+        )
         valid = (site.valid_notes, site.valid_patients, site.valid_characters)
         rows.append((site.id, "train", *(f"{number:,}" for number in train)))
         rows.append(("", "held out", *(f"{number:,}" for number in valid), ""))

@@ -56,7 +56,10 @@ class Parties:
     """
 
     def __init__(
-        self, sites: Sequence[str], threshold: int | None = None, confirmed: bool | None = None
+        self,
+        sites: Sequence[str],
+        threshold: int | None = None,
+        confirmed: bool | None = None,
     ) -> None:
         crypto.need_cryptography()
         least = len(sites) // 2 + 1  # that a lying server cannot get around

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 KEY_BYTES = 32
-BLOCK = 2**15  # words masked at a time: they stay in the cache while every stream is added
+BLOCK = (
+    2**15
+)  # words masked at a time: they stay in the cache while every stream is added
 PRIME, SHARE_BYTES = 2**256 + 297, 33
 Words = NDArray[np.uint64]
 
@@ -188,5 +190,7 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
                 below = below * (other - point) % PRIME
         secret = (secret + value * above * pow(below, -1, PRIME)) % PRIME
     if secret >> (8 * KEY_BYTES):
-        raise TrainingError("the shares of a secret do not fit together: one of them is wrong")
+        raise TrainingError(
+            "the shares of a secret do not fit together: one of them is wrong"
+        )
     return secret.to_bytes(KEY_BYTES, "big")

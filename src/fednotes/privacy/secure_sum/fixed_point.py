@@ -36,7 +36,10 @@ from fednotes.privacy.secure_sum.crypto import Words, digest
 
 BLOCK = 2**15  # numbers that stay in the cache from float to integer
 ROOM = 62  # bits of a sum's magnitude
-LIMIT, SPARE = 31, 12  # exponents of two: of |weight · value| by default, above the last total
+LIMIT, SPARE = (
+    31,
+    12,
+)  # exponents of two: of |weight · value| by default, above the last total
 WIDE = 52  # limit of what takes two words, and of integers: float64 counts that far
 MOST_SITES = 2**10
 BITS = 300  # a limit lies between 2^-BITS and 2^BITS
@@ -148,7 +151,14 @@ class SumLayout:
         """32 bytes that two layouts share only if they are equal."""
         parts: list[str | int] = [self.purpose, self.sites, len(self.fields)]
         for item in self.fields:
-            parts += [item.kind, item.name, len(item.shape), *item.shape, item.exponent, item.fine]
+            parts += [
+                item.kind,
+                item.name,
+                len(item.shape),
+                *item.shape,
+                item.exponent,
+                item.fine,
+            ]
         return digest(*parts)
 
 
@@ -159,10 +169,14 @@ def encode(update: Update, layout: SumLayout) -> Words:
     or that is not in the layout.
     """
     words = np.empty(layout.words, np.uint64)
-    expected = [(item.name, item.shape) for item in layout.fields if item.kind == "tensor"]
+    expected = [
+        (item.name, item.shape) for item in layout.fields if item.kind == "tensor"
+    ]
     given = [(name, tuple(value.shape)) for name, value in update.tensors.items()]
     if given != expected:
-        raise TrainingError("the tensors of this site are not those that the sum was laid out for")
+        raise TrainingError(
+            "the tensors of this site are not those that the sum was laid out for"
+        )
     if not math.isfinite(update.weight):
         raise TrainingError("the site's weight is not finite: nothing was sent")
     weight = torch.tensor(float(update.weight), dtype=torch.float64)
@@ -185,7 +199,9 @@ def decode(words: Words, layout: SumLayout, included: Sequence[str]) -> Total:
     Raises TrainingError if the words are not such a sum: some mask was not taken off.
     """
     if words.size != layout.words or int(words[-1]) != len(included):
-        raise TrainingError("the masks of the secure sum did not cancel: no total was made")
+        raise TrainingError(
+            "the masks of the secure sum did not cancel: no total was made"
+        )
     tensors: dict[str, Tensor] = {}
     metrics: dict[str, float] = {}
     weight = 0.0
@@ -193,7 +209,9 @@ def decode(words: Words, layout: SumLayout, included: Sequence[str]) -> Total:
         _check_sum(first, len(included) * layout.largest)
         _check_sum(second, len(included) << max(item.fine - 1, 0))
         if item.kind == "tensor":
-            tensors[item.name] = torch.from_numpy(_decode(first, second, item)).reshape(item.shape)
+            tensors[item.name] = torch.from_numpy(_decode(first, second, item)).reshape(
+                item.shape
+            )
             continue
         exact = Fraction((int(first[0]) << item.fine) + int(second[0]))
         number = float(exact / Fraction(2) ** (item.exponent + item.fine))
@@ -220,7 +238,9 @@ def _ceil_log2(number: float) -> int:
 
 def _field(name: str, value: Tensor, sites: int, limit: int) -> Field:
     if value.is_complex() or value.is_quantized:
-        raise ConfigError(f"tensor {name!r}: a secure sum takes real numbers, not {value.dtype}")
+        raise ConfigError(
+            f"tensor {name!r}: a secure sum takes real numbers, not {value.dtype}"
+        )
     shape = tuple(value.shape)
     if not value.is_floating_point():
         limit = WIDE
@@ -229,7 +249,9 @@ def _field(name: str, value: Tensor, sites: int, limit: int) -> Field:
     return Field("tensor", name, shape, ROOM - _ceil_log2(sites) - limit, 0)
 
 
-def _wide(kind: Kind, name: str, shape: tuple[int, ...], sites: int, limit: int = WIDE) -> Field:
+def _wide(
+    kind: Kind, name: str, shape: tuple[int, ...], sites: int, limit: int = WIDE
+) -> Field:
     """A field of two words: what the first rounds away is at most half of its unit."""
     room = ROOM - _ceil_log2(sites)
     return Field(kind, name, shape, room - limit, room)
@@ -268,7 +290,9 @@ def _encode(
 
 def _refuse(numbers: NDArray[np.generic], item: Field, largest: int) -> None:
     """Say what is wrong, without the value."""
-    what = "the site's weight" if item.kind == "weight" else f"{item.kind} {item.name!r}"
+    what = (
+        "the site's weight" if item.kind == "weight" else f"{item.kind} {item.name!r}"
+    )
     if not np.isfinite(numbers.astype(np.float64)).all():
         raise TrainingError(f"{what} has a value that is not finite: nothing was sent")
     limit = _ceil_log2(largest) - item.exponent
@@ -304,10 +328,18 @@ def check_layout(layout: SumLayout) -> None:
         and len(set(names)) == len(names)
         and all(kind in ("tensor", "weight", "metric") for kind in kinds)
         and all(size >= 0 for item in layout.fields for size in item.shape)
-        and all(len(item.shape) <= 16 and item.numbers < 2**48 for item in layout.fields)
+        and all(
+            len(item.shape) <= 16 and item.numbers < 2**48 for item in layout.fields
+        )
         and all(-BITS <= item.exponent <= 2 * BITS for item in layout.fields)
-        and all(item.fine in (0, ROOM - _ceil_log2(layout.sites)) for item in layout.fields)
-        and all(item.fine and item.numbers == 1 for item in layout.fields if item.kind != "tensor")
+        and all(
+            item.fine in (0, ROOM - _ceil_log2(layout.sites)) for item in layout.fields
+        )
+        and all(
+            item.fine and item.numbers == 1
+            for item in layout.fields
+            if item.kind != "tensor"
+        )
     )
     if not sound:
         raise RefusedError("the layout of a masked update is not a layout")

@@ -34,7 +34,13 @@ from fednotes.core.messages import Attached, Count, Name, WireError, plain, type
 from fednotes.privacy.secure_sum.crypto import SHARE_BYTES, Words
 from fednotes.privacy.secure_sum.fixed_point import SumLayout
 
-KEYS, SHARES, MASKED, CONFIRM, UNMASK = "@keys", "@shares", "@masked", "@confirm", "@unmask"
+KEYS, SHARES, MASKED, CONFIRM, UNMASK = (
+    "@keys",
+    "@shares",
+    "@masked",
+    "@confirm",
+    "@unmask",
+)
 BOX_BYTES = 2 * SHARE_BYTES + 16  # two shares and a tag
 RECEIPT_BYTES = 32
 M = TypeVar("M")
@@ -189,7 +195,9 @@ def read(kind: type[M], facts: Any, **apart: Any) -> M:
     try:
         return typed(kind, facts, **apart)
     except WireError as error:
-        raise RefusedError(f"a message of the secure sum is refused: {error}") from error
+        raise RefusedError(
+            f"a message of the secure sum is refused: {error}"
+        ) from error
 
 
 def packed_masked(told: Masking, message: MaskedMessage) -> Attached:
@@ -237,10 +245,14 @@ def request_in(stage: Stage, attached: Attached, site: str) -> UnmaskRequest:
         for name in ("receipts", "confirmations")
     )
     given = {sender: raw for sender, raw in confirmations.items() if any(raw)}
-    return UnmaskRequest(stage.exchange, stage.survivors, stage.dropped, receipts, given)
+    return UnmaskRequest(
+        stage.exchange, stage.survivors, stage.dropped, receipts, given
+    )
 
 
-def _table(own: Mapping[str, Mapping[str, bytes]], sites: Sequence[str], size: int) -> Tensor:
+def _table(
+    own: Mapping[str, Mapping[str, bytes]], sites: Sequence[str], size: int
+) -> Tensor:
     """What sites have for each other, by receiver and sender, as (sender, receiver, byte)."""
     table = np.zeros((len(sites), len(sites), size), np.uint8)
     at = {site: place for place, site in enumerate(sites)}
@@ -258,6 +270,8 @@ def _column(
     if table is None or table.dtype is not torch.uint8 or tuple(table.shape) != shape:
         raise RefusedError(f"a request of the secure sum has no {name} for its sites")
     if site not in sites:
-        raise RefusedError(f"site {site!r} has no {name} in this exchange of the secure sum")
+        raise RefusedError(
+            f"site {site!r} has no {name} in this exchange of the secure sum"
+        )
     rows = zip(sites, table.numpy()[:, sites.index(site)], strict=True)
     return {sender: row.tobytes() for sender, row in rows if sender != site}

@@ -77,7 +77,9 @@ class SecureServer:
     @property
     def heard(self) -> tuple[str, ...]:
         """Sites whose masked update is here."""
-        return self._parties.in_order({site for part in self._sums.values() for site in part.sites})
+        return self._parties.in_order(
+            {site for part in self._sums.values() for site in part.sites}
+        )
 
     @property
     def roster(self) -> tuple[str, ...]:
@@ -86,7 +88,9 @@ class SecureServer:
 
     def add_keys(self, message: KeysMessage) -> None:
         """A site's public keys."""
-        self._expect("keys", message.site, message.exchange, set(self._parties.sites), self._keys)
+        self._expect(
+            "keys", message.site, message.exchange, set(self._parties.sites), self._keys
+        )
         check_keys(message, self.exchange)
         self._keys[message.site] = message
 
@@ -94,18 +98,26 @@ class SecureServer:
         """All keys, the same for every site that sent its own."""
         if self.phase == "keys":
             self._enough(len(self._keys), "keys")
-            self._keys = {site: self._keys[site] for site in self._parties.in_order(self._keys)}
+            self._keys = {
+                site: self._keys[site] for site in self._parties.in_order(self._keys)
+            }
             self._session = session_id(self.exchange, list(self._keys.values()))
             self.phase = "shares"
         return dict(self._keys)
 
     def add_shares(self, message: SharesMessage) -> None:
         """A site's sealed shares."""
-        self._expect("shares", message.site, message.exchange, set(self._keys), self._boxes)
+        self._expect(
+            "shares", message.site, message.exchange, set(self._keys), self._boxes
+        )
         if message.session != self._session:
-            raise RefusedError(f"the shares of site {message.site!r} are for other keys")
+            raise RefusedError(
+                f"the shares of site {message.site!r} are for other keys"
+            )
         if not _one_each(message.boxes, self._keys.keys() - {message.site}, BOX_BYTES):
-            raise RefusedError(f"the shares of site {message.site!r} are not for all sites")
+            raise RefusedError(
+                f"the shares of site {message.site!r} are not for all sites"
+            )
         self._boxes[message.site] = message
 
     def boxes(self) -> dict[str, dict[str, bytes]]:
@@ -114,22 +126,32 @@ class SecureServer:
             self._enough(len(self._boxes), "shares")
             self.phase = "masked"
         return {
-            to: {sender: self._boxes[sender].boxes[to] for sender in self.roster if sender != to}
+            to: {
+                sender: self._boxes[sender].boxes[to]
+                for sender in self.roster
+                if sender != to
+            }
             for to in self.roster
         }
 
     def add_masked(self, message: MaskedMessage) -> None:
         """A site's masked update. Of several layouts the one that most sites sent counts."""
         site = message.site
-        self._expect("masked", site, message.exchange, set(self._boxes), set(self.heard))
+        self._expect(
+            "masked", site, message.exchange, set(self._boxes), set(self.heard)
+        )
         check_layout(message.layout)
         if message.layout.sites != len(self._parties.sites):
-            raise RefusedError(f"site {site!r} laid its update out for another number of sites")
+            raise RefusedError(
+                f"site {site!r} laid its update out for another number of sites"
+            )
         words = message.words
         if words.dtype != np.uint64 or words.shape != (message.layout.words,):
             raise RefusedError(f"the masked update of site {site!r} has a wrong size")
         if not _one_each(message.receipts, set(self.roster) - {site}, RECEIPT_BYTES):
-            raise RefusedError(f"the receipts of site {site!r} are not one for each other site")
+            raise RefusedError(
+                f"the receipts of site {site!r} are not one for each other site"
+            )
         where = message.layout.digest()
         if where not in self._sums:
             self._sums[where] = _Sum(message.layout, words.copy())
@@ -165,9 +187,15 @@ class SecureServer:
     def add_confirm(self, message: ConfirmMessage) -> None:
         """A survivor's receipts of the list of survivors; then ask for `requests` again."""
         survivors = set(self.survivors)
-        self._expect("unmask", message.site, message.exchange, survivors, self._confirmations)
-        if not _one_each(message.confirmations, survivors - {message.site}, RECEIPT_BYTES):
-            raise RefusedError(f"the confirmations of site {message.site!r} are not for all")
+        self._expect(
+            "unmask", message.site, message.exchange, survivors, self._confirmations
+        )
+        if not _one_each(
+            message.confirmations, survivors - {message.site}, RECEIPT_BYTES
+        ):
+            raise RefusedError(
+                f"the confirmations of site {message.site!r} are not for all"
+            )
         self._confirmations[message.site] = dict(message.confirmations)
 
     def add_unmask(self, message: UnmaskMessage) -> None:
@@ -177,7 +205,9 @@ class SecureServer:
         dropped = set(self.roster) - survivors
         asked = (message.masks, survivors), (message.keys, dropped)
         if not all(_one_each(given, sites, SHARE_BYTES) for given, sites in asked):
-            raise RefusedError(f"the opened shares of site {message.site!r} are not what was asked")
+            raise RefusedError(
+                f"the opened shares of site {message.site!r} are not what was asked"
+            )
         self._answers[message.site] = message
 
     def total(self) -> Total:
@@ -192,7 +222,10 @@ class SecureServer:
         self._enough(len(self._answers), "opened shares")
         part = self._sums[b""]
         where = part.layout.digest()
-        streams = [(self_stream(self._seed(s), self._session, where), -1) for s in self.survivors]
+        streams = [
+            (self_stream(self._seed(s), self._session, where), -1)
+            for s in self.survivors
+        ]
         for site in self.roster:
             if site not in self.survivors:
                 streams += self._left_over(site, where)
@@ -202,7 +235,9 @@ class SecureServer:
 
     def _seed(self, site: str) -> bytes:
         def fits(seed: bytes) -> bool:
-            return compare_digest(commitment(seed, self.exchange), self._keys[site].commitment)
+            return compare_digest(
+                commitment(seed, self.exchange), self._keys[site].commitment
+            )
 
         shares = {s: answer.masks[site] for s, answer in self._answers.items()}
         return self._rebuilt(site, shares, fits, "mask")
@@ -211,7 +246,10 @@ class SecureServer:
         """The streams that survivors put on for one that dropped out, to be taken off."""
 
         def fits(raw: bytes) -> bool:
-            return crypto.public_bytes(crypto.private_key(raw)) == self._keys[dropped].masking
+            return (
+                crypto.public_bytes(crypto.private_key(raw))
+                == self._keys[dropped].masking
+            )
 
         shares = {s: answer.keys[dropped] for s, answer in self._answers.items()}
         key = crypto.private_key(self._rebuilt(dropped, shares, fits, "key"))
@@ -223,13 +261,19 @@ class SecureServer:
         return streams
 
     def _rebuilt(
-        self, of: str, shares: dict[str, bytes], fits: Callable[[bytes], bool], what: str
+        self,
+        of: str,
+        shares: dict[str, bytes],
+        fits: Callable[[bytes], bool],
+        what: str,
     ) -> bytes:
         """The secret of a site, from `threshold` of its shares that fit together."""
 
         def secret(chosen: Collection[str]) -> bytes:
             try:
-                return crypto.combine({self._parties.point(site): shares[site] for site in chosen})
+                return crypto.combine(
+                    {self._parties.point(site): shares[site] for site in chosen}
+                )
             except TrainingError:
                 return b""
 
@@ -238,7 +282,9 @@ class SecureServer:
             if not found or not fits(found):
                 continue
             if chosen != self._parties.in_order(shares)[: self._parties.threshold]:
-                for site in shares.keys() - set(chosen):  # in place of one that is right
+                for site in shares.keys() - set(
+                    chosen
+                ):  # in place of one that is right
                     if secret((*chosen[1:], site)) != found:
                         self.doubtful.append((site, of))
             return found
@@ -262,14 +308,23 @@ class SecureServer:
                     yield chosen
 
     def _expect(
-        self, phase: str, site: str, exchange: bytes, allowed: set[str], seen: Collection[str]
+        self,
+        phase: str,
+        site: str,
+        exchange: bytes,
+        allowed: set[str],
+        seen: Collection[str],
     ) -> None:
         if site not in allowed:
-            raise RefusedError(f"site {site!r} takes no part in this step of the secure sum")
+            raise RefusedError(
+                f"site {site!r} takes no part in this step of the secure sum"
+            )
         if exchange != self.exchange:
             raise RefusedError(f"site {site!r} answers for another exchange")
         if self.phase != phase:
-            raise RefusedError(f"site {site!r} is late: the secure sum is at {self.phase!r}")
+            raise RefusedError(
+                f"site {site!r} is late: the secure sum is at {self.phase!r}"
+            )
         if site in seen:
             raise RefusedError(f"site {site!r} answered twice")
 
@@ -283,7 +338,9 @@ class SecureServer:
 
 def _one_each(given: Mapping[str, bytes], sites: Collection[str], size: int) -> bool:
     """Whether something is there for each of these sites, and as long as it must be."""
-    return given.keys() == set(sites) and all(len(raw) == size for raw in given.values())
+    return given.keys() == set(sites) and all(
+        len(raw) == size for raw in given.values()
+    )
 
 
 def _difference(one: _Sum, other: _Sum) -> str:
@@ -297,7 +354,11 @@ def _difference(one: _Sum, other: _Sum) -> str:
         what = "they were asked different things: task, round, options or tensors"
     else:
         unequal = [key for key in rows[0] if rows[0][key] != rows[1][key]]
-        what = f"the shape, dtype or limit of {unequal[0][1]!r} differs" if unequal else "order"
+        what = (
+            f"the shape, dtype or limit of {unequal[0][1]!r} differs"
+            if unequal
+            else "order"
+        )
     return (
         f"sites {left!r} and {right!r} laid out different sums ({what}): "
         "they must run the same model and agree on the metrics' names"
@@ -358,7 +419,11 @@ class ServerChain:
         """A survivor's shares, and those for the next exchange on it."""
         self.now.add_unmask(message)
         shares = message.next_shares
-        if self._next is not None and shares is not None and shares.site == message.site:
+        if (
+            self._next is not None
+            and shares is not None
+            and shares.site == message.site
+        ):
             with suppress(RefusedError):
                 self._next.add_shares(shares)
 

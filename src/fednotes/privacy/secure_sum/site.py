@@ -57,7 +57,9 @@ def self_stream(seed: bytes, session: bytes, layout: bytes) -> bytes:
     return crypto.derived(seed, session, "self mask", layout)
 
 
-def pair_stream(secret: bytes, session: bytes, one: str, other: str, layout: bytes) -> bytes:
+def pair_stream(
+    secret: bytes, session: bytes, one: str, other: str, layout: bytes
+) -> bytes:
     """The key of a pair's mask, from their X25519 secret: one-way, and for this use alone."""
     return crypto.derived(secret, session, "pair mask", *sorted((one, other)), layout)
 
@@ -105,7 +107,11 @@ class SecureSite:
     """
 
     def __init__(
-        self, site: str, parties: Parties, context: bytes, identity: crypto.Identity | None = None
+        self,
+        site: str,
+        parties: Parties,
+        context: bytes,
+        identity: crypto.Identity | None = None,
     ) -> None:
         if site not in parties.sites:
             raise ConfigError(f"secure sum: site {site!r} is not one of its sites")
@@ -114,18 +120,26 @@ class SecureSite:
         self._identity = identity
         drawn = (secrets.token_bytes(KEY_BYTES) for _ in range(3))
         sharing, self._masking_bytes, self._seed = drawn
-        self._sharing, self._masking = map(crypto.private_key, (sharing, self._masking_bytes))
-        sharing_key, masking_key = map(crypto.public_bytes, (self._sharing, self._masking))
+        self._sharing, self._masking = map(
+            crypto.private_key, (sharing, self._masking_bytes)
+        )
+        sharing_key, masking_key = map(
+            crypto.public_bytes, (self._sharing, self._masking)
+        )
         bound = commitment(self._seed, self.exchange)
         own = KeysMessage(self.exchange, site, sharing_key, masking_key, bound)
-        self._own_keys = replace(own, signature=identity.sign(_signed(own))) if identity else own
+        self._own_keys = (
+            replace(own, signature=identity.sign(_signed(own))) if identity else own
+        )
         self._stage = "keys"
         self._refusals = 0
         self._peers: dict[str, KeysMessage] = {}  # U1 without this site
         self._secrets: dict[str, bytes] = {}  # of the sharing keys, by peer
         self._held: dict[str, bytes] = {}  # site → its two shares that this site holds
         self._agreement = b""  # digest of roster and layout
-        self._listed: tuple[str, ...] = ()  # the one list of survivors that this site goes by
+        self._listed: tuple[
+            str, ...
+        ] = ()  # the one list of survivors that this site goes by
         self._answer: UnmaskMessage | None = None
 
     def keys(self) -> KeysMessage:
@@ -140,16 +154,22 @@ class SecureSite:
         self._at("keys", "shares")
         self._check_list(keys, "keys")
         if keys[self.site] != self._own_keys:
-            raise RefusedError("the list of keys has other keys for this site than it sent")
+            raise RefusedError(
+                "the list of keys has other keys for this site than it sent"
+            )
         for site, message in keys.items():
             if message.site != site:
-                raise RefusedError(f"the keys of site {message.site!r} are listed as {site!r}'s")
+                raise RefusedError(
+                    f"the keys of site {message.site!r} are listed as {site!r}'s"
+                )
             check_keys(message, self.exchange)
             who, signed = self._identity, _signed(message)
             if who and not who.verify(site, signed, message.signature):
                 raise RefusedError(f"the keys of site {site!r} are not signed by it")
         order = self._parties.in_order(keys)
-        public = [raw for site in order for raw in (keys[site].sharing, keys[site].masking)]
+        public = [
+            raw for site in order for raw in (keys[site].sharing, keys[site].masking)
+        ]
         if len(set(public)) != len(public):
             raise RefusedError("the list of keys has the same key twice")
         self._session = session_id(self.exchange, [keys[site] for site in order])
@@ -159,7 +179,9 @@ class SecureSite:
             crypto.split(secret, self._parties.threshold, points)
             for secret in (self._seed, self._masking_bytes)
         ]
-        both = {s: halves[0][p] + halves[1][p] for s, p in zip(order, points, strict=True)}
+        both = {
+            s: halves[0][p] + halves[1][p] for s, p in zip(order, points, strict=True)
+        }
         self._held = {self.site: both.pop(self.site)}
         boxes = {
             to: crypto.sealed(self._key("shares", self.site, to), text, self._session)
@@ -211,7 +233,10 @@ class SecureSite:
         self._at("masked", "confirm")
         self._check_request(request)
         others = (site for site in request.survivors if site != self.site)
-        told = {to: self._receipt(self.site, to, "survivors", *self._listed) for to in others}
+        told = {
+            to: self._receipt(self.site, to, "survivors", *self._listed)
+            for to in others
+        }
         return ConfirmMessage(self.exchange, self.site, told)
 
     def unmask(self, request: UnmaskRequest) -> UnmaskMessage:
@@ -219,7 +244,10 @@ class SecureSite:
 
         The same request again gets the same answer; another one is refused.
         """
-        if self._answer is not None and self._parties.in_order(request.survivors) == self._listed:
+        if (
+            self._answer is not None
+            and self._parties.in_order(request.survivors) == self._listed
+        ):
             return self._answer
         self._at("masked", "unmask")
         self._check_request(request)
@@ -247,9 +275,13 @@ class SecureSite:
 
     def _check_list(self, listed: Collection[str], what: str) -> None:
         if self.site not in listed:
-            raise RefusedError(f"the list of {what} leaves out this site, {self.site!r}")
+            raise RefusedError(
+                f"the list of {what} leaves out this site, {self.site!r}"
+            )
         if unknown := sorted(set(listed) - set(self._parties.sites)):
-            raise RefusedError(f"site {unknown[0]!r} in the list of {what} is not in the job")
+            raise RefusedError(
+                f"site {unknown[0]!r} in the list of {what} is not in the job"
+            )
         if len(listed) < self._parties.threshold:
             raise RefusedError(
                 f"{len(listed)} sites in the list of {what}: a sum takes {self._parties.threshold}"
@@ -259,7 +291,9 @@ class SecureSite:
         survivors, dropped = set(request.survivors), set(request.dropped)
         if request.exchange != self.exchange:
             raise RefusedError("the survivors are of another exchange")
-        if len(survivors) + len(dropped) != len(request.survivors) + len(request.dropped):
+        if len(survivors) + len(dropped) != len(request.survivors) + len(
+            request.dropped
+        ):
             raise RefusedError("a site is listed twice among survivors and dropped")
         if both := sorted(survivors & dropped):
             raise RefusedError(
@@ -272,7 +306,9 @@ class SecureSite:
         self._check_list(request.survivors, "survivors")
         listed = self._parties.in_order(request.survivors)
         if self._listed and listed != self._listed:
-            raise AskedOtherwise("another list of survivors was asked for before: one is answered")
+            raise AskedOtherwise(
+                "another list of survivors was asked for before: one is answered"
+            )
         for site in survivors - {self.site}:
             own = self._receipt(site, self.site, "masked")
             if not compare_digest(request.receipts.get(site, b""), own):
@@ -290,7 +326,9 @@ class SecureSite:
                 continue
             own = self._receipt(site, self.site, "survivors", *self._listed)
             if not compare_digest(given, own):
-                raise AskedOtherwise(f"site {site!r} was shown another list of survivors")
+                raise AskedOtherwise(
+                    f"site {site!r} was shown another list of survivors"
+                )
             good += 1
         if good < self._parties.threshold:
             raise RefusedError(
@@ -301,11 +339,17 @@ class SecureSite:
         """A key that this site shares with one other, for one use in one direction."""
         other = receiver if sender == self.site else sender
         if other not in self._secrets:
-            self._secrets[other] = crypto.agreed(self._sharing, self._peers[other].sharing, other)
-        return crypto.derived(self._secrets[other], self._session, use, sender, receiver)
+            self._secrets[other] = crypto.agreed(
+                self._sharing, self._peers[other].sharing, other
+            )
+        return crypto.derived(
+            self._secrets[other], self._session, use, sender, receiver
+        )
 
     def _receipt(self, sender: str, receiver: str, *what: str) -> bytes:
-        return crypto.receipt(self._key("receipts", sender, receiver), self._agreement, *what)
+        return crypto.receipt(
+            self._key("receipts", sender, receiver), self._agreement, *what
+        )
 
     def _opened(self, sender: str, box: bytes) -> bytes:
         text = crypto.opened(self._key("shares", sender, self.site), box, self._session)
@@ -324,7 +368,11 @@ class SiteChain:
     """
 
     def __init__(
-        self, site: str, parties: Parties, context: bytes, identity: crypto.Identity | None = None
+        self,
+        site: str,
+        parties: Parties,
+        context: bytes,
+        identity: crypto.Identity | None = None,
     ) -> None:
         self._site, self._parties = site, parties
         self._context, self._identity = context, identity
@@ -344,7 +392,11 @@ class SiteChain:
         return self._begin(number)
 
     def masked(
-        self, number: int, boxes: Mapping[str, bytes], update: Update, **how: Unpack[LaidOut]
+        self,
+        number: int,
+        boxes: Mapping[str, bytes],
+        update: Update,
+        **how: Unpack[LaidOut],
     ) -> MaskedMessage:
         """See `SecureSite.masked`; the keys of exchange `number` + 1 are in it."""
         message = self.at(number).masked(boxes, update, **how)
@@ -371,7 +423,9 @@ class SiteChain:
 
     def _begin(self, number: int) -> KeysMessage:
         context, self._newest = crypto.joined(self._context, number), number
-        self._open[number] = SecureSite(self._site, self._parties, context, self._identity)
+        self._open[number] = SecureSite(
+            self._site, self._parties, context, self._identity
+        )
         return self._open[number].keys()
 
     def at(self, number: int) -> SecureSite:

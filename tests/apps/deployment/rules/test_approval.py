@@ -32,10 +32,21 @@ def test_the_fingerprint_is_of_canonical_json() -> None:
     text = '{"a":[1,2.5,true,null],"b":{"\\u00e4":"x"}}'
     table = {"b": {"ä": "x"}, "a": [1, 2.5, True, None]}
     assert fingerprint(table) == hashlib.sha256(text.encode()).hexdigest()
-    assert fingerprint({"a": (1, 2.5, True, None), "b": {"ä": "x"}}) == fingerprint(table)
+    assert fingerprint({"a": (1, 2.5, True, None), "b": {"ä": "x"}}) == fingerprint(
+        table
+    )
     travelled = json.loads(json.dumps(JOB))
     assert fingerprint(dict(reversed(travelled.items()))) == fingerprint(JOB)
-    others = [{"a": 1}, {"a": 1.0}, {"a": True}, {"a": "1"}, {"a": [1]}, {"a": {}}, {"a": None}, {}]
+    others = [
+        {"a": 1},
+        {"a": 1.0},
+        {"a": True},
+        {"a": "1"},
+        {"a": [1]},
+        {"a": {}},
+        {"a": None},
+        {},
+    ]
     assert len({fingerprint(table) for table in others}) == len(others)
 
 
@@ -94,10 +105,17 @@ def test_decisions_are_kept(tmp_path: Path) -> None:
     assert book.status({**JOB, "name": "other"}) == "unknown"
     assert book.status({k: v for k, v in JOB.items() if k != "name"}) == "unknown"
     book.decide("rejected", changed, "bert", NOON + dt.timedelta(hours=1))
-    assert [Approvals(folder).status(t) for t in (JOB, changed)] == ["approved", "rejected"]
+    assert [Approvals(folder).status(t) for t in (JOB, changed)] == [
+        "approved",
+        "rejected",
+    ]
     last = Approvals(folder).last_approved()
     assert last is not None
-    assert (last.table, last.by, last.when) == (JOB, "anna", "2026-03-01T12:00:00+00:00")
+    assert (last.table, last.by, last.when) == (
+        JOB,
+        "anna",
+        "2026-03-01T12:00:00+00:00",
+    )
     assert difference(last.table, changed) == ("~ training.epochs: 3 → 30",)
     book.decide("approved", changed, "bert", NOON)
     assert book.last_approved().table == changed  # type: ignore[union-attr]
@@ -106,7 +124,9 @@ def test_decisions_are_kept(tmp_path: Path) -> None:
     assert book.last_approved("other") is None
     book.decide("rejected", JOB, "anna", NOON)
     assert book.last_approved() is None
-    assert book.status({**JOB, "seed": 1}) == "unknown"  # nothing of this name is approved now
+    assert (
+        book.status({**JOB, "seed": 1}) == "unknown"
+    )  # nothing of this name is approved now
     assert [(d.decision, d.by) for d in book.decisions()] == [
         ("approved", "anna"),
         ("rejected", "bert"),
@@ -116,7 +136,9 @@ def test_decisions_are_kept(tmp_path: Path) -> None:
     ]
 
 
-def test_the_file_is_its_owners_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_its_owners_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     book = Approvals(tmp_path / "a")
     book.decide("approved", JOB, "anna", NOON)
     assert stat.S_IMODE(book.path.stat().st_mode) == 0o600
@@ -142,7 +164,8 @@ def test_decisions_at_once_are_all_kept(tmp_path: Path) -> None:
     book = Approvals(tmp_path)
     jobs = [{**JOB, "seed": seed} for seed in range(12)]
     threads = [
-        threading.Thread(target=book.decide, args=("approved", j, "anna", NOON)) for j in jobs
+        threading.Thread(target=book.decide, args=("approved", j, "anna", NOON))
+        for j in jobs
     ]
     for thread in threads:
         thread.start()
@@ -178,7 +201,10 @@ def test_an_edited_job_or_decision_is_seen(tmp_path: Path) -> None:
     book = Approvals(tmp_path)
     book.decide("approved", JOB, "anna", NOON)
     text = book.path.read_text()
-    for new in (text.replace('"epochs": 3', '"epochs": 4'), text.replace('"approved"', '"yes"')):
+    for new in (
+        text.replace('"epochs": 3', '"epochs": 4'),
+        text.replace('"approved"', '"yes"'),
+    ):
         assert new != text
         book.path.write_text(new)
         with pytest.raises(ConfigError, match="was edited"):
@@ -207,7 +233,9 @@ def test_a_difference_reads_by_dotted_key() -> None:
 
 
 def _table(rng: random.Random, depth: int = 0) -> Any:
-    kinds = ["int", "float", "bool", "text", "list"] + ["table"] * (3 if depth < 3 else 0)
+    kinds = ["int", "float", "bool", "text", "list"] + ["table"] * (
+        3 if depth < 3 else 0
+    )
     kind = "table" if depth == 0 else rng.choice(kinds)
     if kind == "table":
         names = ("a", "b", "a.b", "a b", "c", "ä")
@@ -218,10 +246,16 @@ def _table(rng: random.Random, depth: int = 0) -> Any:
             "text": rng.choice(["", "1", "a = b", "x → y"])}[kind]  # fmt: skip
 
 
-def _leaves(value: Any, key: tuple[str | int, ...] = ()) -> dict[tuple[str | int, ...], str]:
+def _leaves(
+    value: Any, key: tuple[str | int, ...] = ()
+) -> dict[tuple[str | int, ...], str]:
     """Another way to walk a table: keys as tuples, values as canonical JSON."""
     if isinstance(value, dict) and (value or not key):
-        return {k: v for n, inner in value.items() for k, v in _leaves(inner, (*key, n)).items()}
+        return {
+            k: v
+            for n, inner in value.items()
+            for k, v in _leaves(inner, (*key, n)).items()
+        }
     if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
         found = {}
         for number, inner in enumerate(value):
@@ -241,7 +275,11 @@ def test_properties_of_differences() -> None:
         left, right = _leaves(old), _leaves(new)
         there, back = difference(old, new), difference(new, old)
         changed = [key for key in left.keys() & right.keys() if left[key] != right[key]]
-        numbers = [len(right.keys() - left.keys()), len(left.keys() - right.keys()), len(changed)]
+        numbers = [
+            len(right.keys() - left.keys()),
+            len(left.keys() - right.keys()),
+            len(changed),
+        ]
         assert [[line[0] for line in there].count(sign) for sign in "+-~"] == numbers
         assert (there == ()) == (fingerprint(old) == fingerprint(new))
         equal += there == ()
@@ -250,7 +288,9 @@ def test_properties_of_differences() -> None:
         assert swapped == {line for line in back if line[0] in swap}
         assert len({re.split(" = |: ", line[2:])[0] for line in there}) == len(there)
         for key in left.keys() - right.keys():
-            assert any(line[0] == "-" and line.endswith(f" = {left[key]}") for line in there)
+            assert any(
+                line[0] == "-" and line.endswith(f" = {left[key]}") for line in there
+            )
         for key in changed:
             assert any(line.endswith(f": {left[key]} → {right[key]}") for line in there)
     assert 400 < equal < 1600

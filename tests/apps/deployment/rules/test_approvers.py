@@ -33,7 +33,10 @@ OTHER = {**JOB, "seed": 2}
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 LATER = NOON + dt.timedelta(hours=1)
 # Private keys of 32 equal bytes; the public parts are computed here by the library alone.
-KEYS = {name: Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n, name in enumerate("abc")}
+KEYS = {
+    name: Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32)
+    for n, name in enumerate("abc")
+}
 PUBLIC = {
     name: base64.b64encode(key.public_key().public_bytes_raw()).decode()
     for name, key in KEYS.items()
@@ -76,7 +79,13 @@ def test_two_different_people_of_the_list_are_needed(
         if who == "another job by bob":
             site.decide("approved", OTHER, "x", NOON, BOB)
         else:
-            site.decide("rejected" if who == "no" else "approved", JOB, "x", NOON, known.get(who))
+            site.decide(
+                "rejected" if who == "no" else "approved",
+                JOB,
+                "x",
+                NOON,
+                known.get(who),
+            )
     assert (site.status(JOB), site.standing(JOB).people) == (status, people)
     assert (approved_at(site) is None) == (status == "waiting")
     assert (site.last_approved() is not None) == (status == "approved")
@@ -107,7 +116,9 @@ def test_what_is_approved_is_approved_anew_by_both_alone(tmp_path: Path) -> None
     ],
     ids=str,
 )
-def test_a_signature_is_of_what_it_stands_beside(tmp_path: Path, forged: dict[str, Any]) -> None:
+def test_a_signature_is_of_what_it_stands_beside(
+    tmp_path: Path, forged: dict[str, Any]
+) -> None:
     one = Quorum("h1", 1, {"alice": PUBLIC["a"], "bob": PUBLIC["b"]})
     site = Approvals(tmp_path, one)
     site.decide("approved", JOB, "x", NOON, ALICE)
@@ -142,7 +153,12 @@ def test_rules_that_change_count_at_once(tmp_path: Path) -> None:
 def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
     site = Approvals(tmp_path)
     key = site.decide("approved", JOB, "x", NOON)
-    decision = {"fingerprint": key, "decision": "approved", "by": "x", "when": NOON.isoformat()}
+    decision = {
+        "fingerprint": key,
+        "decision": "approved",
+        "by": "x",
+        "when": NOON.isoformat(),
+    }
     written = json.loads(site.path.read_text())
     assert written["decisions"] == [decision | {"ledger": ""}]
     site.path.write_text(json.dumps(written | {"decisions": [decision]}))
@@ -157,11 +173,17 @@ def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
     [
         ({"approvals": 0}, "approvals = 0: at least 1 is needed"),
         ({"approvals": 2}, "approvals = 2, and approvers lists 0"),
-        ({"approvals": 2, "approvers": {"alice": PUBLIC["a"]}}, "lists 1: list all who may"),
+        (
+            {"approvals": 2, "approvers": {"alice": PUBLIC["a"]}},
+            "lists 1: list all who may",
+        ),
         ({"approvers": {"alice": "YQ=="}}, "'alice' = 'YQ==': expected NAME"),
         ({"approvers": {"alice": "é"}}, "expected NAME"),
         ({"approvers": {"": PUBLIC["a"]}}, "expected NAME"),
-        ({"approvers": {"a": PUBLIC["a"], "b": PUBLIC["a"]}}, "two names have the same key"),
+        (
+            {"approvers": {"a": PUBLIC["a"], "b": PUBLIC["a"]}},
+            "two names have the same key",
+        ),
         ({"approvers": {"a": 3}}, "expected text"),
     ],
 )

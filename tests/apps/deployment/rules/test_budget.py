@@ -35,7 +35,9 @@ class Spender(Guarded):
         super().restart()
         given: Any = {"secure": self.secure, "threshold": self.threshold}
         table = (self.kit, self.site, self.run, self.table)
-        self.guard = SiteGuard(*table, lambda: self.policy, promise=self.promise, **given)
+        self.guard = SiteGuard(
+            *table, lambda: self.policy, promise=self.promise, **given
+        )
         self.host._guard, self.host._leaving = self.guard, self.guard.leaving
         self.guard.covered = lambda task: self.covered
 
@@ -91,9 +93,15 @@ def test_jobs_add_and_the_site_says_how_much(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         assert first.ask("train", number, number - 1).refusal == ""
     second = Spender(
-        tmp_path, first.policy, answers(3), run="run2", table={**TABLE, "name": "another"}
+        tmp_path,
+        first.policy,
+        answers(3),
+        run="run2",
+        table={**TABLE, "name": "another"},
     )
-    with pytest.raises(PolicyRefusal, match=r"ε of all jobs at this site would be .*max_epsilon"):
+    with pytest.raises(
+        PolicyRefusal, match=r"ε of all jobs at this site would be .*max_epsilon"
+    ):
         second.guard.job("fedner", 4, 3)
     assert second.ask("train", 1, 0).refusal == ""  # the first round is within it
     wanted = sum(job["epsilon"] for job in second.spent.values())
@@ -117,7 +125,9 @@ def test_a_job_without_a_promise_spends_more_than_any_budget(tmp_path: Path) -> 
     assert site.ask("train", 2, 0).refusal == ""
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": {"epsilon": "x"}}', '{"a": {"b": 1}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"a": {"epsilon": "x"}}', '{"a": {"b": 1}}']
+)
 def test_a_damaged_file_stops_what_would_leave(tmp_path: Path, text: str) -> None:
     site = Spender(tmp_path, ANY, answers(2))
     assert site.ask("train", 1, 0).refusal == ""
@@ -147,7 +157,9 @@ def test_a_file_that_is_gone_is_no_new_budget(tmp_path: Path) -> None:
     assert len(next(iter(site.spent.values()))["answers"]) == 3
     assert "refused by max_epsilon" in site.ask("noisy_gradients", 4, 3).refusal
     path.unlink()
-    assert site.ask("noisy_gradients", 5, 3).refusal == "site 'b' cannot read its own file"
+    assert (
+        site.ask("noisy_gradients", 5, 3).refusal == "site 'b' cannot read its own file"
+    )
     again: Any = {"run": "run2", "table": {**TABLE, "name": "another"}}
     other = Spender(tmp_path, replace(ANY, max_epsilon=50.0), answers(3), **again)
     with pytest.raises(Withheld, match="deleted, so it is not known what was spent"):
@@ -163,7 +175,9 @@ def test_a_file_that_is_gone_is_no_new_budget(tmp_path: Path) -> None:
         ("sentence", "sentence"),
     ],
 )
-def test_a_site_says_whose_epsilon_it_counts(tmp_path: Path, unit: Any, fits: str) -> None:
+def test_a_site_says_whose_epsilon_it_counts(
+    tmp_path: Path, unit: Any, fits: str
+) -> None:
     """ε of a sentence is none of a patient, who has many."""
     promise = Promise.of(Privacy(noise=1.0, rate=0.1, where="site", unit=unit), 3, 4)
     budget = Budget(tmp_path / "privacy.json", "a", promise)
@@ -172,7 +186,9 @@ def test_a_site_says_whose_epsilon_it_counts(tmp_path: Path, unit: Any, fits: st
         if least in fits.split():
             budget.require(policy)
         else:
-            with pytest.raises(PolicyRefusal, match=f"each {unit}; this site allows each {least}"):
+            with pytest.raises(
+                PolicyRefusal, match=f"each {unit}; this site allows each {least}"
+            ):
                 budget.require(policy)
 
 
@@ -200,5 +216,8 @@ def test_two_processes_count_together(tmp_path: Path) -> None:
     one.spend("1" * 64, ANY)
     two.spend("1" * 64, ANY)
     one.spend("2" * 64, ANY)
-    assert {key: len(of.answers) for key, of in read_spent(path).items()} == {"a": 2, "b": 1}
+    assert {key: len(of.answers) for key, of in read_spent(path).items()} == {
+        "a": 2,
+        "b": 1,
+    }
     assert path.stat().st_mode & 0o077 == 0

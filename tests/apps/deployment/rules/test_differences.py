@@ -46,11 +46,18 @@ def join(
 
 def runs(rules: Path) -> list[str]:
     """The runs that are remembered, oldest first."""
-    return [entry["run"] for entry in json.loads((rules / "examples" / RECORD).read_text())["runs"]]
+    return [
+        entry["run"]
+        for entry in json.loads((rules / "examples" / RECORD).read_text())["runs"]
+    ]
 
 
-@pytest.mark.parametrize("letters", ["abcdef", "fedcba"], ids=["same order", "another order"])
-def test_another_job_on_the_same_examples_is_allowed(letters: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "letters", ["abcdef", "fedcba"], ids=["same order", "another order"]
+)
+def test_another_job_on_the_same_examples_is_allowed(
+    letters: str, tmp_path: Path
+) -> None:
     join(tmp_path, "abcdef")
     join(tmp_path, letters, run="run2", job="2" * 64)
     assert runs(tmp_path) == ["run1", "run2"]
@@ -65,13 +72,19 @@ def test_another_job_on_the_same_examples_is_allowed(letters: str, tmp_path: Pat
         ("abcdeff", 1),  # f occurs once more
     ],
 )
-def test_few_other_examples_are_refused(letters: str, number: int, tmp_path: Path) -> None:
+def test_few_other_examples_are_refused(
+    letters: str, number: int, tmp_path: Path
+) -> None:
     join(tmp_path, "abcdef")
-    with pytest.raises(PolicyRefusal, match=rf"\(texts\) differ by {number} from") as found:
+    with pytest.raises(
+        PolicyRefusal, match=rf"\(texts\) differ by {number} from"
+    ) as found:
         join(tmp_path, letters, run="run2", job="2" * 64)
     assert found.value.rule == "min_difference"
     assert "job (111111111111, run run1)" in str(found.value)
-    assert "on the same examples as that one, or one that differs by 3 and more" in str(found.value)
+    assert "on the same examples as that one, or one that differs by 3 and more" in str(
+        found.value
+    )
     assert not any(character.isdigit() for character in found.value.public)
     assert runs(tmp_path) == ["run1"]  # the refused run is not remembered
 
@@ -112,12 +125,16 @@ def test_a_resumed_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     join(tmp_path, "abcdef")
     join(tmp_path, "abcdef")
     assert runs(tmp_path) == ["run1"]
-    join(tmp_path, "abcde")  # a note changed meanwhile: later jobs are compared with both
+    join(
+        tmp_path, "abcde"
+    )  # a note changed meanwhile: later jobs are compared with both
     assert runs(tmp_path) == ["run1", "run1"]
     with pytest.raises(PolicyRefusal):
         join(tmp_path, "abcde", run="run2")
     with pytest.raises(PolicyRefusal):
-        join(tmp_path, "abcdef", job="2" * 64)  # another job by the name of the same run
+        join(
+            tmp_path, "abcdef", job="2" * 64
+        )  # another job by the name of the same run
 
 
 def test_the_record_has_keyed_digests_and_the_sites_alone(tmp_path: Path) -> None:
@@ -187,7 +204,9 @@ def test_a_damaged_record_lets_the_site_join_nothing(
     before = path.read_bytes()
     damage(path)
     for letters, run in (("abcdef", "run1"), ("uvwxyz", "run2")):
-        with pytest.raises(ConfigError, match=r"missing, damaged or edited.*put back a copy"):
+        with pytest.raises(
+            ConfigError, match=r"missing, damaged or edited.*put back a copy"
+        ):
             join(tmp_path, letters, run=run)
     path.write_bytes(before)
     with pytest.raises(PolicyRefusal):
@@ -204,6 +223,8 @@ def test_a_record_that_would_be_too_large_is_refused(
     assert 1000 * 16 * 4 / 3 < size < 1000 * 16 * 4 / 3 + 1000
     monkeypatch.setattr(differences, "_MOST_BYTES", size + 1000)
     join(tmp_path, many, run="run2")
-    with pytest.raises(ConfigError, match=r"would have \d\d,\d\d\d bytes.*move it away"):
+    with pytest.raises(
+        ConfigError, match=r"would have \d\d,\d\d\d bytes.*move it away"
+    ):
         join(tmp_path, "abcdef" * 100, run="run3")
     assert runs(tmp_path) == ["run1", "run2"]

@@ -23,7 +23,9 @@ from fednotes.core.messages import BEGIN, CHECKPOINT, END, Attached, Request, en
 from fednotes.core.update import Update
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
-OPEN = Policy(secure_sum="off", share_scores=True, source="[policy] of /srv/ward7/site.toml")
+OPEN = Policy(
+    secure_sum="off", share_scores=True, source="[policy] of /srv/ward7/site.toml"
+)
 MASKED = Policy(secure_sum="required")
 
 
@@ -37,7 +39,9 @@ def updates(number: int) -> list[Update]:
 def test_a_job_that_does_not_sum_securely_needs_shared_scores(tmp_path: Path) -> None:
     """Whatever it says of itself: any job's evaluations count."""
     site = Guarded(tmp_path / "b", replace(OPEN, share_scores=False), [])
-    with pytest.raises(PolicyRefusal, match="the counts of this site's own evaluations") as found:
+    with pytest.raises(
+        PolicyRefusal, match="the counts of this site's own evaluations"
+    ) as found:
         site.guard.job("fedner", 3, 10)
     assert found.value.rule == "share_scores"
     site.policy = OPEN
@@ -50,7 +54,9 @@ def test_a_job_that_does_not_sum_securely_needs_shared_scores(tmp_path: Path) ->
 
 def test_rules_that_change_during_a_run(tmp_path: Path) -> None:
     """The least number of sites, by which a secure sum is opened too."""
-    site = Guarded(tmp_path, replace(MASKED, min_sites=2), updates(1), secure=True, threshold=2)
+    site = Guarded(
+        tmp_path, replace(MASKED, min_sites=2), updates(1), secure=True, threshold=2
+    )
     assert site.ask("train", 1, preparing=True).update is not None
     site.policy = MASKED
     refused = site.ask("train", 2)
@@ -76,7 +82,9 @@ def test_outside_the_hours_not_even_a_run_begins(tmp_path: Path) -> None:
         assert ("refused by hours" in reply.refusal, reply.later) == (True, True)
         assert closed not in reply.refusal
         assert closed in site.told[-1]
-    assert site.ask(CHECKPOINT, 3).update is not None  # an update that was served may be finished
+    assert (
+        site.ask(CHECKPOINT, 3).update is not None
+    )  # an update that was served may be finished
     site.policy = replace(OPEN, min_sites=5)
     assert site.ask(BEGIN, 4).later is False
 
@@ -87,7 +95,10 @@ def test_without_shared_scores_no_count_leaves_in_the_clear(tmp_path: Path) -> N
     assert site.ask("evaluate", 1).update == counts[0]
     site.policy = replace(OPEN, share_scores=False)
     asked = site.host._site.at
-    for number, task in ((1, "evaluate"), (2, "train")):  # the stored one; one that is not done
+    for number, task in (
+        (1, "evaluate"),
+        (2, "train"),
+    ):  # the stored one; one that is not done
         assert "refused by share_scores" in site.ask(task, number).refusal
     assert site.host._site.at == asked
     site = Guarded(tmp_path / "two", OPEN, counts)
@@ -99,7 +110,9 @@ def test_without_shared_scores_no_count_leaves_in_the_clear(tmp_path: Path) -> N
         site.policy = change
 
     site.guard.request = then_change  # type: ignore[method-assign]
-    assert "refused by share_scores" in site.ask("evaluate", 1).refusal  # while it was made
+    assert (
+        "refused by share_scores" in site.ask("evaluate", 1).refusal
+    )  # while it was made
 
 
 # what a server is told
@@ -107,7 +120,11 @@ def test_without_shared_scores_no_count_leaves_in_the_clear(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("rule", "change"),
-    [("min_tokens", {"tokens": 41}), ("min_patients", {"patients": 41}), ("min_steps", {})],
+    [
+        ("min_tokens", {"tokens": 41}),
+        ("min_patients", {"patients": 41}),
+        ("min_steps", {}),
+    ],
 )
 def test_a_refusal_tells_the_rule_and_no_number(
     tmp_path: Path, rule: str, change: dict[str, int]
@@ -139,12 +156,16 @@ def test_a_site_file_that_cannot_be_read_stops_the_site_for_now(tmp_path: Path) 
 # what leaves again
 
 
-def test_a_damaged_record_of_examples_keeps_the_site_out_for_now(tmp_path: Path) -> None:
+def test_a_damaged_record_of_examples_keeps_the_site_out_for_now(
+    tmp_path: Path,
+) -> None:
     """The server learns neither where the record lies nor what is wrong with it."""
     site = Guarded(tmp_path, replace(OPEN, min_difference=2), [])
     site.guard.examples(lambda: {"notes": [b"one", b"two"]})
     (site.kit / "rules" / "examples" / "record.json").write_text("{}")
-    with pytest.raises(Withheld, match=r"record\.json or secret\.key is missing, damaged") as found:
+    with pytest.raises(
+        Withheld, match=r"record\.json or secret\.key is missing, damaged"
+    ) as found:
         site.guard.examples(lambda: {"notes": [b"one", b"two"]})
     assert found.value.later
     assert found.value.public == f"site {site.site!r} cannot read its own file"
@@ -187,7 +208,9 @@ def secure_sites(folder: Path, policy: Policy, size: int = 4) -> dict[str, Guard
     }
 
 
-def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(tmp_path: Path) -> None:
+def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(
+    tmp_path: Path,
+) -> None:
     """Norms from NumPy; the words and the message by their hashes; masked where words are. The
     terms lack a count, so sites answer "again", and mask the update in a stage."""
     sites = secure_sites(tmp_path, MASKED)
@@ -195,7 +218,9 @@ def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(tmp_path: 
     for n, name in enumerate(SITES):
         lines = sites[name].ledger
         assert verify(ledger_of(sites[name].kit).path).ok
-        by_words = [line for line in lines if "words" in [t["name"] for t in line["tensors"]]]
+        by_words = [
+            line for line in lines if "words" in [t["name"] for t in line["tensors"]]
+        ]
         assert [line for line in lines if line["masked"]] == by_words
         (line,) = by_words
         assert (line["task"], line["round"], line["receiver"]) == ("train", 4, "server")
@@ -215,9 +240,12 @@ def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "change", [{"max_bytes": 30_000}, {"min_patients": 61}, {"denied_layers": ("lstm",)}]
+    "change",
+    [{"max_bytes": 30_000}, {"min_patients": 61}, {"denied_layers": ("lstm",)}],
 )
-def test_a_masked_update_is_judged_when_it_leaves(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_masked_update_is_judged_when_it_leaves(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
     """The small reply "again" passes; then the rule comes, or the words are too many for it."""
     sites = secure_sites(tmp_path, MASKED, 100_000)
     network = Network(tmp_path, sites)
@@ -230,7 +258,9 @@ def test_a_masked_update_is_judged_when_it_leaves(tmp_path: Path, change: dict[s
     network.before = tighten
     with pytest.raises(TrainingError, match="nothing was opened"):
         network.sum(4, metrics=())
-    assert any(f"refused by {next(iter(change))}" in refusal for refusal in network.refusals)
+    assert any(
+        f"refused by {next(iter(change))}" in refusal for refusal in network.refusals
+    )
     assert not any(line["masked"] for site in sites.values() for line in site.ledger)
 
 
@@ -257,7 +287,9 @@ def test_words_of_an_update_that_was_not_judged_do_not_leave(tmp_path: Path) -> 
 
 
 def test_every_reply_is_weighed(tmp_path: Path) -> None:
-    public = {"@describe": lambda made: {"description": torch.ones(900, dtype=torch.uint8)}}
+    public = {
+        "@describe": lambda made: {"description": torch.ones(900, dtype=torch.uint8)}
+    }
     site = Guarded(tmp_path, replace(OPEN, max_bytes=900), updates(1), public=public)
     assert "refused by max_bytes" in site.ask("@describe", 1).refusal
     assert site.ask("train", 2).update is not None
@@ -279,13 +311,20 @@ def test_rounds_are_counted_by_the_site(tmp_path: Path) -> None:
     """By its ledger: over restarts, and over runs of the same job under other names."""
     rules = replace(OPEN, max_rounds=3)
     site = Guarded(tmp_path, rules, updates(99))
-    another = Guarded(tmp_path, rules, updates(99)[20:], run="run3", table={**TABLE, "seed": 2})
+    another = Guarded(
+        tmp_path, rules, updates(99)[20:], run="run3", table={**TABLE, "seed": 2}
+    )
     assert served(site, "train", 1, 2) == 2
     site.restart()
     assert served(site, "train", 3, 9) == 1
     assert "would be number 4 of this job" in site.told[-1]
     other = Guarded.__new__(Guarded)
-    other.__dict__ |= {**site.__dict__, "run": "run2", "updates": updates(99)[50:], "told": []}
+    other.__dict__ |= {
+        **site.__dict__,
+        "run": "run2",
+        "updates": updates(99)[50:],
+        "told": [],
+    }
     other.restart()
     assert served(other, "train", 1, 9) == 0
     assert served(another, "train", 1, 3) == 3
@@ -293,7 +332,9 @@ def test_rounds_are_counted_by_the_site(tmp_path: Path) -> None:
     assert served(other, "train", 10, 9) == 0  # counts from 9, which it is not at
     other.restart()
     assert other.ask("train", 20, 0, round=0).update is not None
-    assert other.ask("train", 21, 20, round=3).refusal.startswith("refused by max_rounds")
+    assert other.ask("train", 21, 20, round=3).refusal.startswith(
+        "refused by max_rounds"
+    )
 
 
 def test_what_is_made_again_of_the_same_is_not_another_round(tmp_path: Path) -> None:
@@ -311,7 +352,9 @@ def test_what_trains_nothing_may_be_asked_after_the_rounds(tmp_path: Path) -> No
 
 def test_counts_are_no_round(tmp_path: Path) -> None:
     site = Guarded(
-        tmp_path, replace(OPEN, max_rounds=1), [Update(metrics={"n": 1.0 * n}) for n in range(9)]
+        tmp_path,
+        replace(OPEN, max_rounds=1),
+        [Update(metrics={"n": 1.0 * n}) for n in range(9)],
     )
     assert served(site, "evaluate", 1, 5) == 5
 
@@ -347,7 +390,9 @@ def test_what_cannot_be_noted_does_not_leave(tmp_path: Path) -> None:
     site.ask(BEGIN, 1)
     before = ledger.read_bytes()
     ledger.write_bytes(before[:-9] + b"00000" + before[-4:])
-    request = encode(Request("job-1", 1, 2, "train", first=True, counted=dict.fromkeys(SITES, 0)))
+    request = encode(
+        Request("job-1", 1, 2, "train", first=True, counted=dict.fromkeys(SITES, 0))
+    )
     for frame in (request, request, b"noise"):
         with pytest.raises(RefusedError) as found:
             site.host.handle(frame)
@@ -361,19 +406,26 @@ def test_what_cannot_be_noted_does_not_leave(tmp_path: Path) -> None:
     assert [line["task"] for line in site.ledger] == [BEGIN, "train"]
 
 
-def test_a_full_disk_is_for_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_for_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = Guarded(tmp_path, OPEN, updates(1))
     real, left = site.guard._ledger.append, [1]
 
     def full(entry: Any) -> Any:
         left[0] -= 1
         if left[0] == 0:
-            raise module.FednotesError(f"{tmp_path}/ledger.jsonl: cannot be written (no space)")
+            raise module.FednotesError(
+                f"{tmp_path}/ledger.jsonl: cannot be written (no space)"
+            )
         return real(entry)
 
     monkeypatch.setattr(site.guard._ledger, "append", full)
     reply = site.ask("train", 1)
-    assert (reply.later, reply.refusal) == (True, "site 'b' cannot note this message in its ledger")
+    assert (reply.later, reply.refusal) == (
+        True,
+        "site 'b' cannot note this message in its ledger",
+    )
     assert "no space" in site.told[-1]
 
 
@@ -423,7 +475,9 @@ def test_an_approval_notes_where_the_ledger_ends(tmp_path: Path, clock: Clock) -
     assert approvals_of(tmp_path).approved_after(TABLE) == FIRST
     served(site, "train", 1, 2)
     site.approve()
-    assert approvals_of(tmp_path).approved_after(TABLE) == ledger_of(tmp_path).head().hash
+    assert (
+        approvals_of(tmp_path).approved_after(TABLE) == ledger_of(tmp_path).head().hash
+    )
     assert approvals_of(tmp_path).approved_after({"name": "another"}) == ""
 
 
@@ -447,24 +501,33 @@ def test_where_the_approval_is_of_another_ledger_all_lines_count(
     assert served(site, "train", 12, 9) == 0
 
 
-def test_hours_are_not_judged_by_a_clock_that_was_set_back(tmp_path: Path, clock: Clock) -> None:
+def test_hours_are_not_judged_by_a_clock_that_was_set_back(
+    tmp_path: Path, clock: Clock
+) -> None:
     site = Guarded(tmp_path, NIGHT, updates(60))
     assert served(site, "train", 1, 1) == 1
     clock.move(minutes=-4)  # as clocks are corrected
     assert served(site, "train", 2, 1) == 1
-    clock.move(hours=-20, minutes=30)  # inside the hours by its own word, the day before
+    clock.move(
+        hours=-20, minutes=30
+    )  # inside the hours by its own word, the day before
     clock.move(hours=-4)
     refused = site.ask("train", 3, 2)
     assert (refused.update, refused.later) == (None, True)
     assert refused.refusal == "the clock of site 'b' was set back"
-    assert "set the clock; where the ledger is wrong, approve the job again" in site.told[-1]
+    assert (
+        "set the clock; where the ledger is wrong, approve the job again"
+        in site.told[-1]
+    )
     site.restart()
     assert served(site, "train", 3, 1) == 0
     site.policy = replace(NIGHT, hours="")
     assert served(site, "train", 3, 1) == 1  # no rule asks for the time
 
 
-def test_after_a_clock_that_was_ahead_a_new_approval_mends(tmp_path: Path, clock: Clock) -> None:
+def test_after_a_clock_that_was_ahead_a_new_approval_mends(
+    tmp_path: Path, clock: Clock
+) -> None:
     site = Guarded(tmp_path, NIGHT, updates(60))
     clock.move(days=3650)
     assert served(site, "train", 1, 1) == 1

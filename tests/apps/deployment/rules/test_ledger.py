@@ -89,7 +89,9 @@ def test_a_line_says_what_the_message_was(tmp_path: Path) -> None:
         "broken": torch.tensor([float("nan"), 1.0]),
     }
     later = datetime(2026, 3, 1, 13, 30, tzinfo=timezone(timedelta(hours=2)))
-    entry = Entry(later, "r", 7, "train", "CN=server,O=a", describe(tensors), 1234, DIGEST)
+    entry = Entry(
+        later, "r", 7, "train", "CN=server,O=a", describe(tensors), 1234, DIGEST
+    )
     ledger = Ledger(path)
     ledger.append(MESSAGE)
     end = ledger.append(entry)
@@ -101,7 +103,11 @@ def test_a_line_says_what_the_message_was(tmp_path: Path) -> None:
     body = second[: second.index(b',"hash"')]
     assert table["hash"] == hashlib.sha256(body).hexdigest() == end.hash
     assert (table["seq"], table["time"]) == (2, "2026-03-01T11:30:00.000Z")
-    assert (table["round"], table["bytes"], table["receiver"]) == (7, 1234, "CN=server,O=a")
+    assert (table["round"], table["bytes"], table["receiver"]) == (
+        7,
+        1234,
+        "CN=server,O=a",
+    )
     facts = {t["name"]: t for t in table["tensors"]}
     assert list(facts) == list(tensors)
     array = gradient.numpy()
@@ -113,7 +119,9 @@ def test_a_line_says_what_the_message_was(tmp_path: Path) -> None:
         "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
     }
     assert facts["half"]["norm"] == pytest.approx(np.sqrt(4.25))
-    assert facts["half"]["sha256"] == hashlib.sha256(bytes([0, 0x3F, 0, 0xC0])).hexdigest()
+    assert (
+        facts["half"]["sha256"] == hashlib.sha256(bytes([0, 0x3F, 0, 0xC0])).hexdigest()
+    )
     assert facts["codes"]["norm"] == 5.0
     assert facts["one"]["norm"] is None  # it would be the value
     assert facts["none"]["sha256"] == hashlib.sha256(b"").hexdigest()
@@ -154,8 +162,12 @@ def test_a_name_that_could_be_text_is_a_dash() -> None:
 
 
 @pytest.mark.parametrize("where", ["run", "task", "receiver", "job", "tensor", "dtype"])
-@pytest.mark.parametrize("text", ["Anna Muster has pain", "Müller", "a\nb", "", 'x"y', "x" * 257])
-def test_text_is_refused_and_not_repeated(tmp_path: Path, where: str, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["Anna Muster has pain", "Müller", "a\nb", "", 'x"y', "x" * 257]
+)
+def test_text_is_refused_and_not_repeated(
+    tmp_path: Path, where: str, text: str
+) -> None:
     """Planted strings: neither the files nor the error hold them."""
     path = tmp_path / "ledger.jsonl"
     written(path, 1)
@@ -190,7 +202,9 @@ def test_killed_at_any_byte_of_an_append(
 ) -> None:
     """Brute force: each byte of the line; the head is one small write, whole or not there."""
     length = len(lines_of(written(tmp_path / "x", before + 1).path)[-1])
-    states = [(0, 0), (1, length), (2, 0), (2, 320)] + [(1, part) for part in range(length)]
+    states = [(0, 0), (1, length), (2, 0), (2, 320)] + [
+        (1, part) for part in range(length)
+    ]
     for number, (writes, part) in enumerate(states):
         path = tmp_path / f"{number}"
         written(path, before)
@@ -221,7 +235,9 @@ def test_the_head_announces_a_line_before_it_is_written(
         head = decode_head(head_path(path).read_bytes())
         assert head is not None
         own = os.fstat(number).st_ino == head_path(path).stat().st_ino
-        seen.append((own and head.lines == 2 and head.next != "", path.stat().st_size - size))
+        seen.append(
+            (own and head.lines == 2 and head.next != "", path.stat().st_size - size)
+        )
 
     monkeypatch.setattr(os, "fsync", fsync)
     ledger.append(MESSAGE)
@@ -259,13 +275,17 @@ def test_nothing_is_appended_to_a_last_line_that_was_changed(tmp_path: Path) -> 
         changed[place] = ord("0") if changed[place] != ord("0") else ord("1")
         path.write_bytes(changed)
         refuses(path)
-    shorter = lines_of(written(tmp_path / "x", 3).path)[2].replace(b'"round":2', b'"round":7')
+    shorter = lines_of(written(tmp_path / "x", 3).path)[2].replace(
+        b'"round":2', b'"round":7'
+    )
     path.write_bytes(b"".join([*lines_of(tmp_path / "x")[:2], rehashed(shorter)]))
     assert path.stat().st_size == len(good)
     refuses(path)
 
 
-def test_a_long_cut_line_is_removed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_cut_line_is_removed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next line is far shorter than what the killed process left."""
     path = tmp_path / "l"
     written(path, 1)
@@ -344,7 +364,10 @@ def _append_many(path: str, run: str) -> None:
 def test_two_processes_wait_for_each_other(tmp_path: Path) -> None:
     path = tmp_path / "l"
     context = multiprocessing.get_context("spawn")
-    both = [context.Process(target=_append_many, args=(str(path), run)) for run in ("a", "b")]
+    both = [
+        context.Process(target=_append_many, args=(str(path), run))
+        for run in ("a", "b")
+    ]
     for process in both:
         process.start()
     for process in both:
@@ -365,13 +388,19 @@ def test_an_append_costs_the_same_at_round_10000(
     def cost(ledger: Ledger) -> dict[str, int]:
         def counters() -> dict[str, int]:
             lines = Path("/proc/self/io").read_text().splitlines()
-            return {name: int(number) for name, number in (line.split(": ") for line in lines)}
+            return {
+                name: int(number)
+                for name, number in (line.split(": ") for line in lines)
+            }
 
         ledger.append(MESSAGE)  # whatever the first one imports
         before = counters()
         ledger.append(MESSAGE)
         after = counters()
-        return {name: after[name] - before[name] for name in ("rchar", "wchar", "syscr", "syscw")}
+        return {
+            name: after[name] - before[name]
+            for name in ("rchar", "wchar", "syscr", "syscw")
+        }
 
     ledger = Ledger(tmp_path / "l")
     early = cost(ledger)
@@ -419,7 +448,10 @@ def test_every_change_of_a_single_byte_is_found(tmp_path: Path) -> None:
             changed[place] = good[place] ^ change
             report = judge(path, io.BytesIO(changed), head, None)
             assert report.faults, (place, change)
-            assert report.faults[0].line == (1 if place <= first else 2), (place, change)
+            assert report.faults[0].line == (1 if place <= first else 2), (
+                place,
+                change,
+            )
         changed[place] = good[place]
         path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         assert not verify(path).ok, place
@@ -427,7 +459,9 @@ def test_every_change_of_a_single_byte_is_found(tmp_path: Path) -> None:
     for place in range(len(head)):
         for change in range(1, 256):
             new = head[:place] + bytes([head[place] ^ change]) + head[place + 1 :]
-            assert decode_head(new) is None or judge(path, lines, new, None).faults, place
+            assert decode_head(new) is None or judge(path, lines, new, None).faults, (
+                place
+            )
     assert judge(path, lines, head, None).ok
 
 
@@ -473,8 +507,12 @@ def test_removed_swapped_and_inserted_lines_are_named(tmp_path: Path) -> None:
             assert j + 1 in found
             assert all("moved" in what for what in found.values()), (i, j, found)
     for place in range(7):
-        found = faults([*good[:place], good[2], *good[place:]])  # one line a second time
-        assert any("inserted" in what or "moved" in what for what in found.values()), place
+        found = faults(
+            [*good[:place], good[2], *good[place:]]
+        )  # one line a second time
+        assert any("inserted" in what or "moved" in what for what in found.values()), (
+            place
+        )
     assert faults(good) == {}
 
 
@@ -522,7 +560,9 @@ def test_a_line_in_the_middle_that_begins_anew_is_found(tmp_path: Path) -> None:
     path.write_bytes(b"".join(lines))
     size = path.stat().st_size
     head_path(path).write_bytes(encode_head(Head(4, size, before)))
-    assert [(f.line, f.what[:15]) for f in verify(path).faults] == [(3, "does not follow")]
+    assert [(f.line, f.what[:15]) for f in verify(path).faults] == [
+        (3, "does not follow")
+    ]
 
 
 def test_what_was_noted_elsewhere_is_found_or_missed(tmp_path: Path) -> None:
@@ -532,14 +572,28 @@ def test_what_was_noted_elsewhere_is_found_or_missed(tmp_path: Path) -> None:
     ledger.append(MESSAGE)
     assert verify(path, noted_end(f" 3:{noted.hash}\n")).ok
     (fault,) = verify(path, noted_end(f"2:{noted.hash}")).faults
-    assert (fault.line, fault.what) == (2, "is not the line whose hash was noted elsewhere")
+    assert (fault.line, fault.what) == (
+        2,
+        "is not the line whose hash was noted elsewhere",
+    )
     for name in (path, head_path(path)):
         name.unlink()
     (fault,) = verify(path, noted_end(f"3:{noted.hash}")).faults
-    assert (fault.line, fault.what) == (3, "was noted elsewhere, and the ledger ends before it")
+    assert (fault.line, fault.what) == (
+        3,
+        "was noted elsewhere, and the ledger ends before it",
+    )
     written(path, 1)  # a new one was begun
     assert not verify(path, noted_end(f"3:{noted.hash}")).ok
-    for text in ("", "3", noted.hash, f"x:{noted.hash}", "3:abc", f"0:{noted.hash}", "²:" + FIRST):
+    for text in (
+        "",
+        "3",
+        noted.hash,
+        f"x:{noted.hash}",
+        "3:abc",
+        f"0:{noted.hash}",
+        "²:" + FIRST,
+    ):
         with pytest.raises(ConfigError, match="expected LINES:HASH"):
             noted_end(text)
 

@@ -31,7 +31,9 @@ BEHIND = {"tokens": 900, "steps": 12, "patients": 8}
 JOB = partial(check_job, method="fedner", sites=3, threshold=3, rounds=20, secure=True)
 ASK = {n: Request("job", 1, 1, "train", round=n) for n in (4, 99, 100)}
 EACH = Request("job", 1, 1, "train", round=4, each=True)
-ASKED = partial(check_request, request=ASK[4], sites=3, threshold=3, secure=True, now=NIGHT)
+ASKED = partial(
+    check_request, request=ASK[4], sites=3, threshold=3, secure=True, now=NIGHT
+)
 REPLY = partial(
     check_update, task="train", round=4, tensors=LSTM, behind=BEHIND, size=5_000, secure=True,
     scores=False, left=None,
@@ -152,7 +154,11 @@ def test_every_rule_has_a_case() -> None:
     others |= {"max_epsilon", "epsilon_unit"}  # test_budget.py
     others |= {"audit", "audit_bound"}  # tests/apps/deployment/test_approval_screen.py
     others |= {"draws"}  # tests/apps/deployment/test_deployment_draws.py
-    keys = set(Policy.__dataclass_fields__) - {"source", "timezone", "steady_replies"} - others
+    keys = (
+        set(Policy.__dataclass_fields__)
+        - {"source", "timezone", "steady_replies"}
+        - others
+    )
     assert {case[0] for case in CASES} == keys
 
 
@@ -163,7 +169,10 @@ def test_every_rule_has_a_case() -> None:
         (SHARED, partial(REPLY, scores=True)),
         (SHARED, partial(JOB, secure=False)),
         (SHARED | {"individual_updates": True}, partial(JOB, secure=False, each=True)),
-        (SHARED | {"individual_updates": True}, partial(ASKED, request=EACH, secure=False)),
+        (
+            SHARED | {"individual_updates": True},
+            partial(ASKED, request=EACH, secure=False),
+        ),
         ({"freeze_embeddings": False}, partial(REPLY, tensors=WORDS)),
         ({}, partial(JOB, rounds=None, method="anything")),
         ({"hours": "19:00-06:00"}, REPLY),  # served at night, ready in the morning
@@ -181,7 +190,14 @@ def test_the_first_broken_rule_is_told() -> None:
 
 def test_the_hours_of_every_minute() -> None:
     """Brute force: the open minutes are listed one by one from the start on."""
-    for start, end in ((0, 1), (0, 1440), (1140, 360), (360, 1140), (1439, 1438), (700, 701)):
+    for start, end in (
+        (0, 1),
+        (0, 1440),
+        (1140, 360),
+        (360, 1140),
+        (1439, 1438),
+        (700, 701),
+    ):
         text = f"{start // 60:02}:{start % 60:02}-{end // 60:02}:{end % 60:02}"
         policy = Policy(hours=text, timezone="UTC")
         open_minutes, minute = set(), start

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    groups = (("site", site), ("server", server), ("ledger", ledger), ("kit", certificates))
+    groups = (
+        ("site", site),
+        ("server", server),
+        ("ledger", ledger),
+        ("kit", certificates),
+    )
     for name, group in groups:
         app.add_typer(group, name=name)
     for command in (provision, preflight, run):
@@ -37,8 +42,12 @@ def register(app: typer.Typer) -> None:
 
 
 def provision(
-    project: Annotated[Path, typer.Argument(help="The project's TOML file: name, server, sites.")],
-    out: Annotated[Path, typer.Option(help="Folder of the kits; existing kits are kept.")],
+    project: Annotated[
+        Path, typer.Argument(help="The project's TOML file: name, server, sites.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the kits; existing kits are kept.")
+    ],
     again: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Revoke a lost kit and create it again."),
@@ -52,14 +61,22 @@ def provision(
         typer.Option(metavar="REQUEST", help="Sign a request of `fednotes kit renew`."),
     ] = None,
     new_root: Annotated[
-        bool, typer.Option("--new-root", help="Replace the root certificate that signs kits.")
+        bool,
+        typer.Option(
+            "--new-root", help="Replace the root certificate that signs kits."
+        ),
     ] = False,
     overlap: Annotated[
         int,
-        typer.Option(metavar="DAYS", min=1, help="Days for which the replaced root stays valid."),
+        typer.Option(
+            metavar="DAYS", min=1, help="Days for which the replaced root stays valid."
+        ),
     ] = 90,
     protect: Annotated[
-        bool, typer.Option("--protect", help="Encrypt the authority's key with a passphrase.")
+        bool,
+        typer.Option(
+            "--protect", help="Encrypt the authority's key with a passphrase."
+        ),
     ] = False,
     passphrase: Annotated[
         Path | None,
@@ -89,15 +106,23 @@ def provision(
     there = {name for name, folder in folders(network, out).items() if folder.exists()}
     kits = make(network, out, tuple(again or ()), tuple(revoke or ()), secret)
     for name, folder in kits.items():
-        kept = "kept" if folder.exists() else "handed over earlier; to replace it: --again " + name
-        say(f"{name}: {folder} ({kept if name in there or not folder.exists() else 'new'})")
+        kept = (
+            "kept"
+            if folder.exists()
+            else "handed over earlier; to replace it: --again " + name
+        )
+        say(
+            f"{name}: {folder} ({kept if name in there or not folder.exists() else 'new'})"
+        )
     if revoke or again:
         names = ", ".join([*(revoke or ()), *(again or ())])
         say(f"{names}: what is on record as made before counts no more")
         where = f"{out / TRUST} to the server, and to who is offline"
         say(f"next: {where}: fednotes kit trust KIT FILE")
     say(f"{out / 'authority'} signs new kits: keep it offline, hand it to nobody")
-    say("next: give each its folder over a channel you trust; there: fednotes preflight KIT")
+    say(
+        "next: give each its folder over a channel you trust; there: fednotes preflight KIT"
+    )
 
 
 def _at_authority(
@@ -127,7 +152,9 @@ def _at_authority(
     if sign is not None:
         path = sign.with_suffix(".signed.pem")
         write_out(path, answer.decode())
-        say(f"next: give the kit's owner {path}; there: fednotes kit renew KIT --take FILE")
+        say(
+            f"next: give the kit's owner {path}; there: fednotes kit renew KIT --take FILE"
+        )
     if protect:
         say("the authority's key has a passphrase now; without it nobody can sign kits")
     if overlap:
@@ -153,7 +180,9 @@ def _passphrase(path: Path | None) -> Secret:
                 f"{what} is needed: run this in a terminal, or --passphrase-file FILE"
             )
         new = what.startswith("a new")
-        text: str = typer.prompt(what, hide_input=True, confirmation_prompt=new, err=True)
+        text: str = typer.prompt(
+            what, hide_input=True, confirmation_prompt=new, err=True
+        )
         return text.encode()
 
     return ask
@@ -172,11 +201,15 @@ def preflight(kit: Kit) -> None:
     marks = {True: ("ok", ""), False: ("wrong", "bold red"), None: ("look", "yellow")}
     for found in checks:
         mark, style = marks[found.ok]
-        table.add_row(found.what, mark, Text(clean(found.told), overflow="fold"), style=style)
+        table.add_row(
+            found.what, mark, Text(clean(found.told), overflow="fold"), style=style
+        )
     console.print(table)
     wrong = [found for found in checks if found.ok is False]
     if wrong:
-        raise FednotesError(f"{kit}: {len(wrong)} of the checks above must be mended first")
+        raise FednotesError(
+            f"{kit}: {len(wrong)} of the checks above must be mended first"
+        )
     role = read_kit(kit).role
     if role != "admin" and (process := status(kit)).running:
         up, told = connection(kit, process) if role == "site" else (True, "")
@@ -184,7 +217,9 @@ def preflight(kit: Kit) -> None:
             say(f"next: it runs; fednotes {role} status {kit}")
         else:
             say(f"{told}, but its port does: as while it starts, and for a revoked kit")
-            say(f"next: for the coordinator's trust.pem: fednotes kit trust {kit} trust.pem")
+            say(
+                f"next: for the coordinator's trust.pem: fednotes kit trust {kit} trust.pem"
+            )
         return
     following = {
         "server": f"fednotes server start {kit}",
@@ -195,11 +230,17 @@ def preflight(kit: Kit) -> None:
 
 
 def run(
-    job: Annotated[str, typer.Argument(help="A job file, or the name of a built-in job.")] = "",
+    job: Annotated[
+        str, typer.Argument(help="A job file, or the name of a built-in job.")
+    ] = "",
     on: Annotated[Path | None, typer.Option(help="The admin's kit.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder to create for the run.")] = Path("run"),
+    out: Annotated[Path, typer.Option(help="Folder to create for the run.")] = Path(
+        "run"
+    ),
     settings: Settings = None,
-    attach: Annotated[bool, typer.Option("--attach", help="Follow the run in OUT again.")] = False,
+    attach: Annotated[
+        bool, typer.Option("--attach", help="Follow the run in OUT again.")
+    ] = False,
     abort: Annotated[
         bool, typer.Option("--abort", help="Abort the run in OUT permanently.")
     ] = False,
@@ -214,7 +255,9 @@ def run(
         )
     with ends_at_once("stopped; nothing was handed in") as farewell:
         if abort:
-            farewell.line = f"stopped; the run may go on: fednotes run --abort --out {out}"
+            farewell.line = (
+                f"stopped; the run may go on: fednotes run --abort --out {out}"
+            )
             _abort(out, on)
         elif attach:
             farewell.line = _goes_on(out)
@@ -235,10 +278,20 @@ def _known(out: Path, on: Path | None) -> Run:
 
 
 def _handed_in(
-    job: str, on: Path | None, out: Path, settings: list[str] | None, farewell: Interrupt
+    job: str,
+    on: Path | None,
+    out: Path,
+    settings: list[str] | None,
+    farewell: Interrupt,
 ) -> Run:
     """Hand a job in as a run that has OUT; no run is at the server that no folder knows."""
-    from fednotes.apps.deployment.runs import admin_kit, claim, hand_in, prepare, release
+    from fednotes.apps.deployment.runs import (
+        admin_kit,
+        claim,
+        hand_in,
+        prepare,
+        release,
+    )
     from fednotes.apps.deployment.site_file import load_deployed
 
     if on is None:
@@ -256,9 +309,7 @@ def _handed_in(
     try:
         with connect(kit, person) as session:
             handing, farewell.undo = True, None
-            farewell.line = (
-                f"stopped while it was handed in; whether it was: fednotes run --attach --out {out}"
-            )
+            farewell.line = f"stopped while it was handed in; whether it was: fednotes run --attach --out {out}"
             hand_in(session, known, declared, least, out)
     except BaseException as error:
         if not handing or not isinstance(error, TrainingError):
@@ -290,7 +341,9 @@ def _abort(out: Path, on: Path | None) -> None:
     with connect(kit, person) as session:
         abort(session, known, out)
     say(f"run {known.name} was aborted; the server hands it in no more")
-    say(f"each site keeps what it has of it: KIT/state/{known.name}, and its ledger and decisions")
+    say(
+        f"each site keeps what it has of it: KIT/state/{known.name}, and its ledger and decisions"
+    )
     say("next: what waited behind it begins by itself; another job takes another --out")
 
 

@@ -16,7 +16,9 @@ from fednotes.cli.groups import console, say
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import FednotesError
 
-ledger = typer.Typer(help="Inspect the record of what left a site.", no_args_is_help=True)
+ledger = typer.Typer(
+    help="Inspect the record of what left a site.", no_args_is_help=True
+)
 
 
 def _ledger(kit: Path) -> Path:
@@ -43,25 +45,35 @@ def ledger_verify(
 
     report = verify(_ledger(kit), noted_end(noted) if noted is not None else None)
     if not report.ok:
-        raise FednotesError(f"{report}; keep both files as evidence".replace("\n", "; "))
+        raise FednotesError(
+            f"{report}; keep both files as evidence".replace("\n", "; ")
+        )
     say(*str(report).splitlines())
     if noted is not None:
         say("what was noted is in it")
     if report.head is not None and report.head.lines:
         end = f"{report.head.lines}:{report.head.hash}"
-        say(f"next: note {end} elsewhere; later: fednotes ledger verify {kit} --noted {end}")
+        say(
+            f"next: note {end} elsewhere; later: fednotes ledger verify {kit} --noted {end}"
+        )
 
 
 @ledger.command("show")
 def ledger_show(
     kit: Kit,
     run: Annotated[str | None, typer.Option(help="Show this run only.")] = None,
-    first: Annotated[int, typer.Option("--first-round", min=0, help="First round to show.")] = 0,
-    last: Annotated[int | None, typer.Option("--last-round", help="Last round to show.")] = None,
+    first: Annotated[
+        int, typer.Option("--first-round", min=0, help="First round to show.")
+    ] = 0,
+    last: Annotated[
+        int | None, typer.Option("--last-round", help="Last round to show.")
+    ] = None,
     tail: Annotated[
         int, typer.Option(min=0, help="Number of last lines to show; 0 shows all.")
     ] = 20,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the lines as JSON.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the lines as JSON.")
+    ] = False,
 ) -> None:
     """List what left the site: time, round, task, tensors, bytes, hash.
 
@@ -77,7 +89,9 @@ def ledger_show(
         return
     for name in dict.fromkeys(line["run"] for line in lines):
         console.print(_table(name, [line for line in lines if line["run"] == name]))
-    say(f"{len(lines):,} of {len(every):,} lines; each tensor's name, shape and norm: --json")
+    say(
+        f"{len(lines):,} of {len(every):,} lines; each tensor's name, shape and norm: --json"
+    )
     say(f"next: fednotes ledger verify {kit}")
 
 
@@ -88,11 +102,17 @@ def _table(run: str, lines: list[dict[str, Any]]) -> Table:
     for head in ("line", "time", "round", "task", "tensors", "bytes", "SHA-256", ""):
         right = head in ("line", "round", "tensors", "bytes")
         whole = head in ("time", "bytes", "SHA-256")
-        table.add_column(head, justify="right" if right else "left", no_wrap=whole, overflow="fold")
+        table.add_column(
+            head, justify="right" if right else "left", no_wrap=whole, overflow="fold"
+        )
     for line in lines:
         behind = line.get("update") or line["tensors"]
         table.add_row(
-            *(f"{line['seq']}", line["time"][5:19].replace("T", " "), f"{line['round']}"),
+            *(
+                f"{line['seq']}",
+                line["time"][5:19].replace("T", " "),
+                f"{line['round']}",
+            ),
             *(Text(clean(line["task"], NAME)), f"{len(behind)}", f"{line['bytes']:,}"),
             *(line["sha256"][:8], _kind(line)),
         )

@@ -22,7 +22,8 @@ certificates = typer.Typer(
 START_SECONDS = 20.0  # for a server to answer, or a site to be let in
 Kit = Annotated[Path, typer.Argument(help="Folder of a kit.")]
 Kill = Annotated[
-    bool, typer.Option("--kill", help="Kill its processes at once, as a power cut would.")
+    bool,
+    typer.Option("--kill", help="Kill its processes at once, as a power cut would."),
 ]
 
 
@@ -35,7 +36,9 @@ def of_role(kit: Path, role: str) -> None:
 
     facts = read_kit(kit)
     if facts.role != role:
-        raise ConfigError(f"{kit}: is the kit of {facts.name} ({facts.role}), not of a {role}")
+        raise ConfigError(
+            f"{kit}: is the kit of {facts.name} ({facts.role}), not of a {role}"
+        )
 
 
 def require_stopped(kit: Path, role: str, otherwise: str = "") -> None:
@@ -50,7 +53,9 @@ def require_stopped(kit: Path, role: str, otherwise: str = "") -> None:
         )
 
 
-def require_ready(kit: Path, role: str, source: Path | None = None, otherwise: str = "") -> None:
+def require_ready(
+    kit: Path, role: str, source: Path | None = None, otherwise: str = ""
+) -> None:
     """Raises ConfigError unless the kit is of this role, stopped, and sound by `preflight`.
 
     source: a site's file that is to be taken over. otherwise: as for `require_stopped`.
@@ -191,11 +196,15 @@ def server_status(kit: Kit) -> None:
     say(f"connected sites: {', '.join(now.sites) or 'none'}")
     say(*second_processes(kit), *now.lines)
     if not now.sites:
-        say("next: start the sites, each with its own kit: fednotes site start KIT --site FILE")
+        say(
+            "next: start the sites, each with its own kit: fednotes site start KIT --site FILE"
+        )
     elif now.busy:
         say("next: nothing to do here")
     else:
-        say("next: hand in a job with the admin's kit: fednotes run JOB --on KIT --out RUN")
+        say(
+            "next: hand in a job with the admin's kit: fednotes run JOB --on KIT --out RUN"
+        )
 
 
 # ---- a kit's certificate -----------------------------------------------------------------------
@@ -205,7 +214,8 @@ def server_status(kit: Kit) -> None:
 def renew(
     kit: Kit,
     out: Annotated[
-        Path | None, typer.Option(help="File for the request; NAME.request.pem by default.")
+        Path | None,
+        typer.Option(help="File for the request; NAME.request.pem by default."),
     ] = None,
     take: Annotated[
         Path | None,
@@ -230,7 +240,9 @@ def renew(
         out = out or Path(f"{facts.name}.request.pem")
         write_out(out, request(kit).decode())
         say(f"{out}: holds no secret; the new key is in {kit / PENDING}")
-        say(f"next: to the coordinator: fednotes provision PROJECT --out KITS --sign {out.name}")
+        say(
+            f"next: to the coordinator: fednotes provision PROJECT --out KITS --sign {out.name}"
+        )
         say(f"      then here: fednotes kit renew {kit} --take FILE")
         return
     require_stopped(kit, facts.role)
@@ -238,14 +250,18 @@ def renew(
         take_renewal(kit, bytes_of(take))
     except RefusedError as error:
         raise ConfigError(f"{take}: {error}; the kit is as it was") from error
-    say(f"renewed until {min(valid_until(kit).values()):%Y-%m-%d}; runs go on as they were")
+    say(
+        f"renewed until {min(valid_until(kit).values()):%Y-%m-%d}; runs go on as they were"
+    )
     say(f"next: fednotes preflight {kit}")
 
 
 @certificates.command("trust")
 def trust(
     kit: Kit,
-    file: Annotated[Path, typer.Argument(help="File trust.pem of the project's authority.")],
+    file: Annotated[
+        Path, typer.Argument(help="File trust.pem of the project's authority.")
+    ],
 ) -> None:
     """Install the authority's list of revoked kits, and a new root."""
     from fednotes.apps.deployment.nvflare import processes
@@ -266,7 +282,9 @@ def trust(
         f"taken in as number {now.number}: {len(list(now.listed or ()))} certificates count no more"
     )
     if len(now.roots) > len(before.roots):
-        say(f"a new root; the one before counts until {now.end(before.roots[-1]):%Y-%m-%d}")
+        say(
+            f"a new root; the one before counts until {now.end(before.roots[-1]):%Y-%m-%d}"
+        )
         if role != "admin" and processes.status(kit).running:
             say(f"next: within that time: fednotes {role} stop {kit}, then start")
         say(f"next: within that time: fednotes kit renew {kit}")

@@ -34,9 +34,13 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5  # between two looks for a job that asks for approval
 
-site = typer.Typer(help="Run a site; manage its rules, approvals and data.", no_args_is_help=True)
+site = typer.Typer(
+    help="Run a site; manage its rules, approvals and data.", no_args_is_help=True
+)
 
-Job = Annotated[str, typer.Argument(metavar="FINGERPRINT", help="Prefix of the job's fingerprint.")]
+Job = Annotated[
+    str, typer.Argument(metavar="FINGERPRINT", help="Prefix of the job's fingerprint.")
+]
 
 
 # ---- the site's process ----------------------------------------------------------------------
@@ -57,7 +61,9 @@ def _ready(kit: Path, file: Path | None) -> None:
     if file is not None:
         install(file, kit)
     policy = of_kit(kit).policy
-    say(f"rules: sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}")
+    say(
+        f"rules: sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}"
+    )
 
 
 @site.command("run")
@@ -104,7 +110,9 @@ def site_rules(
     kit: Kit,
     file: Annotated[
         Path | None,
-        typer.Option("--site", help="A new site file to install; without it, show the rules."),
+        typer.Option(
+            "--site", help="A new site file to install; without it, show the rules."
+        ),
     ] = None,
 ) -> None:
     """Show a site's rules, or replace them, even while it runs."""
@@ -124,7 +132,11 @@ def site_rules(
     install(file, kit)
     changed = difference(before, read_toml(path))
     now = "[policy] is in force now; all else from the next job on, or when the site is started"
-    later = f"{now} again" if processes.status(kit).running else "in force when the site is started"
+    later = (
+        f"{now} again"
+        if processes.status(kit).running
+        else "in force when the site is started"
+    )
     say(*(f"  {line}" for line in changed), later if changed else "nothing has changed")
     say(f"next: fednotes site status {kit}")
 
@@ -141,7 +153,12 @@ def site_status(kit: Kit) -> None:
     from fednotes.apps.deployment.rules.guard import approvals_of, named, pending
     from fednotes.apps.deployment.rules.ledger import ledger_of
     from fednotes.apps.deployment.site import RESULTS
-    from fednotes.apps.deployment.status import connection, headline, last_problem, serving
+    from fednotes.apps.deployment.status import (
+        connection,
+        headline,
+        last_problem,
+        serving,
+    )
     from fednotes.core.parsing import kept_table
     from fednotes.jobs.results import PROMISED
 
@@ -150,7 +167,9 @@ def site_status(kit: Kit) -> None:
     if found.running:
         say(told)
     for decision in approvals_of(kit).decisions()[-5:]:
-        by = clean(decision.by) + (f", with the key of {decision.person}" * bool(decision.person))
+        by = clean(decision.by) + (
+            f", with the key of {decision.person}" * bool(decision.person)
+        )
         key = decision.fingerprint[:12]
         say(f"job {named(decision.table)} ({key}): {decision.decision} by {by}")
     say(f"messages that left: {ledger_of(kit).head().lines:,}")
@@ -165,9 +184,13 @@ def site_status(kit: Kit) -> None:
     waiting = pending(kit)
     if waiting:
         quorum = _quorum(kit)
-        some = _some(quorum, approvals_of(kit, quorum).standing(waiting["table"]).people)
+        some = _some(
+            quorum, approvals_of(kit, quorum).standing(waiting["table"]).people
+        )
         key = waiting["fingerprint"][:12]
-        say(f"job {named(waiting['table'])} ({key}) waits for a decision{some and f': {some}'}")
+        say(
+            f"job {named(waiting['table'])} ({key}) waits for a decision{some and f': {some}'}"
+        )
         say(f"next: fednotes site approve {kit}" + " --key FILE" * bool(quorum.people))
     elif not found.running:
         say(f"next: fednotes site start {kit}")
@@ -183,7 +206,10 @@ def site_status(kit: Kit) -> None:
 def site_forget(
     kit: Kit,
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="The run's name, as `site status` shows it.")
+        str,
+        typer.Argument(
+            metavar="RUN", help="The run's name, as `site status` shows it."
+        ),
     ],
 ) -> None:
     """Delete what this site keeps of a run.
@@ -196,7 +222,9 @@ def site_forget(
     of_role(kit, "site")
     freed = forget(kit, run)
     say(*(f"deleted: {folder}, {size:,} bytes" for folder, size in freed.items()))
-    say(f"{sum(freed.values()):,} bytes in all; {ledger_of(kit).path} still says what left")
+    say(
+        f"{sum(freed.values()):,} bytes in all; {ledger_of(kit).path} still says what left"
+    )
     say("should the server ask for this run again, the site begins it anew")
     say(f"next: fednotes site status {kit}")
 
@@ -209,10 +237,14 @@ def site_key(
     person: Annotated[
         str, typer.Argument(metavar="NAME", help="Name of the person whose key it is.")
     ],
-    out: Annotated[Path | None, typer.Option(help="File to create; NAME.key by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to create; NAME.key by default.")
+    ] = None,
     passphrase: Annotated[
         bool,
-        typer.Option("--passphrase", help="Encrypt the file with a passphrase that is asked for."),
+        typer.Option(
+            "--passphrase", help="Encrypt the file with a passphrase that is asked for."
+        ),
     ] = False,
 ) -> None:
     """Create the key with which one person approves jobs."""
@@ -220,7 +252,11 @@ def site_key(
 
     path = out or Path(f"{person}.key")
     words = "Passphrase"
-    secret = typer.prompt(words, hide_input=True, confirmation_prompt=True) if passphrase else ""
+    secret = (
+        typer.prompt(words, hide_input=True, confirmation_prompt=True)
+        if passphrase
+        else ""
+    )
     public = make_key(path, person, secret)
     say(f"{path}: the key of {person}; keep it where nobody else can read it")
     say("next: in [policy] of the site's file, with a line for each who may approve:")
@@ -237,15 +273,20 @@ def site_approve(
         bool, typer.Option("--wait", help="Wait until a job asks for approval.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Maximum time that --wait waits.")
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Maximum time that --wait waits."),
     ] = 600.0,
     key_file: Annotated[
         Path | None,
-        typer.Option("--key", metavar="FILE", help="Your key, if the site's rules list keys."),
+        typer.Option(
+            "--key", metavar="FILE", help="Your key, if the site's rules list keys."
+        ),
     ] = None,
     audit: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of `fednotes audit`; the kit keeps a copy."),
+        typer.Option(
+            metavar="FOLDER", help="Folder of `fednotes audit`; the kit keeps a copy."
+        ),
     ] = None,
 ) -> None:
     """Show the job that waits for approval, and approve it.
@@ -253,7 +294,13 @@ def site_approve(
     Its changes since the last approved job are shown. With a fingerprint, approve that job, even if
     it was rejected before. With --wait, wait until the server asks this site for approval.
     """
-    from fednotes.apps.deployment.rules.guard import approvals_of, job_by, named, pending, settle
+    from fednotes.apps.deployment.rules.guard import (
+        approvals_of,
+        job_by,
+        named,
+        pending,
+        settle,
+    )
 
     of_role(kit, "site")
     quorum = _quorum(kit)
@@ -282,9 +329,15 @@ def site_approve(
         say(f"next: who is asked: fednotes site approve {kit} {key[:12]} --key FILE")
         return
     asked = waiting is not None and waiting["fingerprint"] == key
-    joins = "joins within seconds" if asked else "takes part where a run of it goes on or comes"
+    joins = (
+        "joins within seconds"
+        if asked
+        else "takes part where a run of it goes on or comes"
+    )
     say(f"approved: {named(table)} ({key[:12]}); this site {joins}")
-    say(f"next: fednotes site status {kit}; to take it back: fednotes site reject {kit} {key[:12]}")
+    say(
+        f"next: fednotes site status {kit}; to take it back: fednotes site reject {kit} {key[:12]}"
+    )
 
 
 def _await_request(kit: Path, job: str, timeout: float) -> None:
@@ -303,7 +356,9 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
 
     begin = time.monotonic()
     if not processes.status(kit).running:
-        say(f"note: this site does not run, so nothing can ask it: fednotes site start {kit}")
+        say(
+            f"note: this site does not run, so nothing can ask it: fednotes site start {kit}"
+        )
     if not console.is_terminal:
         say(f"waiting up to {timeout:g} s for a job that asks for approval")
     known = [past.fingerprint for past in approvals_of(kit).decisions()] if job else []
@@ -336,7 +391,13 @@ def site_reject(kit: Kit, job: Job = "") -> None:
 
     With a fingerprint, reject that job. One person's rejection is enough and needs no key.
     """
-    from fednotes.apps.deployment.rules.guard import approvals_of, job_by, named, pending, settle
+    from fednotes.apps.deployment.rules.guard import (
+        approvals_of,
+        job_by,
+        named,
+        pending,
+        settle,
+    )
 
     of_role(kit, "site")
     quorum, waiting = _quorum(kit), pending(kit)
@@ -352,11 +413,19 @@ def site_reject(kit: Kit, job: Job = "") -> None:
         raise ConfigError(f"{kit}: no job waits for a decision, and none is approved")
     before = approvals.status(table)
     key = settle(kit, table, approve=False, by=account(), quorum=quorum)
-    what = "an approval is taken back" if before == "approved" else "a job that was not approved"
-    say(f"rejected: {named(table)} ({key[:12]}), {what}; this site serves no request of it")
+    what = (
+        "an approval is taken back"
+        if before == "approved"
+        else "a job that was not approved"
+    )
+    say(
+        f"rejected: {named(table)} ({key[:12]}), {what}; this site serves no request of it"
+    )
     if last is not None and last.fingerprint != key:
         say(f"still approved: {named(last.table)} ({last.fingerprint[:12]})")
-    say(f"next: fednotes site status {kit}; to undo this: fednotes site approve {kit} {key[:12]}")
+    say(
+        f"next: fednotes site status {kit}; to undo this: fednotes site approve {kit} {key[:12]}"
+    )
 
 
 def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> None:
@@ -377,7 +446,9 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
     kept = kit / RULES / "audits" / key
     found, name, worst = read_audit(given or kept), read_kit(kit).name, None
     if given is not None and found is None:
-        raise ConfigError(f"{given}: no {AUDIT} there; name the folder that `fednotes audit` wrote")
+        raise ConfigError(
+            f"{given}: no {AUDIT} there; name the folder that `fednotes audit` wrote"
+        )
     if found is not None:
         declared = fingerprint(table.get("job", {}))
         if (found.fingerprint, found.site) != (declared, name):
@@ -386,7 +457,9 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
                 f"{clean(found.fingerprint)[:12]!r}, where site {name!r} and {declared[:12]!r} "
                 f"are asked about: fednotes audit JOB --site {name}, with the file that was run"
             )
-        if {*table.get("sites", ())} != {*mapping(mapping(table.get("job")).get("sites"))}:
+        if {*table.get("sites", ())} != {
+            *mapping(mapping(table.get("job")).get("sites"))
+        }:
             raise ConfigError(
                 "the run is not of the sites that the job's table has, which was audited; reject it"
             )
@@ -394,7 +467,9 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
             private_folder(kept)
             write_json(kept / AUDIT, found.model_dump())
         say(f"audit: {clean(found.summary, None)}")
-        lacks = {attack.name for attack in attacks()} - {leak.attack for leak in found.attacks}
+        lacks = {attack.name for attack in attacks()} - {
+            leak.attack for leak in found.attacks
+        }
         worst = None if lacks or found.untried else found.worst
     check_audit(policy_of(kit), worst)
 
@@ -431,13 +506,17 @@ def _show_job(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> Non
     with suppress(FednotesError):  # a job that is none is refused when it begins
         job = parsed(table, kit, "job")
         config: Any = job.config
-        if promise := job.module.promise(replace(config, sites=len(table.get("sites", ())))):
+        if promise := job.module.promise(
+            replace(config, sites=len(table.get("sites", ())))
+        ):
             say(f"promises {promise}")
     if last is None:
         say("no job was approved here before")
         return
     changed = difference(last.table, table)
-    _rows(f"changes since {named(last.table)} ({last.fingerprint[:12]}), approved {last.when}:")
+    _rows(
+        f"changes since {named(last.table)} ({last.fingerprint[:12]}), approved {last.when}:"
+    )
     for line in changed or ("none",):
         _rows(f"  {line}")
     _show_earlier(kit, table, key, quorum)
@@ -455,10 +534,14 @@ def _show_earlier(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) ->
             continue
         found = compare(past.table, table, quorum.site)
         sites = (
-            f"other sites ({', '.join(map(clean, found.sites))})" if found.sites else "its sites"
+            f"other sites ({', '.join(map(clean, found.sites))})"
+            if found.sites
+            else "its sites"
         )
         notes = "other notes here" if found.own else "its notes here"
-        _rows(f"compared with {named(past.table)} ({past.fingerprint[:12]}): {sites}, {notes}")
+        _rows(
+            f"compared with {named(past.table)} ({past.fingerprint[:12]}): {sites}, {notes}"
+        )
         for line in found.own:
             _rows(f"  {line}")
         for warning in found.warnings(least):
@@ -500,7 +583,9 @@ def _signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
 def _some(quorum: Quorum, have: frozenset[str]) -> str:
     """Who has approved a job that more must approve; empty where nobody has."""
     rest = [person for person in quorum.people if person not in have]
-    told = f"approved by {', '.join(sorted(have))}; {quorum.needed - len(have)} more of "
+    told = (
+        f"approved by {', '.join(sorted(have))}; {quorum.needed - len(have)} more of "
+    )
     return f"{told}{', '.join(rest)} must" if have else ""
 
 

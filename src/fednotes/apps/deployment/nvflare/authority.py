@@ -54,7 +54,13 @@ from fednotes.apps.deployment.nvflare.kit import (
 from fednotes.core.errors import ConfigError, RefusedError, nearest, needs
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import checked
-from fednotes.core.store import make_private, private_folder, write_folder, write_json, write_text
+from fednotes.core.store import (
+    make_private,
+    private_folder,
+    write_folder,
+    write_json,
+    write_text,
+)
 
 with needs("cryptography", "deploy"):
     from cryptography import x509
@@ -74,7 +80,13 @@ STATE = "cert.json"
 DAYS, ROOT_DAYS = 360, 3650  # that a kit's certificate lives, and a root
 Secret = Callable[[str], bytes]  # what it is for → the passphrase
 _USES = (
-    *("digital_signature", "key_cert_sign", "crl_sign", "content_commitment", "key_encipherment"),
+    *(
+        "digital_signature",
+        "key_cert_sign",
+        "crl_sign",
+        "content_commitment",
+        "key_encipherment",
+    ),
     *("data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
 )
 _SIGNS = (  # what makes a certificate an authority's
@@ -126,7 +138,9 @@ class Authority:
     _key: Any = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, folder: Path, project: str, secret: Secret, *, make: bool = True) -> Authority:
+    def of(
+        cls, folder: Path, project: str, secret: Secret, *, make: bool = True
+    ) -> Authority:
         """That of a folder, or a new one.
 
         Raises ConfigError if the folder's cannot be read, or there is none and `make` is false.
@@ -134,7 +148,9 @@ class Authority:
         own = cls(folder, project, secret)
         if not own._path.exists():
             if not make:
-                raise ConfigError(f"{folder}: holds no authority of project {project!r}")
+                raise ConfigError(
+                    f"{folder}: holds no authority of project {project!r}"
+                )
             own._begin()
             own._say(())
             return own
@@ -143,10 +159,14 @@ class Authority:
             own.root = x509.load_pem_x509_certificate(kept.root_cert.encode())
             own.stored, own.serials = kept.root_pri_key, kept.serials
             if kept.former:
-                own.former = tuple(x509.load_pem_x509_certificates(kept.former.encode()))
+                own.former = tuple(
+                    x509.load_pem_x509_certificates(kept.former.encode())
+                )
             own.said = Trust.parsed(kept.trust.encode()) if kept.trust else own.said
         except (OSError, ValueError, TypeError, RefusedError) as error:
-            raise ConfigError(f"{own._path}: no authority can be read from it") from error
+            raise ConfigError(
+                f"{own._path}: no authority can be read from it"
+            ) from error
         if own.said.listed is None:  # as earlier versions kept it
             own._say(())
         return own
@@ -172,7 +192,9 @@ class Authority:
                 self._key = load_pem_private_key(self.stored.encode(), given)
             except (ValueError, TypeError) as error:
                 said = f"{self._path}: the key cannot be read"
-                raise ConfigError(f"{said}; is the passphrase right?" if given else said) from error
+                raise ConfigError(
+                    f"{said}; is the passphrase right?" if given else said
+                ) from error
         return self._key
 
     def keep(self) -> None:
@@ -192,13 +214,21 @@ class Authority:
         key = self.key
         new = self.secret("a new passphrase for the authority's key")
         if not new:
-            raise ConfigError("an empty passphrase protects nothing; nothing was changed")
+            raise ConfigError(
+                "an empty passphrase protects nothing; nothing was changed"
+            )
         self.stored = _pem_of(key, BestAvailableEncryption(new))
 
     # ---- what it signs ---------------------------------------------------------------------------
 
     def certify(
-        self, kit: str, key: bytes, name: str, org: str, right: str | None, hosts: Sequence[str]
+        self,
+        kit: str,
+        key: bytes,
+        name: str,
+        org: str,
+        right: str | None,
+        hosts: Sequence[str],
     ) -> bytes:
         """A new certificate for a key of a kit, as PEM. right: NVFlare's name for a person's.
 
@@ -207,9 +237,13 @@ class Authority:
         parts = {NameOID.COMMON_NAME: name, NameOID.ORGANIZATION_NAME: org}
         if right:
             parts[NameOID.UNSTRUCTURED_NAME] = right
-        subject = x509.Name([x509.NameAttribute(oid, text) for oid, text in parts.items()])
+        subject = x509.Name(
+            [x509.NameAttribute(oid, text) for oid, text in parts.items()]
+        )
         public = load_pem_private_key(key, None).public_key()
-        names = x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys(hosts)])
+        names = x509.SubjectAlternativeName(
+            [_host(host) for host in dict.fromkeys(hosts)]
+        )
         return self._issue(kit, subject, public, names)
 
     def _issue(self, kit: str, subject: Any, public_key: Any, names: Any) -> bytes:
@@ -217,11 +251,18 @@ class Authority:
         end = min(datetime.now(UTC) + timedelta(DAYS), self.root.not_valid_after_utc)
         certificate = self._signed(subject, public_key, end, (names, False))
         self.serials.setdefault(kit, []).append(f"{certificate.serial_number:x}")
-        bridges = [bridge for bridge in self.said.bridges if issued(certificate, bridge)]
+        bridges = [
+            bridge for bridge in self.said.bridges if issued(certificate, bridge)
+        ]
         return to_pem((certificate, *bridges))
 
     def _signed(
-        self, subject: Any, public_key: Any, end: datetime, *extensions: Any, key: Any = None
+        self,
+        subject: Any,
+        public_key: Any,
+        end: datetime,
+        *extensions: Any,
+        key: Any = None,
     ) -> Any:
         """A certificate of this project's root, by its key or another. It begins some minutes
         ago: clocks differ."""
@@ -247,8 +288,13 @@ class Authority:
         for kit, folder in kits.items():
             known = {int(text, 16) for text in self.serials.get(kit, ())}
             # not all below: a job's folder has the certificate of the admin who handed it in
-            at_hand = (*folder.glob("startup/*.crt"), *folder.glob(f"{WATCH}/startup/*.crt"))
-            known |= {certificate_of(path.with_suffix("")).serial_number for path in at_hand}
+            at_hand = (
+                *folder.glob("startup/*.crt"),
+                *folder.glob(f"{WATCH}/startup/*.crt"),
+            )
+            known |= {
+                certificate_of(path.with_suffix("")).serial_number for path in at_hand
+            }
             if not known:
                 raise ConfigError(
                     f"{kit}: its certificate is not on record, for an earlier version made it; "
@@ -271,7 +317,9 @@ class Authority:
         before = self.said.listed
         end = min(datetime.now(UTC) + timedelta(overlap), old.not_valid_after_utc)
         self._begin()
-        bridge = self._signed(old.subject, self.key.public_key(), end, *_SIGNS, key=old_key)
+        bridge = self._signed(
+            old.subject, self.key.public_key(), end, *_SIGNS, key=old_key
+        )
         self.former, self.said = (old,), Trust((), (), before)
         self._say((), (bridge,))
         if protected:
@@ -286,25 +334,41 @@ class Authority:
         if len(request) > MOST_BYTES:
             raise RefusedError("too long for the request of a kit")
         trust, signed = Trust(self.roots, self.said.bridges, self.said.listed), []
-        form = b"-----BEGIN CERTIFICATE REQUEST-----.*?-----END CERTIFICATE REQUEST-----"
+        form = (
+            b"-----BEGIN CERTIFICATE REQUEST-----.*?-----END CERTIFICATE REQUEST-----"
+        )
         for block in re.findall(form, request, re.DOTALL):
             try:
                 asked = x509.load_pem_x509_csr(block)
                 public = asked.public_key()
-                value = asked.attributes.get_attribute_for_oid(AttributeOID.UNSTRUCTURED_NAME).value
-                text = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-                shown = signer(trust, text, base64.b64decode(value, validate=True), RENEWAL)
+                value = asked.attributes.get_attribute_for_oid(
+                    AttributeOID.UNSTRUCTURED_NAME
+                ).value
+                text = public.public_bytes(
+                    Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+                )
+                shown = signer(
+                    trust, text, base64.b64decode(value, validate=True), RENEWAL
+                )
             except (ValueError, TypeError, x509.AttributeNotFound) as error:
                 raise RefusedError("no request of a kit can be read") from error
-            if shown is None or shown.subject != asked.subject or not asked.is_signature_valid:
+            if (
+                shown is None
+                or shown.subject != asked.subject
+                or not asked.is_signature_valid
+            ):
                 raise RefusedError("the request is not signed by a kit that counts now")
             signed.append((shown, public))
         if not signed:
             raise RefusedError("no request of a kit can be read")
         answer = b""
         for shown, public in signed:
-            hosts = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            answer += self._issue(kit_of(names_of(shown)[0]), shown.subject, public, hosts)
+            hosts = shown.extensions.get_extension_for_class(
+                x509.SubjectAlternativeName
+            ).value
+            answer += self._issue(
+                kit_of(names_of(shown)[0]), shown.subject, public, hosts
+            )
         return answer + self.said.pem()
 
     # ---- its own ---------------------------------------------------------------------------------
@@ -317,13 +381,21 @@ class Authority:
         end = datetime.now(UTC) + timedelta(ROOT_DAYS)
         self.root = self._signed(name, self._key.public_key(), end, *_SIGNS)
 
-    def _say(self, serials: Iterable[int], bridges: tuple[Any, ...] | None = None) -> None:
+    def _say(
+        self, serials: Iterable[int], bridges: tuple[Any, ...] | None = None
+    ) -> None:
         """Make a new list, of what was revoked before and could still be in use, and these."""
         now = datetime.now(UTC)
         builder = x509.CertificateRevocationListBuilder(self.root.subject)
-        builder = builder.last_update(now - TOLERANCE).next_update(self.root.not_valid_after_utc)
-        builder = builder.add_extension(x509.CRLNumber(self.said.number + 1), critical=False)
-        before = {e.serial_number: e.revocation_date_utc for e in self.said.listed or ()}
+        builder = builder.last_update(now - TOLERANCE).next_update(
+            self.root.not_valid_after_utc
+        )
+        builder = builder.add_extension(
+            x509.CRLNumber(self.said.number + 1), critical=False
+        )
+        before = {
+            e.serial_number: e.revocation_date_utc for e in self.said.listed or ()
+        }
         dates = dict.fromkeys(serials, now) | before
         for serial, when in dates.items():
             if now - when < timedelta(DAYS + 1):  # later its certificate is over anyhow
@@ -334,7 +406,9 @@ class Authority:
             bridges = tuple(b for b in self.said.bridges if now < b.not_valid_after_utc)
         said = Trust((self.root,), bridges, listed)
         if len(said.pem()) > MOST_BYTES:
-            raise ConfigError("more kits are revoked than a list holds; replace the root instead")
+            raise ConfigError(
+                "more kits are revoked than a list holds; replace the root instead"
+            )
         self.said = said
 
 
@@ -346,7 +420,9 @@ def _host(name: str) -> Any:
 
 
 def _pem_of(key: Any, encryption: Any) -> str:
-    return str(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption), "ascii")
+    return str(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption), "ascii"
+    )
 
 
 # ---- a project, and its kits --------------------------------------------------------------------
@@ -373,15 +449,29 @@ class ProjectConfig:
     def __post_init__(self) -> None:
         for what, name in (("name", self.name), *(("site", s) for s in self.sites)):
             if not NAME.fullmatch(name) or (what == "site" and "." in name):
-                dot = ", '.'" if what == "name" else ""  # NVFlare takes what follows for a job
-                raise ConfigError(f"{what} {name!r}: letters, digits, '_'{dot} and '-' only")
-        taken = _RESERVED | {self.server, self.name}  # a certificate each, known by its name
+                dot = (
+                    ", '.'" if what == "name" else ""
+                )  # NVFlare takes what follows for a job
+                raise ConfigError(
+                    f"{what} {name!r}: letters, digits, '_'{dot} and '-' only"
+                )
+        taken = _RESERVED | {
+            self.server,
+            self.name,
+        }  # a certificate each, known by its name
         wrong = sorted({s for s in self.sites if s in taken or self.sites.count(s) > 1})
         if not self.sites or wrong:
-            raise ConfigError(f"sites {wrong or 'are missing'}: each needs a name of its own")
+            raise ConfigError(
+                f"sites {wrong or 'are missing'}: each needs a name of its own"
+            )
         _require_apart(self.sites)
-        for what, host in (("server", self.server), *(("hosts", h) for h in self.hosts)):
-            if not _HOST.fullmatch(host) or len(host) > 64:  # a certificate's name is no longer
+        for what, host in (
+            ("server", self.server),
+            *(("hosts", h) for h in self.hosts),
+        ):
+            if (
+                not _HOST.fullmatch(host) or len(host) > 64
+            ):  # a certificate's name is no longer
                 raise ConfigError(
                     f"{what} {host!r}: expected a host name, such as fl.hospital.org, or an "
                     "IPv4 address, by which sites reach the server"
@@ -393,7 +483,9 @@ class ProjectConfig:
         for place, organisation in (self.organisations or {}).items():
             if place not in (*self.sites, "server"):
                 known = (*self.sites, "server")
-                raise ConfigError(f"organisations: unknown site {place!r}; {nearest(place, known)}")
+                raise ConfigError(
+                    f"organisations: unknown site {place!r}; {nearest(place, known)}"
+                )
             if not re.fullmatch(r"[A-Za-z0-9_]+", organisation):
                 said = f"organisations: {place} = {organisation!r}"
                 raise ConfigError(f"{said}: letters, digits and '_' only")
@@ -423,7 +515,11 @@ def _require_apart(sites: Iterable[str]) -> None:
     for name in sites:
         for other in sites:
             rest = other[len(name) :]
-            if rest and other.startswith(name) and set(rest) <= set("0123456789abcdef-"):
+            if (
+                rest
+                and other.startswith(name)
+                and set(rest) <= set("0123456789abcdef-")
+            ):
                 raise ConfigError(
                     f"sites {name!r} and {other!r} could be taken for one another: choose names of "
                     "one length, such as h01 and h10"
@@ -459,19 +555,29 @@ def provision(
     for name in (*again, *revoke):
         there = {*kits} if name in again else known
         if name not in there:
-            raise ConfigError(f"{name!r} is no kit of this project; {nearest(name, there)}")
+            raise ConfigError(
+                f"{name!r} is no kit of this project; {nearest(name, there)}"
+            )
         if name in again and kits[name].exists():
             raise ConfigError(f"{kits[name]}: is there; move it away to make it anew")
     there = {name for name, kit in kits.items() if (kit / KIT_FILE).exists()}
-    new = [name for name in kits if name not in there and (name not in known or name in again)]
+    new = [
+        name
+        for name in kits
+        if name not in there and (name not in known or name in again)
+    ]
     private_folder(place)
     make_private(place)  # it holds the key that signs new kits
     authority = Authority.of(place, project.name, secret)
     lost = [name for name in again if authority.serials.get(name)]
     for name in set(again) - set(lost):
-        logger.warning("%s: what was made before is not on record, and counts on: --new-root", name)
+        logger.warning(
+            "%s: what was made before is not on record, and counts on: --new-root", name
+        )
     if revoke or lost:
-        places = {name: kits.get(name, out / "sites" / name) for name in (*revoke, *lost)}
+        places = {
+            name: kits.get(name, out / "sites" / name) for name in (*revoke, *lost)
+        }
         authority.revoke(places)
     authority.keep()  # what is revoked is so before a kit is made anew
     write_json(place / _RECORD, {**record, "kits": sorted({*known, *there})})
@@ -483,7 +589,9 @@ def provision(
     return kits
 
 
-def authority_of(project: ProjectConfig, out: Path, secret: Secret = no_secret) -> Authority:
+def authority_of(
+    project: ProjectConfig, out: Path, secret: Secret = no_secret
+) -> Authority:
     """What signs the kits of `out`: `renew`, `replace`, `protect`, and `keep` at the end.
 
     Raises ConfigError if there is none, or it is another project's.
@@ -524,7 +632,9 @@ def _record(project: ProjectConfig, authority: Path) -> dict[str, Any]:
     state = authority / project.name / "state" / STATE
     if not there.get("kits") and state.exists():  # as earlier versions kept it
         kept = read_json(state)
-        signed = {name for name, value in kept.items() if isinstance(value, dict)} - {"serials"}
+        signed = {name for name, value in kept.items() if isinstance(value, dict)} - {
+            "serials"
+        }
         names = {name for name in signed if "@" not in name and name != project.server}
         there["kits"] = sorted(names | ({SERVER, ADMIN} if signed else set()))
     organisations = {**there["organisations"], **ours["organisations"]}
@@ -553,7 +663,9 @@ def _make(project: ProjectConfig, name: str, kit: Path, authority: Authority) ->
             key = new_key_pem()
             stem.with_suffix(".key").write_bytes(key)
             hosts = (who, *project.hosts) if stem.name == SERVER else (who,)
-            certificate = authority.certify(name, key, who, facts.org, rights.get(who), hosts)
+            certificate = authority.certify(
+                name, key, who, facts.org, rights.get(who), hosts
+            )
             stem.with_suffix(".crt").write_bytes(certificate)
             stem.with_name(ROOTS).write_bytes(Trust(authority.roots).pem())
             stem.with_name(TRUST).write_bytes(authority.said.pem())

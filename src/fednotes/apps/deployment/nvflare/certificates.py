@@ -69,7 +69,11 @@ class Trust:
         """That of the list; 0 without one."""
         if self.listed is None:
             return 0
-        return int(self.listed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number)
+        return int(
+            self.listed.extensions.get_extension_for_class(
+                x509.CRLNumber
+            ).value.crl_number
+        )
 
     def pem(self) -> bytes:
         """The file of what an authority says: roots, bridges and the list."""
@@ -99,7 +103,9 @@ class Trust:
                 return f"was revoked on {found.revocation_date_utc:%Y-%m-%d}"
         for root in self.roots:
             if issued(certificate, root) and self.over(root):
-                return f"is of a root that was replaced, until {self.end(root):%Y-%m-%d}"
+                return (
+                    f"is of a root that was replaced, until {self.end(root):%Y-%m-%d}"
+                )
         return ""
 
     def problem(
@@ -127,7 +133,9 @@ class Trust:
 
         Raises ConfigError where a file cannot be read.
         """
-        return _trust_of(startup, tuple(_stamp(startup / name) for name in (ROOTS, TRUST)))
+        return _trust_of(
+            startup, tuple(_stamp(startup / name) for name in (ROOTS, TRUST))
+        )
 
     @staticmethod
     def parsed(data: bytes) -> Trust:
@@ -139,7 +147,9 @@ class Trust:
             raise RefusedError(f"{len(data):,} bytes are more than an authority says")
         try:
             certificates = x509.load_pem_x509_certificates(data)
-            listed = x509.load_pem_x509_crl(data) if b"-----BEGIN X509 CRL" in data else None
+            listed = (
+                x509.load_pem_x509_crl(data) if b"-----BEGIN X509 CRL" in data else None
+            )
             said = Trust(
                 tuple(c for c in certificates if _is_authority(c) and issued(c, c)),
                 tuple(c for c in certificates if _is_authority(c) and not issued(c, c)),
@@ -148,7 +158,9 @@ class Trust:
             )
             said.number  # noqa: B018 - a list without one is none
         except (ValueError, TypeError, x509.ExtensionNotFound) as error:
-            raise RefusedError("no certificates of an authority, or cut short") from error
+            raise RefusedError(
+                "no certificates of an authority, or cut short"
+            ) from error
         return said
 
 
@@ -182,7 +194,10 @@ def _stamp(path: Path) -> tuple[int, int]:
 @lru_cache(maxsize=32)
 def _trust_of(startup: Path, stamps: object) -> Trust:
     """stamps: of the files; others are read anew."""
-    roots, path = _read(startup / ROOTS, x509.load_pem_x509_certificates), startup / TRUST
+    roots, path = (
+        _read(startup / ROOTS, x509.load_pem_x509_certificates),
+        startup / TRUST,
+    )
     said = _read(path, Trust.parsed) if path.exists() else Trust(())
     return Trust(tuple(roots), said.bridges, said.listed)
 
@@ -194,7 +209,11 @@ def _read(path: Path, load: Callable[[bytes], T]) -> T:
     except OSError as error:
         said = f"{path}: the kit's certificate is not complete ({error.strerror})"
         raise ConfigError(f"{said}: {REMEDY}") from error
-    except (ValueError, TypeError, RefusedError) as error:  # their messages may quote the key
+    except (
+        ValueError,
+        TypeError,
+        RefusedError,
+    ) as error:  # their messages may quote the key
         said = f"{path}: no certificate or key of a kit can be read from it"
         raise ConfigError(f"{said}: {REMEDY}") from error
 
@@ -221,7 +240,9 @@ def take(kit: Path, data: bytes) -> bool:
     """
     said, have = Trust.parsed(data), Trust.of(kit / "startup")
     if said.listed is None or len(said.roots) != 1 or said.leaves:
-        raise RefusedError("not what an authority says: one root and a list of revoked kits")
+        raise RefusedError(
+            "not what an authority says: one root and a list of revoked kits"
+        )
     (root,) = said.roots
     if root not in have.roots:
         bridges = [b for b in said.bridges if b.public_key() == root.public_key()]
@@ -235,7 +256,9 @@ def take(kit: Path, data: bytes) -> bool:
     if said.number <= have.number:
         if said.number == have.number and said.listed == have.listed:
             return False
-        raise RefusedError(f"number {said.number} is not newer than {have.number}, this kit's own")
+        raise RefusedError(
+            f"number {said.number} is not newer than {have.number}, this kit's own"
+        )
     roots = have.roots if root in have.roots else (*have.roots, root)
     for startup in _startups(kit):  # in this order it can be done again
         write_text(startup / ROOTS, Trust(roots).pem().decode())
@@ -254,7 +277,9 @@ def settle(kit: Path) -> None:
 
 def _startups(kit: Path) -> list[Path]:
     """The folders of a kit that hold its certificates: at a server, its watch's too."""
-    return [path for path in (kit / "startup", kit / WATCH / "startup") if path.is_dir()]
+    return [
+        path for path in (kit / "startup", kit / WATCH / "startup") if path.is_dir()
+    ]
 
 
 # ---- whether a kit's own can work; NVFlare finds out in a thread whose error nobody sees ------
@@ -266,7 +291,10 @@ def check_kit(kit: Path) -> list[str]:
     Raises what `valid_until` raises.
     """
     soon = datetime.now(UTC) + SOON
-    new_root, renew = "ask the project's coordinator for a new root", f"fednotes kit renew {kit}"
+    new_root, renew = (
+        "ask the project's coordinator for a new root",
+        f"fednotes kit renew {kit}",
+    )
     return [
         f"{path}: the certificate expires on {end:%Y-%m-%d}: "
         + (new_root if path.name == ROOTS else renew)
@@ -297,7 +325,11 @@ def valid_until(kit: Path) -> dict[Path, datetime]:
     Raises ConfigError if one is missing, not yet or no longer valid, revoked, not signed by the
     kit's authority (`rootCA.pem`), of another name than the kit's, or not of the key beside it.
     """
-    return {path: end for stem, name in stems(kit).items() for path, end in _ends(stem, name)}
+    return {
+        path: end
+        for stem, name in stems(kit).items()
+        for path, end in _ends(stem, name)
+    }
 
 
 def _ends(stem: Path, name: str) -> Iterator[tuple[Path, datetime]]:
@@ -310,7 +342,9 @@ def _ends(stem: Path, name: str) -> Iterator[tuple[Path, datetime]]:
         said = f"{path}: the certificate is of {', '.join(names) or 'nobody'}"
         raise ConfigError(f"{said}, the kit of {name}: {REMEDY}")
     if key_of(stem).public_key() != own.public_key():
-        raise ConfigError(f"{path}: the certificate is of another key than the kit's: {REMEDY}")
+        raise ConfigError(
+            f"{path}: the certificate is of another key than the kit's: {REMEDY}"
+        )
     yield path, trust.until(own)
     path, newest = stem.with_name(ROOTS), trust.roots[-1]
     _require_none(path, trust.problem(newest))
@@ -385,7 +419,9 @@ class CertificateIdentity:
         return shown is not None and names_of(shown) == [site]
 
 
-def signer(trust: Trust, text: bytes, signature: bytes, purpose: str) -> x509.Certificate | None:
+def signer(
+    trust: Trust, text: bytes, signature: bytes, purpose: str
+) -> x509.Certificate | None:
     """The certificate of who signed for a purpose; None unless it counts and the signature is
     its key's."""
     end = _LENGTH + int.from_bytes(signature[:_LENGTH], "big")
@@ -418,7 +454,9 @@ def request(kit: Path) -> bytes:
             pending.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(pending.with_suffix(".key"), new_key_pem())
         key = key_of(pending)
-        public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        public = key.public_key().public_bytes(
+            Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+        )
         proof = base64.b64encode(present.sign(public, RENEWAL))
         asked = x509.CertificateSigningRequestBuilder(present.certificate.subject)
         asked = asked.add_attribute(AttributeOID.UNSTRUCTURED_NAME, proof)
@@ -442,7 +480,9 @@ def take_renewal(kit: Path, answer: bytes) -> None:
     for stem in stems(kit):
         pending = _pending(kit, stem)
         if not pending.with_suffix(".key").exists():
-            raise ConfigError(f"{kit}: no request is under way: fednotes kit renew {kit} makes one")
+            raise ConfigError(
+                f"{kit}: no request is under way: fednotes kit renew {kit} makes one"
+            )
         public = key_of(pending).public_key()
         match = [leaf for leaf in said.leaves if leaf.public_key() == public]
         if not match or match[0].subject != certificate_of(stem).subject:
@@ -454,7 +494,9 @@ def take_renewal(kit: Path, answer: bytes) -> None:
         if problem := Trust.of(stem.parent).problem(leaf):
             raise RefusedError(f"its certificate {problem}")
     for stem, leaf in new.items():
-        text = to_pem((leaf, *(bridge for bridge in said.bridges if issued(leaf, bridge))))
+        text = to_pem(
+            (leaf, *(bridge for bridge in said.bridges if issued(leaf, bridge)))
+        )
         key = _pending(kit, stem).with_suffix(".key").read_bytes()
         path = stem.with_suffix(".crt")
         replace_file(stem.with_suffix(".key"), key)

@@ -63,17 +63,25 @@ NUMBER, SAID = "fednotes_trust_number", "fednotes_trust"  # headers
 SUBMITTER = "project_admin"  # the role in a certificate whose signature a job needs
 ORDERS = frozenset(  # of the server to a site's main process
     {
-        *(TrainingTopic.CHECK_STATUS, TrainingTopic.CHECK_RESOURCE, TrainingTopic.CANCEL_RESOURCE),
+        *(
+            TrainingTopic.CHECK_STATUS,
+            TrainingTopic.CHECK_RESOURCE,
+            TrainingTopic.CANCEL_RESOURCE,
+        ),
         *(TrainingTopic.DEPLOY, TrainingTopic.START_JOB, TrainingTopic.ABORT),
         TrainingTopic.NOTIFY_JOB_STATUS,
     }
 )
-JOB_ORDERS = frozenset({"check_status", "abort", "abort_task", "shutdown"})  # to a job's process
+JOB_ORDERS = frozenset(
+    {"check_status", "abort", "abort_task", "shutdown"}
+)  # to a job's process
 NAMED = 100  # at most as many strangers are named in the log, each once
 SOCKET = "socket"  # in the folder INSIDE of the kit
 _LONGEST = 100  # bytes of a socket's path; some systems take no more
 _BY_NVFLARE = utils.verify_cert_chain
-_checked_roots: dict[Any, Path] = {}  # root → the folder that says which of its certificates count
+_checked_roots: dict[
+    Any, Path
+] = {}  # root → the folder that says which of its certificates count
 logger = logging.getLogger("fednotes.gate")
 _header = cells.MessageHeaderKey
 
@@ -98,14 +106,19 @@ def check_certificates(startup: Path) -> None:
 
 
 def _verify(
-    leaf_cert: Any, intermediate_certs: Sequence[Any] | None, root_ca_cert: Any, now: Any = None
+    leaf_cert: Any,
+    intermediate_certs: Sequence[Any] | None,
+    root_ca_cert: Any,
+    now: Any = None,
 ) -> None:
     """In the place of NVFlare's function of the same arguments. Raises ValueError."""
     startup = _checked_roots.get(root_ca_cert)
     if startup is None:
         _BY_NVFLARE(leaf_cert, intermediate_certs, root_ca_cert, now)
     elif problem := Trust.of(startup).problem(leaf_cert, intermediate_certs or ()):
-        logger.error("the certificate of %s %s", ", ".join(names_of(leaf_cert)), problem)
+        logger.error(
+            "the certificate of %s %s", ", ".join(names_of(leaf_cert)), problem
+        )
         raise ValueError(f"the certificate {problem}")
 
 
@@ -125,7 +138,9 @@ class Connections:
     def look(self) -> None:
         """Close the connections of certificates that counted when they came in."""
         for name in list(self._manager.sfm_endpoints):
-            with suppress(Exception):  # a connection that ends meanwhile; the looks go on
+            with suppress(
+                Exception
+            ):  # a connection that ends meanwhile; the looks go on
                 self._shut(name)
 
     def judge(self, message: Message) -> Message | None:
@@ -136,7 +151,11 @@ class Connections:
         return None
 
     def _shut(self, name: str) -> bool:
-        found = [c.conn for c in self._manager.get_connections(name) or () if self._ended(c.conn)]
+        found = [
+            c.conn
+            for c in self._manager.get_connections(name) or ()
+            if self._ended(c.conn)
+        ]
         for connection in found:
             connection.close()
         return bool(found)
@@ -151,7 +170,9 @@ class Connections:
     def _ended(self, connection: Connection) -> bool:
         """Whether TLS took a certificate that counts no more; who has none is on this machine."""
         context = getattr(connection, "context", None)
-        shown = (context.auth_context().get("x509_pem_cert") if context else None) or [b""]
+        shown = (context.auth_context().get("x509_pem_cert") if context else None) or [
+            b""
+        ]
         if not shown[0]:
             return False
         certificate = _certificate(bytes(shown[0]))
@@ -211,7 +232,9 @@ class ServerGate(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
-            fl_ctx.get_engine().get_cell().core_cell.add_incoming_filter("*", "*", self.judge)
+            fl_ctx.get_engine().get_cell().core_cell.add_incoming_filter(
+                "*", "*", self.judge
+            )
 
     def judge(self, message: Message) -> Message | None:
         """The reply that ends a message here; None for one that may go on.
@@ -224,11 +247,15 @@ class ServerGate(FLComponent):
             return None  # from a job's process, by the kit's own socket (`KitSocketDriver`)
         origin = str(message.get_header(_header.ORIGIN) or "")
         endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
-        own = is_valid_admin_client_name(origin) and origin == getattr(endpoint, "name", None)
+        own = is_valid_admin_client_name(origin) and origin == getattr(
+            endpoint, "name", None
+        )
         channel = str(message.get_header(_header.CHANNEL) or "")
         if (own or origin.partition(".")[0] == certified) and channel != "_net_manager":
             return None
-        logger.error("a message of %s in the name of %.80r was dropped", certified, origin)
+        logger.error(
+            "a message of %s in the name of %.80r was dropped", certified, origin
+        )
         return _refused("not a member's to say")
 
 
@@ -242,14 +269,21 @@ def obey_the_server_only(fl_ctx: FLContext) -> None:
 
     def judge(message: Message) -> Message | None:
         origin = str(message.get_header(_header.ORIGIN) or "")
-        if origin.partition(".")[0] in ("server", own):  # they, and the processes of their jobs
+        if origin.partition(".")[0] in (
+            "server",
+            own,
+        ):  # they, and the processes of their jobs
             return None
         if origin not in strangers and len(strangers) < NAMED:
             strangers.add(origin)
-            logger.error("a request of %.80r was refused: only the server gives orders", origin)
+            logger.error(
+                "a request of %.80r was refused: only the server gives orders", origin
+            )
         return _refused("only the server gives orders")
 
-    fl_ctx.get_engine().get_cell().core_cell.add_incoming_request_filter("*", "*", judge)
+    fl_ctx.get_engine().get_cell().core_cell.add_incoming_request_filter(
+        "*", "*", judge
+    )
 
 
 class _OfAJob(RequestProcessor):
@@ -267,7 +301,9 @@ class _OfAJob(RequestProcessor):
         """What is done, or why nothing is."""
         job = req.get_header(RequestHeader.JOB_ID)
         if job is not None and not JOB_ID.fullmatch(str(job)):
-            logger.error("an order of the server for %.80r was refused: no job's name", str(job))
+            logger.error(
+                "an order of the server for %.80r was refused: no job's name", str(job)
+            )
             return error_reply("no job's name")
         return self._inner.process(req, app_ctx)
 
@@ -301,12 +337,18 @@ def require_admins_signature(app: Path, root: Path) -> None:
     the signature of its first submission.
     """
     check_certificates(root.parent)
-    verified, signers = utils.verify_folder_signature_and_get_signers(str(app), str(root))
+    verified, signers = utils.verify_folder_signature_and_get_signers(
+        str(app), str(root)
+    )
     if not verified or not signers:
-        raise RefusedError("the job's signature is not valid: it must be handed in again")
+        raise RefusedError(
+            "the job's signature is not valid: it must be handed in again"
+        )
     for name, _, role in signers:
         if role != SUBMITTER:
-            raise RefusedError(f"the job was signed by {name!r}, who is no admin of the project")
+            raise RefusedError(
+                f"the job was signed by {name!r}, who is no admin of the project"
+            )
 
 
 # ---- the connection inside a kit ---------------------------------------------------------------
@@ -331,7 +373,9 @@ class _Listener(ThreadingUnixStreamServer):
 
     ssl_context = None
 
-    def __init__(self, driver: KitSocketDriver, connector: ConnectorInfo, folder: Path) -> None:
+    def __init__(
+        self, driver: KitSocketDriver, connector: ConnectorInfo, folder: Path
+    ) -> None:
         self.driver, self.connector = driver, connector
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
@@ -343,10 +387,14 @@ class _Listener(ThreadingUnixStreamServer):
         """Whether the peer is of this process's own account, where the system tells."""
         if not hasattr(socket, "SO_PEERCRED"):
             return True
-        told = request.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        told = request.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+        )
         _, user, _ = struct.unpack("3i", told)
         if user != os.getuid():
-            logger.error("user %d of this machine was refused at the inner socket", user)
+            logger.error(
+                "user %d of this machine was refused at the inner socket", user
+            )
         return bool(user == os.getuid())
 
 
@@ -361,7 +409,10 @@ class KitSocketDriver(TcpDriver):
     @staticmethod
     def capabilities() -> dict[str, Any]:
         """As of any connection that is there until a process ends."""
-        return {DriverCap.SEND_HEARTBEAT.value: True, DriverCap.SUPPORT_SSL.value: False}
+        return {
+            DriverCap.SEND_HEARTBEAT.value: True,
+            DriverCap.SUPPORT_SSL.value: False,
+        }
 
     @staticmethod
     def get_urls(scheme: str, resources: dict[str, Any]) -> tuple[str, str]:

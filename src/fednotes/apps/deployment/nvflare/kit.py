@@ -48,7 +48,9 @@ def read_kit(kit: Path) -> Kit:
     try:
         return Kit.model_validate(read_json(kit / KIT_FILE))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{kit}: not a kit (`fednotes provision` makes kits)") from error
+        raise ConfigError(
+            f"{kit}: not a kit (`fednotes provision` makes kits)"
+        ) from error
 
 
 def kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
@@ -75,7 +77,11 @@ def _filled(value: Any, words: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [_filled(inner, words) for inner in value]
     if isinstance(value, str) and "$" in value:
-        return words[value[1:]] if value[1:] in words else Template(value).substitute(words)
+        return (
+            words[value[1:]]
+            if value[1:] in words
+            else Template(value).substitute(words)
+        )
     return value
 
 
@@ -90,10 +96,18 @@ def job_folder(
     if not NAME.fullmatch(run):
         raise ConfigError(f"run {run!r}: letters, digits, '_', '.' and '-' only")
     if not 1 <= min_sites <= len(set(sites)) or len(set(sites)) != len(sites):
-        raise ConfigError(f"min_sites = {min_sites} of {len(set(sites))} sites: impossible")
-    poll = POLL_SECONDS * max(1.0, len(sites) / 3)  # many idle sites would keep the server busy
+        raise ConfigError(
+            f"min_sites = {min_sites} of {len(set(sites))} sites: impossible"
+        )
+    poll = POLL_SECONDS * max(
+        1.0, len(sites) / 3
+    )  # many idle sites would keep the server busy
     words = {"run": run, "least": min_sites, "sites": list(sites), "job": dict(job)}
-    words |= {"places": ["server", *sites], "poll": poll, "heartbeat": HEARTBEAT_SECONDS}
+    words |= {
+        "places": ["server", *sites],
+        "poll": poll,
+        "heartbeat": HEARTBEAT_SECONDS,
+    }
 
     def fill(folder: Path) -> None:
         (folder / "app" / "config").mkdir(parents=True)
@@ -104,5 +118,7 @@ def job_folder(
     try:
         write_folder(folder, fill)
     except (TypeError, ValueError) as error:
-        raise FednotesError(f"{folder}: the job holds a value that JSON does not know") from error
+        raise FednotesError(
+            f"{folder}: the job holds a value that JSON does not know"
+        ) from error
     return folder

@@ -49,7 +49,11 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
 
-from fednotes.apps.deployment.nvflare.gate import Connections, TrustCourier, check_certificates
+from fednotes.apps.deployment.nvflare.gate import (
+    Connections,
+    TrustCourier,
+    check_certificates,
+)
 from fednotes.apps.deployment.nvflare.processes import (
     CONTACT_FILE,
     LOST_SECONDS,
@@ -61,23 +65,35 @@ from fednotes.core.store import write_json, write_text
 from fednotes.engines.launch import OUTCOME_FILE, read_outcome
 
 LOOK_SECONDS = 5.0
-SALT_FILE = Path("state") / "place"  # or a server could find out where the kit lies by trying
+SALT_FILE = (
+    Path("state") / "place"
+)  # or a server could find out where the kit lies by trying
 _MACHINE = Path("/etc/machine-id")
 PLACE = "fednotes_place"  # header: where the sender's kit lies
-SECOND_FILE = Path("state") / "second.json"  # at the server: site → when a second was refused
+SECOND_FILE = (
+    Path("state") / "second.json"
+)  # at the server: site → when a second was refused
 SECOND = (
     "another process of this site is connected, from another folder or machine: is there a copy "
     "of its kit? Stop one of the two (one that has just ended is forgotten after 20 s)"
 )
-LONGEST_WAIT = 300.0  # seconds between two attempts; they begin at LOOK_SECONDS and double
+LONGEST_WAIT = (
+    300.0  # seconds between two attempts; they begin at LOOK_SECONDS and double
+)
 RECENT_SECONDS = 15.0  # a site that is up tells the server so every 5 s
-PATIENCE_SECONDS = 20.0  # for sites that are not there yet, before a run goes on without them
+PATIENCE_SECONDS = (
+    20.0  # for sites that are not there yet, before a run goes on without them
+)
 ATTEMPTS = 8  # submissions in a row that commit nothing
-STUCK_SECONDS = 120.0  # a run that waits so long while nothing runs and its sites are there
+STUCK_SECONDS = (
+    120.0  # a run that waits so long while nothing runs and its sites are there
+)
 ABORTED = "FINISHED:ABORTED"
 Step = Literal["wait", "done", "resubmit", "pause", "give up"]
 _TOPICS = cells.CellChannelTopic
-_LOOKS = re.compile(r"(list_jobs|check_status|get_job_meta)\b|app_command \S+ fednotes\.progress")
+_LOOKS = re.compile(
+    r"(list_jobs|check_status|get_job_meta)\b|app_command \S+ fednotes\.progress"
+)
 logger = logging.getLogger("fednotes.presence")
 
 
@@ -96,7 +112,9 @@ class Contact:
     def heard(self) -> None:
         """The server answered."""
         now, first = self.now(), self.away
-        self.known = LastContact(self.known.pid, now if first else self.known.since, now)
+        self.known = LastContact(
+            self.known.pid, now if first else self.known.since, now
+        )
         self.away = False
         if first:
             logger.info("connected to the server")
@@ -153,7 +171,9 @@ class Liveness:
     """Where the processes of each site are, as the server hears of them. now: in seconds."""
 
     now: Callable[[], float] = time.monotonic
-    heard: dict[str, tuple[str, float]] = field(default_factory=dict)  # site → place, when
+    heard: dict[str, tuple[str, float]] = field(
+        default_factory=dict
+    )  # site → place, when
     silent: set[str] = field(default_factory=set)
 
     def alive(self, site: str, place: str) -> None:
@@ -173,7 +193,9 @@ class Liveness:
         for site, (_, when) in list(self.heard.items()):
             if site not in self.silent and self.now() - when > LOST_SECONDS:
                 self.silent.add(site)
-                logger.warning("site %r has not been heard of for %.0f s", site, LOST_SECONDS)
+                logger.warning(
+                    "site %r has not been heard of for %.0f s", site, LOST_SECONDS
+                )
 
     def elsewhere(self, site: str, place: str) -> bool:
         """Whether a process of this site is alive in another place than this."""
@@ -183,8 +205,13 @@ class Liveness:
 
 def _topic(message: Message) -> str:
     """The topic between a site's main process and the server's; "" of all other messages."""
-    of_them = message.get_header(cells.MessageHeaderKey.CHANNEL) == cells.CellChannel.SERVER_MAIN
-    return str(message.get_header(cells.MessageHeaderKey.TOPIC) or "") if of_them else ""
+    of_them = (
+        message.get_header(cells.MessageHeaderKey.CHANNEL)
+        == cells.CellChannel.SERVER_MAIN
+    )
+    return (
+        str(message.get_header(cells.MessageHeaderKey.TOPIC) or "") if of_them else ""
+    )
 
 
 def audit_no_looks() -> None:
@@ -230,7 +257,9 @@ class SitePresence(FLComponent):
             self._carrier.hear(message, "server")
         code = message.get_header(cells.MessageHeaderKey.RETURN_CODE)
         if topic == _TOPICS.Register and code == cells.ReturnCode.UNAUTHENTICATED:
-            self._contact.refused(str(message.get_header(cells.MessageHeaderKey.ERROR) or ""))
+            self._contact.refused(
+                str(message.get_header(cells.MessageHeaderKey.ERROR) or "")
+            )
         elif topic == _TOPICS.HEART_BEAT and code == cells.ReturnCode.OK:
             self._contact.heard()
 
@@ -249,7 +278,10 @@ class ServerPresence(FLComponent):
             self._kit = Path(fl_ctx.get_engine().args.workspace)
             core = fl_ctx.get_engine().get_cell().core_cell
             check_certificates(self._kit / "startup")
-            self._carrier, doors = TrustCourier(self._kit), Connections(self._kit / "startup", core)
+            self._carrier, doors = (
+                TrustCourier(self._kit),
+                Connections(self._kit / "startup", core),
+            )
             core.add_incoming_request_filter("*", "*", self.judge)
             core.add_outgoing_reply_filter("*", "*", self.tell)
             runs, engine = Watch(self._kit / "state"), fl_ctx.get_engine()
@@ -285,7 +317,9 @@ class ServerPresence(FLComponent):
             self._carrier.give(message, to.partition(".")[0])
 
     def _refused(self, site: str) -> None:
-        logger.warning("a second process of site %r was refused: is there a copy of its kit?", site)
+        logger.warning(
+            "a second process of site %r was refused: is there a copy of its kit?", site
+        )
         self._seconds[site] = time.time()
         try:
             write_json(self._kit / SECOND_FILE, self._seconds)
@@ -311,7 +345,9 @@ class ServerJobs:
         """Those that the server heard of lately."""
         after = time.time() - RECENT_SECONDS
         clients = self._engine.get_clients()
-        return frozenset(client.name for client in clients if client.last_connect_time > after)
+        return frozenset(
+            client.name for client in clients if client.last_connect_time > after
+        )
 
     def tell(self, job_id: str, topic: str = PROGRESS) -> Mapping[str, Any] | None:
         """Ask a job for its sites, or to pause; None without a process of it, {} while it is
@@ -325,7 +361,9 @@ class ServerJobs:
     def resubmit(self, job: Mapping[str, Any]) -> None:
         """Run a job once more, under a new id and the first signature."""
         kept = {*CLONED_META_KEYS, "submitter_name", "submitter_org", "submitter_role"}
-        meta = {key: job[key] for key in job.keys() & kept} | {"cloned_from": job["job_id"]}
+        meta = {key: job[key] for key in job.keys() & kept} | {
+            "cloned_from": job["job_id"]
+        }
         with self._engine.new_context() as context:
             self._store.clone(from_jid=job["job_id"], meta=meta, fl_ctx=context)
 
@@ -335,10 +373,14 @@ class ServerJobs:
             if job["status"] == "RUNNING":
                 self._engine.job_runner.stop_run(job["job_id"], context)
             else:
-                self._store.set_status(job["job_id"], RunStatus.FINISHED_ABORTED, context)
+                self._store.set_status(
+                    job["job_id"], RunStatus.FINISHED_ABORTED, context
+                )
 
 
-def next_step(status: str, alive: bool, outcome: Mapping[str, Any], back: frozenset[str]) -> Step:
+def next_step(
+    status: str, alive: bool, outcome: Mapping[str, Any], back: frozenset[str]
+) -> Step:
     """What a run needs.
 
     status: NVFlare's word for its newest submission. alive: the server has a process for it.
@@ -348,7 +390,9 @@ def next_step(status: str, alive: bool, outcome: Mapping[str, Any], back: frozen
         return "done"  # somebody's decision, or the end (NVFlare may wait for a lost site yet)
     if status == "RUNNING":
         if not alive:
-            return "resubmit"  # its server was killed: NVFlare goes on to call it running
+            return (
+                "resubmit"  # its server was killed: NVFlare goes on to call it running
+            )
         return "pause" if back else "wait"
     if not status.startswith("FINISHED"):
         return "wait"
@@ -385,12 +429,18 @@ class Watch:
     def look(self, server: ServerJobs) -> dict[str, Step]:
         """One look at every run, and what it makes necessary. Returns run → step taken."""
         newest, aborted = dict[str, dict[str, Any]](), dict[str, str]()
-        for job in sorted(server.jobs(), key=lambda job: float(job.get("submit_time") or 0)):
+        for job in sorted(
+            server.jobs(), key=lambda job: float(job.get("submit_time") or 0)
+        ):
             newest[str(job["name"])] = job
             if job["status"] == ABORTED:
                 aborted[str(job["name"])] = str(job["job_id"])
         connected = server.sites()
-        going = [run for run, job in newest.items() if job["status"] in ("RUNNING", "DISPATCHED")]
+        going = [
+            run
+            for run, job in newest.items()
+            if job["status"] in ("RUNNING", "DISPATCHED")
+        ]
         steps: dict[str, Step] = {}
         for run, job in newest.items():
             if run in aborted:
@@ -401,7 +451,9 @@ class Watch:
             steps[run] = self._tend(server, run, job, connected)
         return steps
 
-    def _over(self, server: ServerJobs, run: str, job: Mapping[str, Any], job_id: str) -> Step:
+    def _over(
+        self, server: ServerJobs, run: str, job: Mapping[str, Any], job_id: str
+    ) -> Step:
         """A person's decision stands, whatever was handed in at the same moment."""
         if not str(job["status"]).startswith("FINISHED"):
             server.abort(job)
@@ -412,12 +464,18 @@ class Watch:
         return "done"
 
     def _waiting(
-        self, run: str, job: Mapping[str, Any], going: Sequence[str], connected: frozenset[str]
+        self,
+        run: str,
+        job: Mapping[str, Any],
+        going: Sequence[str],
+        connected: frozenset[str],
     ) -> None:
         """Keep for what a run waits that has not begun."""
         care, job_id = self.runs.setdefault(run, WatchedRun()), str(job["job_id"])
         absent = ", ".join(sorted(_sites(job) - connected))
-        reason = f"behind run {going[0]}" if going else f"for {absent}" if absent else ""
+        reason = (
+            f"behind run {going[0]}" if going else f"for {absent}" if absent else ""
+        )
         if reason:
             care.waits_since = None
         elif care.waits_since is None:
@@ -433,7 +491,11 @@ class Watch:
             write_json(self.state / run / OUTCOME_FILE, waits)
 
     def _tend(
-        self, server: ServerJobs, run: str, job: Mapping[str, Any], connected: frozenset[str]
+        self,
+        server: ServerJobs,
+        run: str,
+        job: Mapping[str, Any],
+        connected: frozenset[str],
     ) -> Step:
         care = self.runs.setdefault(run, WatchedRun())
         job_id, status = str(job["job_id"]), str(job["status"])
@@ -451,21 +513,35 @@ class Watch:
         if step in ("wait", "done") or step != before or self.now() < later:
             return "done" if step == "done" else "wait"
         if step == "pause":
-            self._say(care, f"{run}: {', '.join(sorted(back))} can take part again: pausing")
+            self._say(
+                care, f"{run}: {', '.join(sorted(back))} can take part again: pausing"
+            )
             server.tell(job_id, PAUSE)
             care.pauses += 1
             care.no_pause_before = self.now() + 6 * _delay(care.pauses)
             return "pause"
         absent = sites - connected
-        if step == "resubmit" and absent and self.now() < care.stopped + PATIENCE_SECONDS:
-            return "wait"  # after a restart of the server the sites come back one by one
+        if (
+            step == "resubmit"
+            and absent
+            and self.now() < care.stopped + PATIENCE_SECONDS
+        ):
+            return (
+                "wait"  # after a restart of the server the sites come back one by one
+            )
         care.attempts = 0 if outcome.get("lines") else care.attempts + 1
         if step == "give up" or care.attempts > ATTEMPTS:
-            why = outcome.get("problem") or f"{ATTEMPTS} submissions in a row committed nothing"
+            why = (
+                outcome.get("problem")
+                or f"{ATTEMPTS} submissions in a row committed nothing"
+            )
             self._say(care, f"{run}: stays stopped: {why}")
             return "give up"
         server.resubmit(job)
-        self._say(care, f"{run}: {status} ({outcome.get('status', 'not begun')}): handed in again")
+        self._say(
+            care,
+            f"{run}: {status} ({outcome.get('status', 'not begun')}): handed in again",
+        )
         care.no_submit_before = self.now() + _delay(care.attempts)
         return "resubmit"
 
@@ -476,7 +552,9 @@ class Watch:
 
 
 def _sites(job: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(s for names in job["deploy_map"].values() for s in names) - {"server"}
+    return frozenset(s for names in job["deploy_map"].values() for s in names) - {
+        "server"
+    }
 
 
 def _delay(count: int) -> float:

@@ -50,16 +50,26 @@ from fednotes.core.parsing import kept_table
 from fednotes.core.settings import build, checked
 from fednotes.core.store import lock, make_private, owned, write_json
 
-KIT_VARIABLE = "FEDNOTES_KIT"  # the folder of the kit whose process this is, or whose job's
-UNWATCHED = "FEDNOTES_UNWATCHED"  # set: runs that stop stay so, as tests and benchmarks need
-ECHO_VARIABLE = "FEDNOTES_ECHO"  # set: what goes to the log is also printed, for who looks on
+KIT_VARIABLE = (
+    "FEDNOTES_KIT"  # the folder of the kit whose process this is, or whose job's
+)
+UNWATCHED = (
+    "FEDNOTES_UNWATCHED"  # set: runs that stop stay so, as tests and benchmarks need
+)
+ECHO_VARIABLE = (
+    "FEDNOTES_ECHO"  # set: what goes to the log is also printed, for who looks on
+)
 
-_CHANGING = re.compile(r"[0-9a-f]{4,}(-[0-9a-f]{4,})+|(?<![a-z_-])[0-9]+", re.IGNORECASE)
+_CHANGING = re.compile(
+    r"[0-9a-f]{4,}(-[0-9a-f]{4,})+|(?<![a-z_-])[0-9]+", re.IGNORECASE
+)
 _KINDS, _SELDOM = 256, 60.0  # kinds of lines that are remembered; seconds
 # NVFlare says it at each start and whenever a side is away; `presence.py` says it once.
 _AWAY = re.compile(r"no connection to |target_unreachable|no path\b")
 _CELLS = "nvflare.fuel.f3.cellnet."
-JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's folder of a job
+JOB_ID = re.compile(
+    r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+)  # NVFlare's folder of a job
 KEPT_JOBS = 3  # such folders, the newest; a run's own state is elsewhere
 OUTPUT_FILE = "console.log"  # what the processes print, of the last start only
 MODULE = "fednotes.apps.deployment.nvflare.processes"
@@ -69,12 +79,16 @@ OURS, OF_JOBS = (
 )  # modules of a kit's processes
 INTERRUPTED = 130  # as shells count a program that SIGINT ended
 FAILED = 1  # NVFlare came to its end and nobody had told it to
-PATIENCE = 5.0  # seconds for the other processes; a container's end may be violent after ten
+PATIENCE = (
+    5.0  # seconds for the other processes; a container's end may be violent after ten
+)
 _PROGRAMS = {
     SERVER: (f"{OF_JOBS}server.server_train", "fed_server.json"),
     SITE: (f"{OF_JOBS}client.client_train", "fed_client.json"),
 }
-_OF_A_SERVER = {"GRPC_VERBOSITY": "ERROR"}  # or each stranger at its port lengthens OUTPUT_FILE
+_OF_A_SERVER = {
+    "GRPC_VERBOSITY": "ERROR"
+}  # or each stranger at its port lengthens OUTPUT_FILE
 _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # no module is taken from the kit's own folder
     "MALLOC_ARENA_MAX": "4",  # less memory is lost to fragments of large frames
@@ -83,7 +97,9 @@ _ENVIRONMENT = {
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.processes")
 CONTACT_FILE = Path("state") / "contact.json"
 LOST_SECONDS = 20.0  # a site asks the server every 5 s
-_started: list[subprocess.Popen[bytes]] = []  # by this process: they outlive it, or are asked for
+_started: list[
+    subprocess.Popen[bytes]
+] = []  # by this process: they outlive it, or are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +117,9 @@ class Status:
         return self.pid is not None
 
 
-def start(kit: Path, variables: Mapping[str, str] | None = None, *, check: bool = True) -> Status:
+def start(
+    kit: Path, variables: Mapping[str, str] | None = None, *, check: bool = True
+) -> Status:
     """Start the server or the site of a kit, in the background; it outlives this process.
 
     variables: added to its environment, and to that of its job processes. check: its certificates.
@@ -148,13 +166,17 @@ def _prepared(kit: Path, check: bool = True) -> tuple[list[str], dict[str, str]]
     if before.running or before.jobs:
         raise ConfigError(f"{kit}: {facts.name} runs already (process {before.pid})")
     if any(letter.isspace() for letter in str(kit)):
-        raise ConfigError(f"{kit}: NVFlare cannot run in a folder with a space in its path")
+        raise ConfigError(
+            f"{kit}: NVFlare cannot run in a folder with a space in its path"
+        )
     (kit / "transfer").mkdir(exist_ok=True)
     settle(kit)
     files = kit_files(facts, kit)
     for name in RENEWED:
         write_json(kit / name, files[name])
-    for old in job_folders(kit)[:-KEPT_JOBS]:  # what NVFlare left of jobs; nothing runs here now
+    for old in job_folders(kit)[
+        :-KEPT_JOBS
+    ]:  # what NVFlare left of jobs; nothing runs here now
         shutil.rmtree(old, ignore_errors=True)
     make_private(kit)  # also one that came out of an archive, or an earlier version's
     own = _OF_A_SERVER if facts.role == SERVER else {}
@@ -164,7 +186,9 @@ def _prepared(kit: Path, check: bool = True) -> tuple[list[str], dict[str, str]]
 
 def job_folders(kit: Path) -> list[Path]:
     """NVFlare's folders of jobs in a kit, oldest first."""
-    jobs = [path for path in kit.iterdir() if path.is_dir() and JOB_ID.fullmatch(path.name)]
+    jobs = [
+        path for path in kit.iterdir() if path.is_dir() and JOB_ID.fullmatch(path.name)
+    ]
     return sorted(jobs, key=lambda path: path.stat().st_mtime)
 
 
@@ -292,7 +316,10 @@ class KitLog(WatchedFileHandler):
             lock(folder)
             if os.stat(self.baseFilename).st_size <= self.most:
                 return  # another process was first
-            names = [self.baseFilename, *(f"{self.baseFilename}.{n + 1}" for n in range(self.kept))]
+            names = [
+                self.baseFilename,
+                *(f"{self.baseFilename}.{n + 1}" for n in range(self.kept)),
+            ]
             for newer, older in reversed(list(pairwise(names))):
                 with suppress(FileNotFoundError):
                     os.replace(newer, older)
@@ -312,11 +339,16 @@ class RateLimit(logging.Filter):
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self.now = now
-        self._kinds: OrderedDict[tuple[str, int, str], tuple[float, int]] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, int, str], tuple[float, int]] = (
+            OrderedDict()
+        )
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is written; called under the handler's lock."""
-        text, ours = one_line(record.getMessage(), 4000), record.name.split(".", 1)[0] == "fednotes"
+        text, ours = (
+            one_line(record.getMessage(), 4000),
+            record.name.split(".", 1)[0] == "fednotes",
+        )
         if record.name.startswith(_CELLS) and _AWAY.search(text):
             return False
         kind = (record.name, record.levelno, text if ours else _CHANGING.sub("#", text))
@@ -373,7 +405,9 @@ def _run(module: str) -> int:
 
     program.version_check()
     args = program.parse_arguments()
-    code = MainProcessMonitor.run(main_func=until_it_ends, run_dir=args.workspace, args=args)
+    code = MainProcessMonitor.run(
+        main_func=until_it_ends, run_dir=args.workspace, args=args
+    )
     return int(code or FAILED)
 
 

@@ -41,7 +41,10 @@ Frame = bytes | bytearray | memoryview
 TASK = "exchange"
 FRAME = "frame"  # the key of the bytes in a Shareable
 REASON = "fednotes_reason"  # header: why a site has no reply
-PROGRESS, PAUSE = "fednotes.progress", "fednotes.pause"  # what an admin may ask a running job
+PROGRESS, PAUSE = (
+    "fednotes.progress",
+    "fednotes.pause",
+)  # what an admin may ask a running job
 LOST_SECONDS = 30.0  # a site's job process tells every 5 s that it lives
 FAILED = {  # NVFlare's codes for a site without a reply, where the site has no words of its own
     ReturnCode.EXECUTION_EXCEPTION: "its process failed: see its log (a full disk?)",
@@ -49,7 +52,9 @@ FAILED = {  # NVFlare's codes for a site without a reply, where the site has no 
     ReturnCode.TASK_ABORTED: "its process was told to stop",
 }
 COMMAND_SECONDS = 60.0  # a server that moves large frames is slow to answer an admin
-TELL_SECONDS = 5.0  # while NVFlare's server waits for a job's process it does nothing else
+TELL_SECONDS = (
+    5.0  # while NVFlare's server waits for a job's process it does nothing else
+)
 CHECK_PERIOD = 0.02  # seconds between two looks at a standing task
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.server")
 
@@ -73,13 +78,17 @@ class FlareExchange:
                 self.answered.add(site)
             else:
                 code = str(result.get_return_code())
-                self.failed[site] = str(result.get_header(REASON) or FAILED.get(code, code))
+                self.failed[site] = str(
+                    result.get_header(REASON) or FAILED.get(code, code)
+                )
             client_task.result = None  # the frame is kept once
             self.changed.notify_all()
 
     @property
     def missing(self) -> tuple[str, ...]:
-        return tuple(s for s in self.sites if s not in self.answered and s not in self.failed)
+        return tuple(
+            s for s in self.sites if s not in self.answered and s not in self.failed
+        )
 
     def take(self) -> list[tuple[str, bytes]]:
         """What came since the last call."""
@@ -91,11 +100,24 @@ class FlareTransport:
     """Frames to several sites, and their replies, over a job of NVFlare (a `Transport`)."""
 
     def __init__(
-        self, controller: FednotesController, fl_ctx: FLContext, stop: Signal, setup: Setup
+        self,
+        controller: FednotesController,
+        fl_ctx: FLContext,
+        stop: Signal,
+        setup: Setup,
     ) -> None:
-        self._controller, self._fl_ctx, self._stop, self._setup = controller, fl_ctx, stop, setup
-        self.failed: Mapping[str, str] = {}  # of the last exchange: site → why it has no reply
-        self.pause = threading.Event()  # set: end the run at the next checkpoint, it goes on later
+        self._controller, self._fl_ctx, self._stop, self._setup = (
+            controller,
+            fl_ctx,
+            stop,
+            setup,
+        )
+        self.failed: Mapping[
+            str, str
+        ] = {}  # of the last exchange: site → why it has no reply
+        self.pause = (
+            threading.Event()
+        )  # set: end the run at the next checkpoint, it goes on later
         self.lines: list[Mapping[str, Any]] = []
 
     def exchange(
@@ -123,7 +145,9 @@ class FlareTransport:
             self._controller.communicator.check_tasks()  # frees the tasks' frames now
             self.failed = dict(exchange.failed)
 
-    def _send(self, exchange: FlareExchange, frames: Mapping[str, Frame], guard: int) -> list[Task]:
+    def _send(
+        self, exchange: FlareExchange, frames: Mapping[str, Frame], guard: int
+    ) -> list[Task]:
         """One task for each distinct frame. guard: seconds after which NVFlare drops it."""
         groups: dict[int, list[str]] = {}
         for site, frame in frames.items():
@@ -133,7 +157,9 @@ class FlareTransport:
             # NVFlare copies a task's data deeply for the first site; immutable bytes are shared.
             data = Shareable({FRAME: bytes(frames[sites[0]])})
             task = Task(TASK, data, timeout=guard, result_received_cb=exchange.receive)
-            self._controller.broadcast(task, self._fl_ctx, sites, min_responses=len(sites))
+            self._controller.broadcast(
+                task, self._fl_ctx, sites, min_responses=len(sites)
+            )
             tasks.append(task)
         return tasks
 
@@ -171,7 +197,9 @@ class FlareTransport:
         """A line of progress (JSON values, no note text) for whoever watches the job."""
         self.lines.append(dict(line))
         if len(self.lines) == 1:
-            launch.keep_outcome(self._setup, "running", 1)  # this submission gets somewhere
+            launch.keep_outcome(
+                self._setup, "running", 1
+            )  # this submission gets somewhere
 
     def tell(self, topic: str, data: Any, fl_ctx: FLContext) -> dict[str, Any]:
         """Answer an admin: the lines from number `since` on, and who takes part."""
@@ -228,7 +256,9 @@ class FednotesController(Controller):
         workspace = self._engine.get_workspace()
         job_id, kit = fl_ctx.get_job_id(), Path(workspace.get_root_dir())
         try:
-            setup = launch.read_setup(Path(workspace.get_app_dir(job_id)), kit, "", job_id)
+            setup = launch.read_setup(
+                Path(workspace.get_app_dir(job_id)), kit, "", job_id
+            )
         except FednotesError as error:
             self.system_panic(str(error), fl_ctx)
             return
@@ -236,7 +266,9 @@ class FednotesController(Controller):
         for topic in (PROGRESS, PAUSE):
             self._engine.register_app_command(topic, transport.tell)
         now = time.monotonic()  # those that were deployed have some time to begin
-        self._contacts.update({client.name: now for client in self._engine.get_clients()})
+        self._contacts.update(
+            {client.name: now for client in self._engine.get_clients()}
+        )
         launch.keep_outcome(setup, "running", 0)
         problem, retry = "", False
         try:
@@ -286,22 +318,31 @@ class Admin:
         """
         after = time.time() - within
         clients = self._ask(lambda s: s.get_connected_client_list())
-        return tuple(sorted(c.name for c in clients if float(c.last_connect_time) > after))
+        return tuple(
+            sorted(c.name for c in clients if float(c.last_connect_time) > after)
+        )
 
-    def tell(self, job_id: str, topic: str = PROGRESS, since: int = 0) -> dict[str, Any] | None:
+    def tell(
+        self, job_id: str, topic: str = PROGRESS, since: int = 0
+    ) -> dict[str, Any] | None:
         """Ask a running job for its lines and sites, or to pause.
 
         None if the server has no process of this job; an empty reply while it starts or ends.
         """
         self._session.set_timeout(TELL_SECONDS)
         try:
-            return self._ask(lambda s: dict(s.do_app_command(job_id, topic, {"since": since})))
+            return self._ask(
+                lambda s: dict(s.do_app_command(job_id, topic, {"since": since}))
+            )
         except TrainingError as error:
             reason = type(error.__cause__).__name__
             if reason == "JobNotRunning":
                 return None
             # NoConnection is also NVFlare's word for a late reply; other questions tell which.
-            if reason not in ("NoReply", "NoConnection") and "no app command" not in str(error):
+            if reason not in (
+                "NoReply",
+                "NoConnection",
+            ) and "no app command" not in str(error):
                 raise
             return {"lines": [], "sites": []}
         finally:
@@ -312,7 +353,10 @@ class Admin:
 
     def fetch(self, job_id: str, out: Path) -> Path:
         """The server's folder of a finished job."""
-        return Path(self._ask(lambda s: s.download_job_result(job_id, str(out)))) / "workspace"
+        return (
+            Path(self._ask(lambda s: s.download_job_result(job_id, str(out))))
+            / "workspace"
+        )
 
     def _ask(self, command: Callable[[Any], T]) -> T:
         from nvflare.fuel.flare_api import api_spec
@@ -344,12 +388,19 @@ def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
     try:
         with redirect_stdout(io.StringIO()):
             session = new_secure_session(
-                person, str(kit.resolve()), timeout=timeout, command_timeout=COMMAND_SECONDS
+                person,
+                str(kit.resolve()),
+                timeout=timeout,
+                command_timeout=COMMAND_SECONDS,
             )
     except NoConnection as error:
-        raise TrainingError(f"{kit}: the server does not answer: is it started?") from error
+        raise TrainingError(
+            f"{kit}: the server does not answer: is it started?"
+        ) from error
     except AuthenticationError as error:
-        raise TrainingError(f"{kit}: the server does not know this certificate") from error
+        raise TrainingError(
+            f"{kit}: the server does not know this certificate"
+        ) from error
     try:
         yield Admin(session)
     finally:

@@ -32,7 +32,9 @@ from fednotes.engines import launch
 from fednotes.engines.host import explained, placeless, whole_line
 from fednotes.engines.launch import Host
 
-RETRY_SECONDS = 10.0  # a site that refused a job is asked again: it may have been approved since
+RETRY_SECONDS = (
+    10.0  # a site that refused a job is asked again: it may have been approved since
+)
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.site")
 
 
@@ -44,12 +46,19 @@ class FednotesExecutor(Executor):
         take_few_orders()
         self._host: Host | None = None
         self._held = ExitStack()
-        self._refused, self._again = "", 0.0  # why the host did not start; when to try again
+        self._refused, self._again = (
+            "",
+            0.0,
+        )  # why the host did not start; when to try again
         self._kit: Path | None = None  # whose ledger has what leaves
         self._site = self._run = "-"
 
     def execute(
-        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+        self,
+        task_name: str,
+        shareable: Shareable,
+        fl_ctx: FLContext,
+        abort_signal: Signal,
     ) -> Shareable:
         """Hand a frame to the host. What goes wrong here is told without the data it met."""
         frame = shareable.get(FRAME)
@@ -88,11 +97,16 @@ class FednotesExecutor(Executor):
 
     def _start(self, fl_ctx: FLContext) -> Host:
         workspace = fl_ctx.get_workspace()
-        app, kit = Path(workspace.get_app_dir(fl_ctx.get_job_id())), Path(workspace.get_root_dir())
+        app, kit = (
+            Path(workspace.get_app_dir(fl_ctx.get_job_id())),
+            Path(workspace.get_root_dir()),
+        )
         self._kit, self._site = kit, str(fl_ctx.get_identity_name())
         self._run = str(fl_ctx.get_job_id())
         require_admins_signature(app, kit / "startup" / ROOTS)
-        setup = launch.read_setup(app, kit, fl_ctx.get_identity_name(), fl_ctx.get_job_id())
+        setup = launch.read_setup(
+            app, kit, fl_ctx.get_identity_name(), fl_ctx.get_job_id()
+        )
         self._run = setup.run
         setup = replace(setup, identity=CertificateIdentity.of_kit(kit))
         self._held.enter_context(launch.only_one(setup.state))

@@ -35,7 +35,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from fednotes.core.cleaning import clean
-from fednotes.core.errors import ConfigError, FednotesError, RefusedError, on_disk, readable
+from fednotes.core.errors import (
+    ConfigError,
+    FednotesError,
+    RefusedError,
+    on_disk,
+    readable,
+)
 from fednotes.core.parsing import read_json
 from fednotes.core.store import alone, replace_file
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES, joined, need_cryptography
@@ -78,7 +84,9 @@ class Quorum:
                     "`fednotes site key NAME` shows"
                 )
         if len(set(map(_raw, self.people.values()))) < len(self.people):
-            raise ConfigError("approvers: two names have the same key; each needs their own")
+            raise ConfigError(
+                "approvers: two names have the same key; each needs their own"
+            )
         if len(self.people) < self.needed and (self.people or self.needed > 1):
             raise ConfigError(
                 f"approvals = {self.needed}, and approvers lists {len(self.people)}: list all who "
@@ -109,7 +117,9 @@ class Quorum:
         try:
             signature = bytes.fromhex(made.signature)
             if raw is not None:
-                Ed25519PublicKey.from_public_bytes(raw).verify(signature, made.text(self.site))
+                Ed25519PublicKey.from_public_bytes(raw).verify(
+                    signature, made.text(self.site)
+                )
         except (InvalidSignature, ValueError):
             return False
         return raw is not None
@@ -171,7 +181,9 @@ def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
         what = "the passphrase is wrong" if locked else "no private key is in it"
         raise ConfigError(f"{path}: {what}; nothing was decided") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path}: is no key that `fednotes site key` made; nothing was decided")
+        raise ConfigError(
+            f"{path}: is no key that `fednotes site key` made; nothing was decided"
+        )
     return key
 
 
@@ -266,14 +278,22 @@ class Approvals:
         time zone. ledger: see `Approval`."""
         if when.tzinfo is None:
             raise ValueError("the time of a decision needs a time zone")
-        key, moment, job = fingerprint(table), when.astimezone(UTC).isoformat(), _checked(table)
+        key, moment, job = (
+            fingerprint(table),
+            when.astimezone(UTC).isoformat(),
+            _checked(table),
+        )
         made = Approval(key, decision, by, moment, job, ledger=ledger)
         if signer is not None:
             made = replace(made, person=signer.person)
-            made = replace(made, signature=signer.key.sign(made.text(self.quorum.site)).hex())
+            made = replace(
+                made, signature=signer.key.sign(made.text(self.quorum.site)).hex()
+            )
         with on_disk(self.path, FednotesError, "; nothing was decided"):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with alone(self.path.with_name(f".{self.path.name}.lock")):  # or one would be lost
+            with alone(
+                self.path.with_name(f".{self.path.name}.lock")
+            ):  # or one would be lost
                 every = (*self.decisions(), made)
                 jobs = {past.fingerprint: past.table for past in every}
                 kept = {"format": FORMAT, "decisions": [past.kept() for past in every]}
@@ -343,17 +363,29 @@ class Approvals:
             raise self._unusable("cannot be read as JSON") from error
         try:
             if kept["format"] != FORMAT:
-                raise self._unusable(f"has format {kept['format']}, this version reads {FORMAT}")
+                raise self._unusable(
+                    f"has format {kept['format']}, this version reads {FORMAT}"
+                )
             jobs = kept["jobs"]
             if any(fingerprint(table) != key for key, table in jobs.items()):
                 raise self._unusable("was edited: a job does not have its fingerprint")
             listed = kept["decisions"]
-            return tuple(Approval(**d | {"table": jobs[d["fingerprint"]]}) for d in listed)
-        except (LookupError, TypeError, ValueError, AttributeError, RefusedError) as error:
+            return tuple(
+                Approval(**d | {"table": jobs[d["fingerprint"]]}) for d in listed
+            )
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RefusedError,
+        ) as error:
             raise self._unusable("was edited, or is no list of decisions") from error
 
     def _unusable(self, why: str) -> ConfigError:
-        return ConfigError(f"{self.path}: {why}; move it away and approve the site's jobs again")
+        return ConfigError(
+            f"{self.path}: {why}; move it away and approve the site's jobs again"
+        )
 
 
 # ---- tables ----------------------------------------------------------------------------------
@@ -364,7 +396,9 @@ def fingerprint(table: Table) -> str:
 
     Raises RefusedError if it holds anything but tables, lists, text, numbers and yes or no.
     """
-    text = json.dumps(_checked(table), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(
+        _checked(table), sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
@@ -461,10 +495,14 @@ def _checked(value: Any, depth: int = 0, where: str = "") -> Any:
         raise RefusedError(f"the job's tables are more than {_DEPTH} deep: no job is")
     if isinstance(value, Mapping):
         if odd := [key for key in value if not _is_text(key)]:
-            raise RefusedError(f"{where or 'the job'}: a key is {type(odd[0]).__name__}, not text")
+            raise RefusedError(
+                f"{where or 'the job'}: a key is {type(odd[0]).__name__}, not text"
+            )
         return {k: _checked(v, depth + 1, _join(where, k)) for k, v in value.items()}
     if type(value) in (list, tuple):
-        return [_checked(item, depth + 1, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [
+            _checked(item, depth + 1, f"{where}[{i}]") for i, item in enumerate(value)
+        ]
     plain = value is None or type(value) is bool or _is_text(value)
     whole = type(value) is int and -_WHOLE <= value < _WHOLE
     if plain or whole or (type(value) is float and math.isfinite(value)):
@@ -485,7 +523,9 @@ def _leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict) and (value or not where):
         for key, inner in value.items():
             yield from _leaves(inner, _join(where, key))
-    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+    elif isinstance(value, list) and any(
+        isinstance(item, dict | list) for item in value
+    ):
         for index, inner in enumerate(value):
             yield from _leaves(inner, f"{where}[{index}]")
     else:

@@ -97,7 +97,9 @@ class ExampleRecord:
     def __init__(self, rules: Path) -> None:
         self.folder = rules / FOLDER
 
-    def join(self, joining: JoinedRun, read: Callable[[], Views], policy: Policy) -> None:
+    def join(
+        self, joining: JoinedRun, read: Callable[[], Views], policy: Policy
+    ) -> None:
         """Compare a run's training examples with those of earlier runs, then remember them.
 
         A run is not compared with itself, so a site that resumes one joins it again. With
@@ -124,7 +126,10 @@ class ExampleRecord:
             if not self.folder.exists():
                 self._begin()
             secret, record = self._read()
-            own = {name: digests(secret, name, examples) for name, examples in read().items()}
+            own = {
+                name: digests(secret, name, examples)
+                for name, examples in read().items()
+            }
             for earlier in record.runs:
                 if (earlier.run, earlier.job) != (joining.run, joining.job):
                     _require_apart(earlier, own, record, policy)
@@ -137,7 +142,9 @@ class ExampleRecord:
 
         def fill(folder: Path) -> None:
             (folder / SECRET).write_bytes(secret)
-            write_json(folder / RECORD, record.model_dump() | {"code": record.code(secret)})
+            write_json(
+                folder / RECORD, record.model_dump() | {"code": record.code(secret)}
+            )
 
         write_folder(self.folder, fill)
 
@@ -148,7 +155,9 @@ class ExampleRecord:
             table = dict(read_json(self.folder / RECORD))
             code = table.pop("code")
             record = _Record.model_validate(table)
-            if len(secret) != _KEY_BYTES or not hmac.compare_digest(code, record.code(secret)):
+            if len(secret) != _KEY_BYTES or not hmac.compare_digest(
+                code, record.code(secret)
+            ):
                 raise ValueError("not as it was written")
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise ConfigError(
@@ -167,7 +176,9 @@ class ExampleRecord:
         record: _Record,
     ) -> None:
         """Add a run to the record, unless it is there with the same examples."""
-        entry = _Entry(run=joining.run, job=joining.job, sites=sorted(joining.sites), views={})
+        entry = _Entry(
+            run=joining.run, job=joining.job, sites=sorted(joining.sites), views={}
+        )
         sets = dict(record.sets)
         for name, found in own.items():
             raw = b"".join(sorted(found))

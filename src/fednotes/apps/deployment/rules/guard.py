@@ -21,7 +21,13 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
-from fednotes.apps.deployment.rules.approval import Approvals, Decision, Quorum, Signer, fingerprint
+from fednotes.apps.deployment.rules.approval import (
+    Approvals,
+    Decision,
+    Quorum,
+    Signer,
+    fingerprint,
+)
 from fednotes.apps.deployment.rules.differences import ExampleRecord, JoinedRun, Views
 from fednotes.apps.deployment.rules.ledger import (
     LEDGER,
@@ -54,7 +60,10 @@ from fednotes.privacy.promise import COUNTS, Promise, Unit
 
 RULES = "rules"  # in a kit
 REJECTED = "has rejected this job"  # in what the server is told
-UNAPPROVED = ("has not approved this job", "has approved another form of this job")  # likewise
+UNAPPROVED = (
+    "has not approved this job",
+    "has approved another form of this job",
+)  # likewise
 SHOWN = 12  # characters of a fingerprint, for people
 SERVER = "server"  # the only receiver
 WORDS = "words"  # in what is attached to a reply: a masked update
@@ -62,8 +71,14 @@ CLOCK = timedelta(minutes=5)  # that a clock may be behind the ledger
 SPARE = 100  # more of a task that trains nothing: sums for a calibration come after the rounds
 SHORT = 16  # characters of an answer's hash in what was spent
 NOISY = "noisy"  # begins the names of tasks whose answers have noise
-COVERED = ("tokens", "steps", "patients")  # of training behind an update, as a line has them
-Covered = Callable[[str], Mapping[str, int]]  # task → tokens, steps, patients behind an update
+COVERED = (
+    "tokens",
+    "steps",
+    "patients",
+)  # of training behind an update, as a line has them
+Covered = Callable[
+    [str], Mapping[str, int]
+]  # task → tokens, steps, patients behind an update
 
 
 class NotApproved(RefusedError):
@@ -90,7 +105,9 @@ def approvals_of(kit: Path, quorum: Quorum | None = None) -> Approvals:
     return Approvals(kit / RULES, quorum)
 
 
-def require_approved(kit: Path, site: str, table: Mapping[str, Any], policy: Policy) -> None:
+def require_approved(
+    kit: Path, site: str, table: Mapping[str, Any], policy: Policy
+) -> None:
     """Pass a job that as many have approved as `policy` asks; keep any other where `fednotes site
     approve` finds it.
 
@@ -109,7 +126,9 @@ def require_approved(kit: Path, site: str, table: Mapping[str, Any], policy: Pol
         waiting = {"fingerprint": key, "when": now().isoformat(), "table": table}
         write_json(_pending(kit), waiting)
     done = UNAPPROVED[1] if status == "changed" else UNAPPROVED[0]
-    some = f" ({len(approvals.standing(table).people)} of {policy.approvals} people have)"
+    some = (
+        f" ({len(approvals.standing(table).people)} of {policy.approvals} people have)"
+    )
     raise NotApproved(
         f"site {site!r} {done} ({short}){some if status == 'waiting' else ''}; "
         "there: fednotes site approve KIT"
@@ -133,7 +152,9 @@ def pending(kit: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RefusedError) as error:
-        raise ConfigError(f"{path}: damaged; delete it, the server asks again") from error
+        raise ConfigError(
+            f"{path}: damaged; delete it, the server asks again"
+        ) from error
     return found
 
 
@@ -166,7 +187,10 @@ def settle(
     signer: Signer | None = None,
 ) -> str:
     """Decide on a job; returns its fingerprint. It waits on while too few have approved it."""
-    approvals, end = approvals_of(kit, quorum), ledger_of(kit).head().hash if approve else ""
+    approvals, end = (
+        approvals_of(kit, quorum),
+        ledger_of(kit).head().hash if approve else "",
+    )
     decision: Decision = "approved" if approve else "rejected"
     key = approvals.decide(decision, table, by, now(), signer, end)
     settled = approvals.standing(table).made is not None
@@ -253,15 +277,22 @@ class Budget:
         if self.promise and (least := policy.epsilon_unit):
             unit, units = self.promise.privacy.unit, get_args(Unit)
             enough = units.index(unit) <= units.index(least)
-            policy.require(enough, "epsilon_unit", f"ε is promised of each {unit}", f"each {least}")
+            policy.require(
+                enough, "epsilon_unit", f"ε is promised of each {unit}", f"each {least}"
+            )
         if not policy.max_epsilon:
             return
         if self.promise is None:
             policy.require(
-                False, "max_epsilon", "the job promises no ε ([privacy])", f"{policy.max_epsilon:g}"
+                False,
+                "max_epsilon",
+                "the job promises no ε ([privacy])",
+                f"{policy.max_epsilon:g}",
             )
             return
-        others = [job.epsilon for key, job in read_spent(self.path).items() if key != self.job]
+        others = [
+            job.epsilon for key, job in read_spent(self.path).items() if key != self.job
+        ]
         self._require(policy, sum(others) + self.promise.epsilon())
 
     @staticmethod
@@ -289,7 +320,9 @@ def read_spent(path: Path) -> dict[str, Spent]:
 def _noisy(ledger: Path) -> bool:
     """Whether answers with noise have left."""
     with suppress(FileNotFoundError), ledger.open("rb") as lines:
-        left = (line for line in map(parsed, lines) if line and line.get("refusal") is False)
+        left = (
+            line for line in map(parsed, lines) if line and line.get("refusal") is False
+        )
         return any(str(line.get("task")).startswith(NOISY) for line in left)
     return False
 
@@ -326,7 +359,9 @@ class SiteGuard:
         self._newest: _Behind | None = None  # of the newest task that was done
         self.covered: Covered = lambda task: {}
 
-    def job(self, method: str, sites: int, rounds: int | None, each: bool = False) -> None:
+    def job(
+        self, method: str, sites: int, rounds: int | None, each: bool = False
+    ) -> None:
         """Before the site joins; any job's evaluations count at each site. each: whether the
         server looks at single updates. Raises PolicyRefusal."""
         policy, asked = self._rules(), {"secure": self._secure, "each": each}
@@ -371,7 +406,10 @@ class SiteGuard:
 
         Raises PolicyRefusal, RefusedError, Withheld.
         """
-        sent, sha256 = decode_reply(reply, checked=True), hashlib.sha256(reply).hexdigest()
+        sent, sha256 = (
+            decode_reply(reply, checked=True),
+            hashlib.sha256(reply).hexdigest(),
+        )
         nothing = _Behind(request.number, request.task, request.round, (), {})
         known = self._behind(request, sent, sha256, update)
         about, masked = known or nothing, WORDS in sent.attached.tensors
@@ -384,9 +422,12 @@ class SiteGuard:
                 [tensor.name for tensor in about.tensors],
                 about.covered,
                 size=len(reply),
-                secure=self._secure or known is None,  # the engine's own replies are in no sum
+                secure=self._secure
+                or known is None,  # the engine's own replies are in no sum
                 scores=not self._secure and bool(sent.update.metrics),
-                left=self._left(about, policy) if policy.max_rounds and about.tensors else None,
+                left=self._left(about, policy)
+                if policy.max_rounds and about.tensors
+                else None,
             )
             if about.tensors:
                 if self._budget.promise:
@@ -425,7 +466,9 @@ class SiteGuard:
         """The update that a reply is about. Raises RefusedError if that is not known any more."""
         if update is not None:
             covered, facts = dict(self.covered(request.task)), describe(update.tensors)
-            self._newest = _Behind(request.number, request.task, request.round, facts, covered)
+            self._newest = _Behind(
+                request.number, request.task, request.round, facts, covered
+            )
             return self._newest
         ours = request.task.startswith(OURS)
         if sent.update is None or (ours and WORDS not in sent.attached.tensors):
@@ -434,7 +477,9 @@ class SiteGuard:
             return self._written(request, sent, sha256)
         newest = self._newest
         if newest is None or newest.number != request.counted.get(self._site):
-            raise RefusedError(f"site {self._site!r}: it is not known what is behind these words")
+            raise RefusedError(
+                f"site {self._site!r}: it is not known what is behind these words"
+            )
         return newest
 
     def _written(self, request: Request, sent: Reply, sha256: str) -> _Behind:
@@ -479,7 +524,9 @@ class SiteGuard:
             self._past.read(approvals.approved_after(self._table))
         except OSError as error:
             public = f"site {self._site!r} cannot read its ledger"
-            raise Withheld(f"{self._ledger.path}: {error}", public, later=True) from error
+            raise Withheld(
+                f"{self._ledger.path}: {error}", public, later=True
+            ) from error
 
     def _rules(self) -> Policy:
         """The policy as it is now."""

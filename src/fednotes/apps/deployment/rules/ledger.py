@@ -49,8 +49,12 @@ from fednotes.core.update import Tensors
 
 LEDGER = "ledger.jsonl"
 FIRST = "0" * 64  # the hash before the first line
-_HEAD_BYTES = 320  # a head is always as long, so that it is written in place, in one piece
-_NAME = re.compile(r"[\w.\-/:@\[\]=,+]{1,256}", re.ASCII)  # no blanks: a name, not a sentence
+_HEAD_BYTES = (
+    320  # a head is always as long, so that it is written in place, in one piece
+)
+_NAME = re.compile(
+    r"[\w.\-/:@\[\]=,+]{1,256}", re.ASCII
+)  # no blanks: a name, not a sentence
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TAIL = len(f',"hash":"{FIRST}"}}\n')
 KEPT = 8  # the newest messages with an answer; a server repeats no older request
@@ -133,7 +137,9 @@ def plain(name: str) -> str:
 
 def stamp(time: datetime) -> str:
     """A time as a line has it: of two, the later one is the greater text."""
-    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
 
 
 def ledger_of(kit: Path) -> Ledger:
@@ -162,7 +168,9 @@ class Ledger:
         with refused, self._opened() as (file, head_file):
             before, mended = self._end(file, head_file)
             table = {"seq": before.lines + 1, **facts, **mended, "prev": before.hash}
-            body = json.dumps(table, separators=(",", ":"), allow_nan=False)[:-1].encode()
+            body = json.dumps(table, separators=(",", ":"), allow_nan=False)[
+                :-1
+            ].encode()
             line = body + f',"hash":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
             after = Head(before.lines + 1, before.bytes + len(line), own_hash(line))
             _write(head_file, 0, encode_head(replace(before, next=after.hash)))
@@ -191,13 +199,17 @@ class Ledger:
         with alone(head_path(self.path)) as head_file, alone(self.path) as file:
             yield file, head_file
 
-    def _end(self, file: IO[bytes], head_file: IO[bytes]) -> tuple[Head, dict[str, str]]:
+    def _end(
+        self, file: IO[bytes], head_file: IO[bytes]
+    ) -> tuple[Head, dict[str, str]]:
         """Where the next line goes, and what that line says of what a killed process left there:
         "cut" a piece of a line, "whole" a line that its head had only announced."""
         raw = head_file.read(_HEAD_BYTES + 1)
         size = os.fstat(file.fileno()).st_size
         if not raw.strip(b"\0 \n") and not size:  # new, or killed while it was made
-            sync_folder(self.path.parent)  # or a power cut may take both files and their names
+            sync_folder(
+                self.path.parent
+            )  # or a power cut may take both files and their names
             return Head(), {}
         head = decode_head(raw)
         if head is None or size < head.bytes:
@@ -213,7 +225,9 @@ class Ledger:
             raise self._edited()
         if not rest.endswith(b"\n"):
             return replace(head, next=""), {"mended": "cut"}
-        return Head(head.lines + 1, head.bytes + len(rest), head.next), {"mended": "whole"}
+        return Head(head.lines + 1, head.bytes + len(rest), head.next), {
+            "mended": "whole"
+        }
 
     def _edited(self) -> RefusedError:
         return RefusedError(
@@ -256,7 +270,9 @@ def show(
         for number, raw in enumerate(file, start=1):
             found = parsed(raw)
             if found is None or type(found.get("round")) is not int:
-                raise DataError.at(path, number, "not a line of a ledger; verify the ledger")
+                raise DataError.at(
+                    path, number, "not a line of a ledger; verify the ledger"
+                )
             highest = found["round"] if last is None else last
             if run in (None, found.get("run")) and first <= found["round"] <= highest:
                 yield found
@@ -269,7 +285,9 @@ def _readable(path: Path) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
-            raise DataError(f"{path}: no such file; nothing has left this site yet") from error
+            raise DataError(
+                f"{path}: no such file; nothing has left this site yet"
+            ) from error
 
 
 def parsed(raw: bytes) -> dict[str, Any] | None:
@@ -322,7 +340,9 @@ class Past:
                     break
                 self._offset += len(raw)
                 if self._mark in raw and (line := parsed(raw)) is not None:
-                    with suppress(KeyError, TypeError, AttributeError):  # edited by hand
+                    with suppress(
+                        KeyError, TypeError, AttributeError
+                    ):  # edited by hand
                         self._take(line)
                 if written_hash(raw) == self._since:
                     self.updates, self.newest = {}, ""
@@ -341,14 +361,19 @@ class Past:
 
 def tensors_of(line: dict[str, Any]) -> tuple[TensorFacts, ...]:
     """The facts of a line's tensors."""
-    return tuple(TensorFacts(**{**t, "shape": tuple(t["shape"])}) for t in line["tensors"])
+    return tuple(
+        TensorFacts(**{**t, "shape": tuple(t["shape"])}) for t in line["tensors"]
+    )
 
 
 def _checked(entry: Entry) -> dict[str, Any]:
     """An entry as JSON values. Raises RefusedError where a name could be something else."""
     names = [(key, getattr(entry, key)) for key in ("run", "task", "receiver", "job")]
     for number, facts in enumerate(entry.tensors, start=1):
-        names += [(f"{key} of tensor {number}", getattr(facts, key)) for key in ("name", "dtype")]
+        names += [
+            (f"{key} of tensor {number}", getattr(facts, key))
+            for key in ("name", "dtype")
+        ]
     for what, name in names:
         if not _NAME.fullmatch(name):  # not shown: it may be text of a note
             raise RefusedError(
@@ -403,11 +428,17 @@ class LedgerReport:
     def __str__(self) -> str:
         """One line a fault and note; one that says all is well where it is."""
         found = [
-            f"{self.path}:{f.line}: {f.what}" if f.line else f"{head_path(self.path)}: {f.what}"
+            f"{self.path}:{f.line}: {f.what}"
+            if f.line
+            else f"{head_path(self.path)}: {f.what}"
             for f in self.faults
         ]
         if not found:
-            end = f", the last has hash {self.head.hash}" if self.head and self.head.lines else ""
+            end = (
+                f", the last has hash {self.head.hash}"
+                if self.head and self.head.lines
+                else ""
+            )
             found = [f"{self.path}: {self.lines:,} lines, unbroken{end}"]
         return "\n".join((*found, *self.notes))
 
@@ -440,7 +471,9 @@ def noted_end(text: str) -> Head:
     return Head(int(lines), hash=noted)
 
 
-def judge(path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | None) -> LedgerReport:
+def judge(
+    path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | None
+) -> LedgerReport:
     """`verify` of lines that were read already, each with its line end, and the head file's
     bytes; `path` is for messages."""
     reading = _Reading(noted.lines if noted else 0)
@@ -456,7 +489,9 @@ def judge(path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | Non
             what = "was noted elsewhere, and the ledger ends before it"
         faults.append(Fault(noted.lines, what))
     faults.sort(key=lambda fault: fault.line)
-    return LedgerReport(path, reading.lines, tuple(faults), (note,) if note else (), head)
+    return LedgerReport(
+        path, reading.lines, tuple(faults), (note,) if note else (), head
+    )
 
 
 class _Reading:
@@ -471,9 +506,13 @@ class _Reading:
         self.end, self.hash = 0, FIRST  # the highest number, and the hash of its line
         self.noted, self._asked = "", asked
         self.faults: list[Fault] = []
-        self._before: tuple[str, ...] = (FIRST,)  # what the next line may name as the one before
+        self._before: tuple[str, ...] = (
+            FIRST,
+        )  # what the next line may name as the one before
         self._due = 1  # the next line's number
-        self._jumps: list[tuple[int, int, int]] = []  # line, number due there, number found
+        self._jumps: list[
+            tuple[int, int, int]
+        ] = []  # line, number due there, number found
         self._places: dict[int, int] = {}  # number → line
 
     def take(self, raw: bytes) -> None:
@@ -486,8 +525,12 @@ class _Reading:
         written = written_hash(raw)
         number = table.get("seq") if table else None
         if table is None or own != written or type(number) is not int:
-            self.faults.append(Fault(self.lines, "altered: its hash does not fit what it says"))
-            self._before = (own, written) if own else ()  # one of the two was the right one
+            self.faults.append(
+                Fault(self.lines, "altered: its hash does not fit what it says")
+            )
+            self._before = (
+                (own, written) if own else ()
+            )  # one of the two was the right one
             number = self._due
         else:
             if number != self._due:
@@ -515,7 +558,9 @@ class _Reading:
                 what = f"has number {number}: what was before it, number {gone}, was removed"
             yield Fault(line, what)
 
-    def end_by(self, head: Head | None, there: bool, faulty: bool) -> tuple[str, Fault | None]:
+    def end_by(
+        self, head: Head | None, there: bool, faulty: bool
+    ) -> tuple[str, Fault | None]:
         """What a killed process explains of the end, and what nothing does. there: whether there
         is a head file. faulty: lines are wrong already, so that bytes and the last hash say
         nothing new."""
@@ -530,7 +575,10 @@ class _Reading:
             return "", Fault(self.lines, f"is the last, but {more}: cut off")
         announced = head.next and (self.end, self.hash) == (head.lines + 1, head.next)
         if announced and not self.rest:
-            return "the last line was written by a process that was killed before it was done", None
+            return (
+                "the last line was written by a process that was killed before it was done",
+                None,
+            )
         if self.end > head.lines:
             what = f"goes beyond the {head.lines} lines that were written"
             return "", Fault(self.lines, what)

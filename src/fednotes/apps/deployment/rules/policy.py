@@ -29,8 +29,21 @@ from fednotes.core.settings import build, checked
 # Names of tensors with one row (or one number) per word: what they say is which words a site
 # has. The last three parts are output layers; a pre-training run leaves them out by default.
 _WORD_TABLES = (
-    *("*embed*", "wte.*", "*.wte.*", "words.*", "*.words.*", "shared.weight", "*.shared.weight"),
-    *("*lm_head.weight", "*lm_head.bias", "*lm_head.decoder.*", "*predictions.decoder.*"),
+    *(
+        "*embed*",
+        "wte.*",
+        "*.wte.*",
+        "words.*",
+        "*.words.*",
+        "shared.weight",
+        "*.shared.weight",
+    ),
+    *(
+        "*lm_head.weight",
+        "*lm_head.bias",
+        "*lm_head.decoder.*",
+        "*predictions.decoder.*",
+    ),
     *("*predictions.bias", "*vocab_projector.*", "*final_logits_bias"),
 )
 # …and those that say "embedding" but know no words.
@@ -39,7 +52,9 @@ _WORDLESS = (
     *("*layernorm*", "*layer_norm*", "characters.*", "*.characters.*"),
 )
 # What may be behind an update, and how messages call it.
-_BEHIND = {k: k for k in ("tokens", "steps", "patients")} | {"batch": "examples of a mini-batch"}
+_BEHIND = {k: k for k in ("tokens", "steps", "patients")} | {
+    "batch": "examples of a mini-batch"
+}
 _HOURS = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
 _BY_THE_JOB = "; the job can sum securely: [federation] secure_sum = true, with three sites or more"
 
@@ -121,7 +136,9 @@ class Policy:
     source: str = "[policy] of the site's file"
 
     def __post_init__(self) -> None:
-        self.open_at(datetime.now(UTC))  # wrong hours raise here, not at the first request
+        self.open_at(
+            datetime.now(UTC)
+        )  # wrong hours raise here, not at the first request
         self.quorum("")
 
     def quorum(self, site: str) -> Quorum:
@@ -131,7 +148,9 @@ class Policy:
     def open_at(self, now: datetime) -> tuple[bool, datetime]:
         """Whether `hours` are now, and what their clock says. now: with a time zone."""
         try:
-            clock = now.astimezone(None if self.timezone == "local" else ZoneInfo(self.timezone))
+            clock = now.astimezone(
+                None if self.timezone == "local" else ZoneInfo(self.timezone)
+            )
         except (KeyError, ValueError, OSError) as error:
             raise ConfigError(
                 f'timezone = {self.timezone!r}: expected "local", "UTC" or a name such as '
@@ -140,7 +159,9 @@ class Policy:
         if not self.hours:
             return True, clock
         found = _HOURS.fullmatch(self.hours)
-        h0, m0, h1, m1 = (int(part) for part in found.groups()) if found else (99, 0, 0, 0)
+        h0, m0, h1, m1 = (
+            (int(part) for part in found.groups()) if found else (99, 0, 0, 0)
+        )
         start, end, minute = 60 * h0 + m0, 60 * h1 + m1, 60 * clock.hour + clock.minute
         if max(m0, m1) > 59 or start >= 1440 or end > 1440:
             raise ConfigError(f'hours = {self.hours!r}: expected such as "19:00-06:00"')
@@ -148,7 +169,9 @@ class Policy:
             raise ConfigError(
                 f"hours = {self.hours!r}: starts when it ends; leave hours out to allow any time"
             )
-        return (start <= minute < end if start < end else not end <= minute < start), clock
+        return (
+            start <= minute < end if start < end else not end <= minute < start
+        ), clock
 
     def require(self, holds: object, rule: str, asked: str, allowed: str) -> None:
         """Raises PolicyRefusal unless a rule holds: with what was asked, and what is allowed."""
@@ -188,7 +211,9 @@ def check_job(
     """
     methods, most = policy.methods, policy.max_rounds
     known = not methods or method in methods
-    policy.require(known, "methods", f"the job's method is {_name(method)}", ", ".join(methods))
+    policy.require(
+        known, "methods", f"the job's method is {_name(method)}", ", ".join(methods)
+    )
     _check_sites(policy, sites, threshold)
     wants = "does not say how many rounds it takes" if rounds is None else ""
     wants = wants or f"asks for {rounds:,} rounds"
@@ -236,15 +261,29 @@ def check_difference(policy: Policy, number: int, view: str, earlier: str) -> No
 
 
 def check_request(
-    policy: Policy, request: Request, sites: int, threshold: int, *, secure: bool, now: datetime
+    policy: Policy,
+    request: Request,
+    sites: int,
+    threshold: int,
+    *,
+    secure: bool,
+    now: datetime,
 ) -> None:
     """Whether the site may serve a request. now: with a time zone. Raises PolicyRefusal."""
-    what, most = f"task {_name(request.task)} of round {request.round}", policy.max_rounds
+    what, most = (
+        f"task {_name(request.task)} of round {request.round}",
+        policy.max_rounds,
+    )
     _check_sites(policy, sites, threshold)
     few = not most or request.round < most
-    policy.require(few, "max_rounds", f"{what} was asked for", f"rounds 0 to {most - 1:,}")
+    policy.require(
+        few, "max_rounds", f"{what} was asked for", f"rounds 0 to {most - 1:,}"
+    )
     is_open, clock = policy.open_at(now)
-    asked, allowed = f"{what} was asked for at {clock:%H:%M}", f"{policy.hours} ({policy.timezone}"
+    asked, allowed = (
+        f"{what} was asked for at {clock:%H:%M}",
+        f"{policy.hours} ({policy.timezone}",
+    )
     policy.require(is_open, "hours", asked, f"{allowed} time)")
     _check_each(policy, what, request.each)
     _check_sum(policy, what, secure=secure, scores=not secure)
@@ -271,20 +310,30 @@ def check_update(
     """
     what = f"the reply to task {_name(task)} of round {round}"
     tables, names = word_tables(tensors), sorted(tensors)
-    one_step = tensors and behind.get("steps", 1) <= 1  # as one of which that is not known
-    revealed = "a table of words" if tables else "the gradient of one step" if one_step else ""
+    one_step = (
+        tensors and behind.get("steps", 1) <= 1
+    )  # as one of which that is not known
+    revealed = (
+        "a table of words" if tables else "the gradient of one step" if one_step else ""
+    )
     _check_sum(policy, what, secure=secure, scores=scores, revealed=revealed)
     denied = [name for name in names if _layer(name, policy.denied_layers)]
     others = [name for name in names if not _layer(name, policy.allowed_layers)]
     frozen = tables if policy.freeze_embeddings else ()
     for rule, odd, allowed in (
         ("denied_layers", denied, f"all but {', '.join(policy.denied_layers)}"),
-        ("allowed_layers", others, ", ".join(policy.allowed_layers) or "no tensor at all"),
+        (
+            "allowed_layers",
+            others,
+            ", ".join(policy.allowed_layers) or "no tensor at all",
+        ),
         ("freeze_embeddings", frozen, "none to leave"),
     ):
         kind = "a table of words, " if odd is frozen else ""
         policy.require(not odd, rule, f"{what} holds {kind}{_names(odd)}", allowed)
-    for key, words in _BEHIND.items() if tensors else ():  # counts alone have no training
+    for key, words in (
+        _BEHIND.items() if tensors else ()
+    ):  # counts alone have no training
         least, number = getattr(policy, f"min_{key}"), behind.get(key)
         told = "an unknown number of" if number is None else f"{number:,}"
         enough = not least or (number is not None and number >= least)
@@ -310,7 +359,9 @@ def _check_sites(policy: Policy, sites: int, threshold: int) -> None:
 def _check_each(policy: Policy, what: str, each: bool) -> None:
     asked, permitted = f"{what} has the server look at each site's update", not each
     permitted = permitted or policy.individual_updates
-    policy.require(permitted, "individual_updates", asked, "its update to be one of a sum")
+    policy.require(
+        permitted, "individual_updates", asked, "its update to be one of a sum"
+    )
 
 
 def _check_sum(
@@ -336,7 +387,9 @@ def word_tables(names: Iterable[str]) -> tuple[str, ...]:
     Anything called an embedding counts unless it is known to be of positions, segments,
     characters or a layer norm; so do output layers over the vocabulary, and their bias.
     """
-    return tuple(sorted(n for n in names if _fits(n, _WORD_TABLES) and not _fits(n, _WORDLESS)))
+    return tuple(
+        sorted(n for n in names if _fits(n, _WORD_TABLES) and not _fits(n, _WORDLESS))
+    )
 
 
 def _layer(name: str, patterns: tuple[str, ...]) -> bool:

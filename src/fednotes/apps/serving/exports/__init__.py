@@ -11,7 +11,12 @@ from fednotes.core.store import write_folder, write_out
 from fednotes.jobs.card import card
 from fednotes.jobs.models import MentionModel, PatientModel, folder_of
 
-FORMS = {"hf": (), "onnx": ("int8",), "sklearn": ("dictionary",), "card": ()}  # and their options
+FORMS = {
+    "hf": (),
+    "onnx": ("int8",),
+    "sklearn": ("dictionary",),
+    "card": (),
+}  # and their options
 
 
 def export(
@@ -32,7 +37,9 @@ def export(
     folder, out = folder_of(model), folder_of(out, "a path to write")
     if form == "spacy":
         told = 'nlp.add_pipe("fednotes", config={"model": "MODEL"})'
-        raise ConfigError(f"spaCy reads a saved model as it is, without an export: {told}")
+        raise ConfigError(
+            f"spaCy reads a saved model as it is, without an export: {told}"
+        )
     if form not in FORMS:
         raise ConfigError(f"{form!r} is no form of a model; {nearest(form, FORMS)}")
     place = dictionary and str(dictionary)
@@ -51,7 +58,11 @@ def export(
             "`fednotes export sklearn` writes its classifiers"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: there is something already; name a folder that is new or empty")
-    form_of = import_module(f"{__name__}.{form}")  # its `writer` gives what fills a new folder
+        raise ConfigError(
+            f"{out}: there is something already; name a folder that is new or empty"
+        )
+    form_of = import_module(
+        f"{__name__}.{form}"
+    )  # its `writer` gives what fills a new folder
     write_folder(out, form_of.writer(folder, **options), private=False)
     return out

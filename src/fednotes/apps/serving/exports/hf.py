@@ -44,8 +44,12 @@ def writer(model: Path) -> Callable[[Path], None]:
         (folder / CARD).write_bytes(text)
         config = folder / "config.json"
         facts = read_json(config, strict=False)
-        facts["id2label"] = {row: _as_bio(tag) for row, tag in facts["id2label"].items()}
-        facts["label2id"] = {_as_bio(tag): row for tag, row in facts["label2id"].items()}
+        facts["id2label"] = {
+            row: _as_bio(tag) for row, tag in facts["id2label"].items()
+        }
+        facts["label2id"] = {
+            _as_bio(tag): row for tag, row in facts["label2id"].items()
+        }
         write_json(config, facts, private=False)
         settings = folder / "tokenizer_config.json"
         window = loaded.config.window or positions_of(loaded.tokenizer, loaded.library)

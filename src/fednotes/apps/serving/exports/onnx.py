@@ -55,7 +55,9 @@ def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
     """
     loaded = load_model(model)
     if not isinstance(loaded, Tagger | TokenClassifier):
-        raise ConfigError(f"{model}: of the kind {loaded.config.kind!r}, which is not exported")
+        raise ConfigError(
+            f"{model}: of the kind {loaded.config.kind!r}, which is not exported"
+        )
     if isinstance(loaded, Tagger) and loaded.encoder is not None:
         raise ConfigError(
             f"{model}: reads the features of a frozen encoder ({loaded.config.contextual}), which "
@@ -98,7 +100,9 @@ def tagger_graph(model: Tagger) -> Any:
     weights = {"project_weight": project.weight, "project_bias": project.bias}
     if model.vectors is not None:
         parts.append("known")
-        weights["known_table"] = model.words.weight if config.train_words else model.vectors.table
+        weights["known_table"] = (
+            model.words.weight if config.train_words else model.vectors.table
+        )
     if config.hashed_words:
         parts.append("bucket")
         weights["bucket_table"] = model.words.hashed
@@ -113,18 +117,27 @@ def tagger_graph(model: Tagger) -> Any:
     for layer in range(layers):
         names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_l{layer}")
         into, across, bias = (
-            getattr(model.lstm, name).detach().unflatten(1, (4, -1))[:, GATES].flatten(1, 2)
+            getattr(model.lstm, name)
+            .detach()
+            .unflatten(1, (4, -1))[:, GATES]
+            .flatten(1, 2)
             for name in names
         )
         weights |= {f"into_{layer}": into, f"across_{layer}": across}
         weights[f"bias_{layer}"] = torch.cat([bias, torch.zeros_like(bias)], 1)
     values = {"parts": parts, "config": config, "widths": widths, "layers": layers}
     values |= {"tags": len(model.tagset.tags), "opset": OPSET, "ir": IR}
-    text = environment("fednotes.apps.serving").get_template("tagger.onnx.txt").render(values)
+    text = (
+        environment("fednotes.apps.serving")
+        .get_template("tagger.onnx.txt")
+        .render(values)
+    )
     made = parser.parse_model(text)
     for name, value in weights.items():
         array = value.detach().cpu().numpy()
-        made.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        made.graph.initializer.append(
+            numpy_helper.from_array(np.ascontiguousarray(array), name)
+        )
     checker.check_model(made)
     return made
 
@@ -138,18 +151,31 @@ def _beside_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
     """Write what stands beside the graph; what the graph reads of a token."""
     config, crf = model.config, model.crf.crf
     scores = zip(
-        (crf.start, crf.transitions, crf.end), allowed_transitions(model.tagset), strict=True
+        (crf.start, crf.transitions, crf.end),
+        allowed_transitions(model.tagset),
+        strict=True,
     )
     start, transitions, end = (
-        np.where(may, score.detach().numpy(), -np.inf).astype(np.float32) for score, may in scores
+        np.where(may, score.detach().numpy(), -np.inf).astype(np.float32)
+        for score, may in scores
     )
     np.savez(folder / CRF, start=start, transitions=transitions, end=end)
-    rows = {row: word for word, row in model.vectors.index.items()} if model.vectors else {}
+    rows = (
+        {row: word for word, row in model.vectors.index.items()}
+        if model.vectors
+        else {}
+    )
     words = {rows.get(row, f"\n{row}"): row for row in range(max(rows, default=0) + 1)}
     Tokenizer(WordLevel(words, unk_token="\n0")).save(str(folder / "tokenizer.json"))
-    letters, room = {c: row for row, c in enumerate(CHARACTERS, FIRST)}, config.char_max - 2
+    letters, room = (
+        {c: row for row, c in enumerate(CHARACTERS, FIRST)},
+        config.char_max - 2,
+    )
     ends = (room + 1) // 2, room // 2  # of a longer word its head and its tail are kept
-    facts: dict[str, Any] = {"hashed": max(1, config.hashed_words), "max_tokens": config.max_tokens}
+    facts: dict[str, Any] = {
+        "hashed": max(1, config.hashed_words),
+        "max_tokens": config.max_tokens,
+    }
     return {**facts, "letters": letters, "ends": ends}
 
 
@@ -170,7 +196,9 @@ def _reason(error: BaseException) -> str:
 def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
     """Write the graph, ids and mask (sentences, length) → logits (sentences, length, tags), and
     what stands beside it; what a program has to know of it."""
-    frame = Frame.of(model.config.encoder, model.tokenizer, model.library, model.config.window)
+    frame = Frame.of(
+        model.config.encoder, model.tokenizer, model.library, model.config.window
+    )
     ids = torch.full((2, len(frame.prefix) + 2 + len(frame.suffix)), frame.pad)
     free = {0: "sentences", 1: "length"}
     names = ["input_ids", "attention_mask"]

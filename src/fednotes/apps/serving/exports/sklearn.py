@@ -34,7 +34,9 @@ def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]
     """
     loaded = load_phenotyper(model)
     if loaded.machines is None:
-        raise ConfigError(f"{model}: ends with stage 1: it has no classifiers of phenotypes")
+        raise ConfigError(
+            f"{model}: ends with stage 1: it has no classifiers of phenotypes"
+        )
     with needs("skops", "sklearn"):
         import skops.io
         from sklearn.pipeline import Pipeline
@@ -42,7 +44,9 @@ def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]
     names: tuple[str, ...] = ()
     if isinstance(features, ConceptFeatures):
         names = features.matcher.dictionary.concepts
-        if features.space.width > len(names):  # those of negated, family and hypothetical mentions
+        if features.space.width > len(
+            names
+        ):  # those of negated, family and hypothetical mentions
             names += tuple(f"{name} (not the patient's)" for name in names)
     pipeline = Pipeline([*_steps(loaded), ("diseases", _diseases(loaded))])
     both = loaded.phenotypes, loaded.machines.classes
@@ -67,7 +71,10 @@ def _steps(model: Phenotyper) -> Iterator[tuple[str, Any]]:
         if model.idf is not None:
             yield "tfidf", _set(TfidfTransformer(), width, idf_=model.idf)
         return
-    config, state = network.config, {n: v.detach().numpy() for n, v in network.state().items()}
+    config, state = (
+        network.config,
+        {n: v.detach().numpy() for n, v in network.state().items()},
+    )
     if network.embedding is not None:
         rows = np.arange(width)
         if network.known is not None:  # all others share row 0
@@ -76,12 +83,22 @@ def _steps(model: Phenotyper) -> Iterator[tuple[str, Any]]:
         if config.mean == "concepts":
             yield "once", Binarizer()
         table, fill = state["embedding"][rows], state["embedding"][:1]
-        if config.length:  # places = max(n, length), of which row 0 has those that are empty
+        if (
+            config.length
+        ):  # places = max(n, length), of which row 0 has those that are empty
             at_least = MinMaxScaler(feature_range=(config.length, _MOST), clip=True)
             at_least = _set(at_least, 1, scale_=np.ones(1), min_=np.zeros(1))
-            places = Pipeline([("n", _linear(np.ones((1, width)))), ("at_least", at_least)])
-            yield "places", FeatureUnion([("places", places), ("counts", "passthrough")])
-            yield "shares", Normalizer("max")  # of the places: 1; no count is above them
+            places = Pipeline(
+                [("n", _linear(np.ones((1, width)))), ("at_least", at_least)]
+            )
+            yield (
+                "places",
+                FeatureUnion([("places", places), ("counts", "passthrough")]),
+            )
+            yield (
+                "shares",
+                Normalizer("max"),
+            )  # of the places: 1; no count is above them
             table = np.vstack((fill, table - fill))
         else:
             yield "shares", Normalizer("l1")
@@ -113,16 +130,23 @@ def _diseases(model: Phenotyper) -> Any:
     machines, words = model.machines, {value: word for word, value in LABELS.items()}
     assert machines is not None
     count = len(machines.machines)
-    a, b = np.broadcast_to((1.0, 0.0) if model.platt is None else model.platt, (count, 2)).T
+    a, b = np.broadcast_to(
+        (1.0, 0.0) if model.platt is None else model.platt, (count, 2)
+    ).T
     logits = []
     for k in range(count):  # sigmoid(a (w·x + c) + b)
-        coef, intercept = a[k] * machines.weight[:, k], a[k] * machines.intercept[k] + b[k]
+        coef, intercept = (
+            a[k] * machines.weight[:, k],
+            a[k] * machines.intercept[k] + b[k],
+        )
         binary = {"coef_": coef[None], "intercept_": np.array([intercept])}
         logits.append((LogisticRegression(), {**binary, "n_iter_": np.array([1])}))
     made, width = MultiOutputClassifier(LogisticRegression()), model.width
     made.estimators_ = []
     for disease, each in enumerate(machines.classes):
-        own = [logits[k] for k, (of, _) in enumerate(machines.machines) if of == disease]
+        own = [
+            logits[k] for k, (of, _) in enumerate(machines.machines) if of == disease
+        ]
         names = np.array([words[value] for value in each])
         if len(each) == 1:
             constant = DummyClassifier(strategy="constant", constant=names[0])
@@ -131,9 +155,12 @@ def _diseases(model: Phenotyper) -> Any:
             ((one, binary),) = own
             made.estimators_.append(_set(one, width, classes_=names, **binary))
         elif each:
-            several = OneVsRestClassifier(LogisticRegression()).fit(np.zeros((3, 1)), names)
+            several = OneVsRestClassifier(LogisticRegression()).fit(
+                np.zeros((3, 1)), names
+            )
             several.estimators_ = [
-                _set(one, width, classes_=np.array([0, 1]), **binary) for one, binary in own
+                _set(one, width, classes_=np.array([0, 1]), **binary)
+                for one, binary in own
             ]
             several.n_features_in_ = width
             made.estimators_.append(several)

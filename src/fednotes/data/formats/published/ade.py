@@ -76,7 +76,9 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     return corpus.unique(documents, problems)
 
 
-def _rows(path: Path, problems: corpus.Problems) -> Iterator[tuple[str, str, _Row | None]]:
+def _rows(
+    path: Path, problems: corpus.Problems
+) -> Iterator[tuple[str, str, _Row | None]]:
     """PMID, sentence and relation of each line."""
     label = "Dosage" if "DOSE" in path.name.upper() else "ADE"
     for number, line in corpus.numbered(path):
@@ -91,13 +93,18 @@ def _rows(path: Path, problems: corpus.Problems) -> Iterator[tuple[str, str, _Ro
             problems.note("line", path, number, message)
 
 
-def _document(pmid: str, text: str, rows: Sequence[_Row], name: str) -> tuple[Document, list[_Row]]:
+def _document(
+    pmid: str, text: str, rows: Sequence[_Row], name: str
+) -> tuple[Document, list[_Row]]:
     """The sentence's document, and the rows that could not be placed."""
-    places = [(_occurrences(text, row.other), _occurrences(text, row.drug)) for row in rows]
+    places = [
+        (_occurrences(text, row.other), _occurrences(text, row.drug)) for row in rows
+    ]
     origins: Counter[int] = Counter()
     for (others, drugs), row in zip(places, rows, strict=True):
         origins.update(
-            {row.other_start - s for s, _ in others} & {row.drug_start - s for s, _ in drugs}
+            {row.other_start - s for s, _ in others}
+            & {row.drug_start - s for s, _ in drugs}
         )
     origin = min(origins, key=lambda o: (-origins[o], o)) if origins else None
     spans: set[Span] = set()
@@ -108,11 +115,15 @@ def _document(pmid: str, text: str, rows: Sequence[_Row], name: str) -> tuple[Do
             unplaced.append(row)
             continue
         (start, end), (drug_start, drug_end) = min(
-            product(others, drugs), key=lambda pair: _misfit(pair[0][0], pair[1][0], row, origin)
+            product(others, drugs),
+            key=lambda pair: _misfit(pair[0][0], pair[1][0], row, origin),
         )
         spans |= {Span(start, end, row.label), Span(drug_start, drug_end, "Drug")}
         relations[row.label, start, end, drug_start, drug_end] = None
-    meta: dict[str, object] = {"pmid": pmid, "part": "relations" if rows else "negative"}
+    meta: dict[str, object] = {
+        "pmid": pmid,
+        "part": "relations" if rows else "negative",
+    }
     if relations:
         meta["relations"] = tuple(relations)
     if unplaced:
@@ -126,7 +137,11 @@ def _occurrences(text: str, form: str) -> list[tuple[int, int]]:
     loose = r"\s+".join(map(re.escape, form.split()))
     for pattern, flags in ((re.escape(form), 0), (loose, re.IGNORECASE)):
         # Looking ahead finds occurrences that overlap, too.
-        found = [m.span(1) for m in re.finditer(f"(?=({pattern}))", text, flags)] if pattern else []
+        found = (
+            [m.span(1) for m in re.finditer(f"(?=({pattern}))", text, flags)]
+            if pattern
+            else []
+        )
         whole = [
             (start, end)
             for start, end in found
@@ -138,7 +153,9 @@ def _occurrences(text: str, form: str) -> list[tuple[int, int]]:
     return []
 
 
-def _misfit(other: int, drug: int, row: _Row, origin: int | None) -> tuple[int, int, int]:
+def _misfit(
+    other: int, drug: int, row: _Row, origin: int | None
+) -> tuple[int, int, int]:
     """How badly two places fit a row's offsets: by distance, then by place, then leftmost."""
     distance = abs((drug - other) - (row.drug_start - row.other_start))
     place = 0 if origin is None else abs(other + origin - row.other_start)

@@ -37,9 +37,15 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     are a missing text, and with the line a broken line or offsets outside the text, and where
     most concepts do not match (the wrong text).
     """
-    if path.suffix == ".txt" and path.is_file() and not path.with_suffix(".con").is_file():
+    if (
+        path.suffix == ".txt"
+        and path.is_file()
+        and not path.with_suffix(".con").is_file()
+    ):
         raise DataError(f"{path}: there is no .con file beside it; give the .con file")
-    files = corpus.listing(path, lambda p: p.suffix == ".con" and accepts(p), "i2b2 2010")
+    files = corpus.listing(
+        path, lambda p: p.suffix == ".con" and accepts(p), "i2b2 2010"
+    )
     records = [file.with_suffix(".con") for file in files]
     return corpus.gather(records, _read_record, problems, "document")
 
@@ -49,10 +55,14 @@ def _read_record(con: Path, problems: corpus.Problems) -> list[corpus.Found]:
     near = (folder, folder.parent / "txt", folder.parent / "test_data", folder.parent)
     file = corpus.lying(name, (*near, folder.parent.parent / "test_data"))
     if file is None:
-        raise DataError(f"its text {name} is neither beside it nor in a folder txt beside")
+        raise DataError(
+            f"its text {name} is neither beside it nor in a folder txt beside"
+        )
     text = corpus.read_text(file)
     position = 0
-    lines: list[list[tuple[int, int]]] = [[]]  # token offsets by line, which counts from 1
+    lines: list[list[tuple[int, int]]] = [
+        []
+    ]  # token offsets by line, which counts from 1
     for line in text.split("\n"):
         found = re.finditer(r"[^ ]+", line)
         lines.append([(position + m.start(), position + m.end()) for m in found])

@@ -38,7 +38,11 @@ def accepts(path: Path) -> bool:
     if path.suffix.lower() != ".xml":
         return False
     lines = corpus.head(path)[:6]
-    return bool(lines) and lines[0].startswith("<") and any("<TEXT>" in line for line in lines)
+    return (
+        bool(lines)
+        and lines[0].startswith("<")
+        and any("<TEXT>" in line for line in lines)
+    )
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
@@ -60,7 +64,9 @@ def _read_record(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
         raise DataError("there is no TEXT element: it is no i2b2 2012 record")
     if "<TAGS" not in content[found.end() :]:
         raise DataError("there is no TAGS element after the text: is the file whole?")
-    raw = found.group(1) if found.group(1) is not None else html.unescape(found.group(2))
+    raw = (
+        found.group(1) if found.group(1) is not None else html.unescape(found.group(2))
+    )
     first = content.count("\n", 0, found.end()) + 1
     given: list[_Mention] = []
     for number, line in enumerate(content[found.end() :].split("\n"), first):

@@ -24,7 +24,14 @@ LOOSE = 0
 _BEGIN = re.compile(r"#begin document \(([^()\s]+)\)(?:;\s*part\s+(\d+))?\s*")
 _WORD, _ENTITY = 3, 10  # columns
 _BIT = re.compile(r"((?:\([^()*\s]+)*)(\*?)(\)*)")
-_BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
+_BRACKETS = {
+    "-LRB-": "(",
+    "-RRB-": ")",
+    "-LSB-": "[",
+    "-RSB-": "]",
+    "-LCB-": "{",
+    "-RCB-": "}",
+}
 _FORMS = {**_BRACKETS, "/.": ".", "/?": "?", "/-": "-"}
 
 
@@ -44,8 +51,12 @@ class _Part:
             raise DataError(f"{len(row)} columns, expected 12 or more")
         found = _BIT.fullmatch("*" if row[_ENTITY] == "-" else row[_ENTITY])
         if found is None:
-            raise DataError("column 11 is no named entity: expected *, (TYPE*, *) or (TYPE)")
-        self._open += [(self._number, intern(label)) for label in found[1].split("(")[1:]]
+            raise DataError(
+                "column 11 is no named entity: expected *, (TYPE*, *) or (TYPE)"
+            )
+        self._open += [
+            (self._number, intern(label)) for label in found[1].split("(")[1:]
+        ]
         if len(found[3]) > len(self._open):
             raise DataError("column 11 closes a named entity that is not open")
         for _ in found[3]:
@@ -57,13 +68,17 @@ class _Part:
     def end_sentence(self) -> None:
         """Close the sentence. Raises DataError for a mention that goes on."""
         if self._open:
-            raise DataError(f"a {self._open[-1][1]} is still open at the end of its sentence")
+            raise DataError(
+                f"a {self._open[-1][1]} is still open at the end of its sentence"
+            )
         if self._sentences[-1]:
             self._sentences.append([])
 
     def document(self) -> Document:
         text, sentences, tokens = corpus.laid_out(self._sentences[:-1])
-        spans = [Span(tokens[a][0], tokens[b][1], label) for a, b, label in self._mentions]
+        spans = [
+            Span(tokens[a][0], tokens[b][1], label) for a, b, label in self._mentions
+        ]
         return Document(
             f"{self.name}:{self.part}",
             text,
@@ -111,7 +126,9 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
                 if row:
                     document = part.document()
                     documents += (
-                        [corpus.Found(document, path, part.line)] if document.tokens else []
+                        [corpus.Found(document, path, part.line)]
+                        if document.tokens
+                        else []
                     )
                     part = None
             else:
@@ -123,7 +140,9 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     if not documents and problems.number == before:
         raise DataError("the file holds no tokens")
     # The columns as they are given out have no words.
-    if documents and all(set(found.document.text.split()) <= {"[WORD]"} for found in documents):
+    if documents and all(
+        set(found.document.text.split()) <= {"[WORD]"} for found in documents
+    ):
         raise DataError(
             "the words are missing ([WORD]): fill them in from the LDC's release with "
             "the script skeleton2conll of the shared task"

@@ -47,7 +47,9 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     Noted, with the line, are a line that fits no pattern and offsets that do not hold the
     mention's text.
     """
-    return corpus.gather(corpus.listing(path, accepts, "PubTator"), _read_file, problems)
+    return corpus.gather(
+        corpus.listing(path, accepts, "PubTator"), _read_file, problems
+    )
 
 
 def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
@@ -59,7 +61,9 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
             continue
         columns = line.split("\t")
         with problems.passing("line", path, number):
-            if not articles or articles[-1].id != (passage.group(1) if passage else columns[0]):
+            if not articles or articles[-1].id != (
+                passage.group(1) if passage else columns[0]
+            ):
                 raise DataError("no title line with this PMID goes before")
             if passage is None:
                 articles[-1].rows.append((number, columns))
@@ -83,7 +87,9 @@ def _document(path: Path, article: _Article, problems: corpus.Problems) -> Docum
             if columns[5:]:
                 concepts.append((span.start, span.end, span.label, *columns[5:]))
     meta: dict[str, Any] = {"concepts": tuple(concepts), "relations": tuple(relations)}
-    return Document(article.id, text, tuple(spans), meta={k: v for k, v in meta.items() if v})
+    return Document(
+        article.id, text, tuple(spans), meta={k: v for k, v in meta.items() if v}
+    )
 
 
 def _is_relation(columns: list[str], text: str) -> bool:
@@ -100,7 +106,9 @@ def _is_relation(columns: list[str], text: str) -> bool:
 
 def _span(columns: list[str], text: str) -> Span:
     if len(columns) < 5 or not all(map(_OFFSET.fullmatch, columns[1:3])):
-        raise DataError(f"{len(columns)} columns, expected PMID, start, end (numbers), text, type")
+        raise DataError(
+            f"{len(columns)} columns, expected PMID, start, end (numbers), text, type"
+        )
     start, end = corpus.in_text(int(columns[1]), int(columns[2]), len(text))
     if not corpus.same_text(text[start:end], columns[3]):
         raise DataError(f"{start}:{end} is not what the text holds there")
