@@ -29,6 +29,7 @@ BOOTSTRAP_SAMPLES = (
     10_000  # of every comparison, unless a person asks for another number
 )
 FEWEST_SEEDS = 5  # with fewer no difference is claimed
+ROUNDING = 1e-12  # a difference below this comes from rounding
 
 
 def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -74,7 +75,8 @@ def paired_t(differences: Sequence[float]) -> PairedTest:
     """Student's paired t test: is the mean difference over seeds other than zero?
 
     mean ± t(0.975, n − 1) · s / √n, s the sample's deviation. Differences without a spread
-    have an interval of no width, and p = 0 unless they are zero.
+    have an interval of no width, and p = 0 unless they are zero. What `ROUNDING` can explain
+    is no difference and no spread: scores that are added in another order differ by as much.
     Raises DataError for fewer than two, MissingExtra without scipy.
     """
     n = len(differences)
@@ -83,8 +85,10 @@ def paired_t(differences: Sequence[float]) -> PairedTest:
     with needs("scipy", "plot"):
         from scipy import stats
     mean = fmean(differences)
-    if max(differences) - min(differences) < 1e-12:  # rounding is no spread
-        return PairedTest(mean, mean, mean, float(mean == 0), n)
+    if max(differences) - min(differences) < ROUNDING:
+        p_value = 1.0 if abs(mean) < ROUNDING else 0.0
+        return PairedTest(mean, mean, mean, p_value, n)
+
     found = stats.ttest_1samp(differences, 0.0)
     low, high = found.confidence_interval()
     return PairedTest(mean, float(low), float(high), float(found.pvalue), n)
@@ -144,7 +148,7 @@ def _bootstrap_of(scores: tuple[float, float], drawn: Floats) -> Bootstrap:
     difference, samples = of_a - of_b, len(drawn)
     low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
     # The tolerance makes a tie a tie whatever the last bit of the divisions.
-    extreme = int((np.abs(drawn - difference) >= abs(difference) - 1e-12).sum())
+    extreme = int((np.abs(drawn - difference) >= abs(difference) - ROUNDING).sum())
     return Bootstrap(
         of_a, of_b, difference, low, high, (1 + extreme) / (1 + samples), samples
     )

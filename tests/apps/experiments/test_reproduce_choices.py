@@ -162,6 +162,14 @@ def test_a_paired_test_by_hand() -> None:
         paired_t([1.0])
 
 
+def test_rounding_is_no_difference() -> None:
+    """Equal scores that were added in another order differ in their last bit, and in no more."""
+    last_bit = (0.1 + 0.2) - 0.3
+    assert last_bit != 0
+    for differences in ([last_bit] * 5, [last_bit, 0.0, 0.0, 0.0, -last_bit, last_bit]):
+        assert paired_t(differences).p_value == 1
+
+
 def test_a_table_of_validation_scores_shows_no_test(tiny: Any) -> None:
     table = tiny.table('score = "validation"\n' + GRID)
     assert tiny.cells()[1:] == [
