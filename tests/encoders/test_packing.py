@@ -15,6 +15,7 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.encoders.packing import (
     Plan,
     Specials,
+    _elsewhere,
     _shorten,
     gather,
     plan_full,
@@ -170,8 +171,12 @@ def test_shortening_is_the_originals(room: int) -> None:
         a = list(range(20))
         _google_truncate(a, [0] * 4, 8, coin)
         theirs.append(a[0])
-    assert abs(np.mean(fronts) - np.mean(theirs)) < 0.25  # standard error 0.06
-    assert abs(np.std(fronts) - np.std(theirs)) < 0.25
+    second = [
+        _shorten((0, 4), (0, 20), 8, rng)[2] for _ in range(2000)
+    ]  # B is the longer half
+    for own in (fronts, second):
+        assert abs(np.mean(own) - np.mean(theirs)) < 0.25  # standard error 0.06
+        assert abs(np.std(own) - np.std(theirs)) < 0.25
 
 
 def _google_pairs(
@@ -227,25 +232,62 @@ def test_pairs_have_the_originals_statistics() -> None:
     assert labels.mean() == pytest.approx(np.mean([r for _, r in theirs]), rel=0.04)
 
 
-def test_a_tenth_of_the_documents_has_short_pairs() -> None:
+@pytest.mark.parametrize("room", [48, 3])
+def test_a_tenth_of_the_documents_has_short_pairs(room: int) -> None:
     """Sentences of one token fill a pair to its target, so the pairs show each document's own.
 
     A pair holds exactly `target` tokens, except the last one of a document, which holds what is
     left, and random pairs whose B reaches the end of its document. So a document is short if and
     only if no pair of it is full, and a short one with target t gives pairs of at most t tokens.
-    P(short) = 1/10 · 46/47: the draw from 2 to 48 includes the full length. Four standard
-    deviations.
+    The draw of a short target from 2 to `room` includes the full length, so
+    P(short) = 1/10 · (room - 2) / (room - 1). Four standard deviations.
     """
-    documents, room = 2000, 48
-    tokens = _corpus([[1] * 480] * documents)
+    documents, length = 2000, 10 * room
+    tokens = _corpus([[1] * length] * documents)
     plan = plan_pairs(tokens, room + 3, 3, 0)
     sizes = np.diff(plan.stretches).reshape(-1, 2).sum(1)
-    document = (plan.stretches[::2, 0]) // 480  # the stretches are positions in the ids
+    document = (
+        (plan.stretches[::2, 0]) // length
+    )  # the stretches are positions in the ids
     longest = np.zeros(documents, np.int64)
     np.maximum.at(longest, document, sizes)
     short = longest < room
-    share = 0.1 * 46 / 47
+    share = 0.1 * (room - 2) / (room - 1)
     assert abs(short.mean() - share) < 4 * (share * (1 - share) / documents) ** 0.5
+
+
+def test_a_pair_takes_no_sentence_beyond_its_target() -> None:
+    """Sentences of one token reach each target exactly, so no pair has to be shortened.
+
+    A continuation therefore begins where A ends, and a pair is no longer than its target allows.
+    """
+    tokens = _corpus([[1] * 480] * 50)
+    plan = plan_pairs(tokens, 48 + 3, 3, 0)
+    assert plan.random_next is not None
+    follows = ~plan.random_next
+    assert follows.sum() > 100
+    assert np.array_equal(
+        plan.stretches[::2, 1][follows], plan.stretches[1::2, 0][follows]
+    )
+    cuts, docs = list(range(961)), [0, 480, 960]
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        start, end = _elsewhere(0, cuts, docs, 5, rng)
+        assert end == min(start + 5, 960)
+
+
+def test_a_random_b_begins_anywhere_in_its_document() -> None:
+    """The original draws the first sentence of B uniformly over the other document.
+
+    Of 100 sentences numbered from 0 the mean is 49.5 and the deviation 28.87.
+    """
+    tokens = _corpus([[1] * 100] * 100)
+    plan = plan_pairs(tokens, 20 + 3, 5, 0)
+    assert plan.random_next is not None
+    begins = plan.stretches[1::2, 0][plan.random_next] % 100
+    assert len(begins) > 300
+    assert abs(begins.mean() - 49.5) < 4 * 28.87 / len(begins) ** 0.5
+    assert abs(begins.std() - 28.87) < 3
 
 
 def test_the_papers_preset_takes_a_tenth_of_its_steps_on_long_sequences() -> None:

@@ -580,6 +580,26 @@ def test_a_cycle_of_the_warm_up_is_never_kept() -> None:
     assert server.best.score == -2.0  # the loss of the third cycle
 
 
+def test_the_best_cycle_is_kept_though_a_restart_came_before_any(
+    tmp_path: Path,
+) -> None:
+    """A run that is stopped in its warm-up has judged no cycle yet, and any number is better.
+
+    The losses of the two cycles of training are 2 and 3, so both scores are below -1.
+    """
+    config = replace(CONFIG, cycles=2, keep_cycle=-1)
+    warming = {"before": 2, "warm_up": HEAD, "first_rate": 0.01}
+
+    def run_all(**options: Any) -> Server:
+        return trained([Worsening(1, config, **warming)], config, warm_up=2, **options)[
+            0
+        ]
+
+    whole, again = run_all(), resumed(run_all, tmp_path, kill=1)
+    assert again.best.score == whole.best.score == -2.0
+    assert_same(again.result, whole.result)
+
+
 def test_a_cycle_is_the_best_against_all_before_it() -> None:
     """Of the held-out numbers 3, 1, 2, 4 the first and the last are the best so far, not the
     third, which is only better than the one before it; equal ones stay behind the earlier."""

@@ -610,6 +610,45 @@ def test_sites_and_the_job_end_with_the_selected_model(
     assert_same(values(load_model(tmp_path / "job").trainable()), wanted)
 
 
+def test_rounds_are_judged_at_their_period_and_at_the_end(sites) -> None:
+    """Of five rounds with `evaluate_every = 2` the second, the fourth and the last one are."""
+    settings = config(sites, rounds=5, evaluate_every=2, weighting=False, **QUICK)
+    judged: list[int] = []
+
+    class Noting(distill.Site):
+        def evaluate(self, tensors: Tensors, *, round: int) -> Update:
+            judged.append(round)
+            return super().evaluate(tensors, round=round)
+
+    seen = []
+    engine = InProcess(
+        [Noting(site, settings) for site in sites],
+        observer=lambda result: seen.append(
+            (result.evaluated, "valid_f1" in result.metrics)
+        ),
+    )
+    distill.train(engine, settings)
+    assert judged == [1] * 3 + [3] * 3 + [4] * 3
+    assert seen == [(n in (1, 3, 4), n in (1, 3, 4)) for n in range(5)]
+
+
+def test_a_restored_site_has_the_state_that_was_kept(sites) -> None:
+    """Weights, history and the number of rounds, whether or not the next weights are in use."""
+    _, members, _ = weighed(sites)
+    member = members[0]
+    for trained in (False, True):
+        if trained:
+            member.train({}, round=0)
+        kept = member.state()
+        assert not np.all(kept.tensors["weights"].numpy() == 1)
+        again = distill.Site(sites[0], member.config)
+        again.restore(kept)
+        found = again.state()
+        assert_same(found.tensors, kept.tensors)
+        assert (found.round, found.facts) == (kept.round, kept.facts)
+        assert (found.round, len(found.facts["history"])) == (int(trained), 1)
+
+
 def test_the_global_model_predicts_types_that_a_site_never_annotated(
     sites, tmp_path
 ) -> None:

@@ -553,6 +553,16 @@ def test_resumed_after_a_kill_is_bit_identical(
     assert_same(state.tensors, ended.tensors)
 
 
+def judge(server: fedner.Server, found: int) -> None:
+    """Tell a server that so many of ten validation mentions are found."""
+    counts = {
+        "strict/Drug/tp": found,
+        "support/Drug/gold": 10,
+        "support/Drug/predicted": 10,
+    }
+    server.judge(Total({}, 1.0, counts))
+
+
 @pytest.mark.parametrize(
     ("patience", "right", "stops"),
     [
@@ -567,14 +577,37 @@ def test_training_stops_when_validation_stops_improving(
     server = fedner.Server(config(sites, patience=patience), None)
     history = []
     for found in right:
-        counts = {
-            "strict/Drug/tp": found,
-            "support/Drug/gold": 10,
-            "support/Drug/predicted": 10,
-        }
-        server.judge(Total({}, 1.0, counts))
+        judge(server, found)
         history.append(server.converged)
     assert history == stops
+
+
+def test_patience_goes_on_after_a_restart(sites) -> None:
+    """The evaluations before and after it count together: 0.5, 0, restart, 0 are two in a row."""
+    settings = config(sites, patience=2)
+    server = fedner.Server(settings, None)
+    judge(server, 5)
+    judge(server, 0)
+    assert not server.converged
+    resumed_server = fedner.Server(settings, server.state())
+    assert not resumed_server.converged
+    judge(resumed_server, 0)
+    assert resumed_server.converged
+
+
+def test_epochs_are_judged_at_their_period_and_at_the_end(sites) -> None:
+    """Of five epochs with `evaluate_every = 2`: after the second, the fourth and the last one."""
+    settings = config(sites, epochs=5, evaluate_every=2, select="last")
+    seen = []
+    _, state = federate(sites, settings, observer=seen.append)
+    epoch, left_over = divmod(state.round, 5)
+    assert left_over == 0
+    assert epoch > 1
+    wanted = [2 * epoch, 4 * epoch, 5 * epoch]
+    assert [result.round + 1 for result in seen if result.evaluated] == wanted
+    assert [
+        result.round + 1 for result in seen if "valid_f1" in result.metrics
+    ] == wanted
 
 
 def test_a_platform_keeps_the_tagger_of_most_exact_mentions(sites, monkeypatch) -> None:
