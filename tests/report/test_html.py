@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from phenotype_scores import summary as diseases
 from phenotype_scores import summary_of as of_patients
 
 from fednotes.core.errors import DataError
-from fednotes.jobs.results import duration, read_lines, read_result, size
+from fednotes.jobs.results import duration, read_lines, read_result, rewound, size
 from fednotes.report.html import tick, ticks, write_report
 
 
@@ -532,6 +533,78 @@ def test_a_huge_file_of_metrics_is_refused_before_it_is_read_whole(
         file.truncate(2**33)  # sparse: takes no room on the disk
     with pytest.raises(DataError, match="over 67,108,864 bytes"):
         read_lines(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", '{"round":1,"sites":{"a":{"f1":0.5}}}', "[" * 50]
+)
+def test_metrics_of_too_many_values_are_refused_before_they_are_parsed(
+    line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n" * 2_200_000)
+    with pytest.raises(
+        DataError, match=r"over 67,108,864 bytes|more than 2,097,152 values"
+    ):
+        read_lines(tmp_path)
+
+
+def test_rewinding_metrics_reads_no_more_than_a_report_does(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with path.open("wb") as file:
+        file.truncate(2**33)  # sparse: takes no room on the disk
+    with pytest.raises(DataError, match="over 67,108,864 bytes"):
+        rewound(path, "federated", 1)
+
+
+def test_rewinding_metrics_does_not_wait_for_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        rewound(path, "federated", 1)
+
+
+def test_a_summary_of_too_many_sites_is_refused(tmp_path: Path) -> None:
+    sites = {str(number): {} for number in range(10_001)}
+    (tmp_path / "summary.json").write_text(json.dumps({"sites": sites}))
+    with pytest.raises(DataError, match=r"sites: .*at most 10000"):
+        read_result(tmp_path)
+
+
+def _with_f1(*values: float) -> dict[str, Any]:
+    """Return a summary whose sites have these scores, alone and federated."""
+    sites = {
+        str(place): {
+            condition: {"strict": {"f1": f1}} for condition in ("alone", "federated")
+        }
+        for place, f1 in enumerate(values)
+    }
+    return {"sites": sites, "mean": sites["0"]}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(0.0, 5e-324), (-1e308, 1e308), (1e-300, -1e-300), (0.0, 1e100), (10**400, 0.5)],
+)
+def test_scores_of_any_size_are_drawn_or_left_out(
+    values: tuple[float, float], tmp_path: Path
+) -> None:
+    page = report(tmp_path, _with_f1(*values))
+    Tree(page)
+
+
+@pytest.mark.parametrize("key", ["seconds", "bytes_up", "bytes_down", "eta"])
+def test_a_number_of_hundreds_of_digits_is_refused(key: str, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(summary() | {key: 10**400}))
+    with pytest.raises(DataError, match=key):
+        write_report(tmp_path)
+
+
+def test_an_epsilon_beyond_all_bounds_is_left_out(tmp_path: Path) -> None:
+    promised = {"federated": {"epsilon": 1e308, "delta": 1e-5, "unit": "patient"}}
+    page = report(tmp_path, summary() | {"privacy": promised})
+    Tree(page)
+    assert "ε promised" not in page
 
 
 @pytest.mark.parametrize("version", [["long" * 10_000], "\x1b[2J", 1.5])

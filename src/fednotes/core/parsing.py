@@ -61,6 +61,7 @@ def shipped(name: str) -> dict[str, Any]:
 MOST_BYTES = 2**26
 MOST_VALUES = 2**21  # about 400 MB of memory at worst
 MOST_DEPTH = 64  # tables and lists in each other
+LARGEST = 1e100  # magnitude of a number that is shown or computed with; sums of these stay finite
 
 
 class JsonError(ValueError):
@@ -179,11 +180,10 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 
 def number(scores: object, *path: str) -> float | None:
-    """The finite number at a path of keys, or None."""
+    """Return the number at a path of keys; None if there is none, or none within ±`LARGEST`."""
     for key in path:
         scores = mapping(scores).get(key)
     if isinstance(scores, bool) or not isinstance(scores, int | float):
         return None
-    with suppress(OverflowError):  # a whole number of hundreds of digits
-        return float(scores) if math.isfinite(scores) else None
-    return None
+    # NaN and integers too long for a float compare safely, and fall outside.
+    return float(scores) if -LARGEST <= scores <= LARGEST else None

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from annotated_types import Interval
+from annotated_types import Interval, MaxLen
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -25,8 +25,11 @@ from pydantic import (
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import DataError, TrainingError, needs, on_disk
 from fednotes.core.parsing import (
+    LARGEST,
     MOST_BYTES,
+    MOST_VALUES,
     JsonError,
+    has_more_values,
     mapping,
     number,
     parse_json,
@@ -62,7 +65,8 @@ HINTS: Mapping[str, str] = shipped(
 Scores = Mapping[str, Any]  # kind of score → measure → number, as `metrics/` makes them
 
 
-Number = int | FiniteFloat | None
+MOST_SITES = 10_000  # of a summary: a page has a part for each
+Number = Annotated[int | FiniteFloat, Interval(ge=-LARGEST, le=LARGEST)] | None
 Share = Annotated[FiniteFloat, Interval(ge=0, le=1)]
 M = TypeVar("M", bound=BaseModel)
 
@@ -110,7 +114,7 @@ class RunResult(BaseModel):
     bytes_down: Number = None
     eta: Number = None
     annotated: dict[str, list[str]] = {}
-    sites: dict[str, dict[str, dict[str, Any]]] = {}
+    sites: Annotated[dict[str, dict[str, dict[str, Any]]], MaxLen(MOST_SITES)] = {}
     mean: dict[str, dict[str, Any]] = {}
     micro: dict[str, dict[str, Any]] = {}
     valid: dict[str, dict[str, Any]] = {}
@@ -395,18 +399,15 @@ def read_table(path: Path, kind: type[M]) -> M:
 
 
 def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """The lines of metrics.jsonl, if there is one; half a last line, of a killed run, is left out.
+    """Return the lines of metrics.jsonl, if there is one, without half a last line of a killed run.
 
-    Raises DataError with the line for anything else, and for a file of more than `MOST_BYTES`.
+    Raises:
+        DataError: A line is not a JSON object, or the file exceeds `MOST_BYTES` or `MOST_VALUES`.
     """
     path = folder / METRICS
     if not path.is_file():
         return []
-    text = _text_of(path, MOST_BYTES + 1)
-    if len(text.encode()) > MOST_BYTES:
-        raise DataError(
-            f"{path}: over {MOST_BYTES:,} bytes; fednotes reads no larger file"
-        )
+    text = _metrics_text(path)
     rows = [(n, row) for n, row in enumerate(text.split("\n"), 1) if row.strip()]
     found = []
     for n, row in rows:
@@ -419,10 +420,16 @@ def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def rewound(path: Path, part: str, round: int) -> list[dict[str, Any]]:
-    """Drops a part's lines from `round` on, which are written again, and what is cut short; gives
-    what stays."""
+    """Drop a part's lines from `round` on, which are written again, and what is cut short.
+
+    Returns:
+        The lines that stay.
+
+    Raises:
+        DataError: The file cannot be read, or is larger than `read_lines` reads.
+    """
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in _metrics_text(path).splitlines() if path.exists() else ():
         with suppress(ValueError, KeyError, TypeError):
             entry = parse_json(line, strict=False)
             if entry["part"] != part or entry["round"] < round:
@@ -450,6 +457,20 @@ def add_line(path: Path, entry: Mapping[str, Any]) -> None:
     """Raises TrainingError where the file cannot be written."""
     with on_disk(path, TrainingError), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
+
+
+def _metrics_text(path: Path) -> str:
+    """Return the text of a metrics.jsonl, whose size is bounded before any line is parsed."""
+    text = _text_of(path, MOST_BYTES + 1)
+    if len(text.encode()) > MOST_BYTES:
+        raise DataError(
+            f"{path}: over {MOST_BYTES:,} bytes; fednotes reads no larger file"
+        )
+    if has_more_values(text, MOST_VALUES):
+        raise DataError(
+            f"{path}: more than {MOST_VALUES:,} values; fednotes reads no larger file"
+        )
+    return text
 
 
 def _text_of(path: Path, most: int) -> str:

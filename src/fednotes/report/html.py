@@ -65,6 +65,7 @@ _DRAWN = 300  # at most so many points of a curve are drawn
 _MARKED = 24  # curves of no more points get a marker at each
 _LETTERS = 24  # of a row's label
 _LOOKS = 6  # in the style sheet
+_FLAT = 1e-100  # differences below this are none: a step between ticks would vanish
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
@@ -556,8 +557,8 @@ def _axis(
 
 def ticks(low: float, high: float, about: int) -> list[float]:
     """Round numbers that enclose low and high, roughly `about` steps of 1, 2, 2.5 or 5 · 10ⁿ."""
-    if high <= low:
-        pad = abs(low) * 0.1 or 1.0
+    if high - low < _FLAT:
+        pad = abs(low) * 0.1 if abs(low) > _FLAT else 1.0
         low, high = low - pad, high + pad
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))

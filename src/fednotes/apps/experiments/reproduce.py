@@ -52,14 +52,13 @@ from fednotes.core.errors import (
     MissingExtra,
     nearest,
 )
-from fednotes.core.parsing import parse_json
 from fednotes.core.settings import build, expand, read_toml
 from fednotes.core.stopping import call
 from fednotes.core.store import write_json, write_text
 from fednotes.core.tensors import device_of
 from fednotes.data.notes import present
 from fednotes.jobs.job_file import load_job
-from fednotes.jobs.results import duration, read_result
+from fednotes.jobs.results import duration, read_lines, read_result
 from fednotes.jobs.simulate import LONG
 from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
 from fednotes.metrics.gap import over_seeds
@@ -625,8 +624,7 @@ def _within(folder: Path, condition: str, grid: Grid) -> dict[str, float]:
     if condition != "federated" or not any(limits.values()):
         return {}
     found = dict.fromkeys((name for name, limit in limits.items() if limit), 0.0)
-    for text in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
-        line = parse_json(text, strict=False)
+    for line in read_lines(folder):
         spent = {
             "megabytes": (line["bytes_up"] + line["bytes_down"]) / 1e6,
             "seconds": line["seconds"],
