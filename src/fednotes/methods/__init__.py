@@ -35,9 +35,9 @@ def find(name: str) -> Method:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all methods, the built-in ones first."""
+    """Return the names of all methods, in alphabetical order."""
     built_in = _built_in_names()
-    return (*built_in, *plugins.added("methods", built_in))
+    return tuple(sorted((*built_in, *plugins.added("methods", built_in))))
 
 
 def _built_in_names() -> tuple[str, ...]:
