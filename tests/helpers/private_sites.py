@@ -39,11 +39,11 @@ def config_of(site: SiteData, **settings: Any) -> Any:
 
 def made(
     site: SiteData | None = None,
-    secret: bytes = SECRET,
+    secret: bytes | None = SECRET,
     question: Any = bytes,
     **settings: Any,
 ) -> PrivateSite:
-    """One of them."""
+    """One of them. secret: None draws a new one."""
     site, kind = site or patients(), privately(FEDNER).Site
     given: Any = {"secret": secret, "question": question}
     given["directory"] = settings.pop("directory", None)

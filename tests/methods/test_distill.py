@@ -13,7 +13,7 @@ import torch
 from tiny_taggers import MODEL, NO_DROPOUT, assert_same, generated, values
 
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.seeds import Draws, rng_of, seed_of
 from fednotes.core.tensors import below, load_into
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Total, Update, contribution
@@ -361,6 +361,25 @@ def test_a_site_that_contributes_nothing_is_not_counted(sites, complete) -> None
         assert federation.totals["begin"].metrics["contributing"] == contributing
         assert "update_weights" not in federation.totals
         assert all(member._next is None for member in members)
+
+
+def test_a_site_of_one_sentence_has_a_target_gradient_by_secret_draws_too(
+    sites,
+) -> None:
+    """A half of an odd number of sentences is rounded up, so the only sentence is always in it."""
+    member = distill.Site(sites[0], config(sites), draws=Draws.of_secret(bytes(32)))
+    assert member.num_examples == 45
+    assert member.covered("begin")["batch"] == member._counted(0).sum() == 23
+    note = Document("1", "Aspirin helps", (Span(0, 7, "Drug"),))
+    small, settings = replace(sites[0], train=(note,)), config(sites, model=NO_DROPOUT)
+    found = []
+    for draws in (Draws.of_secret(bytes(32)), Draws(3)):
+        member = distill.Site(small, settings, draws=draws)
+        assert member.num_examples == 1
+        update = member.begin(distill.initial(settings), round=0)
+        found.append(update.tensors["target_gradient"])
+    assert found[0].isfinite().all()
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(

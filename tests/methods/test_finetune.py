@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -187,6 +188,16 @@ def test_the_cycle_is_judged_by_exact_mentions() -> None:
         "held_out": pytest.approx(1 / 3),
         "valid_f1": pytest.approx(1 / 3),
     }
+
+
+def test_a_cycle_is_not_judged_where_no_site_annotates_a_held_out_note() -> None:
+    """A wrong mention among notes without any has an F1 of 0, and says nothing of the cycle."""
+    gold = Document("1", "a b c d e f")
+    found = replace(gold, spans=(Span(0, 1, "x"),))
+    for predicted in (gold, found):
+        counts = SpanCounts.of([gold], [predicted], types=["x"])
+        judged = finetune.METHOD.judged(counts.to_metrics())
+        assert judged == {"held_out": -math.inf, "valid_f1": 0.0}
 
 
 def test_it_learns_and_saves_what_hugging_face_loads(

@@ -407,6 +407,18 @@ def test_empty_inputs_are_zero() -> None:
     assert SpanCounts().scores()["macro"]["relaxed"]["f1"] == 0.0
 
 
+def test_nothing_is_judged_where_nothing_is_annotated() -> None:
+    """A wrong mention among notes without any is no F1 of 0; one that is missed is."""
+    spurious = SpanCounts.of(*corpus([([], [Span(0, 1, "D")])]))
+    assert spurious.strict_f1 is None
+    assert SpanCounts.of(*corpus([([Span(0, 1, "D")], [])])).strict_f1 == 0.0
+    # One of two mentions is found, and nothing else: precision 1, recall 1/2.
+    half = SpanCounts.of(
+        *corpus([([Span(0, 1, "D"), Span(2, 3, "D")], [Span(0, 1, "D")])])
+    )
+    assert half.strict_f1 == pytest.approx(2 / 3)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     """Errors name the document and the numbers, never its text."""
     gold, predicted = corpus([([Span(0, 1, "D")], []), ([], [])])

@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,9 @@ def test_dropout_of_a_unit_is_drawn_as_torch_seeds_it(without_noise: Any) -> Non
     other.site.model.train(True)
     torch.manual_seed(int(Stream(other._key(0)).words(3)[1] >> np.uint64(1)))
     alone = other.clipped(other.units[1])
-    assert all(
-        torch.equal(answer[name], alone[name]) for name in answer if name in alone
-    )
+    assert answer.keys() <= alone.keys()
+    assert any(value.any() for value in answer.values())
+    assert all(torch.equal(answer[name], alone[name]) for name in answer)
 
 
 def test_a_clipped_gradient_is_that_of_the_units_own_loss() -> None:
@@ -198,6 +199,18 @@ def test_all_that_is_of_a_patient_is_one_unit() -> None:
     assert [list(u) for u in units] == [[0, 1, 2], [3, 4, 5]]
 
 
+def test_a_patients_name_may_be_written_in_several_ways() -> None:
+    """Case and blanks make nobody another patient; notes of one number may be of two patients."""
+    names = ("Ann B", "ann b", "Cy", " cy ", "ANN  B", "D")
+    site = patients()
+    notes = tuple(replace(d, patient=p) for d, p in zip(site.train, names, strict=True))
+    units = made(replace(site, train=notes)).units
+    assert [list(u) for u in units] == [[0, 1, 4], [2, 3], [5]]
+    numbered = tuple(replace(d, meta={"document": "n1"}) for d in notes)
+    units = made(replace(site, train=numbered), privacy={"unit": "document"}).units
+    assert [list(u) for u in units] == [[0, 1, 4], [2, 3], [5]]
+
+
 def test_unmarked_patients_are_asked_for() -> None:
     site = patients(owners="aabbcc")
     unknown = replace(
@@ -235,6 +248,10 @@ def test_the_same_question_has_the_same_answer_and_no_other_has_its_noise() -> N
     answers = {
         "other parameters": other.noisy_gradients(theta(other, 1 + 1e-6), round=0),
         "another step": site.noisy_gradients(theta(site), round=0),
+        "another round": (s := made()).noisy_gradients(theta(s), round=1),
+        "another sum": (s := made(question=lambda: b"x")).noisy_gradients(
+            theta(s), round=0
+        ),
         "another secret": (s := made(secret=bytes(32))).noisy_gradients(
             theta(s), round=0
         ),
@@ -254,6 +271,21 @@ def test_the_same_question_has_the_same_answer_and_no_other_has_its_noise() -> N
             ]
         )
         assert apart.std() > 1.2, what
+
+
+def test_no_two_steps_have_the_same_noise() -> None:
+    """A site without private layers that is sent the same parameters in each round.
+
+    Nothing else differs between the steps, so a key without their number would add the same noise
+    to two sums. The difference of two answers has the noise of both, √2 of one, and units besides.
+    """
+    site = made(private=(), rounds=3)
+    answers = [site.noisy_gradients(theta(site), round=0).tensors for _ in range(3)]
+    for first, second in combinations(answers, 2):
+        apart = [
+            (first[n] - v).double().numpy().ravel() / SCALE for n, v in second.items()
+        ]
+        assert np.concatenate(apart).std() > 1.2
 
 
 def test_an_answer_has_the_noise_that_is_promised(
@@ -377,6 +409,20 @@ def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(
     for name, value in whole.items():
         assert torch.equal(value, secure[name]), name
         assert torch.equal(value, resumed[name]), name
+
+
+def test_a_restored_site_has_its_own_secret_again() -> None:
+    """A new process draws a new secret; the kept one comes back, or what is done again after a
+    fault would have a second answer, with other noise and other units."""
+    site = made()
+    site.noisy_gradients(theta(site), round=0)
+    kept = site.state()
+    again = made(secret=None)
+    again.restore(kept)
+    one = site.noisy_gradients(theta(site), round=1).tensors
+    other = again.noisy_gradients(theta(again), round=1).tensors
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def job(**tables: Any) -> Any:

@@ -113,6 +113,30 @@ def test_jobs_add_and_the_site_says_how_much(tmp_path: Path) -> None:
     assert second.ask("train", 3, 1).refusal == ""
 
 
+def test_a_budget_may_be_reached_and_not_passed(tmp_path: Path) -> None:
+    """Three jobs are three times ε, whatever the last bit of the sum; and no thousandth more."""
+    whole = PROMISE.epsilon()
+    enough, less = (replace(ANY, max_epsilon=3 * whole * part) for part in (1.0, 0.999))
+    path = tmp_path / "privacy.json"
+    budgets = [Budget(path, job, PROMISE) for job in "abc"]
+    for budget in budgets:
+        budget.require(enough)
+        for answer in ("1" * 64, "2" * 64):
+            budget.spend(answer, enough)
+    for budget in budgets[:2]:
+        budget.spend("3" * 64, less)
+    for refused in (
+        lambda: budgets[2].require(less),
+        lambda: budgets[2].spend("3" * 64, less),
+    ):
+        with pytest.raises(PolicyRefusal, match="ε of all jobs at this site would be"):
+            refused()
+    budgets[2].spend("3" * 64, enough)
+    assert sum(job.epsilon for job in read_spent(path).values()) == pytest.approx(
+        3 * whole
+    )
+
+
 def test_a_job_without_a_promise_spends_more_than_any_budget(tmp_path: Path) -> None:
     class Other(Spender):
         promise = None
@@ -197,6 +221,9 @@ def test_counts_are_told_once(tmp_path: Path) -> None:
     path = tmp_path / "privacy.json"
     with_counts = replace(PROMISE, privacy=replace(PROMISE.privacy, counts=4.0))
     one, none = Budget(path, "a", with_counts), Budget(path, "b", PROMISE)
+    first = Budget(path, "c", with_counts)  # of a method that begins with its counts
+    first.spend("1" * 64, ANY, task=COUNTS)
+    assert read_spent(path)["c"].epsilon == with_counts.epsilon(1) > PROMISE.epsilon(1)
     one.spend("1" * 64, ANY)
     one.spend("2" * 64, ANY, task=COUNTS)
     one.spend("2" * 64, ANY, task=COUNTS)
