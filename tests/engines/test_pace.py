@@ -217,3 +217,27 @@ def test_what_a_site_tells_is_one_under_its_class() -> None:
     assert len(counts) == CLASSES
     assert slowest(counts | {"n": 3.0}) == 4
     assert slowest({"n": 3.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("timeout", "held"), [(600.0, 512.0), (1.0, 1.0), (0.01, 0.0625)]
+)
+def test_a_reported_class_of_hours_holds_no_answer_beyond_the_timeout(
+    timeout: float, held: float
+) -> None:
+    """Class k ends after 2^(k/2) / 16 seconds; the last one of the 36 after three hours."""
+    clock = Clock()
+    pace = AnswerTimes(lambda: clock.now, clock.sleep, longest=timeout)
+
+    left = [clock.answered(pace, 0.02, CLASSES - 1) for _ in range(5)]
+
+    assert left == pytest.approx([held] * 5)
+
+
+def test_a_site_that_is_slower_than_the_timeout_answers_by_powers_of_four() -> None:
+    clock = Clock()
+    pace = AnswerTimes(lambda: clock.now, clock.sleep, longest=600.0)
+
+    left = [clock.answered(pace, 700.0, CLASSES - 1) for _ in range(3)]
+
+    assert left == pytest.approx([4**7 / 16] * 3)

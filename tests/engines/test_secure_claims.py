@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -13,11 +14,11 @@ from fault_toy import JOB
 from secure_net import SITES, network, random_updates
 
 from fednotes.core.errors import TrainingError
-from fednotes.core.messages import Request
+from fednotes.core.messages import Attached, Request, plain
 from fednotes.core.update import Update
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.history import OPENED, Opened, OpeningRecord
-from fednotes.engines.secure import SecureSum
+from fednotes.engines.secure import SecureSeal, SecureSum
 
 SURVIVORS = "fednotes.engines.history.Opened.survivors"
 LOOSE = Patience(min_sites=3, timeout=10, knock=1, knock_every=0, pause=1, give_up=30)
@@ -118,7 +119,9 @@ def test_a_record_survives_a_restart_and_a_cut_line(tmp_path: Path) -> None:
     assert path.read_text().count('"3 train"') == 2
 
 
-@pytest.mark.parametrize("name", ["@time x", "@time 99", "@time "])
+@pytest.mark.parametrize(
+    "name", ["@time x", "@time 99", "@time ", "@times", "@", "@other"]
+)
 def test_a_count_with_an_impossible_name_costs_its_site_the_sum(
     name: str, tmp_path: Path
 ) -> None:
@@ -132,6 +135,80 @@ def test_a_count_with_an_impossible_name_costs_its_site_the_sum(
     total = engine.sum("give")
 
     assert total.included == ("a", "b", "c")
-    assert any(
-        "site 'd' sent a count of times with an impossible name" in e for e in events
+    assert any("site 'd' sent a count" in e and "name" in e for e in events)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"{number}" for number in range(10_037)],
+        [f"{number:01000}" for number in range(600)],
+    ],
+    ids=["many", "long"],
+)
+def test_a_site_with_too_many_counts_is_refused(
+    names: list[str], tmp_path: Path
+) -> None:
+    """Names of all sites are agreed on and sent to each, so one site must not fill the message."""
+    engine, events = _federation(tmp_path, random_updates(seed=1))
+
+    with _answers({"d": {"names": names, "again": "other counts", "message": None}}):
+        total = engine.sum("give")
+
+    assert total.included == ("a", "b", "c")
+    assert not set(names) & total.metrics.keys()
+    assert any("site 'd' sent more than 10,036 counts" in text for text in events)
+
+
+def _answers(facts: dict[str, dict[str, Any]]) -> mock._patch[object]:
+    """Let sites replace facts of their answers to a task; without a message there are no words."""
+    sealed = SecureSeal._sealed
+
+    def claimed(self: SecureSeal, *arguments: Any) -> Attached:
+        answer = sealed(self, *arguments)
+        changed = facts.get(self._site)
+        if changed is None:
+            return answer
+        kept = {**answer.facts, **changed}
+        return Attached(kept, answer.tensors if kept["message"] else {})
+
+    return mock.patch.object(SecureSeal, "_sealed", claimed)
+
+
+def _reports(histories: dict[str, bytes]) -> mock._patch[object]:
+    """Let sites report another history than theirs after each sum."""
+    return _answers(
+        {site: {"history": plain(history)} for site, history in histories.items()}
     )
+
+
+@pytest.mark.parametrize("liar", SITES)
+def test_one_site_does_not_choose_the_history_of_all(liar: str, tmp_path: Path) -> None:
+    """Sites that lost their disks take on the history that the server passes on."""
+    updates = random_updates(seed=1)
+    honest, *_ = network(tmp_path / "honest", updates, threshold=4)
+    server = SecureSum(SITES, job=JOB, threshold=4)
+    honest.engine(SITES, summing=server).sum("give")
+    lying, *_ = network(tmp_path / "lying", updates, threshold=4)
+    deceived = SecureSum(SITES, job=JOB, threshold=4)
+
+    with _reports({liar: b"\1" * 32}):
+        lying.engine(SITES, summing=deceived).sum("give")
+
+    assert server.state()["history"]
+    assert deceived.state()["history"] == server.state()["history"]
+
+
+def test_a_history_without_a_majority_leaves_the_earlier_one(tmp_path: Path) -> None:
+    updates = random_updates(seed=1)
+    net, *_ = network(tmp_path, updates, threshold=4)
+    server = SecureSum(SITES, job=JOB, threshold=4)
+    engine = net.engine(SITES, summing=server)
+    engine.sum("give")
+    earlier = server.state()["history"]
+
+    with _reports({site: site.encode() * 32 for site in SITES}):
+        engine.sum("give")
+
+    assert earlier
+    assert server.state()["history"] == earlier

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,11 +33,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fednotes.core.errors import RefusedError, TrainingError
-from fednotes.core.messages import Attached, Reply, Request
+from fednotes.core.messages import OURS, Attached, Reply, Request
 from fednotes.core.tensors import fingerprint
 from fednotes.core.update import Total, Update
 from fednotes.engines.history import Asked, Opened, OpeningRecord, after
-from fednotes.engines.summing import Exchange, Summing
+from fednotes.engines.summing import MOST_METRICS, Exchange, Summing
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum import messages as wire
 from fednotes.privacy.secure_sum.crypto import Identity, digest, joined
@@ -54,6 +54,10 @@ WINDOW = 8  # answers of a task by which its class goes: an odd pause is forgott
 MARGIN = 1.25  # for the next answer, which may take a little longer
 SETTLED = 3  # answers after which an honest server's class is never below a site's own
 WARY = 64  # answers for which one that is below is not forgotten
+MOST_NAMES = MOST_METRICS + CLASSES  # of one site's counts
+MOST_LETTERS = (
+    2**19
+)  # of all their names: what sites agree on has to fit into one header
 MOST_LIMITS = (
     3  # that are tried for one round and task: the last total's, the widest, one more
 )
@@ -345,6 +349,13 @@ def class_of(seconds: float) -> int:
     )
 
 
+def last_class_within(seconds: float) -> int:
+    """Return the last class that ends no later; the first class if all end later."""
+    return max(
+        (level for level in range(CLASSES) if seconds_of(level) <= seconds), default=0
+    )
+
+
 def _coarse(level: int) -> int:
     """The next class whose end is a power of four, over 16."""
     return 4 * math.ceil(level / 4)
@@ -369,15 +380,22 @@ class AnswerTimes:
     lies), or the answer is late for it, it waits for the next 4^k / 16 seconds; a server that tries
     one class after the other gets such answers for long after the first.
 
-    clock, sleep: in seconds; tests have their own.
+    Args:
+        clock: The time in seconds; tests have their own.
+        sleep: Waits for so many seconds.
+        longest: Seconds after which no answer is held back for the sake of slower sites. A site
+            that reports a class of hours can thus delay the others by no more than by answering
+            late itself.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        longest: float = math.inf,
     ) -> None:
         self.clock, self._sleep = clock, sleep
+        self._most = last_class_within(longest)
         self._lasted: dict[str, deque[float]] = {}  # by task
         self._wary: dict[str, int] = {}  # by task: answers that keep to powers of four
 
@@ -399,7 +417,8 @@ class AnswerTimes:
         if told is not None and told < own and len(before) >= SETTLED:
             self._wary[task] = WARY
         before.append(lasted)
-        level, wary = -1 if told is None else told, self._wary.get(task, 0)
+        level = -1 if told is None else min(told, self._most)
+        wary = self._wary.get(task, 0)
         if level < own or lasted > seconds_of(level) or wary:
             level = max(level, _coarse(max(own, class_of(lasted))))
         self._wary[task] = max(0, wary - 1)
@@ -629,8 +648,7 @@ class SecureSum(Summing):
         }
         self._metrics[task], self._paces[task] = tuple(metrics), slowest(metrics)
         if self.least == len(self._parties.sites):
-            histories = [each.history for each in told.answers.values() if each.history]
-            self._history = histories[-1] if histories else self._history
+            self._history = _agreed_history(told.answers, self._history)
         self._limits[task] = limits_after(total)
         return replace(total, metrics=without(metrics))
 
@@ -759,12 +777,47 @@ def _closed(close: Callable[[], R], reasons: str = "") -> R:
         raise _Spoilt(f"{error} ({reasons})" if reasons else str(error)) from error
 
 
+def _agreed_history(answers: Mapping[str, wire.Masking], before: bytes) -> bytes:
+    """Return the history that more than half of the sites report after an opened sum.
+
+    All sites that masked for one question have one history, but its masks do not cover what a
+    site says of it here. A single site's word would give a site that lost its disk a history that
+    fits nobody, and the next sum would fail.
+
+    Args:
+        answers: What each site of the sum reported.
+        before: The history that is kept where no majority reports one.
+    """
+    if not answers:
+        return before
+    counts = Counter(answer.history for answer in answers.values())
+    history, number = counts.most_common(1)[0]
+    if not history or 2 * number <= len(answers):
+        return before
+    for site, answer in answers.items():
+        if answer.history != history:
+            logger.warning(
+                "site %r reports another history than most sites of the sum", site
+            )
+    return history
+
+
 def _require_known_names(site: str, answer: wire.Masking) -> None:
-    """Refuse counts that are called like classes of times and are none."""
-    for name in answer.names or ():
+    """Refuse counts that are too many, or that are named like the engine's own and are not."""
+    names = answer.names or ()
+    if len(names) > MOST_NAMES or sum(map(len, names)) > MOST_LETTERS:
+        raise RefusedError(
+            f"site {site!r} sent more than {MOST_NAMES:,} counts, or {MOST_LETTERS:,} characters "
+            "of their names"
+        )
+    for name in names:
         if name.startswith(PACE) and name not in PACES:
             raise RefusedError(
                 f"site {site!r} sent a count of times with an impossible name"
+            )
+        if name.startswith(OURS) and name not in PACES:
+            raise RefusedError(
+                f"site {site!r} sent a count with a name that methods cannot use"
             )
 
 

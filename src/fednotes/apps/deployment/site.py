@@ -177,7 +177,9 @@ def _host(setup: Setup) -> SiteHost:
             SCORES: partial(_scores, kit),
         },
         max_norm=job.federation.max_norm,
-        pace=AnswerTimes() if file.policy.steady_replies else None,
+        pace=AnswerTimes(longest=job.federation.timeout)
+        if file.policy.steady_replies
+        else None,
         tell=lambda line: logger.info("%s", line),
         outward=outward,
     )
