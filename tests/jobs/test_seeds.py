@@ -146,6 +146,14 @@ def test_two_seeds_have_no_test(done) -> None:
     assert "a paired test needs 3 seeds or more" in result.notes[0]
 
 
+def test_a_difference_is_claimed_with_five_seeds(done) -> None:
+    out, _ = done
+    results = [read_result(out / f"seed-{seed}") for seed in (1, 2, 7, 1, 2)]
+    assert "4 seeds: no difference is claimed" in summarised(results[:4]).notes[0]
+    assert summarised(results).notes == []
+    assert summarised(results).differences[0].n == 5
+
+
 def test_finished_seeds_are_not_run_again(
     done, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,9 +160,31 @@ def test_any_threshold_of_shares_gives_the_secret(n: int) -> None:
         assert crypto.combine({x: shares[x] for x in few}) != secret
 
 
+def test_a_polynomials_factors_are_drawn_from_the_whole_field() -> None:
+    """By hand: with the largest factors, which are -1, f(x) = 5 - x - x² modulo the prime.
+
+    Factors from a part of the field would leave some secrets more likely than others.
+    """
+    with mock.patch("secrets.randbelow", side_effect=lambda end: end - 1) as drawn:
+        shares = crypto.split((5).to_bytes(32, "big"), 3, [1, 2, 3])
+    assert drawn.call_count == 2
+    wanted = {x: (5 - x - x**2) % (2**256 + 297) for x in (1, 2, 3)}
+    assert {x: int.from_bytes(share, "big") for x, share in shares.items()} == wanted
+
+
 def test_impossible_input_is_refused() -> None:
-    with pytest.raises(TrainingError, match="not in the field"):
-        crypto.combine({1: b"\xff" * 33, 2: bytes(33)})
+    beyond = crypto.PRIME.to_bytes(33, "big")
+    for shares in (
+        {1: b"\xff" * 33, 2: bytes(33)},
+        {1: bytes(33), 2: beyond},
+        {0: bytes(33), 1: bytes(33)},
+        {crypto.PRIME: bytes(33), 1: bytes(33)},
+    ):
+        with pytest.raises(TrainingError, match="not in the field"):
+            crypto.combine(shares)
+    largest = (crypto.PRIME - 1).to_bytes(33, "big")  # f(x) = x - 2 at 1; 0 at 2
+    with pytest.raises(TrainingError, match="do not fit together"):
+        crypto.combine({1: largest, 2: bytes(33)})
     above = (2**256 + 5).to_bytes(33, "big")  # in the field, but no 32 bytes
     with pytest.raises(TrainingError, match="do not fit together"):
         crypto.combine({1: above, 2: above})

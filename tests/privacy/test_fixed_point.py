@@ -114,6 +114,24 @@ def test_float64_sums_are_off_by_their_last_bit_only(rows: list[list[float]]) ->
     )
 
 
+def test_what_the_first_word_leaves_is_rounded_to_the_nearest_unit_of_the_second() -> (
+    None
+):
+    """Against Fraction, of numbers with digits beyond the second word's unit, 2^-(e+g)."""
+    values = [1e-9, -1e-9, 3.3e-9, -7.7e-12, 1e-15, 0.3]
+    update = Update({"w": torch.tensor(values, dtype=torch.float64)})
+    layout = SumLayout.of(update, 5)
+    signed, field = encode(update, layout).view(np.int64), layout.fields[0]
+    cut_off = []
+    for at, value in enumerate(values):
+        scaled = Fraction(value) * Fraction(2) ** field.exponent
+        rest = (scaled - round(scaled)) * Fraction(2) ** field.fine
+        assert signed[at] == round(scaled)
+        assert signed[len(values) + at] == round(rest)
+        cut_off.append(round(rest) != math.trunc(rest))
+    assert any(cut_off)
+
+
 def test_float32_loses_nothing_with_limits_from_the_last_total() -> None:
     """Gradients over six decades, weights of hospitals; Fraction is the judge: the mean, cast to
     float32, has the bits of the exact mean wherever the value is within 2^-20 of the largest."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from fednotes.apps.deployment.rules.policy import (
     Policy,
     PolicyRefusal,
+    check_audit,
     check_difference,
     check_job,
     check_request,
@@ -180,6 +182,19 @@ def test_every_rule_has_a_case() -> None:
 )
 def test_a_site_may_allow_it(table: dict[str, Any], wish: Wish) -> None:
     wish(policy_from(table, "h"))
+
+
+def test_an_attack_may_succeed_by_the_bound_and_no_more() -> None:
+    policy = Policy(audit="required", audit_bound=0.25)
+    check_audit(policy, 0.25)
+    check_audit(policy, -0.1)  # worse than chance
+    with pytest.raises(
+        PolicyRefusal, match=r"may succeed 0\.251 above chance.* 0\.25 at most"
+    ):
+        check_audit(policy, 0.251)
+    with pytest.raises(PolicyRefusal, match="there is no audit of this job"):
+        check_audit(policy, None)
+    check_audit(replace(policy, audit="off"), None)
 
 
 def test_the_first_broken_rule_is_told() -> None:
