@@ -612,6 +612,39 @@ def test_a_cycle_is_the_best_against_all_before_it() -> None:
     assert kept == [True, False, False, True, False]
 
 
+class Keeping(Worsening):
+    """It ends with what is private of the cycle that is kept."""
+
+    def finish(self, tensors: Tensors) -> Update:
+        self.load_kept(tensors)
+        return Update()
+
+
+@pytest.mark.parametrize("kill", [None, 2])
+def test_private_layers_end_as_those_of_the_cycle_that_is_kept(
+    tmp_path: Path, kill: int | None
+) -> None:
+    """The first of four cycles is the best one, also where the run is stopped after it.
+
+    The expected layers are those after the first cycle of a run without a stop.
+    """
+    config = replace(CONFIG, cycles=4, keep_cycle=-1)
+    after: list[dict[str, torch.Tensor]] = []
+    whole = Keeping(1, config, private=HEAD)
+    trained(
+        [whole], config, observer=lambda result: after.append(values(whole.private))
+    )
+
+    def run_all(**options: Any) -> Keeping:
+        site = Keeping(1, config, private=HEAD)
+        trained([site], config, **options)
+        return site
+
+    site = run_all() if kill is None else resumed(run_all, tmp_path, kill)
+    assert_same(values(site.private), after[0])
+    assert not torch.equal(after[0]["2.weight"], after[3]["2.weight"])
+
+
 @pytest.mark.parametrize(("compression", "least"), [("packed", 3.5), ("top-k", 5)])
 def test_bytes_that_are_saved(compression: Any, least: float) -> None:
     """On a wide map, so that heads of messages do not count; 5 % of the blocks."""
@@ -802,6 +835,27 @@ def test_packed_numbers_at_their_largest_do_not_carry(sites: int) -> None:
     assert found.tolist() == [
         12 * sites * math.copysign(1, v) * (v != 0) for v in one["w"].tolist()
     ]
+
+
+def test_digits_do_not_carry_where_weights_are_not_whole() -> None:
+    """By hand: two sites of 5 and 195 notes are weighed by 0.05 and 1.95. A digit is at most 12
+    times that, rounded up, so 1 and 24: together more than 12 a site."""
+    one, code = {"w": torch.tensor([1e9, -1e9, 1e9, 1e9])}, {"w": torch.tensor([1.0])}
+    parts = (0.05, 1.95)
+    sent = [
+        Update(encode(one, code, "packed", p, 2)[0], metrics={"part": p}) for p in parts
+    ]
+    found = opened(Total.of(sent), one, "packed", 2).tensors["w"]
+    assert found.tolist() == [25, -25, 25, 25]
+
+
+def test_a_site_without_weight_keeps_its_change() -> None:
+    """It sends zeros, and all that it could not send is left for the next time."""
+    one = change(1)
+    code = agreed(told(one, "packed"), "packed", 0)
+    words, left = encode(one, code, "packed", 0.0, 3)
+    assert not any(value.any() for value in words.values())
+    assert_same(left, one)
 
 
 def test_the_blocks_with_the_largest_sums_are_sent() -> None:

@@ -23,6 +23,7 @@ from fednotes.apps.phenotyping.classifiers import SvmConfig
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT
 from fednotes.apps.phenotyping.dan import KNOWN, DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
+from fednotes.apps.phenotyping.stages import counted, own_counts
 from fednotes.apps.phenotyping.two_stage import METHOD as PHENOTYPE
 from fednotes.apps.phenotyping.two_stage import Config
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
@@ -117,6 +118,37 @@ def test_a_patient_moves_counts_by_the_most_at_most(
     assert np.linalg.norm(moved) <= most
 
 
+def test_a_patient_of_several_rows_has_each_thing_once() -> None:
+    """By hand, of two rows of one patient: a disease that one of them has is one that the patient
+    has, and so is a concept, however often it occurs in both."""
+    config, data = config_of(), SITES[0]
+    labels = data.train.labels.copy()
+    labels[:2] = -1
+    labels[0, :2], labels[1, 1:3] = (PRESENT, ABSENT), (PRESENT, PRESENT)
+    data = replace(data, train=replace(data.train, labels=labels))
+    places = {name: place for place, name in enumerate(config.candidates)}
+    own, ones = own_counts(data, config, np.array([0, 1]), places)
+    assert (ones == 1).all()
+    assert len(set(own.tolist())) == len(own)
+    found = np.zeros(sum(counted(config).values()))
+    found[own] = 1
+    starts = np.cumsum([0, *counted(config).values()])
+    parts = dict(zip(counted(config), np.split(found, starts[1:-1]), strict=True))
+    concepts = (table_of(data.train.bags)[:2] > 0).any(0)
+    assert np.array_equal(parts["concepts"], concepts)
+    assert np.flatnonzero(parts["present"]).tolist() == [0, 1, 2]
+    assert np.flatnonzero(parts["absent"]).tolist() == [1]
+    assert parts["patients"].tolist() == [1]
+    codes = {
+        code[:8]
+        for at in (0, 1)
+        for code in data.codes.get(data.train.patients[at], ())
+    }
+    assert {config.candidates[at] for at in np.flatnonzero(parts["codes"])} == codes & {
+        *places
+    }
+
+
 def test_each_answer_has_noise_of_its_own() -> None:
     """A site's share, σ · 20 / √2 of three sites: χ² of an answer of nobody, p > 1e-4."""
     config = config_of()
@@ -204,19 +236,25 @@ def test_nothing_frequent_is_an_error() -> None:
         PHENOTYPE.private.counts.agree(config, counts, 1.0)
 
 
-def test_a_gradient_is_weighed_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand, of a patient with labels of all diseases: Σ w y σ(-y s) / 3 for intercepts."""
+@pytest.mark.parametrize("labelled", [3, 2, 1])
+def test_a_gradient_is_weighed_by_its_class(
+    labelled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand, of a patient with labels of so many of three diseases: w y σ(-y s) / labels for
+    the intercepts of these, and nothing for the others."""
     without_noise(monkeypatch)
+    labels = SITES[0].train.labels.copy()
+    complete = int(np.flatnonzero((labels >= 0).all(1))[0])
+    labels[complete, labelled:] = -1
+    data = replace(SITES[0], train=replace(SITES[0].train, labels=labels))
     site = PRIVATE.Site(
-        SITES[0], config_of("none", privacy={"clip": 50.0}), secret=bytes(32)
+        data, config_of("none", privacy={"clip": 50.0}), secret=bytes(32)
     )
     width, weights = SITES[0].space.width, [[0.5, 3.0], [1.5, 0.25], [1.0, 2.0]]
     site.begin(
         {"idf": torch.ones(width).double(), "weights": torch.tensor(weights).double()}
     )
-    unit = next(
-        u for u, (r,) in enumerate(site.units) if (SITES[0].train.labels[r] >= 0).all()
-    )
+    unit = next(u for u, rows in enumerate(site.units) if complete in rows)
     picked = lambda stream, count, rate: np.arange(count) == unit  # noqa: E731
     monkeypatch.setattr(private, "chosen", picked)
     sent = {n: torch.full_like(v.detach(), 0.1) for n, v in site.site.shared.items()}
@@ -225,10 +263,10 @@ def test_a_gradient_is_weighed_by_its_class(monkeypatch: pytest.MonkeyPatch) -> 
     )
     (row,) = site.units[unit]
     x = table_of(SITES[0].train.bags)[row].astype(float)
-    sign = np.where(SITES[0].train.labels[row] == PRESENT, 1.0, -1.0)
+    sign = np.where(labels[row] == PRESENT, 1.0, -1.0) * (labels[row] >= 0)
     score = 0.1 * (x / np.linalg.norm(x)).sum() + 0.1
     weight = np.array(weights)[np.arange(3), (sign > 0).astype(int)]
-    wanted = -sign * weight / (1 + np.exp(sign * score)) / 3
+    wanted = -sign * weight / (1 + np.exp(sign * score)) / labelled
     np.testing.assert_allclose(found * site.promise.grids[0], wanted, rtol=0, atol=1e-5)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -183,6 +184,14 @@ def test_epsilon_grows_with_rounds() -> None:
     assert spent[0] == 0
     assert all(a < b for a, b in pairwise(spent))
     assert spent[-1] == promise.epsilon() == promise.told()["epsilon"]
+
+
+def test_no_smaller_epsilon_is_shown_than_is_promised() -> None:
+    """ε is shown with two decimals, rounded up, of whatever noise."""
+    for noise in (0.8, 0.9, 1.0, 1.1, 1.3, 1.7, 2.3):
+        promise = Promise.of(Privacy(noise=noise), 50, 3)
+        (shown,) = re.findall(r"ε = ([0-9.]+) at δ", str(promise))
+        assert promise.epsilon() <= float(shown) < promise.epsilon() + 0.01
 
 
 @pytest.mark.parametrize(

@@ -323,6 +323,17 @@ def test_least_sum_of_a_lying_server(n: int, threshold: int) -> None:
     )  # where all are needed, no list need be confirmed
 
 
+@pytest.mark.parametrize("n", [3, 4, 9])
+def test_lists_are_confirmed_wherever_a_sum_may_leave_sites_out(n: int) -> None:
+    """Unless a job says otherwise; where all sites are needed there is only one list."""
+    sites = [f"s{number}" for number in range(n)]
+    for threshold in range(n // 2 + 1, n + 1):
+        assert Parties(sites, threshold).confirmed == (threshold < n)
+        for asked in (True, False):
+            assert Parties(sites, threshold, asked).confirmed == asked
+    assert Parties(sites).threshold == n // 2 + 1
+
+
 # what the server refuses of a site, and sums in spite of wrong shares
 
 

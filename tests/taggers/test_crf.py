@@ -376,10 +376,13 @@ def test_sentences_without_any_sequence_are_refused(backend: str) -> None:
 
 
 @both
+@pytest.mark.parametrize("case", ["bioes5", "free"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_broken_emissions_stay_in_their_sentence(backend: str, value: float) -> None:
+def test_broken_emissions_stay_in_their_sentence(
+    backend: str, value: float, case: str
+) -> None:
     """NaN loss and gradient where an emission is not finite, untouched neighbours."""
-    crf, (x, gold, lengths) = build("bioes5", backend), batch("bioes5")
+    crf, (x, gold, lengths) = build(case, backend), batch(case)
     clean = crf.loss(x, gold, lengths).detach()
     x[1, 2, 1] = value
     x.requires_grad_()

@@ -31,6 +31,7 @@ from fednotes.apps.deployment.rules.ledger import (
     Entry,
     Head,
     Ledger,
+    Past,
     decode_head,
     describe,
     encode_head,
@@ -415,6 +416,22 @@ def test_an_append_costs_the_same_at_round_10000(
 
 
 # tampering
+
+
+def test_an_answer_that_is_sent_again_is_among_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a, b, c, a, d the three newest are c, a and d; those of another job do not count."""
+    monkeypatch.setattr("fednotes.apps.deployment.rules.ledger.KEPT", 3)
+    path, ours = tmp_path / "ledger.jsonl", replace(MESSAGE, job="job-1")
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in "abcde"}
+    ledger = Ledger(path)
+    for name in "abcad":
+        ledger.append(replace(ours, sha256=digests[name]))
+    ledger.append(replace(MESSAGE, job="job-2", sha256=digests["e"]))
+    past = Past(path, "job-1")
+    past.read()
+    assert [*past.answers] == [digests[name] for name in "cad"]
 
 
 def test_an_unbroken_ledger_is_well(tmp_path: Path) -> None:
