@@ -32,6 +32,8 @@ from fednotes.core.cleaning import clean
 from fednotes.core.errors import BusyError, FednotesError, on_disk
 
 _WHOLE = "; what was there before is whole"
+_KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO"}
+_MOST_LINKS = 40  # that lead to each other, as in the system
 ATTEMPTS = 5  # at putting a folder into its place while others do the same
 
 
@@ -107,14 +109,31 @@ def alone(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def make_private(folder: Path) -> None:
-    """Take a folder, and all that is in it, from everybody but its owner. No link is followed."""
+def make_private(folder: Path) -> dict[Path, int]:
+    """Take a folder, and all that is in it, from everybody but its owner. No link is followed.
+
+    Returns:
+        What was open to others, with the permissions that it had.
+
+    Raises:
+        FednotesError: Something there belongs to another user, so it cannot be closed.
+    """
+    closed: dict[Path, int] = {}
     for place, _, names in os.walk(folder):
         for path in (Path(place), *(Path(place, name) for name in names)):
             with suppress(FileNotFoundError):  # it went away meanwhile
                 mode = path.lstat().st_mode
-                if not stat.S_ISLNK(mode) and mode & 0o077:
+                if stat.S_ISLNK(mode) or not mode & 0o077:
+                    continue
+                try:
                     path.chmod(stat.S_IMODE(mode) & 0o700)
+                except PermissionError as error:
+                    raise FednotesError(
+                        f"{path}: belongs to another user of this machine, and others can open "
+                        "it: use a folder of your own"
+                    ) from error
+                closed[path] = stat.S_IMODE(mode)
+    return closed
 
 
 def beside(path: Path, ending: str = "tmp") -> Path:
@@ -253,36 +272,102 @@ def write_out(path: Path, text: str | bytes) -> None:
 def stream_out(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file to write into piece by piece, for a place that a person named (`--out`).
 
-    A file is there whole when the block ends, or not at all, and keeps the permissions that it
-    had. Through a link it is the file that the link leads to; the link stays. A device or a FIFO
-    (/dev/stdout) is given the bytes as they come.
+    A file is there whole when the block ends, or not at all. One that was this user's keeps its
+    permissions. Through a link it is the file that the link leads to; the link stays. A device or
+    a FIFO (/dev/stdout) is given the bytes as they come.
+
+    Another user of the machine who may write in the same folder (/tmp) can put a link or a FIFO
+    at the place beforehand. It is not followed or written to.
 
     Raises:
-        FednotesError: The place cannot be written, or a text has characters that UTF-8 has not.
+        FednotesError: The place cannot be written or is another user's link or FIFO, or a text
+            has characters that UTF-8 has not.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            mode = path.stat().st_mode
-        except FileNotFoundError:
-            mode = None
-        stdout = os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
-        if stdout or not (mode is None or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        real = _followed(path)
+        if _is_stream(real):
             with open(
-                path, "ab"
+                real, "ab"
             ) as stream:  # what the same stdout was given before stays
                 yield stream
-        else:
-            real = Path(os.path.realpath(path))
-            asked = 0o666 if mode is None else stat.S_IMODE(mode)
-            with replacing(real, mode=asked, exact=mode is not None) as file:
+            return
+        try:
+            status = real.lstat()
+        except FileNotFoundError:
+            status = None
+        if (
+            status is None
+            or stat.S_ISREG(status.st_mode)
+            or stat.S_ISDIR(status.st_mode)
+        ):
+            ours = status is not None and status.st_uid == os.geteuid()
+            asked = (
+                stat.S_IMODE(status.st_mode) if status is not None and ours else 0o666
+            )
+            with replacing(real, mode=asked, exact=ours) as file:
                 yield file
+        else:
+            _require_trusted(real, status)
+            with open(real, "ab", opener=_without_creating) as stream:
+                if not os.path.samestat(status, os.fstat(stream.fileno())):
+                    raise OSError(errno.ESTALE, "it was replaced meanwhile")
+                yield stream
     except (OSError, UnicodeEncodeError) as error:
         reason = (
             getattr(error, "strerror", None)
             or "the text has characters that UTF-8 has not"
         )
         raise FednotesError(f"{path}: cannot be written ({reason})") from error
+
+
+def _followed(path: Path) -> Path:
+    """Return where the links at a path lead. The system follows those in its folders.
+
+    Raises:
+        OSError: Another user could have put a link there, or there are too many.
+    """
+    for _ in range(_MOST_LINKS):
+        if _is_stream(path):
+            return path
+        try:
+            target = os.readlink(path)
+        except FileNotFoundError:
+            return path
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # not a link
+                return path
+            raise
+        _require_trusted(path, os.lstat(path))
+        path = path.parent / target
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether a path names a file that this process has open, such as /dev/stdout."""
+    return os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
+
+
+def _require_trusted(path: Path, status: os.stat_result) -> None:
+    """Pass a link, a FIFO or a device that no other user can have put into a shared folder.
+
+    The system has this rule for links in folders such as /tmp where `fs.protected_symlinks` and
+    `fs.protected_fifos` are set.
+
+    Raises:
+        PermissionError: Everybody may write in its folder, and it belongs to another user.
+    """
+    folder = path.parent.stat()
+    if folder.st_mode & 0o002 and status.st_uid not in (os.geteuid(), folder.st_uid, 0):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a device")
+        raise PermissionError(
+            errno.EPERM,
+            f"another user of this machine has put {kind} there: write into a folder of your own",
+        )
+
+
+def _without_creating(name: str, flags: int) -> int:
+    return os.open(name, flags & ~os.O_CREAT | os.O_NOFOLLOW)
 
 
 LOCK = "lock"  # the file in a held folder; what is written in it is for people
@@ -326,6 +411,13 @@ def _taken(folder: Path) -> tuple[int, int]:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             number = os.open(LOCK, flags, 0o600, dir_fd=place)
             opened.callback(os.close, number)
+            if (
+                os.fstat(number).st_nlink > 1
+            ):  # what is written into it would be in another file
+                raise FednotesError(
+                    f"{folder / LOCK}: is a hard link to another file: delete it, if no other "
+                    "command is running there"
+                )
             _lock(folder, number)
             if _same(os.stat(LOCK, dir_fd=place), number) and _same(
                 folder.stat(), place

@@ -29,6 +29,7 @@ from fednotes.apps.deployment.nvflare.kit import (
     WATCH,
     Kit,
     kit_files,
+    loose_keys,
     read_kit,
 )
 from fednotes.apps.deployment.rules.guard import approvals_of
@@ -90,9 +91,8 @@ def _own(kit: Path, facts: Kit) -> Iterator[Check]:
         yield Check(
             "folder", False, "a space in its path: NVFlare cannot run there, move it"
         )
-    for key in sorted(kit.rglob("*.key")):
-        if key.stat().st_mode & 0o077:
-            yield Check("key", False, f"{key}: others can read it: chmod 600 {key}")
+    for key in loose_keys(kit):
+        yield Check("key", False, f"{key}: others can read it: chmod 600 {key}")
 
 
 def _installed() -> Check:

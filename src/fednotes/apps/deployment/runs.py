@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fednotes.apps.deployment.nvflare.kit import ADMIN, job_folder, read_kit
+from fednotes.apps.deployment.nvflare.kit import ADMIN, job_folder, loose_keys, read_kit
 from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.server import PROBLEM
 from fednotes.apps.deployment.site_file import LEAST, whole_table
@@ -64,12 +64,21 @@ class Run:
 
 
 def admin_kit(path: Path) -> tuple[Path, str]:
-    """An admin's kit, and the person it is of. Raises ConfigError for another's."""
+    """Return an admin's kit and the person whose it is.
+
+    Raises:
+        ConfigError: It is another participant's kit, or others can read its key.
+    """
     facts = read_kit(path)
     if facts.role != ADMIN:
         raise ConfigError(
             f"{path}: is the kit of {facts.name} ({facts.role}); a run is handed in with the "
             "kit `admin`"
+        )
+    if loose := loose_keys(path):
+        raise ConfigError(
+            f"{loose[0]}: others can read it: chmod -R go-rwx {path}; if other people use this "
+            "machine, ask for another kit"
         )
     return path.resolve(), facts.person
 

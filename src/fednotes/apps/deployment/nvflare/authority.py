@@ -567,7 +567,13 @@ def provision(
         if name not in there and (name not in known or name in again)
     ]
     private_folder(place)
-    make_private(place)  # it holds the key that signs new kits
+    if closed := make_private(place):  # it holds the key that signs new kits
+        logger.warning(
+            "%s: other users of this machine could open %d files and folders until now; if there "
+            "are such users, make all kits anew in another folder",
+            place,
+            len(closed),
+        )
     authority = Authority.of(place, project.name, secret)
     lost = [name for name in again if authority.serials.get(name)]
     for name in set(again) - set(lost):

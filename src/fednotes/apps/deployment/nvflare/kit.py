@@ -53,6 +53,11 @@ def read_kit(kit: Path) -> Kit:
         ) from error
 
 
+def loose_keys(kit: Path) -> list[Path]:
+    """Return the private keys of a kit that other users of the machine can read."""
+    return [key for key in sorted(kit.rglob("*.key")) if key.stat().st_mode & 0o077]
+
+
 def kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
     """NVFlare's files of a kit: path in it → JSON. kit: where the kit lies, for NVFlare takes
     absolute paths only for its stores."""

@@ -178,10 +178,27 @@ def _prepared(kit: Path, check: bool = True) -> tuple[list[str], dict[str, str]]
         :-KEPT_JOBS
     ]:  # what NVFlare left of jobs; nothing runs here now
         shutil.rmtree(old, ignore_errors=True)
-    make_private(kit)  # also one that came out of an archive, or an earlier version's
+    _close(kit)
     own = _OF_A_SERVER if facts.role == SERVER else {}
     environment = {**_ENVIRONMENT, **own, **os.environ, KIT_VARIABLE: str(kit)}
     return [sys.executable, "-m", MODULE, str(kit)], environment
+
+
+def _close(kit: Path) -> None:
+    """Close a kit to other users, as one that came out of an archive or of an earlier version.
+
+    What others could change may no longer be what its owner put there, so a warning says so.
+    """
+    closed = make_private(kit)
+    changeable = [path for path, mode in closed.items() if mode & 0o002]
+    if changeable:
+        logger.warning(
+            "%s: other users of this machine could change %d files and folders, such as %s, until "
+            "now; look at the site's file and its decisions, or ask for another kit",
+            kit,
+            len(changeable),
+            changeable[-1],
+        )
 
 
 def job_folders(kit: Path) -> list[Path]:

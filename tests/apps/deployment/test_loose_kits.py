@@ -1,0 +1,75 @@
+"""A kit that other users of the machine could read or change is refused, or closed with a word."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from intruders import PROJECT
+from places import opened
+
+from fednotes.apps.deployment.nvflare import processes
+from fednotes.apps.deployment.nvflare.authority import provision
+from fednotes.apps.deployment.preflight import before_start
+from fednotes.apps.deployment.runs import admin_kit
+from fednotes.core.errors import ConfigError
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o602])
+def test_an_admins_kit_whose_key_others_can_open_hands_in_nothing(
+    mode: int, kits: dict[str, Path]
+) -> None:
+    key = kits["admin"] / "startup" / "client.key"
+    key.chmod(mode)
+    with pytest.raises(
+        ConfigError, match=r"client\.key: others can read it: chmod -R go-rwx"
+    ):
+        admin_kit(kits["admin"])
+    key.chmod(0o600)
+    assert admin_kit(kits["admin"])[0] == kits["admin"].resolve()
+
+
+@pytest.mark.parametrize("who", ["a", "server"])
+def test_a_kit_whose_key_others_can_read_does_not_start(
+    who: str, kits: dict[str, Path]
+) -> None:
+    key = min((kits[who] / "startup").glob("*.key"))
+    key.chmod(0o604)
+    told = [check.told for check in before_start(kits[who]) if check.what == "key"]
+    assert told == [f"{key}: others can read it: chmod 600 {key}"]
+
+
+def test_a_kit_that_others_could_change_says_so_when_it_is_closed(
+    kits: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    kit = kits["a"]
+    changeable = kit / "local"
+    changeable.chmod(0o777)
+    (kit / "kit.json").chmod(0o644)
+    processes._prepared(kit)
+    assert opened(kit) == []
+    assert "other users of this machine could change 1 files and folders" in caplog.text
+    assert str(changeable.resolve()) in caplog.text
+    caplog.clear()
+    processes._prepared(kit)
+    assert "other users" not in caplog.text
+
+
+def test_an_authority_that_others_could_open_is_closed_and_named(
+    kits: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    out = kits["server"].parent
+    place = out / "authority"
+    provision(PROJECT, out)
+    assert "other users" not in caplog.text
+    place.chmod(0o755)
+    provision(PROJECT, out)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert (
+        f"{place}: other users of this machine could open 1 files and folders"
+        in caplog.text
+    )

@@ -1,0 +1,151 @@
+"""What another user of the machine puts into a folder that both may write."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from fednotes.core import store
+from fednotes.core.errors import FednotesError
+
+OTHER = os.geteuid() + 1
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder like /tmp, in which everybody may write."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+@pytest.fixture
+def another_user() -> Iterator[None]:
+    """Let all that this test makes, other than folders, belong to another user."""
+    lstat = os.lstat
+
+    def of_another(path: str | Path) -> os.stat_result:
+        found = lstat(path)
+        if stat.S_ISDIR(found.st_mode):
+            return found
+        return os.stat_result((*found[:4], OTHER, *found[5:10]))
+
+    with (
+        mock.patch("os.lstat", of_another),
+        mock.patch.object(Path, "lstat", of_another),
+    ):
+        yield
+
+
+@pytest.mark.usefixtures("another_user")
+@pytest.mark.parametrize("target", ["file", "not yet"])
+def test_a_link_of_another_user_is_not_followed(
+    target: str, shared: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    if target == "file":
+        mine.write_text("precious")
+    (shared / "out").symlink_to(mine)
+
+    with pytest.raises(
+        FednotesError, match="another user of this machine has put a link there"
+    ):
+        store.write_out(shared / "out", "text")
+
+    assert mine.exists() == (target == "file")
+    assert target != "file" or mine.read_text() == "precious"
+
+
+@pytest.mark.usefixtures("another_user")
+def test_a_fifo_of_another_user_gets_no_byte(shared: Path) -> None:
+    pipe = shared / "out"
+    os.mkfifo(pipe, 0o666)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(
+            FednotesError, match="another user of this machine has put a FIFO"
+        ):
+            store.write_out(pipe, "text of a note")
+        assert os.read(reader, 100) == b""  # nobody has it open for writing
+    finally:
+        os.close(reader)
+
+
+def test_a_link_in_a_folder_of_ones_own_is_followed(tmp_path: Path) -> None:
+    """Nobody else can have put it there, so it does not matter whose it is."""
+    (tmp_path / "out").symlink_to(tmp_path / "real")
+    tmp_path.chmod(0o755)
+    store.write_out(tmp_path / "out", "text")
+    assert (tmp_path / "real").read_text() == "text"
+
+
+@pytest.mark.usefixtures("another_user")
+def test_a_file_of_another_user_does_not_say_who_may_read_the_new_one(
+    shared: Path,
+) -> None:
+    path = shared / "out"
+    path.write_text("old")
+    path.chmod(0o666)
+    mask = os.umask(0o077)
+    try:
+        store.write_out(path, "text of a note")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text() == "text of a note"
+
+
+def test_a_link_to_stdout_is_stdout(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").symlink_to("/dev/stdout")
+    store.write_out(tmp_path / "out", "text")
+    assert capfd.readouterr().out == "text"
+
+
+def test_a_lock_that_is_another_name_of_a_file_does_not_change_it(
+    tmp_path: Path,
+) -> None:
+    mine, run = tmp_path / "mine", tmp_path / "run"
+    mine.write_text("precious")
+    run.mkdir()
+    os.link(mine, run / store.LOCK)
+    with (
+        pytest.raises(FednotesError, match="is a hard link to another file"),
+        store.held(run),
+    ):
+        pass
+    assert mine.read_text() == "precious"
+
+
+def test_a_lock_that_is_a_fifo_is_an_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / store.LOCK)
+    with pytest.raises(FednotesError, match="cannot be written"), store.held(tmp_path):
+        pass
+
+
+def test_a_folder_of_another_user_is_named_with_the_remedy(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with (
+        mock.patch.object(Path, "chmod", side_effect=PermissionError),
+        pytest.raises(
+            FednotesError, match=r"belongs to another user .*: use a folder of your own"
+        ),
+    ):
+        store.make_private(tmp_path)
+
+
+def test_what_was_open_to_others_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    (tmp_path / "a").chmod(0o646)
+    (tmp_path / "b").touch()
+    (tmp_path / "b").chmod(0o600)
+    tmp_path.chmod(0o755)
+    assert store.make_private(tmp_path) == {tmp_path: 0o755, tmp_path / "a": 0o646}
+    assert store.make_private(tmp_path) == {}
