@@ -37,6 +37,7 @@ from fednotes.metrics.calibration import (
     weights_digest,
 )
 from fednotes.metrics.calibration import calibrate as fit_calibration
+from fednotes.metrics.platt import fit_platt, platt_sums
 
 PathLike = str | Path
 
@@ -330,8 +331,6 @@ def _judged(
 
 
 def _platt(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:
-    from fednotes.apps.phenotyping.classifiers import fit_platt, platt_sums
-
     scores, targets = odds[:, None], np.where(right, 1, -1)[:, None]
     slope, intercept = fit_platt(lambda platt: platt_sums(platt, scores, targets), 1)[
         0

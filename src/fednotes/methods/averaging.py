@@ -29,7 +29,6 @@ import torch
 from annotated_types import Len
 from torch import Tensor
 
-from fednotes.apps.phenotyping.dan import RowAdam
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
 from fednotes.core.seeds import Draws
@@ -55,6 +54,7 @@ from fednotes.training.compression import (
     sizes,
     told,
 )
+from fednotes.training.row_adam import RowAdam
 from fednotes.training.server_steps import Aggregation, by_each, gathered
 from fednotes.training.sites import (
     Adam,

@@ -30,15 +30,14 @@ from fednotes.apps.phenotyping.classifiers import (
     classes_of,
     document_frequencies,
     fit,
-    fit_platt,
     inverse_document_frequencies,
     loss_of,
-    platt_sums,
     tfidf,
 )
 from fednotes.apps.phenotyping.cohort import Bags
 from fednotes.core.errors import ConfigError, DataError, MissingExtra
 from fednotes.core.settings import build
+from fednotes.metrics.platt import fit_platt, platt_sums
 
 CLASSES = ((0, 1), (0, 1, 2), (0, 1), (0, 2))
 PATIENTS, WIDTH = 60, 13

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from fednotes.apps.phenotyping.cohort import Bags
-from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures, RowAdam, pool
+from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures, pool
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.tensors import load_into, snapshot
+from fednotes.training.row_adam import RowAdam
 
 VOCABULARY, OUTPUTS = 40, 5
 CONFIG = DanConfig(embedding=7, hidden=6)

@@ -43,9 +43,7 @@ from fednotes.apps.phenotyping.classifiers import (
     LinearSVMs,
     SvmConfig,
     document_frequencies,
-    fit_platt,
     inverse_document_frequencies,
-    platt_sums,
     tfidf,
 )
 from fednotes.apps.phenotyping.codes import category
@@ -56,13 +54,15 @@ from fednotes.apps.phenotyping.cohort import (
     Vectors,
     pooled_patients,
 )
-from fednotes.apps.phenotyping.dan import Dan, DanConfig, RowAdam
+from fednotes.apps.phenotyping.dan import Dan, DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
 from fednotes.apps.phenotyping.two_stage import Config, Site, averaged
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.seeds import rng_of
 from fednotes.core.update import Total, Update
 from fednotes.engines.rounds import RoundResult
+from fednotes.metrics.platt import fit_platt, platt_sums
+from fednotes.training.row_adam import RowAdam
 
 # ---- stage 1
 

@@ -18,7 +18,6 @@ from fednotes.apps.phenotyping.classifiers import (
     LinearSVMs,
     fit,
     inverse_document_frequencies,
-    platt_sums,
 )
 from fednotes.apps.phenotyping.codes import (
     categories_of_job,
@@ -36,7 +35,7 @@ from fednotes.apps.phenotyping.cohort import (
     FeatureSpace,
     SitePatients,
 )
-from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig, Mixtures, RowAdam
+from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig, Mixtures
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, Phenotyper
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import Draws
@@ -45,7 +44,9 @@ from fednotes.core.tensors import taken
 from fednotes.core.update import Tensors, Update
 from fednotes.methods.averaging import Averaging, AveragingSite, Optimizer, Step
 from fednotes.metrics.classification import ClassCounts, rankings
+from fednotes.metrics.platt import platt_sums
 from fednotes.privacy.promise import Privacy
+from fednotes.training.row_adam import RowAdam
 from fednotes.training.sites import Count, Number, Part, Rate, RMSprop, Size
 
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(

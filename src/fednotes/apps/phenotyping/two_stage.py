@@ -37,7 +37,6 @@ from fednotes.apps.phenotyping.classifiers import (
     SvmConfig,
     classes_of,
     document_frequencies,
-    fit_platt,
     inverse_document_frequencies,
 )
 from fednotes.apps.phenotyping.codes import category_counts
@@ -80,6 +79,7 @@ from fednotes.core.update import Tensors, Total, Update
 from fednotes.methods.averaging import AveragingSite, Server, private_by, run_cycles
 from fednotes.methods.averaging import private_rounds as averaging_rounds
 from fednotes.metrics.classification import ClassCounts
+from fednotes.metrics.platt import fit_platt
 from fednotes.privacy.promise import Unit
 from fednotes.privacy.secure_sum.crypto import digest
 from fednotes.privacy.training import Counting, owner_of
