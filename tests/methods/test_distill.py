@@ -729,9 +729,23 @@ def test_alone_a_pointer_model_has_the_words_of_its_own_types(sites) -> None:
 
 
 def test_a_site_without_mentions_of_its_types_takes_part(sites) -> None:
+    """Its model counts in the mean like the others', after training on sentences of O alone.
+
+    The expected mean is NumPy's, of models that are trained here one by one.
+    """
     bare = replace(sites[0], train=tuple(replace(d, spans=()) for d in sites[0].train))
-    _, state = federate([bare, *sites[1:]], config(sites, rounds=2))
+    members = [bare, *sites[1:]]
+    _, state = federate(members, config(sites, rounds=2))
     assert all(torch.isfinite(v).all() for v in shared(state).values())
+
+    plain = config(sites, rounds=1, weighting=False, unannotated="outside")
+    _, state = federate(members, plain)
+    start = distill.initial(plain)
+    trained = [local_training(site, plain, start) for site in members]
+    for name, value in shared(state).items():
+        own = np.stack([t[name].double().numpy() for t in trained])
+        np.testing.assert_allclose(value.numpy(), own.mean(0), rtol=1e-6, atol=1e-7)
+    assert any(not torch.equal(start[name], trained[0][name]) for name in start)
 
 
 @pytest.mark.parametrize(
