@@ -124,8 +124,12 @@ class MethodSite(SiteTasks, Protocol):
     """What a job asks of a method's site besides; the last four have defaults.
 
     num_examples: it trains on. scores: on its own test data, once it has finished.
+    rounds_counts: whether it takes the option `count_step`, a whole number of at least 1, and then
+    sends no weight and no count of its notes but multiples of it (`core/counts.py`). A subclass
+    that sends further counts rounds these too, or sets it to False.
     """
 
+    rounds_counts: ClassVar[bool] = False
     num_examples: int
     scores: Mapping[str, Any]
 

@@ -29,6 +29,7 @@ import torch
 from annotated_types import Len
 from torch import Tensor
 
+from fednotes.core.counts import round_count, scale_sum
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
 from fednotes.core.seeds import Draws
@@ -470,7 +471,8 @@ class AveragingSite(SiteTasks):
     `private` stay here. before: cycles of a warm-up, which trains `warm_up` alone. examples: of an
     epoch; tokens: where they are known. optimizer: of all parameters, in place of AdamW.
     draws: of orders and dropout; None: the job's seed. share: examples of a step, once it is agreed
-    on.
+    on. count_step: the weight and all counts are sent as multiples of it; `weight` is the one that
+    is sent, and what is trained here goes by exact numbers.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
@@ -493,8 +495,11 @@ class AveragingSite(SiteTasks):
         device: torch.device | str = "cpu",
         optimizer: Optimizer | None = None,
         draws: Draws | None = None,
+        count_step: int = 1,
     ) -> None:
-        self._id, self._averaging, self.weight = id, config, weight
+        self._id, self._averaging = id, config
+        self.count_step = count_step
+        self.weight = weight if count_step == 1 else round_count(weight, count_step)
         self.draws = draws or Draws(config.seed)
         self.parameters = dict(parameters)
         self.shared = {n: p for n, p in self.parameters.items() if n not in private}
@@ -506,6 +511,7 @@ class AveragingSite(SiteTasks):
             examples,
             tokens,
         )
+        self.reported_examples = round_count(examples, count_step)
         factor = (
             config.lora_learning_rate or config.learning_rate
         ) / config.learning_rate
@@ -555,23 +561,20 @@ class AveragingSite(SiteTasks):
 
     def count(self, tensors: Tensors) -> Update:
         """How many examples the site has."""
-        return Update(metrics={"examples": self._examples})
+        return Update(metrics={"examples": self.reported_examples})
 
     def take_share(self, tensors: Tensors, *, examples: int) -> Update:
         """Take this site's part of `batch_size`, of all sites' examples.
 
         Raises RefusedError for fewer than this site has alone.
         """
-        if examples < self._examples:
+        size = self.reported_examples  # the sum is of such numbers too
+        if examples < size:
             raise RefusedError(
                 f"site {self.id!r} has more examples than the sum of all it is told"
             )
         if self._averaging.batch == "shared":
-            batch, size, sites = (
-                self._averaging.batch_size,
-                self._examples,
-                self._averaging.sites,
-            )
+            batch, sites = self._averaging.batch_size, self._averaging.sites
             self.share = part_of(batch, size, examples, least_part(batch, sites, size))
             if (
                 sites > batch
@@ -631,11 +634,14 @@ class AveragingSite(SiteTasks):
                 name in active or (not warming and name in self.private)
             )
         adam = self._first if warming else self._adam
-        loss = examples = 0.0
+        loss, examples = 0.0, 0
         for parts in self._batches(cycle):
             loss += self._step(parts, adam, start, warming)  # [bert cycle]
             examples += sum(part.examples for part in parts)
-        metrics = {"loss": loss, "examples": examples}
+        metrics = {
+            "loss": scale_sum(loss, examples, self.count_step),
+            "examples": float(round_count(examples, self.count_step)),
+        }
         if self._averaging.compression == "none":
             return self._sends(snapshot(active), metrics)  # [bert eq 1]
         self._change = {

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednotes.core.counts import round_count, scale_sum
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
 from fednotes.core.settings import checked
@@ -267,6 +268,7 @@ class Site(MentionSite):
     tasks: ClassVar[frozenset[str]] = frozenset(
         {"begin", "update_weights", TRAIN, EVALUATE, "trace", "finish"}
     )
+    rounds_counts = True
     config: Config
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
@@ -484,16 +486,20 @@ class Site(MentionSite):
         self._begun = None
         self._advance(round + 1)
         self.rounds = round + 1
-        weight = (
-            self.num_examples if self.config.aggregation == "size" else 1
-        )  # [tagsets eq 1]
+        size = self.reported_examples
+        weight = size if self.config.aggregation == "size" else 1  # [tagsets eq 1]
+        sums = sums / (seen / self.num_examples)
         trained = {
             name: value.cpu() for name, value in snapshot(self.parameters).items()
         }
-        parts = zip(
-            ("loss", "source", "target"), sums / (seen / self.num_examples), strict=True
-        )
-        metrics = {**dict(parts), "examples": self.num_examples, "pseudo": self.pseudo}
+        metrics = {
+            name: scale_sum(value, self.num_examples, self.count_step)
+            for name, value in zip(
+                ("loss", "source", "target"), sums.tolist(), strict=True
+            )
+        }
+        metrics["examples"] = size
+        metrics["pseudo"] = round_count(self.pseudo, self.count_step)
         return Update(trained, weight, metrics)  # [tagsets eq 1]
 
     def _objective(
@@ -598,7 +604,7 @@ class Site(MentionSite):
     def evaluate(self, tensors: Tensors, *, round: int) -> Update:
         """Counts on the validation data, of the types that the site annotates."""
         load_into(self.parameters, tensors)
-        return Update(metrics=self.counts("valid").to_metrics())
+        return self.report_counts(self.counts("valid"))
 
     def trace(self, tensors: Tensors) -> Update:
         """Counts of the model just evaluated on the test data; no choice depends on them.
@@ -609,7 +615,7 @@ class Site(MentionSite):
             raise RefusedError(
                 f"site {self.id!r}: the job does not trace the scores of test data"
             )
-        return Update(metrics=self.counts("test").to_metrics())
+        return self.report_counts(self.counts("test"))
 
     def finish(self, tensors: Tensors) -> Update:
         """Take the global model, count on the test data, save both."""

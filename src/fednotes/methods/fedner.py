@@ -5,7 +5,8 @@ Privacy-preserving Medical Named Entity Recognition with Federated Learning".
 
     paper       here
     P           the sites of the federation
-    S_i         `Site.train_set`, the training sentences of platform i; |S_i| = `num_examples`
+    S_i         `Site.train_set`, the training sentences of platform i; |S_i| = `num_examples`,
+                and where the server needs it `reported_examples`
     N           `Config.batch_size`
     N_i         the mini-batch of platform i in one round; |N_i| = `Site.share`
     θ_s         `Server.shared`, the layers that are not in `Config.private`
@@ -244,6 +245,7 @@ def initial(config: Config) -> dict[str, Tensor]:
 class Site(MentionSite):
     """One platform: its data, its private module, and the tasks that the server may ask for."""
 
+    rounds_counts = True
     tasks: ClassVar[frozenset[str]] = frozenset(
         {"count", "take_share", "mark", GRADIENTS, TRAIN, EVALUATE, "finish"}
     )
@@ -294,18 +296,18 @@ class Site(MentionSite):
 
     def count(self, tensors: Tensors) -> Update:
         """|S_i|."""
-        return Update(metrics={"examples": self.num_examples})
+        return Update(metrics={"examples": self.reported_examples})
 
     def take_share(self, tensors: Tensors, *, examples: int) -> Update:
         """Set |N_i|, of the job's N and Σ|S_j|, `examples`; the sum is of the shares.
 
         Raises RefusedError for fewer than this site has alone.
         """
-        if examples < self.num_examples:
+        if examples < self.reported_examples:
             raise RefusedError(
                 f"site {self.id!r} has more sentences than the sum of all it is told"
             )
-        self.share = batch_share(self.num_examples, examples, self.config)
+        self.share = batch_share(self.reported_examples, examples, self.config)
         return Update(metrics={"share": self.share})
 
     # training
@@ -335,7 +337,9 @@ class Site(MentionSite):
             parameter.grad = None
         self.adam.step()  # [fedner private] θ_p^i ← θ_p^i − α ∂L^i/∂θ_p^i
         told = gradients | self._marks()
-        return Update(told, self.num_examples, self._reported(loss))  # [fedner eq 2]
+        return Update(
+            told, self.reported_examples, self._reported(loss)
+        )  # [fedner eq 2]
 
     def train(self, tensors: Tensors, *, round: int) -> Update:
         """`local_epochs` epochs of the whole tagger; return θ_s with weight |S_i|."""
@@ -345,12 +349,15 @@ class Site(MentionSite):
         # [fedner eq 2]
         return Update(
             {name: value.cpu() for name, value in snapshot(self.shared).items()},
-            self.num_examples,
+            self.reported_examples,
             self._reported(loss),
         )
 
     def _reported(self, loss: float) -> dict[str, float]:
-        return {"loss": loss * self.num_examples, "examples": self.num_examples}
+        return {
+            "loss": loss * self.reported_examples,
+            "examples": self.reported_examples,
+        }
 
     def _local_step(self, adam: Adam) -> float:
         loss = self._backward(self._batch(self.steps))
@@ -386,8 +393,7 @@ class Site(MentionSite):
         """Counts on the site's validation data; keep the tagger if it is the best so far and
         the best is selected."""
         load_into(self.shared, tensors)
-        counts = self._judge()
-        return Update(metrics=counts.to_metrics())
+        return self.report_counts(self._judge())
 
     def _judge(self) -> SpanCounts:
         counts = self.counts("valid")

@@ -137,6 +137,7 @@ class Site(AveragingSite, MentionSite):
 
     config: Config
     with_scores = False
+    rounds_counts = True
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
         """Options and errors are those of `MentionSite`."""
@@ -161,6 +162,7 @@ class Site(AveragingSite, MentionSite):
             private=private,
             device=options.get("device", "cpu"),
             draws=self.draws,
+            count_step=self.count_step,
         )
         if getattr(config.model, "train", "") == "all":
             self.require_covered()
@@ -183,7 +185,7 @@ class Site(AveragingSite, MentionSite):
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """Counts on the site's validation data."""
         self.load(tensors)
-        return Update(metrics=self.counts("valid").to_metrics())
+        return self.report_counts(self.counts("valid"))
 
     def finish(self, tensors: Tensors) -> Update:
         """Test counts of the model that was kept; save it."""

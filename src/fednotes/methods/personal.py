@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from fednotes.core.counts import round_counts
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, Method, State
 from fednotes.core.settings import checked
@@ -262,7 +263,8 @@ class Site(finetune.Site):
 
     own: the site's own model, what it would train to alone. Its parameters follow from the site's
     data and the job's settings, whoever takes part and whatever comes. In the end its model is
-    the federated one. Options and errors are those of `MentionSite`.
+    the federated one. It sends nothing, so it counts exactly whatever `count_step` says. Options
+    and errors are those of `MentionSite`.
     """
 
     model: TokenClassifier
@@ -278,7 +280,7 @@ class Site(finetune.Site):
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
         self._settings = config
         alone = averaging.central(plain(config, data.tags, batch="each"))
-        self.own = finetune.Site(data, alone, **options)
+        self.own = finetune.Site(data, alone, **options | {"count_step": 1})
         self._own = self.own.model
         self._start = snapshot(self.own.parameters)
         self._go_on(None)
@@ -364,9 +366,9 @@ class Site(finetune.Site):
         self.own.model = _single(self.model)
         if targets is not None:
             self._distil(targets)
-        update = self.own.tested()
+        tested = self.own.tested()
         self.scores = {**self.own.scores, "parts": parts}
-        return update
+        return Update(metrics=round_counts(tested.metrics, self.count_step))
 
     def _distil(self, targets: np.ndarray) -> None:
         """Teach the student."""

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from annotated_types import Ge
 
+from fednotes.core.counts import round_count, scale_sum
 from fednotes.core.errors import ConfigError, DataError, within
 from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.seeds import Draws
@@ -216,6 +217,7 @@ class Site(AveragingSite, MethodSite):
     """
 
     apart: Plan
+    rounds_counts = True
 
     def __init__(
         self,
@@ -227,6 +229,7 @@ class Site(AveragingSite, MethodSite):
         cache: Path | None = None,
         progress: Any = None,
         draws: Draws | None = None,
+        count_step: int = 1,
     ) -> None:
         self.data, self.config, self.directory = data, config, directory
         self.draws = draws or Draws(config.seed)
@@ -254,6 +257,7 @@ class Site(AveragingSite, MethodSite):
             first_rate=config.head_learning_rate,
             device=device,
             draws=self.draws,
+            count_step=count_step,
         )
         if self.model.revealing:
             self.require_covered()
@@ -336,7 +340,17 @@ class Site(AveragingSite, MethodSite):
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """Counts on the site's held-out notes, masked in the same way every time."""
         self.load(tensors)
-        return Update(metrics=self._judge(self.valid_set, self.id))
+        return self._report(self._judge(self.valid_set, self.id))
+
+    def _report(self, counts: Mapping[str, float]) -> Update:
+        """Return counts on held-out notes as they leave the site, the mean loss unchanged."""
+        reported = {
+            name: float(round_count(count, self.count_step))
+            for name, count in counts.items()
+            if name != "loss"
+        }
+        loss = scale_sum(counts["loss"], int(counts["examples"]), self.count_step)
+        return Update(metrics={"loss": loss, **reported})
 
     @torch.no_grad()
     def _judge(self, tokens: Tokens | None, of: str) -> dict[str, float]:
@@ -379,7 +393,7 @@ class Site(AveragingSite, MethodSite):
         self.scores = scores(counts)
         if self.directory is not None:
             self.model.save(self.directory / "model")
-        return Update(metrics=counts)
+        return self._report(counts)
 
 
 def scores(counts: Mapping[str, float]) -> dict[str, Any]:

@@ -265,11 +265,13 @@ class PrivateSite(MethodSite):
     makes them differ.
 
     question: what the secure sum knows the present request by; one sum of it is opened at most.
+    count_step: has no effect, because no number of this site leaves without noise.
 
     Raises ConfigError where training data do not say which unit they are of.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset({NOISY, COUNTS, "begin", "finish"})
+    rounds_counts = True
     of: ClassVar[Privately]
     made: ClassVar[type[Any]]
 
@@ -280,6 +282,7 @@ class PrivateSite(MethodSite):
         *,
         secret: bytes | None = None,
         question: Callable[[], bytes] = bytes,
+        count_step: int = 1,
         **options: Any,
     ) -> None:
         self.promise = self.of.promise(config)

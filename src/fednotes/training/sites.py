@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import AllowInfNan
 from torch import Tensor
 
+from fednotes.core.counts import round_count, round_counts
 from fednotes.core.errors import ConfigError, LossError
 from fednotes.core.federation import Federation, MethodSite, State
 from fednotes.core.seeds import Draws
@@ -298,7 +299,8 @@ class MentionSite(MethodSite):
     tags: what the model predicts. directory: where the finished model and its scores are written;
     None writes nothing. cache: folder for frozen contextual features (`encoders/features.py`); None
     computes them in memory. draws: where all draws that shape an update come from; None: the job's
-    seed, as in a simulation.
+    seed, as in a simulation. count_step: weights and counts are sent as multiples of it; what is
+    trained, chosen and written here goes by exact ones.
 
     Raises ConfigError if the site has no training sentence.
     """
@@ -318,9 +320,11 @@ class MentionSite(MethodSite):
         cache: Path | None = None,
         progress: Callable[[int, int], None] | None = None,
         draws: Draws | None = None,
+        count_step: int = 1,
     ) -> None:
         self.data, self.config, self.directory = data, config, directory
         self.draws = draws or Draws(config.seed)
+        self.count_step = count_step
         self.model: Model = build_model(config.model, tags, config.seed, device)
         prepare = partial(self.model.prepare, cache=cache, progress=progress)
         self.train_set = prepare(data.train)
@@ -329,6 +333,7 @@ class MentionSite(MethodSite):
         self.num_examples = self.train_set.sentences
         if self.num_examples == 0:
             raise ConfigError(f"site {data.id!r} has no training sentence")
+        self.reported_examples = round_count(self.num_examples, count_step)
         self.scores: dict[str, Any] = {}
         self._by_document: dict[
             str, NDArray[np.int64]
@@ -388,7 +393,11 @@ class MentionSite(MethodSite):
             save_model(self.model, self.directory / "model")
             if self.with_scores:
                 write_json(self.directory / "scores.json", self.scores)
-        return Update(metrics=counts.to_metrics())
+        return self.report_counts(counts)
+
+    def report_counts(self, counts: SpanCounts) -> Update:
+        """Return counts of mentions as they leave the site."""
+        return Update(metrics=round_counts(counts.to_metrics(), self.count_step))
 
     def scores_on(self, site: SiteData) -> dict[str, Any]:
         """This model's scores on another site's test data, that site's own types only."""

@@ -87,6 +87,11 @@ def planned_rounds(job: Job, config: Any) -> int | None:
     return int(few) if few == many else None
 
 
+def can_round_counts(job: Job) -> bool:
+    """Return whether the sites of a job's method can send their counts as multiples of a step."""
+    return bool(getattr(job.module.Site, "rounds_counts", False))
+
+
 def describe(job: Job, data: Any) -> Description:
     """A site's own description. job: with this site alone. data: what it holds."""
     if job.data == "patients":

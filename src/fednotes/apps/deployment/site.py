@@ -27,6 +27,7 @@ from fednotes.apps.deployment.agreement import (
     Description,
     agreed_config,
     agreement_of,
+    can_round_counts,
     describe,
     from_text,
     mismatch,
@@ -37,7 +38,7 @@ from fednotes.apps.deployment.agreement import (
 from fednotes.apps.deployment.examples import training_examples
 from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.rules.guard import SiteGuard, require_approved
-from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
+from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_counts
 from fednotes.apps.deployment.site_file import (
     SITE_FILE,
     job_of_site,
@@ -116,6 +117,7 @@ def _host(setup: Setup) -> SiteHost:
         threshold=least,
         promise=job.module.promise(of_all),
     )
+    check_counts(file.policy, job.method, can_round_counts(job))
     rounds, each = planned_rounds(job, job.config), job.module.each(job.config)
     guard.job(job.method, len(setup.sites), rounds, each)
     torch.set_num_threads(file.threads or job.threads)
@@ -137,6 +139,8 @@ def _host(setup: Setup) -> SiteHost:
         if draws is not None:
             given["draws"] = draws
             torch.manual_seed(draws.seed_of("what a method does not seed"))
+        if file.policy.count_step > 1:
+            given["count_step"] = file.policy.count_step
         if job.privacy is not None:
             secret = kept_secret(setup.state / SECRET)
             given |= {"secret": secret, "question": lambda: host.question}
@@ -246,6 +250,12 @@ def _scores(kit: Path, made: Any) -> Tensors:
             f"this site's scores stay here; only the site can change this: share_scores in "
             f"{policy.source}",
         )
+    policy.require(
+        policy.count_step == 1,
+        "count_step",
+        "the server asks for this site's own scores, which follow from exact counts",
+        f"multiples of {policy.count_step:,} to leave",
+    )
     scores = getattr(made.site, "scores", None)
     if not scores:
         raise RefusedError(f"site {made.id!r} has no scores yet")

@@ -37,6 +37,7 @@ from fednotes.apps.phenotyping.cohort import (
 )
 from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig, Mixtures
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, Phenotyper
+from fednotes.core.counts import round_array, round_count, round_counts, scale_sum
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import checked
@@ -383,6 +384,7 @@ class CodeLearner(AveragingSite):
         known: np.ndarray | None,
         device: str,
         draws: Draws,
+        count_step: int = 1,
     ) -> None:
         self.data, self.config, self.outputs = data, config, tuple(outputs)
         self.known: Tensors = {} if known is None else {KNOWN: torch.from_numpy(known)}
@@ -408,6 +410,7 @@ class CodeLearner(AveragingSite):
             device=device,
             optimizer=optimizer,
             draws=draws,
+            count_step=count_step,
         )
 
     @property
@@ -456,7 +459,11 @@ class CodeLearner(AveragingSite):
         """Sum of cross-entropies over held-out pairs of patient and code, and their number."""
         self.load(tensors)
         loss, pairs, _ = self._judge(*self._held_out)
-        return Update(metrics={"loss": loss, "pairs": float(pairs)})
+        metrics = {
+            "loss": scale_sum(loss, pairs, self.count_step),
+            "pairs": float(round_count(pairs, self.count_step)),
+        }
+        return Update(metrics=metrics)
 
     def finish(self, tensors: Tensors) -> Update:
         """Take the network that was kept."""
@@ -496,8 +503,10 @@ class Classifiers:
         machines: LinearSVMs,
         weights: np.ndarray | None,
         draws: Draws,
+        count_step: int = 1,
     ) -> None:
         self.draws = draws
+        self.count_step = count_step
         self.id, self.config, self.model, self.machines = (
             data.id,
             config,
@@ -565,28 +574,53 @@ class Classifiers:
                     self._features, labels, order, self._weights
                 )
                 loss, pairs = loss + found[0], pairs + found[1]
-        patients = torch.from_numpy(self._patients.astype(np.float64))
+        counts = round_array(self._patients.astype(np.float64), self.count_step)
+        patients = torch.from_numpy(counts)
         # A float32 value times a count is exact in float64: one site's mean is its own value.
         sent = {
             n: value.double() * patients for n, value in self.machines.sent().items()
         }
-        metrics = {"loss": loss, "examples": float(pairs)}
+        metrics = {
+            "loss": scale_sum(loss, pairs, self.count_step),
+            "examples": float(round_count(pairs, self.count_step)),
+        }
         return Update({**sent, "patients": patients}, 1.0, metrics)
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """How held-out patients of each class are predicted, as counts."""
         self.machines.take(tensors)
         predicted = self.machines.predict(self._held_out)
-        return Update(metrics=self._counts(self._valid, predicted).to_metrics())
+        counts = self._counts(self._valid, predicted).to_metrics()
+        return Update(metrics=round_counts(counts, self.count_step))
 
     def calibrate(self, tensors: Tensors) -> Update:
         """What Platt scaling needs of the held-out patients."""
         self.machines.take(tensors)
         scores = self.machines.scores(self._held_out)
-        sums = platt_sums(
-            self._platt(tensors), scores, self.machines.targets(self._valid.labels)
-        )
+        targets = self.machines.targets(self._valid.labels)
+        if self.count_step == 1:
+            sums = platt_sums(self._platt(tensors), scores, targets)
+        else:
+            sums = self._rounded_platt_sums(self._platt(tensors), scores, targets)
         return Update({"sums": torch.from_numpy(sums)}, 1.0)
+
+    def _rounded_platt_sums(
+        self, platt: np.ndarray, scores: np.ndarray, targets: np.ndarray
+    ) -> np.ndarray:
+        """Return `platt_sums` as if each machine's positive patients were as many as is reported
+        of them, and so its negative ones: each patient counts reported / exact times.
+
+        Like a loss (`scale_sum`) the sums have the precision of float32.
+        """
+        parts = []
+        for of_class in (targets > 0, targets < 0):
+            exact = of_class.sum(axis=0)
+            reported = round_array(exact.astype(np.float64), self.count_step)
+            times = reported / np.maximum(exact, 1)
+            sums = platt_sums(platt, scores, np.where(of_class, targets, 0))
+            parts.append(times[:, None] * sums)
+        sums = np.sum(parts, axis=0)
+        return np.asarray(sums.astype(np.float32), np.float64)
 
     def finish(self, tensors: Tensors) -> None:
         """Take the final machines."""

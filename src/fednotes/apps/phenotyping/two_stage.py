@@ -70,6 +70,7 @@ from fednotes.apps.phenotyping.stages import (
     require_agreed,
     shared_network,
 )
+from fednotes.core.counts import round_array, round_count
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.seeds import Draws
@@ -101,11 +102,12 @@ class Site(MethodSite):
     """One hospital: its patients, and the tasks that the server may ask for.
 
     directory: where the finished model is written; None writes nothing. draws: of orders and
-    dropout; None: the job's seed.
+    dropout; None: the job's seed. count_step: weights and counts are sent as multiples of it.
 
     Raises ConfigError where an update of the concepts' vectors would cover too few patients.
     """
 
+    rounds_counts = True
     tasks = AveragingSite.tasks | {
         *("count_codes", "count_concepts", "first_vectors", "begin_codes"),
         *("count_labels", "prepare", "calibrate"),
@@ -121,8 +123,10 @@ class Site(MethodSite):
         cache: Path | None = None,
         progress: Callable[[int, int], None] | None = None,
         draws: Draws | None = None,
+        count_step: int = 1,
     ) -> None:
         self.draws = draws or Draws(config.seed)
+        self.count_step = count_step
         self.data, self.config, self.directory, self._device = (
             data,
             config,
@@ -188,14 +192,18 @@ class Site(MethodSite):
         """Patients of each category of codes, over the public list of categories."""
         own = {patient: self.data.codes[patient] for patient in self._coded.patients}
         counts = category_counts(own, self.config.candidates, self.config.whole_causes)
-        return Update({"patients": torch.from_numpy(counts.astype(np.float64))}, 1.0)
+        return Update({"patients": self._reported(counts)}, 1.0)
+
+    def _reported(self, counts: np.ndarray) -> Tensor:
+        """Return an array of counts as it leaves the site."""
+        return torch.from_numpy(round_array(counts.astype(np.float64), self.count_step))
 
     def count_concepts(self, tensors: Tensors) -> Update:
         """How often each of the dictionary's concepts occurs in the training patients' notes."""
         bags = self.data.train.bags
         assert isinstance(bags, Bags)  # the server asks for no others
         counts = np.bincount(bags.concepts, minlength=bags.vocabulary)
-        return Update({"occurrences": torch.from_numpy(counts.astype(np.float64))}, 1.0)
+        return Update({"occurrences": self._reported(counts)}, 1.0)
 
     def first_vectors(self, tensors: Tensors) -> Update:
         """The public vectors where stage 1 starts, which tell nothing of this site."""
@@ -256,6 +264,7 @@ class Site(MethodSite):
             known,
             device=self._device,
             draws=self.draws,
+            count_step=self.count_step,
         )
         self._require_covered(self._codes.patients)
 
@@ -312,8 +321,9 @@ class Site(MethodSite):
         del counts["unlabelled"]
         if self.config.model.representation == "none" and isinstance(cohort.bags, Bags):
             counts["frequencies"] = document_frequencies(cohort.bags)
-        sums = {n: torch.from_numpy(of.astype(np.float64)) for n, of in counts.items()}
-        return Update(sums, 1.0, {"patients": float(len(cohort))})
+        sums = {name: self._reported(of) for name, of in counts.items()}
+        patients = round_count(len(cohort), self.count_step)
+        return Update(sums, 1.0, {"patients": float(patients)})
 
     def prepare(self, tensors: Tensors) -> Update:
         """The representation is fixed and the classes are agreed: compute the features."""
@@ -347,7 +357,13 @@ class Site(MethodSite):
                 tensors, "weights", torch.float64, len(machines.machines), 2
             ).numpy()
         self._classifiers = Classifiers(
-            self.data, self.config, model, machines, weights=weights, draws=self.draws
+            self.data,
+            self.config,
+            model,
+            machines,
+            weights=weights,
+            draws=self.draws,
+            count_step=self.count_step,
         )
         return Update()
 

@@ -315,6 +315,7 @@ def site_approve(
         key, table = str(waiting["fingerprint"]), dict(waiting["table"])
     signer = _signer(kit, quorum, key_file)
     _show_job(kit, table, key, quorum)
+    _check_counts(kit, table)
     _audited(kit, table, key, audit)
     have = approvals_of(kit, quorum).standing(table).people
     if signer is not None and signer.person in have:
@@ -426,6 +427,28 @@ def site_reject(kit: Kit, job: Job = "") -> None:
     say(
         f"next: fednotes site status {kit}; to undo this: fednotes site approve {kit} {key[:12]}"
     )
+
+
+def _check_counts(kit: Path, table: dict[str, Any]) -> None:
+    """Check that a job's sites can round their counts, where the site's rules ask for it.
+
+    Raises:
+        PolicyRefusal: Exact counts would leave the site.
+    """
+    from fednotes.apps.deployment.agreement import can_round_counts
+    from fednotes.apps.deployment.rules.policy import check_counts
+    from fednotes.apps.deployment.site_file import parsed, policy_of
+
+    policy = policy_of(kit)
+    if policy.count_step == 1:
+        return
+
+    try:
+        job = parsed(table, kit, "job")
+    except FednotesError:
+        return  # a job that is none is refused when it begins
+    check_counts(policy, job.method, can_round_counts(job))
+    say(f"weights and counts of this site leave in multiples of {policy.count_step:,}")
 
 
 def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> None:

@@ -96,6 +96,7 @@ class Policy:
     follows from a secret of the site, a new one for each run; "job": from the job's seed, so that a
     run has the bits of its simulation. audit: "required": a person can approve a job with an audit
     of it alone (`audit/`), no attack of which succeeds by more than audit_bound above chance.
+    count_step: this site's weight and counts leave as multiples of it (`core/counts.py`).
     steady_replies: under a secure sum, answers leave at times
     that say little of how many notes there are. share_scores: the server may see this site's
     scores, and outside a secure sum the counts that they are made of. individual_updates: the
@@ -127,6 +128,7 @@ class Policy:
     draws: Literal["secret", "job"] = "secret"
     audit: Literal["required", "off"] = "off"
     audit_bound: Annotated[float, Interval(ge=0, le=1)] = 0.1
+    count_step: Annotated[int, Ge(1)] = 1
     steady_replies: bool = True
     share_scores: bool = False
     individual_updates: bool = False
@@ -236,6 +238,26 @@ def check_audit(policy: Policy, worst: float | None) -> None:
         asked = f"an attack of the audit may succeed {worst or 0:.3f} above chance"
         small = (worst or 0) <= policy.audit_bound
         policy.require(small, "audit_bound", asked, f"{policy.audit_bound:g} at most")
+
+
+def check_counts(policy: Policy, method: str, rounds_counts: bool) -> None:
+    """Check that the sites of a method can send their counts as the policy asks.
+
+    Args:
+        policy: The site's rules.
+        method: The name of the job's method.
+        rounds_counts: `rounds_counts` of the method's site class.
+
+    Raises:
+        PolicyRefusal: Exact counts would leave, and the policy has a `count_step` above 1.
+    """
+    policy.require(
+        policy.count_step == 1 or rounds_counts,
+        "count_step",
+        f"sites of the method {_name(method)} send exact weights and counts, because their class "
+        "has no `rounds_counts = True`",
+        f"multiples of {policy.count_step:,} (another method, or count_step = 1)",
+    )
 
 
 def check_difference(policy: Policy, number: int, view: str, earlier: str) -> None:
