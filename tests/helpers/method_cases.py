@@ -1,0 +1,167 @@
+"""A small job of every method, with sites that train it in a second or two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from made_sites import made_notes, mentions, notes_of
+from phenotype_patients import config_of, sites_of, without_stage_1
+from two_jobs import Case
+
+from fednotes.apps.phenotyping import two_stage as phenotype
+from fednotes.apps.phenotyping.cohort import Cohort, FeatureSpace, SitePatients, Vectors
+from fednotes.core.types import Document, SiteData, TagSet
+from fednotes.encoders.language_model import LanguageModelConfig
+from fednotes.methods import adversarial, distill, fedner, finetune, personal, pretrain
+from fednotes.taggers.tagger import TaggerConfig
+from fednotes.taggers.token_classifier import TokenClassifierConfig
+
+NAMES = ("a", "b", "c", "d")
+TAGGER = TaggerConfig(
+    char_dim=6,
+    char_filters=8,
+    cnn_filters=10,
+    lstm_units=5,
+    hashed_words=50,
+    word_dim=4,
+)
+
+
+# ---- the methods ---------------------------------------------------------------------------------
+
+DRUGS, THINGS = TagSet(("drug",)), TagSet(("thing",))
+
+
+def documents(number: int = 4, count: int = 24) -> list[SiteData]:
+    """Sites of as many sentences each, so that a job's batch can be chosen for equal parts."""
+    return [mentions(name, seed, count) for seed, name in enumerate(NAMES[:number])]
+
+
+def of_two_types() -> list[SiteData]:
+    """The same, of which each second one annotates another type."""
+
+    def renamed(document: Document) -> Document:
+        return replace(
+            document, spans=tuple(replace(s, label="thing") for s in document.spans)
+        )
+
+    def other(site: SiteData) -> SiteData:
+        parts = {
+            part: tuple(map(renamed, getattr(site, part)))
+            for part in ("train", "valid", "test")
+        }
+        return replace(site, tags=THINGS, **parts)
+
+    return [
+        other(site) if place % 2 else site for place, site in enumerate(documents())
+    ]
+
+
+def dense_patients() -> list[SitePatients]:
+    """Sites whose patients are vectors of numbers, for classifiers without a first stage."""
+    rng = np.random.default_rng(5)
+    space = FeatureSpace(12, True, {"fingerprint": "twelve"})
+
+    def cohort(site: str, number: int) -> Cohort:
+        values = rng.normal(size=(number, 12)).astype(np.float32)
+        labels = (values[:, :2] + rng.normal(size=(number, 2)) > 0).astype(np.int8)
+        ids = tuple(f"{site}-{rng.integers(2**40)}" for _ in range(number))
+        return Cohort(site, ids, Vectors(values), labels, ("asthma", "gout"))
+
+    return [
+        SitePatients(
+            name, space, cohort(name, 60), cohort(name, 9), cohort(name, 9), {}
+        )
+        for name in NAMES
+    ]
+
+
+def settings_of(module: Any, base: Any) -> Callable[[Sequence[Any]], Any]:
+    return lambda sites: module.METHOD.for_sites(base, sites)
+
+
+def fedner_case(**changes: Any) -> Case:
+    base = fedner.Config(model=TAGGER, seed=3, least_share=1, **changes)
+
+    def settings(
+        sites: Sequence[Any],
+    ) -> Any:  # whoever writes the jobs makes equal parts
+        return fedner.for_sites(replace(base, batch_size=6 * len(sites)), sites)
+
+    by_weights = base.exchange == "weights"
+    task = "train" if by_weights else "gradients"
+    return Case(fedner.METHOD, settings, documents(), task, is_change=by_weights)
+
+
+def distill_case(task: str, **changes: Any) -> Case:
+    base = distill.Config(model=TAGGER, rounds=2, seed=3, learning_rate=0.01, **changes)
+    settings = settings_of(distill, base)
+    return Case(
+        distill.METHOD, settings, of_two_types(), task, is_change=task == "train"
+    )
+
+
+def adversarial_case() -> Case:
+    base = adversarial.Config(model=TAGGER, rounds=2, seed=3, learning_rate=0.01)
+    settings = settings_of(adversarial, base)
+    return Case(adversarial.METHOD, settings, of_two_types(), "train", is_change=True)
+
+
+def finetune_case(bert: Path) -> Case:
+    base = finetune.Config(
+        model=TokenClassifierConfig(encoder=str(bert)), cycles=2, batch_size=4,
+        learning_rate=3e-3, warmup=0.0, seed=3, min_tokens=0, min_steps=0,
+    )  # fmt: skip
+    settings = settings_of(finetune, base)
+    return Case(finetune.METHOD, settings, documents(), "train", is_change=True)
+
+
+def personal_case(bert: Path) -> Case:
+    model = TokenClassifierConfig(encoder=str(bert), train="lora")
+    base = personal.Config(
+        model=model, cycles=2, batch_size=4, learning_rate=3e-3, warmup=0.0
+    )
+    settings = settings_of(personal, base)
+    return Case(personal.METHOD, settings, documents(), "train", is_change=True)
+
+
+def pretrain_case(bert: Path, objective: str) -> Case:
+    model = LanguageModelConfig(encoder=str(bert), objective=objective)
+    base = pretrain.Config(
+        model=model, cycles=2, batch_size=4, length=24, learning_rate=1e-3, warmup=0.0, seed=5,
+        head_cycles=0,
+    )  # fmt: skip
+    sites = [notes_of(name, made_notes(seed, 12)) for seed, name in enumerate(NAMES)]
+    return Case(
+        pretrain.METHOD, settings_of(pretrain, base), sites, "train", is_change=True
+    )
+
+
+def codes_case() -> Case:
+    base = config_of(outputs=("icd9:401", "icd9:250", "icd9:428"))
+    settings = settings_of(phenotype, base)
+    return Case(phenotype.METHOD, settings, sites_of(4), "train", is_change=True)
+
+
+def phenotypes_case() -> Case:
+    settings = settings_of(phenotype, without_stage_1())
+    return Case(phenotype.METHOD, settings, dense_patients(), "train", is_change=False)
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "fedner, gradients": lambda bert: fedner_case(),
+    "fedner, weights": lambda bert: fedner_case(exchange="weights"),
+    "distill": lambda bert: distill_case("train", weighting=False),
+    "distill, target gradient": lambda bert: distill_case("begin"),
+    "adversarial": lambda bert: adversarial_case(),
+    "finetune": finetune_case,
+    "personal": personal_case,
+    "pretrain": lambda bert: pretrain_case(bert, "mlm"),
+    "pretrain, pairs": lambda bert: pretrain_case(bert, "mlm+nsp"),
+    "phenotype, codes": lambda bert: codes_case(),
+    "phenotype, classifiers": lambda bert: phenotypes_case(),
+}
