@@ -15,6 +15,7 @@ from fednotes.apps.deployment.rules.policy import (
     Policy,
     PolicyRefusal,
     check_audit,
+    check_counts,
     check_difference,
     check_job,
     check_request,
@@ -41,6 +42,7 @@ REPLY = partial(
     scores=False, left=None,
 )  # fmt: skip
 
+COUNTS = partial(check_counts, method="homely", rounds_counts=False)
 APART = partial(check_difference, view="sentences", earlier="job 1")
 
 
@@ -109,6 +111,9 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
      "this site allows a job on the same examples as that one, or one that differs by 3 and more"),
     ("min_difference", {"min_difference": 3}, partial(APART, number=2), {"number": 3},
      "differ by 2 from"),
+    ("count_step", {"count_step": 10}, COUNTS, {"rounds_counts": True},
+     "sites of the method 'homely' send exact weights and counts, because their class has no "
+     "`rounds_counts = True`; this site allows multiples of 10 (another method, or count_step = 1"),
     ("max_bytes", {"max_bytes": 4_999}, REPLY, {"size": 4_999},
      "has 5,000 bytes; this site allows at most 4,999"),
     ("share_scores", {}, partial(JOB, secure=False), {"secure": True},
@@ -177,6 +182,7 @@ def test_every_rule_has_a_case() -> None:
         ),
         ({"freeze_embeddings": False}, partial(REPLY, tensors=WORDS)),
         ({}, partial(JOB, rounds=None, method="anything")),
+        ({"count_step": 1}, COUNTS),
         ({"hours": "19:00-06:00"}, REPLY),  # served at night, ready in the morning
     ],
 )

@@ -1,0 +1,143 @@
+"""A deployed site whose policy has a `count_step` sends no exact count of its notes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hospitals import FEDNER, NAMES, OPEN, PHENOTYPE, SECURE, Hospitals, patients
+from kits import given, site_kit
+
+from fednotes.apps.deployment.agreement import AGREE, SCORES
+from fednotes.apps.deployment.rules.guard import (
+    NotApproved,
+    approvals_of,
+    require_approved,
+)
+from fednotes.apps.deployment.rules.policy import Policy
+from fednotes.apps.deployment.site_file import SITE_FILE
+from fednotes.core.messages import OURS, decode_reply, decode_request
+from fednotes.core.update import Update
+from fednotes.jobs.card import SCORES_FILE
+from fednotes.methods import fedner
+
+STEP = 10
+ROUNDED = f"{OPEN}count_step = {STEP}\n"
+SUMS = {"loss", "source", "target"}  # of a loss over examples
+DERIVED = {"share"}  # of reported counts
+COUNT_TENSORS = ("patients", "occurrences", "absent", "present", "questionable")
+pytestmark = pytest.mark.usefixtures("one_process")
+
+
+def sent(hospitals: Hospitals) -> list[tuple[str, Update]]:
+    """The method's tasks, and what sites answered, as it travelled."""
+    found = []
+    for asked, answered in zip(*[iter(hospitals.network.frames)] * 2, strict=True):
+        request, reply = decode_request(asked), decode_reply(answered)
+        own = request.task != AGREE and not request.task.startswith(OURS)
+        if own and reply.update is not None:
+            found.append((request.task, reply.update))
+    return found
+
+
+def exact_counts(updates: list[tuple[str, Update]]) -> set[tuple[str, str]]:
+    """Where numbers left that are no multiples of STEP: task and name."""
+    found = set()
+    for task, update in updates:
+        numbers = {"weight": update.weight} if update.weight != 1 else {}
+        numbers |= {n: v for n, v in update.metrics.items() if n not in SUMS | DERIVED}
+        found |= {(task, name) for name, value in numbers.items() if value % STEP}
+        counted = [name for name in COUNT_TENSORS if name in update.tensors]
+        found |= {
+            (task, name) for name in counted if (update.tensors[name] % STEP).any()
+        }
+    return found
+
+
+def test_a_tagger_job_in_steps(site_notes: Any, tmp_path: Path) -> None:
+    """Sites keep exact scores of their own, and do not tell them: they follow from exact counts."""
+    exact = Hospitals(tmp_path / "exact", FEDNER, site_notes, policy=OPEN)
+    exact.run()
+    assert exact_counts(sent(exact))
+
+    hospitals = Hospitals(tmp_path / "steps", FEDNER, site_notes, policy=ROUNDED)
+    hospitals.run()
+    updates = sent(hospitals)
+    assert {task for task, _ in updates} == {task for task, _ in sent(exact)}
+    assert exact_counts(updates) == set()
+
+    support = [
+        json.loads((hospitals.results(name) / SCORES_FILE).read_text())["support"]
+        for name in NAMES
+    ]
+    assert any(number % STEP for number in support)
+    pairs = zip(*[iter(hospitals.network.frames)] * 2, strict=True)
+    told = [
+        decode_reply(answer)
+        for ask, answer in pairs
+        if decode_request(ask).task == SCORES
+    ]
+    assert told
+    assert all(reply.update is None for reply in told)
+    assert all("refused by count_step" in reply.refusal for reply in told)
+
+
+def test_a_phenotyping_job_in_steps(tmp_path: Path) -> None:
+    data = {
+        name: patients(tmp_path / name, number) for number, name in enumerate(NAMES)
+    }
+    hospitals = Hospitals(tmp_path / "job", PHENOTYPE, data, policy=ROUNDED)
+    hospitals.run()
+    updates = sent(hospitals)
+    assert {"count_codes", "train", "evaluate", "count_labels"} <= {
+        task for task, _ in updates
+    }
+    assert exact_counts(updates) == set()
+
+
+def test_it_goes_together_with_the_secure_sum(site_notes: Any, tmp_path: Path) -> None:
+    """The server then sees sums of multiples alone, such as that of pseudo-annotated mentions."""
+    pytest.importorskip("cryptography")
+    hospitals = Hospitals(tmp_path, SECURE, site_notes, policy=ROUNDED)
+    hospitals.run()
+    pseudo = [line["pseudo"] for line in hospitals.lines("round")]
+    assert any(pseudo)
+    assert all(number % STEP == 0 for number in pseudo)
+
+
+def test_a_method_that_sends_exact_counts_does_not_begin(
+    site_notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedner.Site, "rounds_counts", False)
+    told = Hospitals(tmp_path, FEDNER, site_notes, policy=ROUNDED).refusal()
+    assert "refused by count_step of this site's policy" in told
+    assert not any(character.isdigit() for character in told)
+
+
+def test_nor_is_it_approved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = site_kit(tmp_path / "h1")
+    (kit / SITE_FILE).write_text(
+        f"[data]\npath = 'notes'\n[policy]\ncount_step = {STEP}\n"
+    )
+    sites = {"h1": {}, "h2": {}, "h3": {}}
+    table = {
+        "name": "ner",
+        "job": {"method": "fedner", "sites": sites},
+        "sites": [*sites],
+    }
+    table["min_sites"] = 3
+    with pytest.raises(NotApproved):
+        require_approved(kit, "h1", table, Policy())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fedner.Site, "rounds_counts", False)
+        told = given("approve", kit, "--yes", code=2)
+        assert "sites of the method 'fedner' send exact weights and counts" in told
+        assert "multiples of 10 (another method, or count_step = 1)" in told
+    assert not approvals_of(kit).decisions()
+
+    told = given("approve", kit, "--yes")
+    assert "weights and counts of this site leave in multiples of 10" in told
+    assert approvals_of(kit).decisions()
