@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hospitals import FEDNER, NAMES, OPEN, PHENOTYPE, SECURE, Hospitals, patients
+from hospitals import FEDNER, NAMES, OPEN, PHENOTYPE, SECURE, SHORT, Hospitals, patients
 from kits import given, site_kit
 
 from fednotes.apps.deployment.agreement import AGREE, SCORES
@@ -105,6 +105,37 @@ def test_it_goes_together_with_the_secure_sum(site_notes: Any, tmp_path: Path) -
     pseudo = [line["pseudo"] for line in hospitals.lines("round")]
     assert any(pseudo)
     assert all(number % STEP == 0 for number in pseudo)
+
+
+def test_a_larger_step_holds_from_the_next_start_on(
+    site_notes: Any, tmp_path: Path
+) -> None:
+    """A site that runs with exact counts refuses; started again, it goes on in steps."""
+    hospitals = Hospitals(tmp_path, SHORT, site_notes)
+    network, at = hospitals.network, list[int]()
+
+    def change() -> None:
+        if not at and hospitals.lines("round"):
+            at.append(len(network.frames))
+            hospitals.change("posts", "[policy]", f"[policy]\ncount_step = {STEP}")
+        elif at and "posts" in network.members and "count_step" in hospitals.texts():
+            network.members.pop("posts")
+
+    network.meanwhile = change
+    hospitals.run()
+    asked = network.frames[at[0] :: 2]
+    replies = [decode_reply(reply) for reply in network.frames[at[0] + 1 :: 2]]
+    own = [
+        (decode_request(request).task, reply)
+        for request, reply in zip(asked, replies, strict=True)
+        if reply.site == "posts"
+    ]
+    assert any("refused by count_step" in reply.refusal for _, reply in own)
+    trained = [
+        (task, reply.update) for task, reply in own if task == "train" and reply.update
+    ]
+    assert trained
+    assert exact_counts(trained) == set()
 
 
 def test_a_method_that_sends_exact_counts_does_not_begin(

@@ -210,7 +210,7 @@ class Site(AveragingSite, MethodSite):
     apart: of training with differential privacy, sequences that no two units share. directory:
     where the finished model and its scores are written; None writes nothing. cache: folder below
     which tokens are kept for the next run. draws: of packing, orders, masks and dropout; None: the
-    job's seed.
+    job's seed. count_step: as in `AveragingSite`.
 
     Raises ConfigError where an update would tell too much: the embeddings are trained on
     fewer tokens or steps than the configuration asks for.

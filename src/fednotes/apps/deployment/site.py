@@ -112,7 +112,7 @@ def _host(setup: Setup) -> SiteHost:
         site,
         setup.run,
         table,
-        lambda: _rules(kit),
+        lambda: _rules_in_run(kit, file.policy.count_step),
         secure=secure,
         threshold=least,
         promise=job.module.promise(of_all),
@@ -239,6 +239,26 @@ def kept_secret(path: Path) -> bytes:
 def _rules(kit: Path) -> Policy:
     """A site's policy as it is now; its refusals do not say where the site's kit lies."""
     return replace(of_kit(kit).policy, source=f"[policy] of {SITE_FILE}")
+
+
+def _rules_in_run(kit: Path, count_step: int) -> Policy:
+    """Return a site's policy as it is now, for a run that reports counts in steps.
+
+    Args:
+        kit: The site's kit.
+        count_step: The step that the site joined the run with.
+
+    Raises:
+        PolicyRefusal: The policy asks for larger steps by now, which take a start of the site.
+    """
+    policy = _rules(kit)
+    policy.require(
+        count_step % policy.count_step == 0,
+        "count_step",
+        f"the site has joined this run with counts in multiples of {count_step:,}",
+        f"multiples of {policy.count_step:,}, which it sends once it is started again",
+    )
+    return policy
 
 
 def _scores(kit: Path, made: Any) -> Tensors:
