@@ -337,9 +337,8 @@ class Site(MentionSite):
             parameter.grad = None
         self.adam.step()  # [fedner private] θ_p^i ← θ_p^i − α ∂L^i/∂θ_p^i
         told = gradients | self._marks()
-        return Update(
-            told, self.reported_examples, self._reported(loss)
-        )  # [fedner eq 2]
+        # [fedner eq 2]
+        return Update(told, self.reported_examples, self._reported(loss))
 
     def train(self, tensors: Tensors, *, round: int) -> Update:
         """`local_epochs` epochs of the whole tagger; return θ_s with weight |S_i|."""
