@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from fednotes.api import _platt
 from fednotes.core.errors import ConfigError, DataError, MissingExtra, ModelError
@@ -244,3 +245,34 @@ def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"others")
     with pytest.raises(ModelError, match="of other weights"):
         Calibration.of(tmp_path)
+
+
+def test_a_gain_within_its_standard_error_is_not_kept() -> None:
+    """Ten notes with a span each, of confidence 1/2, and a fit that adds 0.01 to the log-odds.
+
+    By hand: a right span gains log 2 - log(1 + exp(-0.01)), a wrong one loses about as much. The
+    standard error is SciPy's.
+    """
+
+    def add(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:
+        return 1.0, 0.01
+
+    for number, is_kept in ((6, False), (9, True)):
+        right = np.arange(10) < number
+        found = calibrate(np.full(10, 0.5), right, np.arange(10), add, "0" * 64)
+        gains = np.log(2) - np.log1p(np.exp(np.where(right, -0.01, 0.01)))
+        assert found.gain == pytest.approx(gains.mean())
+        assert found.error == pytest.approx(stats.sem(gains))
+        assert (found.gain > found.error) == is_kept
+        assert (found.calibration is not None) == is_kept
+
+
+def test_five_notes_can_be_calibrated_and_four_cannot() -> None:
+    def keep(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:
+        return 1.0, 0.0
+
+    chances, right = np.full(8, 0.5), np.arange(8) < 4
+    five = calibrate(chances, right, np.arange(8) % 5, keep, "0" * 64)
+    assert five.before.documents == 5
+    with pytest.raises(DataError, match="in 4 of these notes: 5 are needed"):
+        calibrate(chances, right, np.arange(8) % 4, keep, "0" * 64)
