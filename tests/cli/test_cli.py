@@ -268,8 +268,8 @@ def test_a_slip_in_a_path_is_not_tagged_as_a_note(
 
 
 def test_a_model_larger_than_the_memory(folder: Path, refused: Refused) -> None:
-    """10^8 units a direction want 10^17 bytes, which no machine gives."""
-    huge = ("--set", "model.lstm_units=100000000")
+    """10^10 units need over 10^12 bytes for the smallest matrix, which no machine has."""
+    huge = ("--set", "model.lstm_units=10000000000")
     line = refused("simulate", folder / "job.toml", "--out", folder / "run", *huge)
     assert line.startswith("error: not enough memory")
 

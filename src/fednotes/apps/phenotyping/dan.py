@@ -8,9 +8,9 @@ The dense layer's values are the patient's representation, stage 2's features. T
 padding: a batch is its patients' distinct concepts, one patient behind the other, each with
 its share of the mean. A step touches the vectors of a batch's own concepts alone: their gradient
 is sparse (`updates = "rows"`), and `RowAdam` (`training/row_adam.py`) leaves the other rows' values
-and moments as they are. That is three to four times as fast as Adam over the table (`updates = "dense"`), and differs
-from it: there, moments go on moving a concept that is not seen. Sites send and average whole
-tables either way.
+and moments as they are. That is three to four times as fast as Adam over the table
+(`updates = "dense"`), and differs from it: there, moments go on moving a concept that is not
+seen. Sites send and average whole tables either way.
 """
 
 from __future__ import annotations
