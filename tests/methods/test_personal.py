@@ -338,6 +338,7 @@ def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:
     assert len(before) == 2
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_what_was_tested(encoder: Path, tmp_path: Path) -> None:
     """The saved model's predictions have the scores told; of both ends of the mix the parts have
     those of one model; and distilling changed the student, and no other model."""
