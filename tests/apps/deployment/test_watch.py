@@ -17,6 +17,7 @@ pytest.importorskip("nvflare")
 
 from clock import Clock
 
+from fednotes.apps.deployment.nvflare.kit import in_order
 from fednotes.apps.deployment.nvflare.presence import (
     ATTEMPTS,
     PATIENCE_SECONDS,
@@ -127,6 +128,50 @@ def test_one_look_decides_nothing(tmp_path: Path) -> None:
     assert server.asked == []
     looks.look(1)
     assert server.asked == [("resubmit", "j1")]
+
+
+@pytest.mark.parametrize("set_back", [60.0, 3600.0, 365 * 86400.0])
+def test_a_clock_that_was_set_back_hands_no_run_in_again(
+    set_back: float, tmp_path: Path
+) -> None:
+    """The submission that repeats another is the newer one, whatever the clock said then."""
+    server = Server("RUNNING")
+    stopped, running = (
+        {"name": "r", "deploy_map": {"app": ["server", *sorted(ALL)]}, **facts}
+        for facts in (
+            {"job_id": "j0", "status": "FINISHED:ABNORMAL", "submit_time": 1e9},
+            {
+                "job_id": "j1",
+                "status": "RUNNING",
+                "submit_time": 1e9 - set_back,
+                "cloned_from": "j0",
+            },
+        )
+    )
+    server.jobs = lambda: [running, stopped]  # type: ignore[method-assign]
+    Looks(tmp_path, server).look(20)
+    assert server.asked == []
+
+
+def test_submissions_are_in_order_also_where_one_is_gone_or_names_itself() -> None:
+    jobs = [
+        {"job_id": "third", "cloned_from": "second", "submit_time": 3},
+        {"job_id": "second", "cloned_from": "first", "submit_time": 9},
+        {"job_id": "first", "submit_time": 5},
+        {"job_id": "other", "submit_time": 7},
+        {"job_id": "orphan", "cloned_from": "gone", "submit_time": 6},
+        {"job_id": "itself", "cloned_from": "itself", "submit_time": 8},
+        {"job_id": "timeless"},
+    ]
+    assert [job["job_id"] for job in in_order(jobs)] == [
+        "timeless",
+        "first",
+        "second",
+        "third",
+        "orphan",
+        "other",
+        "itself",
+    ]
 
 
 def test_it_waits_for_sites_but_not_for_ever(tmp_path: Path) -> None:
@@ -321,6 +366,7 @@ def test_a_site_knows_since_when_the_server_answers(
     assert contact_of(tmp_path, 7) == LastContact(7, 1000.0, 1045.0)
     assert connected(contact_of(tmp_path, 7), clock.now)
     assert contact_of(tmp_path, 8) is None  # of a process that is gone
+    assert not connected(contact_of(tmp_path, 7), clock.now - 3600)  # set back since
     for _ in range(10):
         clock.sleep(5)
         contact.look()

@@ -23,7 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fednotes.apps.deployment.nvflare.kit import ADMIN, job_folder, loose_keys, read_kit
+from fednotes.apps.deployment.nvflare.kit import (
+    ADMIN,
+    in_order,
+    job_folder,
+    loose_keys,
+    read_kit,
+)
 from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.server import PROBLEM
 from fednotes.apps.deployment.site_file import LEAST, whole_table
@@ -198,11 +204,6 @@ def _unknown(run: Run, out: Path) -> NoReturn:
     )
 
 
-def _by_time(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Submissions, oldest first."""
-    return sorted(jobs, key=lambda job: float(job.get("submit_time") or 0))
-
-
 # ---- the end, for good -----------------------------------------------------------------------
 
 
@@ -220,7 +221,7 @@ def abort(
     """
     end, told = now() + ABORT_SECONDS, dict[str, bool]()
     while now() < end:
-        ours = [job for job in _by_time(server.jobs()) if job.get("name") == run.name]
+        ours = [job for job in in_order(server.jobs()) if job.get("name") == run.name]
         if not ours:
             _unknown(run, out)
         _require_unfinished(server, ours[-1], out)
@@ -302,7 +303,7 @@ class Follower:
         """
         self._changed = self.now()
         while True:
-            newest = {str(job["name"]): job for job in _by_time(server.jobs())}
+            newest = {str(job["name"]): job for job in in_order(server.jobs())}
             job = newest.pop(self.run.name, None) or _unknown(self.run, self.out)
             if kept_table(self.out / "run.json").get("submitting"):
                 write_json(self.out / "run.json", facts_of(self.run))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.apps.deployment.nvflare import processes
-from fednotes.apps.deployment.nvflare.kit import WATCH, read_kit
+from fednotes.apps.deployment.nvflare.kit import WATCH, in_order, read_kit
 from fednotes.apps.deployment.nvflare.processes import (
     OUTPUT_FILE,
     LastContact,
@@ -195,8 +195,7 @@ def network(kit: Path) -> Network:
     from fednotes.apps.deployment.nvflare.server import connect
 
     with connect(kit / WATCH, read_kit(kit).person) as server:
-        jobs = sorted(server.jobs(), key=lambda job: float(job.get("submit_time") or 0))
-        newest = {str(job["name"]): job for job in jobs}
+        newest = {str(job["name"]): job for job in in_order(server.jobs())}
         sites = server.sites(within=SEEN_SECONDS)
         over = [
             run

@@ -7,7 +7,7 @@ classes that a job may name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from string import Template
@@ -51,6 +51,30 @@ def read_kit(kit: Path) -> Kit:
         raise ConfigError(
             f"{kit}: not a kit (`fednotes provision` makes kits)"
         ) from error
+
+
+def in_order(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return submissions in the order in which they were handed in.
+
+    One that repeats another names it ("cloned_from"), and follows it whatever the server's clock
+    said: a clock that was set back in between would make the older one look new, and the watch
+    would hand the run in again and again. Between others the time decides.
+    """
+    known = {str(job["job_id"]): job for job in jobs}
+
+    def time(job: Mapping[str, Any]) -> float:
+        return float(job.get("submit_time") or 0)
+
+    def order(job: Mapping[str, Any]) -> tuple[float, int, float]:
+        first, before = job, list[str]()
+        while (origin := str(first.get("cloned_from") or "")) not in ("", *before):
+            before.append(origin)
+            if origin not in known:  # it was deleted
+                break
+            first = known[origin]
+        return time(first), len(before), time(job)
+
+    return [dict(job) for job in sorted(known.values(), key=order)]
 
 
 def loose_keys(kit: Path) -> list[Path]:

@@ -54,6 +54,7 @@ from fednotes.apps.deployment.nvflare.gate import (
     TrustCourier,
     check_certificates,
 )
+from fednotes.apps.deployment.nvflare.kit import in_order
 from fednotes.apps.deployment.nvflare.processes import (
     CONTACT_FILE,
     LOST_SECONDS,
@@ -429,9 +430,7 @@ class Watch:
     def look(self, server: ServerJobs) -> dict[str, Step]:
         """One look at every run, and what it makes necessary. Returns run → step taken."""
         newest, aborted = dict[str, dict[str, Any]](), dict[str, str]()
-        for job in sorted(
-            server.jobs(), key=lambda job: float(job.get("submit_time") or 0)
-        ):
+        for job in in_order(server.jobs()):
             newest[str(job["name"])] = job
             if job["status"] == ABORTED:
                 aborted[str(job["name"])] = str(job["job_id"])
