@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,24 @@ def said(*words: str) -> str:
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "which"), [("show", "ledger"), ("verify", "ledger"), ("verify", "head")]
+)
+@pytest.mark.parametrize("what", ["fifo", "/dev/zero"])
+def test_a_pipe_or_a_device_in_a_ledgers_place_is_not_waited_for(
+    command: str, which: str, what: str, kit: Path
+) -> None:
+    """A kit that somebody else has had may hold anything in its files' places."""
+    path = ledger_of(kit).path if which == "ledger" else head_path(ledger_of(kit).path)
+    path.unlink()
+    if what == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(what)
+    with pytest.raises(FednotesError, match=r"cannot be read .*only files are read"):
+        said(command, str(kit))
 
 
 def test_the_end_that_is_told_can_be_given_back(kit: Path) -> None:

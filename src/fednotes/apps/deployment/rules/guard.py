@@ -53,7 +53,7 @@ from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.federation import TRAIN
 from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import read_json, regular
 from fednotes.core.store import alone, write_json
 from fednotes.core.update import Update
 from fednotes.privacy.promise import COUNTS, Promise, Unit
@@ -319,7 +319,7 @@ def read_spent(path: Path) -> dict[str, Spent]:
 
 def _noisy(ledger: Path) -> bool:
     """Whether answers with noise have left."""
-    with suppress(FileNotFoundError), ledger.open("rb") as lines:
+    with suppress(FileNotFoundError), open(ledger, "rb", opener=regular) as lines:
         left = (
             line for line in map(parsed, lines) if line and line.get("refusal") is False
         )

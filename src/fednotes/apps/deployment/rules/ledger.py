@@ -43,7 +43,7 @@ from fednotes.core.errors import (
     on_disk,
     readable,
 )
-from fednotes.core.parsing import JsonError, parse_json
+from fednotes.core.parsing import JsonError, parse_json, regular
 from fednotes.core.store import alone, sync_folder
 from fednotes.core.update import Tensors
 
@@ -266,7 +266,7 @@ def show(
 
     Raises DataError for a line that is none, with its number; hashes are `verify`'s to judge.
     """
-    with _readable(path), path.open("rb") as file:
+    with _readable(path), open(path, "rb", opener=regular) as file:
         for number, raw in enumerate(file, start=1):
             found = parsed(raw)
             if found is None or type(found.get("round")) is not int:
@@ -333,7 +333,7 @@ class Past:
             self.updates, self.answers = {}, {}
         if not self._path.exists():
             return
-        with self._path.open("rb") as file:
+        with open(self._path, "rb", opener=regular) as file:
             file.seek(self._offset)
             for raw in file:
                 if not raw.endswith(b"\n"):
@@ -451,11 +451,14 @@ def verify(path: Path, noted: Head | None = None) -> LedgerReport:
     cannot be read.
     """
     with _readable(path):
-        raw_head = head_path(path).read_bytes() if head_path(path).exists() else b""
+        raw_head = b""
+        if head_path(path).exists():
+            with open(head_path(path), "rb", opener=regular) as file:
+                raw_head = file.read(_HEAD_BYTES + 1)
         gone = raw_head or (noted is not None and noted.lines)
         if gone and not path.exists():
             return judge(path, (), raw_head, noted)
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             return judge(path, file, raw_head, noted)
 
 
