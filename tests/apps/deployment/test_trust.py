@@ -297,12 +297,19 @@ def test_neither_a_site_nor_a_stranger_is_a_bridge(kits: Kits, tmp_path: Path) -
     [(4, 900, ""), (6, 900, "is valid from"), (-900, -4, ""), (-900, -6, "expired on")],
 )
 def test_clocks_may_differ_by_five_minutes(
-    kits: Kits, begin: int, end: int, said: str
+    kits: Kits,
+    begin: int,
+    end: int,
+    said: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Where a clock is wrong, the log of the site that refuses the other's keys says so."""
     day = 24 * 60
     intruders.date(kits["h2"], (begin / day, end / day))
     assert believes(kits["h1"], kits["h2"]) is (said == "")
+    assert ("is this machine's clock right?" in caplog.text) is (said != "")
     if said:
+        assert f"the certificate shown for site 'h2' {said}" in caplog.text
         with pytest.raises(ConfigError, match=said):
             check_kit(kits["h2"])
     else:

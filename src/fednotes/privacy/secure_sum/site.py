@@ -165,7 +165,10 @@ class SecureSite:
             check_keys(message, self.exchange)
             who, signed = self._identity, _signed(message)
             if who and not who.verify(site, signed, message.signature):
-                raise RefusedError(f"the keys of site {site!r} are not signed by it")
+                raise RefusedError(
+                    f"the keys of site {site!r} are not signed by it, or its certificate does not "
+                    "count by this site's list and clock"
+                )
         order = self._parties.in_order(keys)
         public = [
             raw for site in order for raw in (keys[site].sharing, keys[site].masking)

@@ -13,6 +13,7 @@ server and the sites give each other what the other lacks, and a file does it fo
 from __future__ import annotations
 
 import base64
+import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ with needs("cryptography", "deploy"):
     from cryptography.x509.oid import AttributeOID, NameOID
 
 T = TypeVar("T")
+logger = logging.getLogger("fednotes.certificates")
 ROOTS, TRUST, PENDING = "rootCA.pem", "trust.pem", "renewal"
 REMEDY = "ask for a new kit"
 SOON = timedelta(days=60)
@@ -415,8 +417,26 @@ class CertificateIdentity:
 
         Raises ConfigError where what is trusted cannot be read.
         """
-        shown = signer(Trust.of(self.startup), text, signature, KEYS)
+        trust = Trust.of(self.startup)
+        shown = signer(trust, text, signature, KEYS)
+        if shown is None and (reason := _reason(trust, signature)):
+            logger.warning("the certificate shown for site %r %s", site, reason)
         return shown is not None and names_of(shown) == [site]
+
+
+def _reason(trust: Trust, signature: bytes) -> str:
+    """Return why the certificate in a signature does not count; empty if there is none, or it does.
+
+    An end that a wrong clock only pretends is said as such.
+    """
+    end = _LENGTH + int.from_bytes(signature[:_LENGTH], "big")
+    try:
+        reason = trust.problem(x509.load_der_x509_certificate(signature[_LENGTH:end]))
+    except (ValueError, TypeError):
+        return ""
+    return (
+        f"{reason}: is this machine's clock right?" if "expired" in reason else reason
+    )
 
 
 def signer(
