@@ -101,7 +101,7 @@ def test_where_a_byte_does_not_fit(tmp_path: Path) -> None:
         DataError, match=r"a\.jsonl:2: byte 32 is not cp1252: is the file in an"
     ):
         read(path, encoding="cp1252")
-    with pytest.raises(DataError, match=r"a\.jsonl:2: a byte is not cp1252"):
+    with pytest.raises(DataError, match=r"a\.jsonl:2: byte 32 is not cp1252"):
         list(read_notes(path, encoding="cp1252"))
 
 
@@ -205,8 +205,13 @@ def test_packed_corpora_are_read_and_bounded(
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"id": "7", "text": "Had rash"}\n'))
     assert [document.id for document in read(path)] == ["7"]
-    monkeypatch.setattr("fednotes.data.formats.files._UNPACKED", 20)
+    tasks = tmp_path / "b.json.gz"
+    tasks.write_bytes(
+        gzip.compress(b'[{"data": {"text": "Had rash"}, "annotations": []}]')
+    )
+    assert [document.text for document in read(tasks, "label-studio")] == ["Had rash"]
+    monkeypatch.setattr("fednotes.core.bounds.FILE", 20)
     with pytest.raises(
         DataError, match="unpacked it has more than 20 bytes: cut it into several"
     ):
-        read(path)
+        read(tasks, "label-studio")

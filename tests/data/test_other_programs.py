@@ -521,7 +521,7 @@ def test_docbin_that_is_wrong(file: File, tmp_path: Path, monkeypatch: Any) -> N
     for data in (whole[:-9], b"x", zlib.compress(b"\x81\xa1a\x01"), zlib.compress(b"")):
         with pytest.raises(DataError, match=r"b\.spacy: no DocBin"):
             read(file(data, "b.spacy"))
-    monkeypatch.setattr("fednotes.data.formats.docbin._MOST", 1000)
+    monkeypatch.setattr("fednotes.core.bounds.DOCBIN_BYTES", 1000)
     with pytest.raises(DataError, match="more than 1,000 bytes"):
         read(file(zlib.compress(b"\0" * 5000), "c.spacy"))
 
@@ -604,14 +604,14 @@ def test_parquet_that_grows_is_not_unpacked(tmp_path: Path, monkeypatch: Any) ->
     table = pyarrow.table({"text": ["x" * 999] * 9999, "spans": [[]] * 9999})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     assert (tmp_path / "a.parquet").stat().st_size < 9999
-    monkeypatch.setattr("fednotes.data.formats.parquet._BYTES", 3 << 20)
+    assert len(read(tmp_path / "a.parquet")) == 9999
+    monkeypatch.setattr("fednotes.core.bounds.PACKED_FREE", 3 << 20)
     with pytest.raises(
-        DataError, match="more than 1,048,576 rows, or 3,145,728 bytes of them"
+        DataError, match="its rows have more than 3,145,728 bytes, which no notes"
     ):
         read(tmp_path / "a.parquet")
-    monkeypatch.setattr("fednotes.data.formats.parquet._BYTES", 1 << 30)
-    monkeypatch.setattr("fednotes.data.formats.parquet._MOST", 9998)
-    with pytest.raises(DataError, match="more than 9,998 rows"):
+    monkeypatch.setattr("fednotes.core.bounds.ARROW_BYTES", 900)
+    with pytest.raises(DataError, match="a batch of rows has more than 900 bytes"):
         read(tmp_path / "a.parquet")
 
 

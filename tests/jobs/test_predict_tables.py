@@ -332,7 +332,7 @@ def test_a_packed_table_that_is_cut_off_is_refused(
 def test_a_line_without_end_is_refused_before_it_is_held(
     tmp_path: Path, packed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fednotes.data.formats.files.LARGEST", 1000)
+    monkeypatch.setattr("fednotes.core.bounds.LINE", 1000)
     for name, begin in (("n.csv", "id,text\n1,"), ("n.jsonl", '{"text": "')):
         path = tmp_path / f"{name}{packed}"
         path.write_bytes(PACKING[packed](begin.encode() + b"a" * 5000))

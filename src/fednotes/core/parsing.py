@@ -1,7 +1,4 @@
-"""JSON that a file or another party holds, read within bounds.
-
-A value in memory takes up to a hundred times its bytes of text, and a nested one the
-interpreter's stack; so size and number of values are bounded before anything is parsed.
+"""JSON that a file or another party holds, read within the bounds of `core/bounds.py`.
 
 Opening files that others may have put there: nobody is waited for.
 """
@@ -20,6 +17,8 @@ from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from fednotes.core import bounds
 
 _STRINGS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
@@ -58,9 +57,9 @@ def shipped(name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files("fednotes").joinpath(name).read_text("utf-8"))
 
 
-MOST_BYTES = 2**26
-MOST_VALUES = 2**21  # about 400 MB of memory at worst
-MOST_DEPTH = 64  # tables and lists in each other
+MOST_BYTES = bounds.FILE
+MOST_VALUES = bounds.JSON_VALUES
+MOST_DEPTH = bounds.JSON_DEPTH
 LARGEST = 1e100  # magnitude of a number that is shown or computed with; sums of these stay finite
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
+from fednotes.core import bounds
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.types import Document
 from fednotes.data import encodings
@@ -137,8 +138,8 @@ def source_of(name: str, text: str | None, encoding: str = AUTO) -> Path | Docum
             raise DataError("--text: there is no text")
         return Document("text", _decoded("the text", os.fsencode(text), AUTO))
     if name == "-":
-        data = sys.stdin.buffer.read(corpus.LARGEST * 4 + 1)
-        if len(data) > corpus.LARGEST * 4:
+        data = sys.stdin.buffer.read(bounds.NOTE * 4 + 1)
+        if len(data) > bounds.NOTE * 4:
             raise DataError("stdin: this is more than one note: give a file")
         return Document("stdin", _decoded("stdin", data, encoding_of(encoding)))
     path = Path(name)

@@ -35,8 +35,9 @@ from defusedxml import DefusedXmlException, DTDForbidden
 from defusedxml.sax import make_parser
 
 from fednotes.apps.phenotyping.codes import SYSTEMS, code_of, system_of
+from fednotes.core import bounds
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.data.formats.files import BROKEN, LARGEST, broken, open_bytes, visible
+from fednotes.data.formats.files import BROKEN, broken, open_bytes, visible
 
 EXAMPLES: Final = 10  # damaged rows that a report names
 _WRONG: Final = 100  # rows of which all are damaged: the rest of the file is not read
@@ -250,6 +251,7 @@ class _Handler(ContentHandler):
         self._parser = parser
         self._pieces: list[str] | None = None
         self._length = 0
+        self.number = 0  # what was found so far, runs of characters too
 
     def error(self, message: str) -> DataError:
         """An error where the reader is."""
@@ -260,18 +262,21 @@ class _Handler(ContentHandler):
         return int(self._parser.getLineNumber() or 1)
 
     def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802 - sax calls it so
+        self.number += 1
         self.found.append((self._line, name, dict(attrs), ""))
         if name == self.texts:
             self._pieces, self._length = [], 0
 
     def characters(self, content: str) -> None:
+        self.number += 1
         if self._pieces is not None:
             self._length += len(content)
-            if self._length > LARGEST:
-                raise self.error(f"a text has more than {LARGEST:,} characters")
+            if self._length > bounds.NOTE:
+                raise self.error(f"a text has more than {bounds.NOTE:,} characters")
             self._pieces.append(content)
 
     def endElement(self, name: str) -> None:  # noqa: N802
+        self.number += 1
         text = ""
         if name == self.texts and self._pieces is not None:
             text, self._pieces = "".join(self._pieces), None
@@ -295,9 +300,11 @@ def elements(path: Path, texts: str = "", doctype: bool = True) -> Iterator[_Ele
     parser.forbid_dtd, parser.forbid_external = not doctype, False
     parser.setContentHandler(handler)
     parser.reset()
+    unread = 0  # bytes in which nothing began, ended or went on
     with open_bytes(path) as file:
         more = True
         while more:
+            before = handler.number
             try:
                 more = bool(data := file.read(_PIECE))
                 parser.feed(data) if more else parser.close()
@@ -315,6 +322,10 @@ def elements(path: Path, texts: str = "", doctype: bool = True) -> Iterator[_Ele
             except (LookupError, ValueError):
                 message = "the file's encoding is not known here: write it as UTF-8"
                 raise DataError.at(path, 1, message) from None
+            unread = 0 if handler.number > before else unread + len(data)
+            if unread > bounds.MARKUP:
+                told = f"a tag or a comment has more than {bounds.MARKUP:,} bytes"
+                raise handler.error(f"{told}: is this the right file?")
             yield from handler.found
             handler.found.clear()
 

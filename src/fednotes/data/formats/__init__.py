@@ -2,7 +2,8 @@
 
 A module of this folder, or of `published/`, is a format if it has `read(path, problems)` for a
 file or a folder, which notes what it cannot use and goes on, and `accepts(path)`, whether one
-file looks like the format; its name is the module's. Those that write have
+file looks like the format; its name is the module's. Those that can be read a document at a time
+have `stream(path, problems)`, which yields each with its place. Those that write have
 `write(documents, path)` too. What a format cannot hold is not claimed but found: whatever is
 written is read again and compared before it is put in its place (`write`, `lost`). Other packages
 add formats by entry points (`core/plugins.py`).
@@ -35,13 +36,13 @@ from fednotes.core.parsing import mapping, shipped
 from fednotes.core.settings import path_of
 from fednotes.core.store import beside, new_folder, sync_folder
 from fednotes.core.types import Document, Span
-from fednotes.data.encodings import AUTO, encoding_of, reading_as
+from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.formats import published
 from fednotes.data.formats.files import (
     DERIVED,
+    Found,
     OnError,
     Problems,
-    listing,
     mixed,
     read_text,
     visible,
@@ -118,7 +119,9 @@ def stream(
     format: str | None = None,
     encoding: str = AUTO,
 ) -> Iterator[Document]:
-    """Yield the documents of a file or folder; JSON lines one by one, other formats after a while.
+    """Yield the documents of a file or folder, one by one where the format's reader can.
+
+    A document keeps its id where an earlier one has the same, which is noted.
 
     Args:
         path: The file or folder.
@@ -132,24 +135,30 @@ def stream(
     """
     with reading_as(encoding):
         kind = format or guess_format(path)
-    if kind != "jsonl":
+    module = FORMATS.get(kind)
+    if module is None or not hasattr(module, "stream"):
         documents, found = examine(path, kind, encoding)
         problems.include(found)
         yield from documents
         return
-    with reading_as(encoding):
-        files = listing(Path(path), FORMATS[kind].accepts, "JSONL")
     seen = set[int]()
-    for file in files:
-        with problems.passing("file", file):
-            for document, _, line in FORMATS[kind].stream_file(
-                file, problems, encoding_of(encoding)
-            ):
-                key = hash(document.id)
-                if key in seen and line != DERIVED:
-                    problems.repeat(file, line)
-                seen.add(key)
-                yield document
+    for document, file, line in _reading(module.stream(Path(path), problems), encoding):
+        if line != DERIVED:
+            key = hash(document.id)
+            if key in seen:
+                problems.repeat(file, line)
+            seen.add(key)
+        yield document
+
+
+def _reading(found: Iterator[Found], encoding: str) -> Iterator[Found]:
+    """Yield what a reader finds; the encoding is named while it reads, and not in between."""
+    while True:
+        with reading_as(encoding):
+            one = next(found, None)
+        if one is None:
+            return
+        yield one
 
 
 def guess_format(path: str | os.PathLike[str]) -> str:

@@ -10,7 +10,7 @@ type "note" are kept in `meta["bigbio"]`; they come out again while mentions and
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,14 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     return corpus.gather(corpus.listing(path, accepts, "BigBIO"), _read_file, problems)
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+    """Yield what `read` returns, a document at a time."""
+    return corpus.stream_files(
+        corpus.listing(path, accepts, "BigBIO"), _read_file, problems
+    )
+
+
+def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
     return jsonl.of_items(corpus.json_rows(path), "row", of_row, path, problems)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 from defusedxml.common import DefusedXmlException
-from defusedxml.ElementTree import iterparse
+from defusedxml.ElementTree import XMLParser
 
+from fednotes.core import bounds
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import MOST_DEPTH, MOST_VALUES, mapping
+from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.formats import files as corpus
@@ -36,6 +38,7 @@ _LISTS = {
     name: f"{name}s"
     for name in "passage sentence annotation relation location node".split()
 }
+_PIECE = 1 << 16  # bytes that are parsed at a time
 _GAP = 1 << 20  # characters between the passages of a document, at most
 _FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _OWN = "fednotes"
@@ -61,7 +64,14 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     return corpus.gather(corpus.listing(path, accepts, "BioC"), _read_file, problems)
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+    """Yield what `read` returns, a document at a time; BioC's JSON is held."""
+    return corpus.stream_files(
+        corpus.listing(path, accepts, "BioC"), _read_file, problems
+    )
+
+
+def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
     if corpus.first_line(path).startswith("<"):
         items: Iterable[Any] = _elements(path)
     else:
@@ -75,29 +85,83 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
 
 
 def _elements(path: Path) -> Iterator[dict[str, Any]]:
-    """The documents of an XML file, one by one, as they stand in BioC's JSON; each is bounded in
-    depth and number of elements, and goes when it has been given."""
-    depth = elements = 0
-    try:
-        with corpus.open_file(path) as file:
-            for event, element in iterparse(file, ("start", "end")):
-                begins = event == "start"
-                depth += 1 if begins else -1
-                elements += begins
-                if depth > MOST_DEPTH or elements > MOST_VALUES:
-                    raise DataError(
-                        "a document of more elements, or deeper ones, than are read"
-                    )
-                if element.tag == "document" and not begins:
-                    yield _plain(element)
-                    element.clear()
-                    elements = 0
-    except ElementTree.ParseError as error:
-        raise DataError.at(path, error.position[0], "this is no whole XML") from None
-    except DefusedXmlException:
-        raise DataError("the XML declares entities, which are not read") from None
-    except corpus.BROKEN as error:
-        raise corpus.broken(path, error) from None
+    """Yield the documents of an XML file, one by one, as they stand in BioC's JSON.
+
+    Each is bounded in depth, elements and characters, and goes when it has been given.
+    """
+    builder = _Builder()
+    parser = XMLParser(target=builder)
+    unread = 0  # bytes in which nothing began, ended or went on
+    with corpus.open_bytes(path) as file:
+        more = True
+        while more:
+            before = builder.events
+            try:
+                data = file.read(_PIECE)
+                more = bool(data)
+                if more:
+                    parser.feed(data)
+                else:
+                    parser.close()
+            except ElementTree.ParseError as error:
+                told = "this is no whole XML: expected a collection of BioC"
+                raise DataError.at(path, error.position[0], told) from None
+            except DefusedXmlException:
+                raise DataError(
+                    "the XML declares entities, which are not read"
+                ) from None
+            except corpus.BROKEN as error:
+                raise corpus.broken(path, error) from None
+            unread = 0 if builder.events > before else unread + len(data)
+            if unread > bounds.MARKUP:
+                told = f"a tag or a comment has more than {bounds.MARKUP:,} bytes"
+                line = parser.parser.CurrentLineNumber
+                raise DataError.at(path, line, f"{told}: is the file BioC?")
+            while builder.documents:
+                yield _plain(builder.documents.popleft())
+
+
+class _Builder(ElementTree.TreeBuilder):
+    """Builds the documents of a collection, and forgets each that was taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.documents: deque[ElementTree.Element] = deque()
+        self.events = 0
+        self._depth = self._elements = self._characters = 0
+
+    def start(self, tag: str, attrs: dict[str, str]) -> ElementTree.Element:
+        """Begin an element. Raises DataError beyond the bounds of a document."""
+        self.events += 1
+        self._depth += 1
+        self._elements += 1
+        if self._depth > bounds.JSON_DEPTH or self._elements > bounds.JSON_VALUES:
+            raise DataError(
+                "a document of more elements, or deeper ones, than are read"
+            )
+        return super().start(tag, attrs)
+
+    def data(self, data: str) -> None:
+        """Take in characters. Raises DataError where a document has too many."""
+        self.events += 1
+        self._characters += len(data)
+        if self._characters > bounds.FILE:
+            told = f"a document has more than {bounds.FILE:,} characters"
+            raise DataError(f"{told}: is the file BioC?")
+        super().data(data)
+
+    def end(self, tag: str) -> ElementTree.Element:
+        """End an element."""
+        self.events += 1
+        self._depth -= 1
+        element = super().end(tag)
+        if tag == "document":
+            whole = ElementTree.Element(tag, element.attrib)
+            whole.extend(list(element))
+            self.documents.append(whole)
+            element.clear()
+            self._elements = self._characters = 0
+        return element
 
 
 def _plain(element: ElementTree.Element) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from sys import intern
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from fednotes.core import bounds
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
@@ -68,6 +69,18 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     partner and, with the line, a line that is cut short or does not fit the text, and a text
     that most of its mentions do not fit.
     """
+    base, files = _files(path, problems)
+    return corpus.gather(files, partial(_read_pair, base), problems, "document")
+
+
+def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+    """Yield what `read` returns, a document at a time."""
+    base, files = _files(path, problems)
+    return corpus.stream_files(files, partial(_read_pair, base), problems, "document")
+
+
+def _files(path: Path, problems: corpus.Problems) -> tuple[Path, list[Path]]:
+    """Return the folder that ids begin in, and the files of annotations; note bare texts."""
     files = corpus.listing(
         path, lambda p: p.suffix == ".ann" and accepts(p), "brat", True
     )
@@ -79,7 +92,7 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
         bare = texts - {file.with_suffix("") for file in files}
         problems.without += sorted(text.with_name(f"{text.name}.txt") for text in bare)
         problems.unread[corpus.UNANNOTATED] += len(bare)
-    return corpus.gather(files, partial(_read_pair, base), problems, "document")
+    return base, files
 
 
 def _read_pair(base: Path, file: Path, problems: corpus.Problems) -> list[corpus.Found]:
@@ -104,6 +117,11 @@ def _read_pair(base: Path, file: Path, problems: corpus.Problems) -> list[corpus
                     raise DataError(f"the id {mention.id} is used twice")
                 ids.add(mention.id)
                 mentions[number] = mention
+        if len(mentions) > bounds.MENTIONS:
+            told = (
+                f"more than {bounds.MENTIONS:,} mentions in one text: is it one note?"
+            )
+            raise DataError.at(ann, number, told)
         if wrong:
             del lines[number]
     text, failed = _matching(raw, mentions)
@@ -129,6 +147,10 @@ def _parse(line: str) -> _Mention | None:
             raise DataError("no whole brat annotation (is the line cut short?)")
         return None
     name, label, places, form = match.groups()
+    if places.count(";") >= bounds.PIECES:
+        raise DataError(
+            f"{name} has more than {bounds.PIECES:,} pieces: is it one mention?"
+        )
     rows = (tuple(map(int, place.split())) for place in places.split(";"))
     pieces = tuple(sorted((start, end) for start, end in rows))
     if any(start >= end for start, end in pieces):
@@ -165,6 +187,8 @@ def _misfit(text: str, mention: _Mention) -> str:
     where = f"{mention.id} at {start}:{end}"
     if end > len(text):
         return f"{where} lies outside the text ({len(text)} characters)"
+    if corpus.is_longer(mention.pieces, mention.form):
+        return f"{where} is not what the text holds there"
     found = _form(text, mention.pieces)
     same = corpus.same_text(found, mention.form)
     if len(mention.pieces) > 1:

@@ -14,13 +14,15 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
+from itertools import chain, pairwise
 from pathlib import Path
 from sys import intern
 from typing import Any
 
 import numpy as np
 
+from fednotes.core import bounds
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Scheme, Span, TagSet
@@ -49,6 +51,19 @@ class _Part:
     sentences: list[tuple[list[list[str]], list[str]]] = field(default_factory=list)
 
 
+@dataclass
+class _Sentence:
+    """A sentence: its rows of columns, the comments before them, the line that it ends on.
+
+    size: characters of its lines.
+    """
+
+    rows: list[list[str]] = field(default_factory=list)
+    comments: list[str] = field(default_factory=list)
+    line: int = 0
+    size: int = 0
+
+
 def accepts(path: Path) -> bool:
     """Whether most lines of the file end in a tag, or its name says so."""
     if path.suffix.lower() in _SUFFIXES:
@@ -66,17 +81,32 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     conlleval reads it; `meta["repaired"]` counts such tags. Noted, with the line, are a wrong
     number of columns and something that is no tag; with such a line its sentence is left out.
     """
-    return corpus.gather(corpus.listing(path, accepts, "CoNLL"), _read_file, problems)
+    return corpus.gather(_files(path), _read_file, problems)
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+    """Yield what `read` returns, a document at a time."""
+    return corpus.stream_files(_files(path), _read_file, problems)
+
+
+def _files(path: Path) -> list[Path]:
+    return corpus.listing(path, accepts, "CoNLL")
+
+
+def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+    """Yield the documents of a file, which is read thrice: for its columns, tags and texts.
+
+    Scheme and types are the file's, and each document's tags are read by them; so they
+    must be known before the first document is.
+    """
     before = problems.number
-    parts, separator = _parse(path, problems)
-    if any(part.sentences for part in parts):
-        return _found(parts, separator, path)
-    if problems.number == before:
+    shape = _survey(path)
+    made = 0
+    for number, part in enumerate(_documents(path, problems, shape), 1):
+        made += bool(part.sentences)
+        yield _found(part, number, path, shape)
+    if not made and problems.number == before:
         raise DataError("the file holds no tokens")
-    return []
 
 
 def is_tag(text: str) -> bool:
@@ -84,89 +114,164 @@ def is_tag(text: str) -> bool:
     return _TAG.fullmatch(text) is not None
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """What all documents of a file have in common.
+
+    separator: between the columns, a tab or a space. width: the number of columns.
+    is_marked: whether lines say where documents begin. scheme: of the tags. types: of the
+    mentions, in order.
+    """
+
+    separator: str
+    width: int = 2
+    is_marked: bool = True
+    scheme: str = "BIO"
+    types: tuple[str, ...] = ()
+
+    @cached_property
+    def tagset(self) -> TagSet:
+        return TagSet(tuple(map(intern, self.types)), _BASES.get(self.scheme, "BIOES"))
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each tag of the tag set."""
+        return {tag: number for number, tag in enumerate(self.tagset.tags)}
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        """The meta of all documents without more to keep."""
+        return {"conll": {"scheme": self.scheme, "separator": self.separator}}
+
+
 def of_rows(
     rows: Sequence[tuple[str, list[list[str]]]], path: Path
 ) -> list[corpus.Found]:
     """Documents of a sentence each: its name or "", and its tokens with their tags."""
-    return _found(
-        [_Part("", name, 0, [(pairs, [])]) for name, pairs in rows], "\t", path
-    )
+    tags = _Tags()
+    for _, pairs in rows:
+        tags.add([pair[-1] for pair in pairs])
+    shape = _Shape("\t", scheme=tags.scheme(), types=tuple(sorted(tags.types)))
+    parts = (_Part("", name, 0, [(pairs, [])]) for name, pairs in rows)
+    return [_found(part, number, path, shape) for number, part in enumerate(parts, 1)]
 
 
-def _found(parts: Sequence[_Part], separator: str, path: Path) -> list[corpus.Found]:
-    tags = [[row[-1] for row in rows] for part in parts for rows, _ in part.sentences]
-    scheme = _scheme_of(tags)
-    types = sorted({tag[2:] for own in tags for tag in own if tag != "O"})
-    tagset = TagSet(tuple(map(intern, types)), _BASES.get(scheme, "BIOES"))
-    shared = {"conll": {"scheme": scheme, "separator": separator}}
-    documents = []
-    for number, part in enumerate(parts, 1):
-        name = part.name or f"{path.stem}:{number}"
-        line = part.line if part.name else corpus.DERIVED
-        documents.append(
-            corpus.Found(_document(name, part, tagset, shared), path, line)
-        )
-    return documents
+def _found(part: _Part, number: int, path: Path, shape: _Shape) -> corpus.Found:
+    name = part.name or f"{path.stem}:{number}"
+    line = part.line if part.name else corpus.DERIVED
+    return corpus.Found(_document(name, part, shape), path, line)
 
 
-def _parse(path: Path, problems: corpus.Problems) -> tuple[list[_Part], str]:
-    """The file cut into documents and sentences, and its separator."""
-    lines = corpus.read_text(path).split("\n")
-    separator, width = _layout(lines)
-    parts, marked = [_Part()], False
-    rows, comments, damaged = list[list[str]](), list[str](), False
-    for number, line in enumerate([*lines, ""], 1):
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    expected = "a token a line, its tag in the last column"
+    return corpus.lines(path, most=bounds.TOKEN_LINE, expected=expected)
+
+
+def _survey(path: Path) -> _Shape:
+    """Read a file for what all its documents have in common."""
+    separator, width = _layout(path)
+    tags = _Tags()
+    is_marked = False
+    for event in _events(path, corpus.Problems(), separator, width):
+        if isinstance(event, _Part):
+            is_marked = True
+            continue
+        tags.add([row[-1] for row in event.rows])
+        if len(tags.types) > bounds.ENTITY_TYPES:
+            told = f"more than {bounds.ENTITY_TYPES:,} entity types: is the last column a tag?"
+            raise DataError.at(path, event.line, told)
+    return _Shape(separator, width, is_marked, tags.scheme(), tuple(sorted(tags.types)))
+
+
+def _documents(path: Path, problems: corpus.Problems, shape: _Shape) -> Iterator[_Part]:
+    """Yield the documents of a file: its parts, or its sentences where nothing marks parts."""
+    part = _Part()
+    size = 0
+    for event in _events(path, problems, shape.separator, shape.width):
+        if isinstance(event, _Part):
+            if part.sentences or part.marker:
+                yield part
+            part, size = event, 0
+            continue
+        part.sentences.append((event.rows, event.comments))
+        size += len(event.rows)
+        if size > bounds.TOKENS:
+            told = (
+                f"a document of more than {bounds.TOKENS:,} tokens: cut it into notes"
+            )
+            raise DataError.at(path, event.line, told)
+        if not shape.is_marked:
+            yield part
+            part, size = _Part(), 0
+    if part.sentences or part.marker:
+        yield part
+
+
+def _events(
+    path: Path, problems: corpus.Problems, separator: str, width: int
+) -> Iterator[_Part | _Sentence]:
+    """Yield what a file holds in its order: a new, empty part, or a sentence.
+
+    Raises:
+        DataError: A sentence is too long for one.
+    """
+    sentence = _Sentence()
+    is_damaged = False
+    for number, line in chain(_lines(path), [(0, "")]):
         row = _split(line, separator)
-        token = len(row) == width and _TAG.fullmatch(row[-1]) and row[0] != _START
-        newdoc = None if token else _NEWDOC.fullmatch(line.strip())
-        begins = newdoc or row[0] == _START
-        if begins or not line.strip(
-            " \t"
-        ):  # comments without a sentence go before the next
-            if rows and not damaged:
-                parts[-1].sentences.append((rows, comments))
-            if rows or damaged:
-                rows, comments, damaged = [], [], False
+        is_token = len(row) == width and is_tag(row[-1]) and row[0] != _START
+        newdoc = None if is_token else _NEWDOC.fullmatch(line.strip())
+        begins = newdoc is not None or row[0] == _START
+        if begins or not line.strip(" \t"):
+            if sentence.rows and not is_damaged:
+                yield sentence
+            if sentence.rows or is_damaged:  # else comments go before the next sentence
+                sentence, is_damaged = _Sentence(), False
             if begins:
-                parts.append(
-                    _Part(line, (newdoc.group(1) or "") if newdoc else "", number)
-                )
-                marked = True
-        elif token and row[0].strip(" "):
-            rows.append(row)
-        elif line.startswith("#") and not rows:
-            comments.append(line)
+                yield _Part(line, (newdoc.group(1) or "") if newdoc else "", number)
+            continue
+        sentence.line = number
+        sentence.size += len(line)
+        if sentence.size > bounds.LINE or len(sentence.rows) >= bounds.TOKENS:
+            told = (
+                f"a sentence of more than {bounds.TOKENS:,} tokens, or {bounds.LINE:,} "
+            )
+            raise DataError.at(
+                path, number, f"{told}characters: put an empty line after each"
+            )
+        if is_token and row[0].strip(" "):
+            sentence.rows.append(row)
+        elif line.startswith("#") and not sentence.rows:
+            sentence.comments.append(line)
         else:
-            told = "the last column is no tag: expected O or a tag such as B-Drug"
-            if len(row) != width:
-                told = f"{len(row)} columns, expected {width} (token first, tag last)"
-            elif not row[0].strip(" "):
-                told = "the token is empty"
-            problems.note("line", path, number, told)
-            damaged = True
-    if marked:
-        return parts[0 if parts[0].sentences else 1 :], separator
-    return [_Part(sentences=[sentence]) for sentence in parts[0].sentences], separator
+            problems.note("line", path, number, _what_is_wrong(row, width))
+            is_damaged = True
 
 
-def _layout(lines: Sequence[str]) -> tuple[str, int]:
+def _what_is_wrong(row: Sequence[str], width: int) -> str:
+    if len(row) != width:
+        return f"{len(row)} columns, expected {width} (token first, tag last)"
+    if not row[0].strip(" "):
+        return "the token is empty"
+    return "the last column is no tag: expected O or a tag such as B-Drug"
+
+
+def _layout(path: Path) -> tuple[str, int]:
     """Separator and number of columns: what most lines have that end in a tag."""
     counts: Counter[tuple[str, int]] = Counter()
-    for line in lines:
+    first = first_tagged = ""
+    for _, line in _lines(path):
         separator = "\t" if "\t" in line else " "
         row = _split(line, separator)
-        if (
-            len(row) > 1
-            and _TAG.fullmatch(row[-1])
-            and not line.startswith(("# ", _START))
-        ):
+        if len(row) > 1 and is_tag(row[-1]) and not line.startswith(("# ", _START)):
             counts[separator, len(row)] += 1
+        if not first and line.strip(" \t") and line[0] not in "#-":
+            first = line
+        if not first_tagged and is_tag(_split(line)[-1]):
+            first_tagged = line
     if counts:
         return counts.most_common(1)[0][0]
-    sure = (line for line in lines if line.strip(" \t") and line[0] not in "#-")
-    line = next(sure, None) or next(
-        (ln for ln in lines if _TAG.fullmatch(_split(ln)[-1])), ""
-    )
+    line = first or first_tagged
     separator = "\t" if "\t" in line else " "
     return separator, max(2, len(_split(line, separator)))
 
@@ -177,27 +282,37 @@ def _split(line: str, separator: str = " ") -> list[str]:
     return re.split("[ \t]+", line.strip(" \t"))
 
 
-def _scheme_of(sentences: Iterable[Sequence[str]]) -> str:
-    """The tag scheme of a file, from all its tags."""
-    pairs = [
-        pair for tags in sentences for pair in pairwise(["O", *tags]) if pair[1] != "O"
-    ]
-    prefixes = {tag[0] for _, tag in pairs}
-    fresh = {tag[0] for before, tag in pairs if before[1:] != tag[1:]}
-    for scheme, letters in (("BILOU", "LU"), ("BMES", "M"), ("BIOES", "ES")):
-        if prefixes & set(letters):
-            return scheme
-    if prefixes == {"I"}:
-        return "IO"
-    return "IOB1" if "I" in fresh and "B" not in fresh else "BIO"
+class _Tags:
+    """What the tags of a file tell of their scheme and of its types."""
+
+    def __init__(self) -> None:
+        self.types: set[str] = set()
+        self._prefixes: set[str] = set()
+        self._fresh: set[str] = set()  # of tags behind one of another type, or behind O
+
+    def add(self, tags: Sequence[str]) -> None:
+        """Take in the tags of a sentence."""
+        for before, tag in pairwise(["O", *tags]):
+            if tag == "O":
+                continue
+            self.types.add(tag[2:])
+            self._prefixes.add(tag[0])
+            if before[1:] != tag[1:]:
+                self._fresh.add(tag[0])
+
+    def scheme(self) -> str:
+        """Return the tag scheme of the file."""
+        for scheme, letters in (("BILOU", "LU"), ("BMES", "M"), ("BIOES", "ES")):
+            if self._prefixes & set(letters):
+                return scheme
+        if self._prefixes == {"I"}:
+            return "IO"
+        return "IOB1" if "I" in self._fresh and "B" not in self._fresh else "BIO"
 
 
-def _document(
-    name: str, part: _Part, tagset: TagSet, shared: dict[str, Any]
-) -> Document:
-    """One document; `shared` is the meta of all documents without more to keep."""
-    ids = {tag: i for i, tag in enumerate(tagset.tags)}
-    text, bounds, tokens = corpus.laid_out(
+def _document(name: str, part: _Part, shape: _Shape) -> Document:
+    ids, tagset = shape.numbers, shape.tagset
+    text, edges, tokens = corpus.laid_out(
         [[r[0] for r in rows] for rows, _ in part.sentences]
     )
     spans: list[Span] = []
@@ -208,7 +323,7 @@ def _document(
         tags = (row[-1] for row in rows)
         given = np.array([ids[_CANONICAL.get(t[0], t[0]) + t[1:]] for t in tags])
         found = decode(given, offsets, tagset)
-        if shared["conll"]["scheme"] != "IOB1":
+        if shape.scheme != "IOB1":
             repaired += int((encode(found, offsets, tagset)[0] != given).sum())
         spans += found
         first = last
@@ -221,11 +336,9 @@ def _document(
         "columns": columns if any(columns) else (),
     }
     kept = {name: value for name, value in more.items() if value}
-    meta = {"conll": {**shared["conll"], **kept}} if kept else shared
+    meta = {"conll": {**shape.meta["conll"], **kept}} if kept else shape.meta
     meta = {**meta, "repaired": repaired} if repaired else meta
-    return Document(
-        name, text, tuple(spans), meta=meta, sentences=bounds, tokens=tokens
-    )
+    return Document(name, text, tuple(spans), meta=meta, sentences=edges, tokens=tokens)
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:

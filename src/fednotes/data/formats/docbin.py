@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fednotes.core import bounds
 from fednotes.core.errors import DataError, needs
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
@@ -23,11 +24,7 @@ from fednotes.data.tags import flatten
 
 LOOSE = 0
 _GROUP, _OWN = "sc", "fednotes"
-_MOST = 1 << 29  # bytes of a file, unpacked
-_RATIO, _SMALL = (
-    100,
-    1 << 22,
-)  # notes pack to a tenth or so; a small file may unpack to 4 MiB
+_SMALL = 1 << 22  # a small file may unpack to 4 MiB
 
 
 def _spacy() -> tuple[Any, Any, Any, Any]:
@@ -50,10 +47,10 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     )
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
     _, DocBin, _, Vocab = _spacy()
     with corpus.open_file(path) as file:
-        data = file.read()
+        data = file.read(bounds.DOCBIN_BYTES + 1)
     _require_small(data)
 
     def documents() -> Iterator[Any]:
@@ -74,7 +71,9 @@ def _require_small(data: bytes) -> None:
     Raises:
         DataError: It is too large when it is unpacked, or it is not packed by zlib.
     """
-    most = min(_MOST, max(_SMALL, _RATIO * len(data)))
+    most = min(bounds.DOCBIN_BYTES, max(_SMALL, bounds.PACKED_RATIO * len(data)))
+    if len(data) > most:
+        raise DataError(f"it has more than {most:,} bytes: cut it into several files")
     unpacking = zlib.decompressobj()
     size = 0
     try:

@@ -18,7 +18,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,15 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     return corpus.gather(corpus.listing(path, accepts, "FHIR"), _read_file, problems)
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
-    found: list[Any] = []
-    for value in corpus.json_rows(path):
-        found += resources(value)
+def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+    """Yield what `read` returns, a document at a time."""
+    return corpus.stream_files(
+        corpus.listing(path, accepts, "FHIR"), _read_file, problems
+    )
+
+
+def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+    found = (own for value in corpus.json_rows(path) for own in resources(value))
     record = partial(_record, unread=problems.unread)
     return jsonl.of_items(found, "resource", record, path, problems)
 

@@ -26,6 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TextIO, cast, get_args
 
+from fednotes.core import bounds
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -41,8 +42,10 @@ from fednotes.data.text import normalise, tokenize
 
 _HEAD = 1 << 16  # bytes that are enough to tell a format
 UNANNOTATED = "texts without annotations"  # a kind of what is unread
+_WHITE_SPACE = (
+    1000  # characters of white space that a mention may have more than its form
+)
 WINDOWS = "texts with line ends of Windows"  # another: their line ends are not kept
-LARGEST = 1 << 26  # characters of one note; more is a quote that was never closed
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -62,7 +65,6 @@ def open_file(path: Path) -> BinaryIO:
 
 BROKEN = (OSError, EOFError, zlib.error)  # what a file that is not whole raises
 PACKED = (".gz", ".zst")  # endings of the names of packed files
-_UNPACKED = 1 << 30  # bytes that a packed file may have where it is read as a whole
 
 
 def open_bytes(path: Path) -> BinaryIO:
@@ -78,9 +80,7 @@ def open_bytes(path: Path) -> BinaryIO:
     file = open_file(path)
     if suffix != ".gz":
         return file
-    unpacked = gzip.GzipFile(fileobj=file)
-    unpacked.myfileobj = file  # type: ignore[assignment] # closed with it
-    return cast(BinaryIO, unpacked)
+    return io.BufferedReader(_Unpacked(gzip.GzipFile(fileobj=file), file, path))
 
 
 def _zstandard(path: Path) -> BinaryIO:
@@ -88,14 +88,19 @@ def _zstandard(path: Path) -> BinaryIO:
         import pyarrow
     file = open_file(path)
     stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
-    return io.BufferedReader(_Unpacked(stream, file))
+    return io.BufferedReader(_Unpacked(stream, file, path))
 
 
 class _Unpacked(io.RawIOBase):
-    """A stream of Arrow as a file of Python's, which is closed with the file below it."""
+    """The unpacked bytes of a packed file, which is closed with this one.
 
-    def __init__(self, stream: Any, file: BinaryIO) -> None:
-        self._stream, self._file = stream, file
+    Reading raises DataError where the bytes are far more than a text would give: a
+    bomb is noticed while it is unpacked, after `bounds.PACKED_FREE` bytes.
+    """
+
+    def __init__(self, stream: Any, file: BinaryIO, path: Path) -> None:
+        self._stream, self._file, self._path = stream, file, path
+        self._size = 0
 
     def readable(self) -> bool:
         return True
@@ -103,7 +108,20 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
+        self._size += len(data)
+        if self._size > bounds.PACKED_FREE:
+            self._require_growth_of_text()
         return len(data)
+
+    def _require_growth_of_text(self) -> None:
+        packed = self._file.tell()
+        if self._size > bounds.PACKED_RATIO * packed:
+            raise DataError.at(
+                self._path,
+                0,
+                f"unpacked it grows more than {bounds.PACKED_RATIO}-fold, which no text "
+                "does: unpack the file yourself if you trust it",
+            )
 
     def close(self) -> None:
         if not self.closed:
@@ -140,6 +158,17 @@ def unpacked_name(path: Path) -> Path:
     return path.with_suffix("") if path.suffix.lower() in PACKED else path
 
 
+@contextmanager
+def placed(path: Path, line: int = 0) -> Iterator[None]:
+    """Give a DataError of the block this place, if it names none."""
+    try:
+        yield
+    except DataError as error:
+        raise (
+            error if error.problems else DataError.at(path, line, str(error))
+        ) from None
+
+
 def broken(path: Path, error: Exception) -> DataError:
     """The message for a file that cannot be read to its end."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -152,7 +181,8 @@ def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
     Its encoding is that of its byte-order mark, else UTF-8 or the one that the user named
     (`encodings.reading_as`). empty: whether a file without text is fine. exact: give the
     characters as they are, the mark among them.
-    Raises DataError for a file that is missing, empty or not text in that encoding.
+    Raises DataError for a file that is missing, empty, larger than `bounds.FILE` or not
+    text in that encoding.
     """
     data = _content(path)
     try:
@@ -167,20 +197,19 @@ def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a whole file, unpacked; a packed one of more than `_UNPACKED` is refused."""
+    """Return the bytes of a file of at most `bounds.FILE` bytes, unpacked."""
     packed = path.suffix.lower() in PACKED
     try:
         with open_bytes(path) as file:
-            data = file.read(_UNPACKED + 1) if packed else file.read()
+            data = file.read(bounds.FILE + 1)
     except BROKEN as error:
         if packed:
             raise broken(path, error) from None
         reason = getattr(error, "strerror", None) or error
         raise DataError.at(path, 0, f"cannot read: {reason}") from None
-    if packed and len(data) > _UNPACKED:
-        told = (
-            f"unpacked it has more than {_UNPACKED:,} bytes: cut it into several files"
-        )
+    if len(data) > bounds.FILE:
+        size = "unpacked it has" if packed else "it has"
+        told = f"{size} more than {bounds.FILE:,} bytes: cut it into several files"
         raise DataError.at(path, 0, told)
     return data
 
@@ -226,8 +255,10 @@ def open_text(
         try:
             yield file
         except UnicodeDecodeError:
-            line, binary = _line_of_odd_byte(path, codec, mark)
-            told = encodings.undecodable("a byte", codec, named, binary=binary)
+            line, position, binary = _place_of_odd_byte(path, codec, mark)
+            told = encodings.undecodable(
+                f"byte {position}", codec, named, binary=binary
+            )
             raise DataError.at(path, line, told) from None
         except BROKEN as error:
             raise broken(path, error) from None
@@ -244,10 +275,15 @@ def _behind(path: Path, length: int) -> BinaryIO:
     return file
 
 
-def _line_of_odd_byte(path: Path, codec: str, mark: int) -> tuple[int, bool]:
-    """The line of the first byte that a codec does not decode; whether NUL bytes are near it."""
+def _place_of_odd_byte(path: Path, codec: str, mark: int) -> tuple[int, int, bool]:
+    """Return where the first byte is that a codec does not decode.
+
+    Returns:
+        Its line, its position in the file, and whether NUL bytes are near it.
+    """
     decoder = codecs.getincrementaldecoder(codec)()
     line = 1
+    position = mark
     with _behind(path, mark) as file:
         more = True
         while more:
@@ -256,25 +292,64 @@ def _line_of_odd_byte(path: Path, codec: str, mark: int) -> tuple[int, bool]:
             try:
                 line += decoder.decode(data, final=not more).count("\n")
             except UnicodeDecodeError as error:
-                line += error.object[: error.start].decode(codec, "replace").count("\n")
-                return line, b"\0" in data and encodings.contains_ascii(codec)
-    return 0, False
+                before = error.object[: error.start]
+                line += before.decode(codec, "replace").count("\n")
+                pending = len(error.object) - len(data)  # bytes of the piece before
+                is_binary = b"\0" in data and encodings.contains_ascii(codec)
+                return line, position - pending + len(before), is_binary
+            position += len(data)
+    return 0, 0, False
 
 
-def bounded_lines(file: TextIO, path: Path) -> Iterator[str]:
+def bounded_lines(
+    file: TextIO, path: Path, most: int | None = None, expected: str = ""
+) -> Iterator[str]:
     """Yield the lines of a text with their ends.
 
+    Args:
+        file: The text.
+        path: Its file, for messages.
+        most: Characters that a line may have; `bounds.LINE` if it is None.
+        expected: What a line holds, for the message.
+
     Raises:
-        DataError: A line has more than `LARGEST` characters; no more than these are held.
+        DataError: A line has more characters; no more than these are held.
     """
+    most = bounds.LINE if most is None else most
     number = 0
-    while line := file.readline(LARGEST + 1):
+    while line := file.readline(most + 1):
         number += 1
-        if len(line) > LARGEST:
-            raise DataError.at(
-                path, number, f"the line has more than {LARGEST:,} characters"
-            )
+        if len(line) > most:
+            told = f"the line has more than {most:,} characters"
+            expected = expected or "one record a line"
+            told = f"{told}: expected {expected}; is the file of this format?"
+            raise DataError.at(path, number, told)
         yield line
+
+
+def lines(
+    path: Path, *, empty: bool = False, most: int | None = None, expected: str = ""
+) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text without their ends, and their numbers from 1.
+
+    One line is in memory at a time. The encoding is that of `read_text`.
+
+    Args:
+        path: The file.
+        empty: Whether a file without text is fine.
+        most: As of `bounded_lines`.
+        expected: As of `bounded_lines`.
+
+    Raises:
+        DataError: The file is missing, empty, no text, or has a line that is too long.
+    """
+    is_empty = True
+    with open_text(path, encodings.named_encoding()) as file:
+        for number, line in enumerate(bounded_lines(file, path, most, expected), 1):
+            is_empty = is_empty and not line.strip("\ufeff \t\r\n")
+            yield number, line.removesuffix("\n").removesuffix("\r")
+    if is_empty and not empty:
+        raise DataError.at(path, 0, "the file is empty")
 
 
 def head(path: Path) -> list[str]:
@@ -304,9 +379,8 @@ def first_line(path: Path) -> str:
 
 
 def numbered(path: Path, *, empty: bool = False) -> Iterator[tuple[int, str]]:
-    """The lines of a text that hold something, with their numbers. Raises as `read_text`."""
-    lines = enumerate(read_text(path, empty=empty).split("\n"), 1)
-    return ((number, line) for number, line in lines if line.strip())
+    """Yield the lines that hold something, and their numbers. Raises as `lines`."""
+    return ((number, line) for number, line in lines(path, empty=empty) if line.strip())
 
 
 def listing(
@@ -426,7 +500,7 @@ def table_rows(
     first: the number of the first line. Raises DataError, behind which nothing can be read.
     """
     # The default, 131,072, is less than a long stay's summary.
-    csv.field_size_limit(max(LARGEST, csv.field_size_limit()))
+    csv.field_size_limit(max(bounds.LINE, csv.field_size_limit()))
     measured = _Measured(lines, path, first)
     reader = csv.reader(measured, delimiter=delimiter, strict=True)
     line = first
@@ -439,16 +513,14 @@ def table_rows(
     except csv.Error as error:
         told = f"the row is no csv ({error})"
         if "field larger" in str(error):
-            told = (
-                f"a field has more than {LARGEST:,} characters: is a quote not closed?"
-            )
+            told = f"a field has more than {bounds.LINE:,} characters: is a quote not closed?"
         elif "unexpected end" in str(error):
             told = "the file ends inside a quoted field that begins in this row: it is broken off"
         raise DataError.at(path, line, told) from None
 
 
 class _Measured(Iterator[str]):
-    """Lines of a table; a row of more than `LARGEST` characters, over all its lines, is refused."""
+    """Lines of a table; a row of more than `bounds.LINE` characters, in all, is refused."""
 
     def __init__(self, lines: Iterable[str], path: Path, first: int) -> None:
         self._lines, self._path = iter(lines), path
@@ -461,10 +533,8 @@ class _Measured(Iterator[str]):
     def __next__(self) -> str:
         line = next(self._lines)
         self._length += len(line)
-        if self._length > LARGEST:
-            told = (
-                f"the row has more than {LARGEST:,} characters: is a quote not closed?"
-            )
+        if self._length > bounds.LINE:
+            told = f"the row has more than {bounds.LINE:,} characters: is a quote not closed?"
             raise DataError.at(self._path, self._begin, told)
         return line
 
@@ -516,15 +586,31 @@ def json_file(path: Path) -> Any:
         raise DataError.at(path, error.line, told) from None
 
 
-def json_rows(path: Path) -> list[Any]:
-    """The values of a file of JSON: of its lines if each is one, or of its array, or the one."""
+def json_rows(path: Path) -> Iterator[Any]:
+    """Yield the values of a JSON file: of its lines, of its array, or the one that it is.
+
+    JSON lines are read one by one.
+    """
     try:
-        parse_json(first_line(path), strict=False)
+        parse_json(next(line for _, line in numbered(path)), strict=False)
     except JsonError:
         whole = json_file(path)
-        return whole if isinstance(whole, list) else [whole]
-    lines = [json_value(line) for _, line in numbered(path)]
-    return lines[0] if len(lines) == 1 and isinstance(lines[0], list) else lines
+        yield from whole if isinstance(whole, list) else [whole]
+        return
+    rows = (_json_of_line(path, number, line) for number, line in numbered(path))
+    first = next(rows)
+    second = next(rows, None)
+    if second is None:
+        yield from first if isinstance(first, list) else [first]
+        return
+    yield first
+    yield second
+    yield from rows
+
+
+def _json_of_line(path: Path, number: int, line: str) -> Any:
+    with placed(path, number):
+        return json_value(line)
 
 
 def cut(document: Document) -> list[tuple[int, int, bool]]:
@@ -582,6 +668,15 @@ def mismatched(
 def same_text(left: str, right: str) -> bool:
     """Whether two surface strings are equal but for runs of whitespace."""
     return left == right or left.split() == right.split()
+
+
+def is_longer(pieces: Iterable[tuple[int, int]], form: str) -> bool:
+    """Return whether pieces of a text are far longer than what they should hold.
+
+    Checked before the text is cut out, so that many long mentions take no long time.
+    """
+    length = sum(end - start for start, end in pieces)
+    return length > 2 * len(form) + _WHITE_SPACE
 
 
 # ---- what is wrong -------------------------------------------------------------------------------
@@ -686,18 +781,81 @@ class Found(NamedTuple):
     line: int = 0
 
 
+ReadFile = Callable[[Path, Problems], Iterable[Found]]
+
+
 def gather(
     files: Iterable[Path],
-    read_file: Callable[[Path, Problems], Iterable[Found]],
+    read_file: ReadFile,
     problems: Problems,
     kind: str = "file",
 ) -> tuple[Document, ...]:
     """The documents of several files. kind: what is left out where one cannot be read."""
     found: list[Found] = []
+    types = set[str]()
     for file in files:
         with problems.passing(kind, file):
-            found += read_file(file, problems)
+            found += list(within_bounds(read_file(file, problems), problems, types))
     return unique(found, problems)
+
+
+def stream_files(
+    files: Iterable[Path],
+    read_file: ReadFile,
+    problems: Problems,
+    kind: str = "file",
+) -> Iterator[Found]:
+    """Yield the documents of several files as they are read, under the ids that they have.
+
+    Args:
+        files: The files.
+        read_file: Yields the documents of a file.
+        problems: Takes note of what is wrong.
+        kind: What is left out where a file cannot be read, from the error on.
+    """
+    types = set[str]()
+    for file in files:
+        with problems.passing(kind, file):
+            yield from within_bounds(read_file(file, problems), problems, types)
+
+
+def within_bounds(
+    found: Iterable[Found], problems: Problems, types: set[str]
+) -> Iterator[Found]:
+    """Yield the documents that models can use; note those of an impossible size.
+
+    Args:
+        found: The documents.
+        problems: Takes note of the others.
+        types: Holds the entity types of the corpus so far.
+
+    Raises:
+        DataError: The corpus has more than `bounds.ENTITY_TYPES` entity types.
+    """
+    for one in found:
+        document, line = one.document, max(0, one.line)
+        if told := _beyond_bounds(document):
+            problems.note("document", one.path, line, told)
+            continue
+        types.update(span.label for span in document.spans)
+        if len(types) > bounds.ENTITY_TYPES:
+            told = f"more than {bounds.ENTITY_TYPES:,} entity types"
+            told = f"{told}: is what stands there a type, or text?"
+            raise DataError.at(one.path, line, told)
+        yield one
+
+
+def _beyond_bounds(document: Document) -> str:
+    """Return what a document has too much of, and a remedy; "" for a usable one."""
+    amounts = (
+        (len(document.text), bounds.NOTE, "characters", "cut it into notes"),
+        (len(document.spans), bounds.MENTIONS, "mentions", "is it one note?"),
+        (len(document.tokens), bounds.TOKENS, "tokens", "cut it into notes"),
+    )
+    for amount, most, what, remedy in amounts:
+        if amount > most:
+            return f"the document has more than {most:,} {what}: {remedy}"
+    return ""
 
 
 def unique_ids(documents: Iterable[Document]) -> tuple[Document, ...]:

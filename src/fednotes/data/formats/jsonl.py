@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
@@ -22,10 +22,11 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
+from fednotes.core import bounds
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.encodings import AUTO
+from fednotes.data.encodings import named_encoding
 from fednotes.data.formats import files as corpus
 from fednotes.data.text import joined
 
@@ -53,16 +54,16 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     Records that an annotator rejected or ignored (Prodigy's "answer") are left out. Noted, with
     the line, are bad JSON, offsets outside the text and other wrong values.
     """
-    return corpus.gather(corpus.listing(path, accepts, "JSONL"), _read_file, problems)
+    return corpus.gather(_files(path), stream_file, problems)
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
-    found, before = list[corpus.Found](), problems.number
-    for number, line in corpus.numbered(path):
-        found += _of_line(line, number, path, problems)
-    if not found and problems.number == before:
-        raise DataError("every record is marked as rejected or ignored")
-    return found
+def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+    """Yield what `read` returns, a document at a time."""
+    return corpus.stream_files(_files(path), stream_file, problems)
+
+
+def _files(path: Path) -> list[Path]:
+    return corpus.listing(path, accepts, "JSONL")
 
 
 def _of_line(
@@ -97,7 +98,7 @@ def _of_line(
 def stream_file(
     path: Path,
     problems: corpus.Problems,
-    named: str = AUTO,
+    named: str | None = None,
     prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Iterator[corpus.Found]:
     """Yield the documents of a file, each as its line is read.
@@ -105,11 +106,13 @@ def stream_file(
     Args:
         path: The file.
         problems: Takes note of what is wrong, as in `read`.
-        named: The encoding that the user named, or "auto".
+        named: The encoding that the user named, or "auto"; None takes that of
+            `encodings.reading_as`.
         prepare: What is done to a record before it is read.
     """
     lines = kept = 0
     before = problems.number
+    named = named_encoding() if named is None else named
     with corpus.open_text(path, named) as file:
         for number, line in enumerate(corpus.bounded_lines(file, path), 1):
             if not line.strip():
@@ -170,13 +173,12 @@ def of_items(
     parse: Callable[[Any, Noting], dict[str, Any] | None],
     path: Path,
     problems: corpus.Problems,
-) -> list[corpus.Found]:
-    """The documents of a file's items, each called `item` and its number.
+) -> Iterator[corpus.Found]:
+    """Yield the documents of a file's items, each called `item` and its number.
 
     parse: the record of an item, or None for one to pass over; what it does within its second
     argument may fail, and is a mention that is left out then.
     """
-    found = []
     for number, value in enumerate(items, 1):
         told = f"{item} {number}: "
         with problems.passing("document", path, 0, told):
@@ -189,8 +191,7 @@ def of_items(
             document = record and of_record(record, path, number, problems, item)
             if record and document:
                 line = corpus.DERIVED if record.get("id") is None else 0
-                found.append(corpus.Found(document, path, line))
-    return found
+                yield corpus.Found(document, path, line)
 
 
 def mention(
@@ -203,22 +204,32 @@ def mention(
     """A mention of a record. form: its text as another file has it. Raises DataError where that
     is not what the text holds, or the pieces (start, end) or the label are none."""
     found = sorted(_offsets(list(piece), len(text)) for piece in pieces)
+    if len(found) > bounds.PIECES:
+        raise DataError(
+            f"a mention has more than {bounds.PIECES:,} pieces: is it one mention?"
+        )
     if not found or not isinstance(label, str) or not label:
         raise DataError(
             "a mention has no place in the text" if label else "a mention has no type"
         )
     whole = joined(found)
     start, end = whole[0][0], whole[-1][1]
-    if isinstance(form, str):
-        held = " ".join(text[a:b] for a, b in found)
-        if not corpus.same_text(held, form) and not corpus.same_text(
-            text[start:end], form
-        ):
-            raise DataError(f"{start}:{end} is not what the text holds there")
+    is_there = not isinstance(form, str) or (
+        _holds(text, found, form) or _holds(text, [(start, end)], form)
+    )
+    if not is_there:
+        raise DataError(f"{start}:{end} is not what the text holds there")
     made = {"start": start, "end": end, "label": label, "confidence": sure}
     return made | (
         {"fragments": [list(piece) for piece in whole]} if len(whole) > 1 else {}
     )
+
+
+def _holds(text: str, pieces: Sequence[tuple[int, int]], form: str) -> bool:
+    """Return whether the pieces of a text are a mention's text but for white space."""
+    if corpus.is_longer(pieces, form):
+        return False
+    return corpus.same_text(" ".join(text[start:end] for start, end in pieces), form)
 
 
 def beside(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
@@ -276,6 +287,10 @@ def _span(value: Any, length: int) -> Span:
     pieces = value.get("fragments", []) if isinstance(value, dict) else []
     if not isinstance(pieces, list):
         raise DataError("the fragments of a span are no list")
+    if len(pieces) > bounds.PIECES:
+        raise DataError(
+            f"a span has more than {bounds.PIECES:,} fragments: is it one mention?"
+        )
     fragments = tuple(_offsets(piece, length) for piece in pieces)
     if fragments and (fragments[0][0], fragments[-1][1]) != (start, end):
         raise DataError(f"the fragments of a span do not reach from {start} to {end}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     )
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
     tasks = corpus.json_file(path)
     if not isinstance(tasks, list):
         raise DataError("no array of tasks: export as JSON from Label Studio")

@@ -25,6 +25,7 @@ from fednotes.core.errors import DataError
 from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Span
+from fednotes.data.encodings import named_encoding
 from fednotes.data.formats import files as corpus
 from fednotes.data.formats import jsonl
 
@@ -76,15 +77,21 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     )
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+    """Yield what `read` returns, a document at a time; NOTE_NLP is held."""
+    files = corpus.listing(path, accepts, "OMOP's NOTE")
+    return corpus.stream_files(files, _read_file, problems)
+
+
+def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
     terms: defaultdict[str, list[tuple[int, Mapping[str, str]]]] = defaultdict(list)
     near = corpus.visible(path.parent, named="nlp")
     beside = [p for p in near if "note_nlp_id" in _heads(p)]
     for file in beside:
         for line, row in _rows(file, problems):
             terms[row.get("note_id", "").strip()].append((line, row))
-    found = []
     for line, row in _rows(path, problems):
+        found = list[corpus.Found]()
         with problems.passing("document", path, line):
             name = row.get("note_id", "").strip()
             if not name or "note_text" not in row:
@@ -113,21 +120,27 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
             document = jsonl.of_record(record, path, line, problems)
             if document is not None:
                 found.append(corpus.Found(document, path, line))
+        yield from found
     for rows in terms.values():
         problems.note(
             "mention", beside[0], rows[0][0], "NOTE has no note of this note_id"
         )
-    return found
 
 
 def _rows(
     path: Path, problems: corpus.Problems
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of a table, by lower-case heads, with the line that each begins on."""
-    text = corpus.read_text(path, exact=True).removeprefix("\ufeff")
-    rows = corpus.table_rows(io.StringIO(text, newline=""), path)
-    with problems.passing("line", path):
+    with (
+        corpus.open_text(path, named_encoding(), newline="") as file,
+        problems.passing("line", path),
+    ):
+        rows = corpus.table_rows(
+            corpus.bounded_lines(file, path, expected="a row"), path
+        )
         heads = [name.strip().lower() for name in next(rows, (0, []))[1]]
+        if not heads:
+            raise DataError.at(path, 0, "the file is empty")
         for line, row in rows:
             with problems.passing("line", path, line) as wrong:
                 if len(row) != len(heads):

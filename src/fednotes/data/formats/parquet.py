@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from fednotes.core import bounds
 from fednotes.core.errors import DataError, needs
 from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
@@ -31,7 +32,7 @@ _WORDS = tuple(
     b"PAR1" + end for end in (b"\t", b" ", b"\n", b"\r", b",", b"-")
 )  # a gene in text
 _UNREADABLE = "no Parquet or Arrow that can be read: is the file whole?"
-_MOST, _BYTES = 1 << 20, 1 << 30  # rows of a file, and bytes of them in memory
+_OBJECT = 32  # bytes that a value of Python takes at least
 
 
 def _arrow() -> Any:
@@ -53,15 +54,11 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     )
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
-    pa = _arrow()
-    try:
-        with corpus.open_seekable(path) as file:
-            table = _table(pa, file)
-        names, schema = {*table.column_names}, dict(table.schema.metadata or {})
-        records = table.to_pylist()
-    except (pa.ArrowException, OSError, ValueError):
-        raise DataError(_UNREADABLE) from None
+def _read_file(path: Path, problems: corpus.Problems) -> Iterable[corpus.Found]:
+    schema = _schema(path)
+    names, told = {*schema.names}, dict(schema.metadata or {})
+    values = rows(path, schema.names)
+    records = (dict(zip(schema.names, row, strict=True)) for row in values)
     if {"passages", "entities"} <= names:
         return jsonl.of_items(records, "row", bigbio.of_row, path, problems)
     if {"text", "spans"} <= names:
@@ -70,7 +67,7 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
         raise DataError(
             'its columns are not "text" and "spans", "tokens" and "ner_tags", or BigBIO\'s'
         )
-    raw = schema.get(b"huggingface", b"{}").decode("utf-8", "replace")
+    raw = told.get(b"huggingface", b"{}").decode("utf-8", "replace")
     info = mapping(mapping(corpus.json_value(raw)).get("info"))
     feature: Any = mapping(info.get("features")).get("ner_tags")
     feature = mapping(feature).get("feature", feature)
@@ -82,25 +79,81 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
 
 def column_names(path: Path) -> list[str]:
     """Return the names of a file's columns, in their order."""
+    return list(_schema(path).names)
+
+
+def _schema(path: Path) -> Any:
     pa = _arrow()
     with _opened(pa, path) as file:
-        return list(_batches(pa, file)[0].names)
+        return _batches(pa, file)[0]
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
-    """Yield the values of these columns of each row; one batch of rows is in memory at a time."""
+    """Yield the values of these columns of each row.
+
+    One batch of rows is in memory at a time. Rows may share a value, so that a small file
+    can hold far more than any memory: their size is counted while they are read.
+
+    Raises:
+        DataError: The file is not whole, or its rows are far more than it could hold.
+    """
     pa = _arrow()
     with _opened(pa, path) as file:
-        for batch in _batches(pa, file, columns)[1]:
-            if batch.nbytes > _BYTES:
-                raise DataError.at(
-                    path, 0, f"a batch of rows has more than {_BYTES:,} bytes"
-                )
+        schema, batches = _batches(pa, file, columns)
+        if any(_shares_values(pa, schema.field(name).type, 0) for name in columns):
+            told = "a column holds lists of shared values: write these as plain values"
+            raise DataError.at(path, 0, told)
+        most = max(bounds.PACKED_FREE, bounds.PACKED_RATIO * _size_of_file(file))
+        size = 0
+        for batch in batches:
+            if batch.nbytes > bounds.ARROW_BYTES:
+                told = f"a batch of rows has more than {bounds.ARROW_BYTES:,} bytes"
+                raise DataError.at(path, 0, f"{told}: write fewer rows into a group")
             held = [
                 batch.column(batch.schema.get_field_index(name)) for name in columns
             ]
             for at in range(batch.num_rows):
-                yield [column[at].as_py() for column in held]
+                values = [column[at].as_py() for column in held]
+                size += sum(map(_size, values))
+                if size > most:
+                    told = f"its rows have more than {most:,} bytes, which no notes of a file "
+                    told += f"of {_size_of_file(file):,} bytes have: write it anew"
+                    raise DataError.at(path, 0, told)
+                yield values
+
+
+def _size_of_file(file: BinaryIO) -> int:
+    before = file.tell()
+    size = file.seek(0, os.SEEK_END)
+    file.seek(before)
+    return size
+
+
+def _size(value: Any) -> int:
+    """Return about how many bytes a value of a row takes in memory."""
+    if isinstance(value, str | bytes):
+        return _OBJECT + len(value)
+    if isinstance(value, dict):
+        return _OBJECT + sum(map(_size, value.values()))
+    if isinstance(value, list):
+        return _OBJECT + sum(map(_size, value))
+    return _OBJECT
+
+
+def _shares_values(pa: Any, kind: Any, depth: int) -> bool:
+    """Return whether values within one value of this type may be shared.
+
+    Such a value may be large beyond measure. A column of shared values has one of them a
+    row, which is counted.
+    """
+    if depth and (
+        pa.types.is_dictionary(kind)
+        or pa.types.is_run_end_encoded(kind)
+        or str(kind) in ("string_view", "binary_view")
+    ):
+        return True
+    inside = (kind.field(at).type for at in range(kind.num_fields))
+    return any(_shares_values(pa, own, depth + 1) for own in inside)
 
 
 @contextmanager
@@ -124,7 +177,7 @@ def _batches(
         told = source.metadata
         sizes = [told.row_group(i).total_byte_size for i in range(told.num_row_groups)]
         # Rows may share a value, which is no larger than the whole group.
-        size = min(1024, max(1, _BYTES // max(1, *sizes, 0)))
+        size = min(1024, max(1, bounds.ARROW_BYTES // max(1, *sizes, 0)))
         return source.schema_arrow, source.iter_batches(size, columns=columns)
     if head.startswith(b"ARROW1"):
         source = pa.ipc.open_file(file)
@@ -133,21 +186,8 @@ def _batches(
     return source.schema, source
 
 
-def _table(pa: Any, file: BinaryIO) -> Any:
-    """The file's rows, which are unpacked piece by piece. Raises DataError where they are many."""
-    schema, batches = _batches(pa, file)
-    found, number, held = [], 0, 0
-    for batch in batches:
-        number, held = number + batch.num_rows, held + batch.nbytes
-        if number > _MOST or held > _BYTES:
-            told = f"more than {_MOST:,} rows, or {_BYTES:,} bytes of them"
-            raise DataError(f"{told}: cut it into several files")
-        found.append(batch)
-    return pa.Table.from_batches(found, schema)
-
-
 def _tagged(
-    rows: list[Any], names: Any, path: Path, problems: corpus.Problems
+    rows: Iterable[Any], names: Any, path: Path, problems: corpus.Problems
 ) -> Iterator[tuple[str, list[list[str]]]]:
     """The id of each row, and its tokens with their tags."""
     for number, row in enumerate(rows, 1):

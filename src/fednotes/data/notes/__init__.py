@@ -28,6 +28,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from fednotes.core import bounds
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.parsing import JsonError, parse_json, shipped
 from fednotes.data import encodings
@@ -36,7 +37,6 @@ from fednotes.data.formats import files as corpus
 
 Key = tuple[str, ...]
 _HEAD = 1 << 16  # characters that hold any header
-_LARGEST = corpus.LARGEST
 _TEXT_SUFFIXES = (".txt", ".text")
 _MANY_CATEGORIES = 1000  # remembered for a message
 _FEW_CATEGORIES = 30  # more may be titles that say something of a patient
@@ -185,7 +185,14 @@ class _Reading:
     exact: bool = False
 
     def text(self, raw: str) -> str:
-        """Return a note's text with the line ends that were asked for."""
+        """Return a note's text with the line ends that were asked for.
+
+        Raises DataError for a text of more than `bounds.NOTE` characters.
+        """
+        if len(raw) > bounds.NOTE:
+            raise DataError(
+                f"the note has more than {bounds.NOTE:,} characters: divide it"
+            )
         return raw if self.exact or "\r" not in raw else _plain(raw)
 
     @contextmanager
@@ -377,15 +384,13 @@ def _stem(path: Path) -> str:
 def _text_note(reading: _Reading, path: Path) -> Note:
     """A text file as a note; its id is its path below the folder without the suffix."""
     with corpus.open_text(path, reading.named, newline="") as file:
-        text = file.read(_LARGEST + 1)
-    if len(text) > _LARGEST:
-        raise DataError(
-            f"{path}: over {_LARGEST:,} characters in one note: give one file a note"
-        )
+        text = file.read(bounds.NOTE + 1)
     name, root = Path(_stem(path)), reading.root
     if path != root:
         name = path.relative_to(root).parent / name
-    return Note(name.as_posix(), reading.text(text), None, None, reading.source)
+    with corpus.placed(path):
+        text = reading.text(text)
+    return Note(name.as_posix(), text, None, None, reading.source)
 
 
 def _json_notes(reading: _Reading, path: Path) -> Iterator[Note | None]:

@@ -1,0 +1,317 @@
+"""Files that are small and unpack to much, or are of a size that no note has.
+
+Each reader must end soon, in bounded memory, with a line that says where, what was expected and
+what to do. The bounds are set low here, so that the files are small.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from fednotes.core import bounds
+from fednotes.core.errors import DataError
+from fednotes.data.formats import Problems, examine, read, stream
+from fednotes.data.notes import read_notes
+from fednotes.jobs.checking import check_files
+
+PACKING = {
+    ".gz": gzip.compress,
+    ".zst": lambda data: pyarrow.compress(data, "zstd", asbytes=True),
+}
+
+
+def refused(path: Path, message: str, format: str | None = None) -> None:
+    """Both ways to read a corpus refuse the file in one line, at most a few hundred long."""
+    with pytest.raises(DataError, match=message) as caught:
+        read(path, format)
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+    problems = Problems()
+    list(stream(path, problems, format))
+    assert any(message.replace("\\", "") in str(found) for found in problems.found)
+
+
+@pytest.mark.parametrize("packed", PACKING)
+@pytest.mark.parametrize("name", ["a.conll", "a.jsonl"])
+def test_a_packed_file_that_grows_too_much_is_refused_while_it_is_unpacked(
+    tmp_path: Path, packed: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty lines make no long line; only how much they grow tells of the bomb."""
+    first = b"rash\tB-ADE\n" if name == "a.conll" else b'{"text": "rash"}\n'
+    path = tmp_path / f"{name}{packed}"
+    path.write_bytes(PACKING[packed](first + b"\n" * 4_000_000))
+    format = name.rpartition(".")[2]
+    assert len(read(path, format)) == 1
+    monkeypatch.setattr(bounds, "PACKED_FREE", 1_000_000)
+    refused(path, "unpacked it grows more than 100-fold, which no text does", format)
+
+
+@pytest.mark.parametrize("packed", PACKING)
+def test_tables_of_notes_and_parquet_are_unpacked_within_bounds(
+    tmp_path: Path, packed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "PACKED_FREE", 1_000_000)
+    path = tmp_path / f"a.csv{packed}"
+    path.write_bytes(PACKING[packed](b"id,text\n" + b"1,rash\n" * 600_000))
+    with pytest.raises(DataError, match="unpacked it grows more than 100-fold"):
+        list(read_notes(path))
+    path = tmp_path / f"a.parquet{packed}"
+    path.write_bytes(PACKING[packed](b"PAR1" + bytes(4_000_000)))
+    with pytest.raises(DataError, match="unpacked it grows more than 100-fold"):
+        read(path, "parquet")
+
+
+def test_text_that_packs_well_is_no_bomb(tmp_path: Path) -> None:
+    """Numbered sentences pack to a fifteenth of their size."""
+    lines = (
+        json.dumps({"text": f"Note {n}: no rash, no fever."}) for n in range(20_000)
+    )
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    assert len(read(path)) == 20_000
+
+
+def test_a_line_of_conll_without_end_is_refused_at_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "TOKEN_LINE", 1000)
+    path = tmp_path / "a.conll"
+    for long in (b"a" * 5000, b"a" + b"\tx" * 5000, b"# " + b"a" * 5000):
+        path.write_bytes(b"rash\tB-ADE\n" + long + b"\tO\n")
+        told = "a.conll:2: the line has more than 1,000 characters: expected a token a line"
+        refused(path, told)
+
+
+def test_sentences_documents_and_types_of_conll_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "TOKENS", 100)
+    monkeypatch.setattr(bounds, "ENTITY_TYPES", 100)
+    path = tmp_path / "a.conll"
+    path.write_text("rash\tO\n" * 100)
+    assert len(read(path)[0].tokens) == 100
+    path.write_text("rash\tO\n" * 101)
+    refused(path, "a.conll:101: a sentence of more than 100 tokens")
+    path.write_text("# newdoc id = a\n" + "rash\tO\n\n" * 101)
+    refused(path, "a.conll:202: a document of more than 100 tokens: cut it into notes")
+    path.write_text("".join(f"rash\tB-T{number}\n\n" for number in range(101)))
+    refused(path, "a.conll:201: more than 100 entity types: is the last column a tag?")
+
+
+def test_documents_of_an_impossible_size_are_left_out_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "NOTE", 1000)
+    monkeypatch.setattr(bounds, "MENTIONS", 10)
+    monkeypatch.setattr(bounds, "ENTITY_TYPES", 30)
+    path = tmp_path / "a.jsonl"
+    good = json.dumps({"text": "rash", "spans": [[0, 4, "ADE"]]})
+    long = json.dumps({"text": "rash " * 300})
+    many = json.dumps({"text": "rash", "spans": [[0, 4, "ADE"]] * 11})
+    path.write_text("\n".join((good, long, many)))
+    documents, problems = examine(path)
+    assert len(documents) == 1
+    assert [(found.line, found.message) for found in problems.found] == [
+        (2, "the document has more than 1,000 characters: cut it into notes"),
+        (3, "the document has more than 10 mentions: is it one note?"),
+    ]
+    with pytest.raises(
+        DataError, match=":2: the note has more than 1,000 characters: divide it"
+    ):
+        list(read_notes(path))
+    lines = (
+        json.dumps({"text": "rash", "spans": [[0, 4, f"T{n}"]]}) for n in range(31)
+    )
+    path.write_text("\n".join(lines))
+    refused(
+        path,
+        "a.jsonl:31: more than 30 entity types: is what stands there a type, or text?",
+    )
+
+
+def test_annotations_of_brat_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "MENTIONS", 10)
+    monkeypatch.setattr(bounds, "PIECES", 10)
+    (tmp_path / "a.txt").write_text("rash " * 20)
+    annotations = tmp_path / "a.ann"
+    annotations.write_text("".join(f"T{n}\tADE 0 4\trash\n" for n in range(11)))
+    refused(tmp_path, "a.ann:11: more than 10 mentions in one text: is it one note?")
+    pieces = ";".join(f"{n} {n + 1}" for n in range(11))
+    annotations.write_text(f"T1\tADE {pieces}\trash\n")
+    refused(tmp_path, "a.ann:1: T1 has more than 10 pieces: is it one mention?")
+    annotations.write_text("T1\tADE 0 999999999\trash\nT2\tADE -1 4\trash\n")
+    refused(
+        tmp_path,
+        "a.ann:1: T1 at 0:999999999 lies outside the text (100 characters)".replace(
+            "(", r"\("
+        ).replace(")", r"\)"),
+    )
+    monkeypatch.setattr(bounds, "FILE", 50)
+    refused(tmp_path, "a.txt: it has more than 50 bytes: cut it into several files")
+
+
+def test_long_mentions_are_compared_without_cutting_them_out(tmp_path: Path) -> None:
+    """50,000 mentions of 2 MB each would be 100 GB of text."""
+    (tmp_path / "a.txt").write_text("rash " * 400_000)
+    lines = (f"T{n}\tADE 0 2000000\trash\n" for n in range(50_000))
+    (tmp_path / "a.ann").write_text("".join(lines))
+    refused(tmp_path, "50000 of 50000 mentions do not fit the text: is it theirs?")
+
+
+def test_markup_and_text_of_bioc_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "MARKUP", 100_000)
+    path = tmp_path / "a.xml"
+    long = "a" * 400_000
+    attributes = " ".join(f'a{n}=""' for n in range(50_000))
+    for markup in (
+        f'<infon key="{long}">',
+        f"<{long}>",
+        f"<!--{long}-->",
+        f"<infon {attributes}>",
+    ):
+        path.write_text(f"<collection>\n<document>{markup}")
+        refused(
+            path, "a tag or a comment has more than 100,000 bytes: is the file BioC?"
+        )
+    text = f"<id>1</id><passage><offset>0</offset><text>{long}</text></passage>"
+    path.write_text(f"<collection><document>{text}</document></collection>")
+    assert len(read(path)[0].text) == 400_000
+    monkeypatch.setattr(bounds, "FILE", 300_000)
+    refused(path, "a document has more than 300,000 characters: is the file BioC?")
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "arrow"])
+def test_rows_of_parquet_that_share_a_value_are_counted(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of some KB whose rows have 300 MB together."""
+    text = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array([0] * 3000, pyarrow.int32()), pyarrow.array(["a" * 100_000])
+    )
+    span = pyarrow.struct([("start", pyarrow.int64()), ("end", pyarrow.int64())])
+    table = pyarrow.table(
+        {"text": text, "spans": pyarrow.array([[]] * 3000, pyarrow.list_(span))}
+    )
+    path = tmp_path / "a.parquet"
+    if kind == "arrow":
+        with pyarrow.ipc.new_file(str(path), table.schema) as sink:
+            sink.write_table(table)
+    else:
+        pyarrow.parquet.write_table(table, path, compression="zstd")
+    assert path.stat().st_size < 300_000
+    monkeypatch.setattr(bounds, "PACKED_FREE", 1_000_000)
+    with pytest.raises(
+        DataError, match="its rows have more than .* bytes, which no notes of"
+    ):
+        read(path)
+    with pytest.raises(
+        DataError, match="its rows have more than .* bytes, which no notes of"
+    ):
+        list(read_notes(path))
+
+
+def test_lists_of_shared_values_are_refused(tmp_path: Path) -> None:
+    """One row of them may be larger than any memory."""
+    shared = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array([0] * 10_000, pyarrow.int32()), pyarrow.array(["a" * 100_000])
+    )
+    tokens = pyarrow.ListArray.from_arrays([0, 10_000], shared)
+    table = pyarrow.table({"text": ["rash"], "tokens": tokens, "spans": [[]]})
+    with pyarrow.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as sink:
+        sink.write_table(table)
+    with pytest.raises(
+        DataError, match="a column holds lists of shared values: write these as"
+    ):
+        read(tmp_path / "a.arrow")
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "format"),
+    [
+        ("a.json", '[{"data": {"text": "', "label-studio"),
+        ("a.json", '{"documents": [{"text": "', "bioc"),
+        ("a.json", '{"resourceType": "DocumentReference", "x":\n "', "fhir"),
+        ("a.xml", "<TEXT>", "i2b2-2012"),
+    ],
+)
+def test_files_that_are_read_as_a_whole_are_bounded(
+    tmp_path: Path, name: str, begin: str, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "FILE", 1000)
+    path = tmp_path / name
+    path.write_text(begin + "a" * 5000)
+    refused(path, "it has more than 1,000 bytes: cut it into several files", format)
+
+
+def test_fields_and_rows_of_omop_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "LINE", 1000)
+    path = tmp_path / "note.csv"
+    head = "note_id,person_id,note_text\n1,1,rash\n"
+    path.write_text(f"{head}2,1,{'a' * 5000}\n")
+    refused(
+        path,
+        "note.csv:3: the line has more than 1,000 characters: expected a row",
+        "omop",
+    )
+    path.write_text(head + '2,1,"' + "a\n" * 5000)
+    refused(
+        path,
+        "note.csv:3: the row has more than 1,000 characters: is a quote not",
+        "omop",
+    )
+
+
+def test_a_docbin_larger_than_any_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "DOCBIN_BYTES", 1000)
+    path = tmp_path / "a.spacy"
+    path.write_bytes(zlib.compress(b"") + bytes(2000))
+    refused(path, "it has more than 1,000 bytes: cut it into several files")
+
+
+def test_lines_of_fhir_may_be_long_and_are_read_one_by_one(tmp_path: Path) -> None:
+    """The first line of a file tells whether it is of JSON lines, however long it is."""
+    data = "YWFh" * 50_000
+    attachment = {"contentType": "text/plain", "data": data}
+    resource = {
+        "resourceType": "DocumentReference",
+        "content": [{"attachment": attachment}],
+    }
+    path = tmp_path / "a.ndjson"
+    path.write_text(f"{json.dumps(resource)}\n{json.dumps(resource)}\n")
+    assert [len(document.text) for document in read(path, "fhir")] == [150_000] * 2
+
+
+@pytest.mark.parametrize("name", ["a.conll", "note.csv", "brat"])
+def test_a_check_reads_what_a_corpus_holds(tmp_path: Path, name: str) -> None:
+    """Read a document at a time, a corpus has as many documents and mentions as read whole."""
+    path = tmp_path / name
+    if name == "a.conll":
+        path.write_text(
+            "# newdoc id = a\nrash\tB-ADE\n\nno\tO\nrash\tB-ADE\n\n# newdoc id = b\nx\tO\n"
+        )
+    elif name == "note.csv":
+        path.write_text('note_id,person_id,note_text\n1,1,rash\n2,1,"no\nrash"\n')
+    else:
+        path.mkdir()
+        for stem in "ab":
+            (path / f"{stem}.txt").write_text("rash")
+            (path / f"{stem}.ann").write_text("T1\tADE 0 4\trash\n")
+    problems = Problems()
+    assert tuple(stream(path, problems)) == read(path)
+    assert not problems.found
+    assert not check_files([path]).problems
