@@ -148,13 +148,10 @@ def test_annotations_of_brat_are_bounded(
     pieces = ";".join(f"{n} {n + 1}" for n in range(11))
     annotations.write_text(f"T1\tADE {pieces}\trash\n")
     refused(tmp_path, "a.ann:1: T1 has more than 10 pieces: is it one mention?")
-    annotations.write_text("T1\tADE 0 999999999\trash\nT2\tADE -1 4\trash\n")
-    refused(
-        tmp_path,
-        "a.ann:1: T1 at 0:999999999 lies outside the text (100 characters)".replace(
-            "(", r"\("
-        ).replace(")", r"\)"),
-    )
+    annotations.write_text("T1\tADE 0 999999999\trash\n")
+    refused(tmp_path, "a.ann:1: T1 at 0:999999999 lies outside the text")
+    annotations.write_text("T1\tADE -1 4\trash\n")
+    refused(tmp_path, "a.ann:1: no whole brat annotation")
     monkeypatch.setattr(bounds, "FILE", 50)
     refused(tmp_path, "a.txt: it has more than 50 bytes: cut it into several files")
 
@@ -211,13 +208,9 @@ def test_rows_of_parquet_that_share_a_value_are_counted(
         pyarrow.parquet.write_table(table, path, compression="zstd")
     assert path.stat().st_size < 300_000
     monkeypatch.setattr(bounds, "PACKED_FREE", 1_000_000)
-    with pytest.raises(
-        DataError, match="its rows have more than .* bytes, which no notes of"
-    ):
+    with pytest.raises(DataError, match="its rows have more than"):
         read(path)
-    with pytest.raises(
-        DataError, match="its rows have more than .* bytes, which no notes of"
-    ):
+    with pytest.raises(DataError, match="its rows have more than"):
         list(read_notes(path))
 
 

@@ -142,7 +142,9 @@ def stream(
         yield from documents
         return
     seen = set[int]()
-    for document, file, line in _reading(module.stream(Path(path), problems), encoding):
+    for document, file, line, _ in _reading(
+        module.stream(Path(path), problems), encoding
+    ):
         if line != DERIVED:
             key = hash(document.id)
             if key in seen:

@@ -774,11 +774,16 @@ class Problems:
 
 
 class Found(NamedTuple):
-    """A document and where it begins. line: 0 is a whole file, DERIVED an id that no file gave."""
+    """A document and where it begins.
+
+    line: where its id stands; 0 is a whole file, DERIVED an id that no file gave. at: the
+    line that messages name where `line` is none.
+    """
 
     document: Document
     path: Path
     line: int = 0
+    at: int = 0
 
 
 ReadFile = Callable[[Path, Problems], Iterable[Found]]
@@ -833,7 +838,7 @@ def within_bounds(
         DataError: The corpus has more than `bounds.ENTITY_TYPES` entity types.
     """
     for one in found:
-        document, line = one.document, max(0, one.line)
+        document, line = one.document, max(one.at, one.line, 0)
         if told := _beyond_bounds(document):
             problems.note("document", one.path, line, told)
             continue
@@ -866,10 +871,10 @@ def unique_ids(documents: Iterable[Document]) -> tuple[Document, ...]:
 def unique(found: Iterable[Found], problems: Problems) -> tuple[Document, ...]:
     """The documents, later ones of the same id renamed `id~2`, `id~3` …, which is noted."""
     given = list(found)
-    taken = {document.id for document, _, _ in given}
+    taken = {one.document.id for one in given}
     seen: Counter[str] = Counter()
     result: list[Document] = []
-    for document, path, line in given:
+    for document, path, line, _ in given:
         if document.id in seen:
             if line != DERIVED:
                 problems.repeat(path, line)

@@ -91,7 +91,7 @@ def _of_line(
             if document is not None:
                 has_id = record.get("id") is not None
                 line_of_id = number if has_id else corpus.DERIVED
-                found.append(corpus.Found(document, path, line_of_id))
+                found.append(corpus.Found(document, path, line_of_id, number))
     return found
 
 
