@@ -22,7 +22,7 @@ MARKUP = 2**20  # bytes of one tag, comment or declaration of XML
 # Text packs to a tenth or so of its size, so a file that grows a hundredfold is a bomb. Short files
 # may be more regular than that: up to PACKED_FREE bytes, anything is unpacked.
 PACKED_RATIO = 100
-PACKED_FREE = 2**26
+PACKED_FREE = 2**24
 
 # ---- annotations ---------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from fednotes.data.tags import decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 
 LOOSE = 2  # a tag is guessed
+_FIRST = 100_000  # lines that tell the columns of a file
 _TAG = re.compile(r"O|[BIESLUM]-\S.*")
 _NEWDOC = re.compile(r"#\s*newdoc\b(?:\s+id\s*=\s*(.*\S))?")
 _START = "-DOCSTART-"
@@ -257,10 +258,15 @@ def _what_is_wrong(row: Sequence[str], width: int) -> str:
 
 
 def _layout(path: Path) -> tuple[str, int]:
-    """Separator and number of columns: what most lines have that end in a tag."""
+    """Return separator and number of columns: what most lines have that end in a tag.
+
+    The first lines tell, unless none of them ends in a tag.
+    """
     counts: Counter[tuple[str, int]] = Counter()
     first = first_tagged = ""
-    for _, line in _lines(path):
+    for number, line in _lines(path):
+        if counts and number > _FIRST:
+            break
         separator = "\t" if "\t" in line else " "
         row = _split(line, separator)
         if len(row) > 1 and is_tag(row[-1]) and not line.startswith(("# ", _START)):

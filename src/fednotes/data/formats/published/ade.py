@@ -23,8 +23,7 @@ from fednotes.core.types import Document, Span
 from fednotes.data.formats import files as corpus
 
 _NEGATIVE = re.compile(r"(\d+) NEG (.*\S)")
-_PLACE = r"([^|]*[^|\s][^|]*)\|([0-9]{1,9})\|([0-9]{1,9})"  # text, start, end
-_RELATION = re.compile(rf"(\d+)\|(.*\S.*)\|{_PLACE}\|{_PLACE}")
+_PMID, _OFFSET = re.compile(r"\d+"), re.compile("[0-9]{1,9}")
 _MAX_UNPLACED = 0.05  # of a file's rows; a few rows of real corpora are damaged
 
 
@@ -43,7 +42,24 @@ class _Row(NamedTuple):
 def accepts(path: Path) -> bool:
     """Whether the first line is a relation or a negative sentence."""
     line = corpus.first_line(path).rstrip()
-    return any(pattern.fullmatch(line) for pattern in (_NEGATIVE, _RELATION))
+    return _NEGATIVE.fullmatch(line) is not None or _relation(line) is not None
+
+
+def _relation(line: str) -> list[str] | None:
+    """Return PMID, sentence, text, start, end, drug, start and end of a line; None of another.
+
+    The sentence alone may hold a bar. Cut from the right, as here, a line of any length
+    takes time linear in it.
+    """
+    head, *cells = line.rsplit("|", 6)
+    pmid, _, sentence = head.partition("|")
+    is_relation = (
+        len(cells) == 6
+        and _PMID.fullmatch(pmid)
+        and all(part.strip() for part in (sentence, cells[0], cells[3]))
+        and all(_OFFSET.fullmatch(cells[at]) for at in (1, 2, 4, 5))
+    )
+    return [pmid, sentence, *cells] if is_relation else None
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
@@ -84,8 +100,8 @@ def _rows(
     for number, line in corpus.numbered(path):
         if negative := _NEGATIVE.fullmatch(line.rstrip()):
             yield negative.group(1), negative.group(2).strip(), None
-        elif match := _RELATION.fullmatch(line.rstrip()):
-            pmid, text, other, start, _, drug, drug_start, _ = match.groups()
+        elif parts := _relation(line.rstrip()):
+            pmid, text, other, start, _, drug, drug_start, _ = parts
             names = other.strip(), int(start), drug.strip(), int(drug_start)
             yield pmid, text.strip(), _Row(path, number, label, *names)
         else:
