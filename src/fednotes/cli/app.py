@@ -365,6 +365,10 @@ def serve(
     max_values: Annotated[
         int, typer.Option(min=1, help="Maximum number of JSON values per request.")
     ] = 20_000,
+    batch: Annotated[
+        bool,
+        typer.Option("--batch", help="Also take tables of notes, at POST /batch."),
+    ] = False,
     device: Device = "cpu",
     backbone: Backbone = None,
     dictionary: Dictionary = None,
@@ -387,6 +391,7 @@ def serve(
         host,
         port,
         limits=limits,
+        batch=batch,
         tell=say,
         **files,
     )

@@ -20,12 +20,13 @@ import resource
 import time
 import traceback
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field
@@ -36,8 +37,11 @@ from fednotes.core.errors import ConfigError, DataError, FednotesError, needs, r
 from fednotes.core.parsing import JsonError, parse_json, regular
 from fednotes.core.settings import checked
 from fednotes.core.types import Document, Span
+from fednotes.data.encodings import AUTO
 from fednotes.data.formats import fhir
+from fednotes.jobs.inputs import Inputs, inputs_of
 from fednotes.jobs.models import MentionModel, PatientFinding, PatientModel, load
+from fednotes.jobs.predict import prediction_line
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -215,6 +219,11 @@ class Refusal(BaseModel):
 # ---- the model, asked for many at once -------------------------------------------------------
 
 
+def _length(given: Any) -> int:
+    """Return the characters of a text, a document or several texts."""
+    return len(given.text if isinstance(given, Document) else "".join(given))
+
+
 class Batches:
     """Puts what waits to a model together: up to `BATCH` inputs or `CHARACTERS` at a time.
 
@@ -269,7 +278,7 @@ class Batches:
         """What the model is asked next; waits for something."""
         chosen, held = [await self._waiting.get()], 0
         while len(chosen) < BATCH and not self._waiting.empty():
-            held += len("".join(chosen[-1][0]))
+            held += _length(chosen[-1][0])
             if held >= CHARACTERS:
                 break
             chosen.append(self._waiting.get_nowait())
@@ -327,7 +336,9 @@ class _Gate:
         token: str,
         meters: _Meters,
         soon: Callable[[], int],
+        takes_tables: bool,
     ) -> None:
+        self._takes_tables = takes_tables
         self._app, self._limits, self._meters, self._soon = app, limits, meters, soon
         self._token, self._room = token.encode(), asyncio.Semaphore(limits.under_way)
 
@@ -374,6 +385,9 @@ class _Gate:
         async with self._room:
             with self._meters.under_way.track_inprogress():
                 body = await read_body(receive, most.body, most.patience)
+                if self._takes_tables and scope["path"] == "/batch":
+                    await _unless_gone(self._app, scope, body, receive, send)
+                    return
                 kind = (
                     headers.get("content-type", b"").partition(b";")[0].strip().lower()
                 )
@@ -475,17 +489,35 @@ def loopback(name: str) -> bool:
 
 
 def application(
-    model: AnyModel, limits: Limits | None = None, token: str = ""
+    model: AnyModel,
+    limits: Limits | None = None,
+    token: str = "",
+    *,
+    batch: bool = False,
 ) -> FastAPI:
-    """The application of a model. token: what requests must show; "": only loopback's names.
+    """Return the application of a model.
 
-    Raises MissingExtra.
+    Args:
+        model: The model.
+        limits: What the server takes.
+        token: What requests must show; "" answers to names of loopback only.
+        batch: Whether `POST /batch` takes tables of notes.
+
+    Raises:
+        ConfigError: The model is of patients, and tables are to be taken.
+        MissingExtra: The extra "serve" is not installed.
     """
+    if batch and isinstance(model, PatientModel):
+        raise ConfigError("--batch needs a model of mentions: this one is of patients")
     with needs("", "serve"):
         import prometheus_client
-        from fastapi import FastAPI
+        from fastapi import Body, FastAPI, Header
         from fastapi.exceptions import RequestValidationError
-        from fastapi.responses import JSONResponse, PlainTextResponse
+        from fastapi.responses import (
+            JSONResponse,
+            PlainTextResponse,
+            StreamingResponse,
+        )
 
     most, meters, batches = limits or Limits(), _Meters(), Batches(model)
 
@@ -512,7 +544,12 @@ def application(
         },
     )
     app.add_middleware(
-        _Gate, limits=most, token=token, meters=meters, soon=batches.soon
+        _Gate,
+        limits=most,
+        token=token,
+        meters=meters,
+        soon=batches.soon,
+        takes_tables=batch,
     )
 
     @app.exception_handler(RequestValidationError)
@@ -549,6 +586,49 @@ def application(
             results=[replace(one, patient=patient) for patient, one in named]
         )
 
+    async def predict_table(
+        table: bytes = Body(media_type="text/csv"),
+        content_type: str = Header(""),
+        content_encoding: str = Header(""),
+        format: TableFormat | None = None,
+        column: str | None = None,
+        encoding: str = AUTO,
+        threshold: Share = 0.0,
+    ) -> Any:
+        """Find the mentions in the notes of a table; a JSON line a note, in their order.
+
+        The table is CSV, TSV, JSON lines or Parquet, also packed by gzip or Zstandard.
+        """
+        ending = _ending(table, content_type, content_encoding, format)
+        folder = TemporaryDirectory(prefix="fednotes-")  # its owner alone can read it
+
+        def opened() -> Inputs:
+            path = Path(folder.name, f"notes{ending}")
+            path.write_bytes(table)
+            inputs = inputs_of(str(path), column=column or None, encoding=encoding)
+            _require_taken(inputs, most)
+            return inputs
+
+        try:
+            documents = iter(await asyncio.to_thread(opened))
+        except (ConfigError, DataError) as error:
+            folder.cleanup()
+            told = str(error).replace(f"{folder.name}/", "")
+            raise Refused(422, clean(told, 4 * NAME)) from None
+        except Refused:
+            folder.cleanup()
+            raise
+
+        async def lines() -> AsyncIterator[str]:
+            with folder:
+                while window := await asyncio.to_thread(_window, documents):
+                    found = await results(window, [own.text for own in window])
+                    for note, own in zip(window, found, strict=True):
+                        spans = tuple(s for s in own.spans if _sure(s, threshold))
+                        yield prediction_line(replace(note, spans=spans))
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
     class FhirResponse(JSONResponse):
         media_type = _FHIR
 
@@ -582,6 +662,10 @@ def application(
     else:
         app.post("/predict")(predict)
         app.post("/fhir", response_class=FhirResponse)(annotate)
+    if batch:
+        app.post("/batch", response_class=StreamingResponse, response_model=None)(
+            predict_table
+        )
 
     @app.get("/model")
     async def about() -> About:
@@ -604,9 +688,78 @@ def application(
     return app
 
 
+# ---- tables of notes -------------------------------------------------------------------------
+
+TableFormat = Literal["csv", "tsv", "jsonl", "parquet"]
+_TABLE_TYPES: dict[str, TableFormat] = {
+    "text/csv": "csv",
+    "text/tab-separated-values": "tsv",
+    "application/jsonl": "jsonl",
+    "application/x-ndjson": "jsonl",
+    "application/vnd.apache.parquet": "parquet",
+}
+_ANY_TYPES = ("application/octet-stream", "application/gzip", "application/zstd")
+_UNPACKED = 10  # times the bytes of a request that its notes may have characters
+
+
+def _ending(
+    table: bytes, content_type: str, content_encoding: str, format: TableFormat | None
+) -> str:
+    """Return the ending of the name of a file with this table.
+
+    Raises Refused for a type that is no table's. A web page of another site cannot send
+    one of those that are without being asked about it first.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind not in _TABLE_TYPES and kind not in _ANY_TYPES:
+        known = ", ".join(_TABLE_TYPES)
+        raise Refused(415, f"send a table, with the content-type {known}")
+    found = format or _TABLE_TYPES.get(kind)
+    if found is None:
+        raise Refused(415, "say what the table is: format=csv, tsv, jsonl or parquet")
+    if content_encoding.strip().lower() not in ("", "identity", "gzip", "zstd"):
+        raise Refused(415, "pack the table by gzip or zstd, or not at all")
+    if table.startswith(b"\x1f\x8b"):
+        return f".{found}.gz"
+    return f".{found}.zst" if table.startswith(b"\x28\xb5\x2f\xfd") else f".{found}"
+
+
+def _require_taken(inputs: Inputs, limits: Limits) -> None:
+    """Read a table once, so that nothing of it is answered if anything in it is wrong.
+
+    Raises:
+        DataError: A note cannot be read.
+        Refused: A note, or all notes together, have too many characters.
+    """
+    total = 0
+    for number, note in enumerate(inputs, 1):
+        if len(note.text) > limits.characters:
+            told = f"note {number} has {len(note.text):,} characters"
+            raise Refused(413, f"{told}, at most {limits.characters:,}: divide it")
+        total += len(note.text)
+        if total > _UNPACKED * limits.body:
+            told = (
+                f"unpacked, its notes have over {_UNPACKED * limits.body:,} characters"
+            )
+            raise Refused(413, f"{told}: send fewer at a time")
+
+
+def _window(documents: Iterator[Document]) -> list[Document]:
+    """Return the next documents: those that are put to the model together."""
+    window: list[Document] = []
+    held = 0
+    for document in islice(documents, BATCH):
+        window.append(document)
+        held += len(document.text)
+        if held >= CHARACTERS:
+            break
+    return window
+
+
 def _known(part: str | int) -> str:
     """A part of a place in what was sent; names that are not ours may be text, or a patient's."""
-    known = {"body", "query", *Question.model_fields, *PatientNotes.model_fields}
+    known = {"format", "column", "encoding", "threshold"}
+    known |= {"body", "query", *Question.model_fields, *PatientNotes.model_fields}
     return str(part) if isinstance(part, int) or part in known else "…"
 
 
@@ -736,13 +889,14 @@ def serve(
     certificate: PathLike | None = None,
     key: PathLike | None = None,
     limits: Limits | None = None,
+    batch: bool = False,
     tell: Callable[[str], None] = print,
 ) -> None:
     """Answer requests for a model's predictions until SIGINT or SIGTERM.
 
     model: its folder, or what `load` gave. host: another than loopback needs a token. token_file:
-    holds it, and others cannot read it. certificate, key: PEM files, for TLS. tell: is told the
-    address.
+    holds it, and others cannot read it. certificate, key: PEM files, for TLS. batch: whether
+    `POST /batch` takes tables of notes. tell: is told the address.
     Raises ConfigError, FednotesError where nothing can listen there, MissingExtra.
     """
     token = "" if token_file is None else read_token(token_file)
@@ -753,7 +907,7 @@ def serve(
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key go together")
     opened = model if isinstance(model, MentionModel | PatientModel) else load(model)
-    app = application(opened, limits, token)
+    app = application(opened, limits, token, batch=batch)
     opened(["Aspirin was given."])  # what is compiled or read at the first time
     if not loopback(host) and certificate is None:
         tell(

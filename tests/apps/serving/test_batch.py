@@ -1,0 +1,203 @@
+"""Tables of notes over HTTP: the records of `predict`, and what is refused of them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("prometheus_client")
+
+import pyarrow
+import pyarrow.parquet
+from fastapi.testclient import TestClient
+from patient_files import save_model
+
+from fednotes.apps.serving.server import BATCH, Limits, application
+from fednotes.core import bounds
+from fednotes.core.errors import ConfigError
+from fednotes.core.types import Document, Span
+from fednotes.jobs.models import load
+
+LOCAL = "http://127.0.0.1:8000"
+SECRET = "Xylocain-Zebra"
+CSV = {"content-type": "text/csv"}
+TABLE = b'note_key,text,patient,visit\n7,Anna fell,p1,v1\n8,"no\nBo",p2,\n'
+ROWS = [
+    {"id": "7", "text": "Anna fell", "patient": "p1", "visit": "v1"},
+    {"id": "8", "text": "no\nBo", "patient": "p2"},
+]
+
+
+class Capitals:
+    """Finds the words that begin with a capital, with a confidence of 1 / their length."""
+
+    types = ("NAME",)
+    confidence = "by the number of letters"
+
+    def __call__(self, given: Sequence[str | Document]) -> list[Document]:
+        texts = [each.text if isinstance(each, Document) else each for each in given]
+        return [Document("", text, tuple(self._found(text))) for text in texts]
+
+    def _found(self, text: str) -> Iterator[Span]:
+        for word in text.split():
+            if word[:1].isupper():
+                start = text.index(word)
+                yield Span(start, start + len(word), "NAME", (), 1 / len(word))
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    limits = Limits(body=50_000, characters=1000, texts=2)
+    with TestClient(
+        application(Capitals(), limits, batch=True), base_url=LOCAL
+    ) as asking:
+        yield asking
+
+
+def parquet() -> bytes:
+    columns = {key: [row.get(key) for row in ROWS] for key in ROWS[0]}
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    return file.getvalue()
+
+
+TSV = b'id\ttext\tpatient\tvisit\n7\tAnna fell\tp1\tv1\n8\t"no\nBo"\tp2\t\n'
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+COMMA = TABLE.replace(b"note_key", b"id")
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "query"),
+    [
+        (COMMA, "text/csv; charset=utf-8", ""),
+        (b"\xef\xbb\xbf" + COMMA, "text/csv", ""),
+        (COMMA.decode().encode("utf-16"), "text/csv", ""),
+        (TSV, "text/tab-separated-values", ""),
+        (LINES, "application/x-ndjson", ""),
+        (LINES, "application/octet-stream", "?format=jsonl"),
+        (parquet(), "application/vnd.apache.parquet", ""),
+        (gzip.compress(COMMA), "application/gzip", "?format=csv"),
+        (pyarrow.compress(COMMA, "zstd", asbytes=True), "text/csv", ""),
+        (COMMA.replace(b"text", b"body"), "text/csv", "?column=body"),
+    ],
+)
+def test_each_note_is_answered_with_its_ids(
+    client: TestClient, table: bytes, kind: str, query: str
+) -> None:
+    answer = client.post(
+        f"/batch{query}", content=table, headers={"content-type": kind}
+    )
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    one, two = map(json.loads, answer.text.splitlines())
+    anna = {"start": 0, "end": 4, "label": "NAME", "confidence": 0.25}
+    bo = {"start": 3, "end": 5, "label": "NAME", "confidence": 0.5}
+    assert one == {**ROWS[0], "spans": [anna]}
+    assert two == {**ROWS[1], "spans": [bo]}
+
+
+def test_a_body_may_be_packed_on_its_way(client: TestClient) -> None:
+    packed = {**CSV, "content-encoding": "gzip"}
+    answer = client.post(
+        "/batch?threshold=0.3", content=gzip.compress(COMMA), headers=packed
+    )
+    spans = [json.loads(line)["spans"] for line in answer.text.splitlines()]
+    assert [len(found) for found in spans] == [0, 1]
+
+
+def test_a_table_may_have_more_notes_than_a_request_has_texts(
+    client: TestClient,
+) -> None:
+    table = b"id,text\n" + b"".join(b"%d,Bo\n" % n for n in range(3 * BATCH + 1))
+    answer = client.post("/batch", content=table, headers=CSV)
+    ids = [json.loads(line)["id"] for line in answer.text.splitlines()]
+    assert ids == [str(number) for number in range(3 * BATCH + 1)]
+
+
+@pytest.mark.parametrize(
+    ("table", "query", "headers", "status", "told"),
+    [
+        (COMMA, "", {"content-type": "text/plain"}, 415, "send a table"),
+        (COMMA, "", {"content-type": "application/gzip"}, 415, "say what the table is"),
+        (COMMA, "", {**CSV, "content-encoding": "br"}, 415, "by gzip or zstd"),
+        (COMMA, "?format=xls", CSV, 422, "csv"),
+        (COMMA, "?column=note", CSV, 422, "no column of this table is known"),
+        (COMMA, "?encoding=klingon", CSV, 422, "no such encoding"),
+        (COMMA, "?threshold=2", CSV, 422, "threshold"),
+        (COMMA + b"9,x,y,z,w\n", "", CSV, 422, "notes.csv:5: the row has 5 columns"),
+        (COMMA + b'9,"Xylocain-Zebra', "", CSV, 422, "the file ends inside a quoted"),
+        (COMMA + b"9,caf\xe9,,\n", "", CSV, 422, "is not UTF-8"),
+        (gzip.compress(COMMA)[:-9], "", CSV, 422, "is the file whole?"),
+        (b"PAR1 Xylocain-Zebra", "?format=parquet", CSV, 422, "notes.parquet"),
+        (b"id,text\n1," + b"a" * 1001, "", CSV, 413, "note 1 has 1,001 characters"),
+        (b"id,text\n1," + b"a" * 50_000, "", CSV, 413, "at most 50,000 bytes"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_answered(
+    client: TestClient,
+    table: bytes,
+    query: str,
+    headers: dict[str, str],
+    status: int,
+    told: str,
+) -> None:
+    answer = client.post(f"/batch{query}", content=table, headers=headers)
+    assert answer.status_code == status
+    assert told in answer.json()["detail"]
+    assert SECRET not in answer.text
+    assert tempfile.gettempdir() not in answer.text
+
+
+def test_a_packed_bomb_is_refused(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many notes by their characters; of empty lines by how much they grow."""
+    table = gzip.compress(b"id,text\n" + (b"1," + b"a" * 900 + b"\n") * 2000)
+    answer = client.post("/batch", content=table, headers=CSV)
+    assert answer.status_code == 413
+    assert "its notes have over 500,000 characters" in answer.json()["detail"]
+    monkeypatch.setattr(bounds, "PACKED_FREE", 100_000)
+    table = gzip.compress(b"id,text\n1,Bo\n" + b"\n" * 2_000_000)
+    answer = client.post("/batch", content=table, headers=CSV)
+    assert answer.status_code == 422
+    assert "notes.csv.gz: unpacked it grows more than 100-fold" in answer.text
+
+
+def test_nothing_is_left_of_a_table(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for table in (COMMA, b"\x00\xff"):
+        client.post("/batch", content=table, headers=CSV)
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_token_is_needed_where_there_is_one() -> None:
+    token = "0123456789abcdef0123456789abcdef"
+    app = application(Capitals(), token=token, batch=True)
+    with TestClient(app, base_url=LOCAL) as asking:
+        assert asking.post("/batch", content=COMMA, headers=CSV).status_code == 401
+        bearer = {**CSV, "authorization": f"Bearer {token}"}
+        assert asking.post("/batch", content=COMMA, headers=bearer).status_code == 200
+
+
+def test_without_the_option_there_is_no_such_place() -> None:
+    with TestClient(application(Capitals()), base_url=LOCAL) as asking:
+        answer: Any = asking.post("/batch", content=COMMA, headers=CSV)
+        assert answer.status_code == 415
+        answer = asking.post("/batch", json={})
+        assert answer.status_code == 404
+
+
+def test_models_of_patients_take_no_tables(tmp_path: Path) -> None:
+    place = save_model(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
+    with pytest.raises(ConfigError, match="--batch needs a model of mentions"):
+        application(load(place), batch=True)
