@@ -276,6 +276,7 @@ def reliability(
     documents: PathLike | Sequence[Document],
     *,
     label_map: Mapping[str, str] | None = None,
+    encoding: str = AUTO,
 ) -> Reliability:
     """How far the model's confidences are what they say, on annotated documents that it did not
     learn from. Arguments and errors as of `evaluate`; ConfigError for a model of patients."""
@@ -285,7 +286,9 @@ def reliability(
         raise ConfigError(
             "confidences are of mentions, and this model finds phenotypes"
         )
-    chances, right, owner = _judged(model, documents, label_map, model.calibration)
+    chances, right, owner = _judged(
+        model, documents, label_map, model.calibration, encoding
+    )
     return Reliability.of(chances, right, len(np.unique(owner)))
 
 
@@ -296,13 +299,14 @@ def calibrate(
     label_map: Mapping[str, str] | None = None,
     device: str = "cpu",
     backbone: str | None = None,
+    encoding: str = AUTO,
 ) -> Calibrated:
     """Calibrate a saved model's confidences on annotated notes that it did not learn from.
 
     Platt scaling of their log-odds. Kept, as `calibration.json` in the model's folder, where
     five-fold cross-validation shows a log loss that is lower by more than its standard error; else
     nothing is written; a model that is open stays as it is. Raises DataError as `evaluate`, and for
-    fewer than five notes.
+    fewer than five notes. encoding: as of `read`.
     """
     folder = folder_of(path)
     model = load(folder, device, backbone, calibrated=False)
@@ -311,7 +315,9 @@ def calibrate(
             f"{folder}: phenotypes are calibrated in training ([training] calibrate = true)"
         )
     weights = weights_digest(folder)
-    found = fit_calibration(*_judged(model, notes, label_map, None), _platt, weights)
+    found = fit_calibration(
+        *_judged(model, notes, label_map, None, encoding), _platt, weights
+    )
     if found.calibration is not None:
         found.calibration.write(folder)
     return found
@@ -322,8 +328,9 @@ def _judged(
     documents: PathLike | Sequence[Document],
     label_map: Mapping[str, str] | None,
     calibration: Calibration | None,
+    encoding: str,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    given, where, _ = _documents(documents)
+    given, where, _ = _documents(documents, encoding=encoding)
     gold, scored, _ = gold_of(model.model, given, where, label_map)
     predicted = model.model.predict(gold, confidence=True)
     chances, right, owner = judged(gold, predicted, scored)

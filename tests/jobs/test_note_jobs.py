@@ -236,6 +236,19 @@ def test_check_counts_the_notes_of_a_job(tmp_path: Path, run: Any, bert: Path) -
     assert "ask for 20 at most" in out
 
 
+def test_overlap_of_files_in_a_named_encoding(tmp_path: Path, run: Any) -> None:
+    line = "Der Patient nimmt täglich fünf mg Warfarin ein ."
+    tokens = "".join(f"{word}\tO\n" for word in line.split()) + "\nx\tB-Drug\n\n"
+    (tmp_path / "gold.conll").write_bytes(tokens.encode("cp1252"))
+    (tmp_path / "notes.csv").write_bytes(f"text\n{line}\n".encode("cp1252"))
+    given = ("corpus", "overlap", "--notes", tmp_path / "notes.csv", "--documents")
+    given = (*given, tmp_path / "gold.conll", "--strict")
+    code, _, err = run(*given)
+    assert (code, "is not UTF-8" in err) == (2, True)
+    code, _, err = run(*given, "--encoding", "cp1252")
+    assert err.startswith("error: 1 sentences of the notes occur in the documents")
+
+
 def test_overlap_is_counted_and_refused_if_strict(tmp_path: Path, run: Any) -> None:
     line = f"{SECRET} was started on warfarin five mg every day ."
     (tmp_path / "gold.conll").write_text(

@@ -466,6 +466,7 @@ def calibrate(
         Path, typer.Argument(help="Annotated notes that the model was not trained on.")
     ],
     label_map: LabelMap = None,
+    encoding: EncodingOption = "auto",
     check: Annotated[
         bool,
         typer.Option(
@@ -496,11 +497,18 @@ def calibrate(
     renamed = _renamed(label_map)
     if check:
         loaded = load(model, device, backbone)
-        found: Any = api.reliability(loaded, notes, label_map=renamed)
+        found: Any = api.reliability(
+            loaded, notes, label_map=renamed, encoding=encoding
+        )
         shown, told = {"as they are": found}, loaded.confidence
     else:
         found = api.calibrate(
-            model, notes, label_map=renamed, device=device, backbone=backbone
+            model,
+            notes,
+            label_map=renamed,
+            device=device,
+            backbone=backbone,
+            encoding=encoding,
         )
         shown = found.shown
         kept = "nothing was written"
@@ -691,6 +699,7 @@ def ui(
         str, typer.Option(help="Format of the notes; recognised if not given.")
     ] = "",
     on_error: OnErrorOption = OnError.refuse,
+    encoding: EncodingOption = "auto",
     corrections: Annotated[
         Path | None,
         typer.Option(help="File for decisions; beside NOTES or RUN by default."),
@@ -701,8 +710,17 @@ def ui(
     """Open a local page of runs, errors in notes, or a ledger."""
     from fednotes.apps.ui.pages import ui as run
 
-    options: Any = {"corrections": corrections, "device": device, "backbone": backbone}
-    run(*paths, port=port, format=format, on_error=on_error.value, tell=say, **options)
+    run(
+        *paths,
+        port=port,
+        format=format,
+        corrections=corrections,
+        on_error=on_error.value,
+        encoding=encoding,
+        device=device,
+        backbone=backbone,
+        tell=say,
+    )
 
 
 def main() -> None:

@@ -161,6 +161,7 @@ def corpus_overlap(
     format: Annotated[
         str, typer.Option(help="Format of the notes; recognised if not given.")
     ] = "",
+    encoding: EncodingOption = "auto",
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Exit with an error if a sentence is shared."),
@@ -172,7 +173,7 @@ def corpus_overlap(
     from fednotes.data.notes import read_notes
     from fednotes.data.overlap import MIN_WORDS, NGRAM, index_documents, shared_text
 
-    indexes = [index_documents(read(path)) for path in documents]
+    indexes = [index_documents(read(path, encoding=encoding)) for path in documents]
     title = f"text in common: sentences of {MIN_WORDS} words or more, {NGRAM} words in a row"
     heads = (
         "notes",
@@ -186,7 +187,8 @@ def corpus_overlap(
     table = sheet(*heads, left=2, title=title)
     total = 0
     for path in notes:
-        texts = (note.text for note in read_notes(path, format or None))
+        held = read_notes(path, format or None, encoding=encoding)
+        texts = (note.text for note in held)
         for other, found in zip(documents, shared_text(texts, indexes), strict=True):
             numbers = (
                 *(found.sentences, found.shared_sentences, found.notes_with_shared),

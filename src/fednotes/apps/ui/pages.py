@@ -41,6 +41,7 @@ from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, needs
 from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, Span
+from fednotes.data.encodings import AUTO
 from fednotes.data.formats import LossyError
 from fednotes.data.formats.files import OnError, named
 from fednotes.jobs.compare import Comparison, compare
@@ -450,10 +451,11 @@ def opened(
     format: str = "",
     file: Path | None = None,
     on_error: OnError = "refuse",
+    encoding: str = AUTO,
     **options: Any,
 ) -> Desk:
-    """What paths are about: a model, and notes. file: of corrections; on_error: as `read`;
-    options: of `load`.
+    """What paths are about: a model, and notes. file: of corrections; on_error, encoding: as
+    `read`; options: of `load`.
 
     Notes are read at once, and tagged when they are first asked for. Raises FednotesError.
     """
@@ -480,7 +482,7 @@ def opened(
             )
         desk.model, desk.about, desk.sure = model, str(models[0]), model.confidence
         held = {
-            name: read(path, format or None, on_error)
+            name: read(path, format or None, on_error, encoding)
             for name, path in named(notes).items()
         }
 
@@ -504,6 +506,7 @@ def ui(
     format: str = "",
     corrections: str | Path | None = None,
     on_error: OnError = "refuse",
+    encoding: str = AUTO,
     device: str = "cpu",
     backbone: str | None = None,
     tell: Callable[[str], None] = print,
@@ -520,7 +523,7 @@ def ui(
     file = None if corrections is None else Path(corrections)
     given: Any = {"device": device, "backbone": backbone}
     named_by = [folder_of(path, "a run, a model or notes") for path in paths]
-    desk = opened(named_by, format, file, on_error, **given)
+    desk = opened(named_by, format, file, on_error, encoding, **given)
 
     def ready(place: str) -> None:
         tell(
