@@ -12,12 +12,15 @@ import pytest
 
 from fednotes.apps.phenotyping.tables import (
     EXAMPLES,
+    Damaged,
+    Table,
     read_codes,
     read_codiesp,
     read_mimic,
     read_omop,
 )
 from fednotes.core.errors import ConfigError, DataError
+from fednotes.data.encodings import reading_as
 
 File = Callable[..., Path]
 SECRET = "Wilhelmina"
@@ -239,6 +242,31 @@ def hospital(file: File, tmp_path: Path) -> Path:
     return tmp_path / "h"
 
 
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "cp1252"]
+)
+def test_tables_are_read_in_the_encoding_that_they_have(
+    tmp_path: Path, encoding: str
+) -> None:
+    """By its mark, or as it was named; all of them have the same rows."""
+    path = tmp_path / "codes.csv"
+    text = 'patient,größe\r\n7,"a,ü"\r\n8,b\r\n'
+    path.write_bytes(text.encode(encoding))
+    with reading_as("cp1252"):
+        table = Table(path)
+        assert table.titles == ("patient", "größe")
+        assert list(table.rows()) == [(2, ["7", "a,ü"]), (3, ["8", "b"])]
+
+
+def test_a_line_of_another_encoding_harms_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "codes.csv"
+    path.write_bytes(b"patient,name\n7,\xfc\n8,b\n")
+    damaged, whole = Table(path).rows()
+    told = "a byte is not of the file's encoding, or the row is too long"
+    assert damaged == Damaged(2, told)
+    assert whole == (3, ["8", "b"])
+
+
 def test_codes_are_strings_and_of_their_system(hospital: Path) -> None:
     found = read_mimic(hospital)
     assert found.codes == OF_ALL
@@ -293,7 +321,7 @@ def test_damaged_rows_are_left_out_counted_and_named(
         f"{path}:8: no patient",
         f"{path}:9: the code is none of icd9",
         f"{path}:10: a quote is not closed",
-        f"{path}:11: a byte is not UTF-8, or the row is too long",
+        f"{path}:11: a byte is not of the file's encoding, or the row is too long",
         f"{path}:14: the code is none of icd9",
     )
 

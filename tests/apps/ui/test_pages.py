@@ -554,6 +554,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_notes_may_be_in_a_named_encoding(model: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.jsonl"
+    notes.write_bytes('{"text": "Übelkeit"}'.encode("cp1252"))
+    with pytest.raises(DataError, match="is not UTF-8: name the encoding"):
+        opened([model, notes])
+    found = opened([model, notes], encoding="cp1252").review
+    assert found is not None
+    assert (made := found.get(20)) is not None
+    assert [own.text for own in made.sources[0].documents] == ["Übelkeit"]
+
+
 def test_wrong_lines_of_notes_may_be_left_out(model: Path, tmp_path: Path) -> None:
     notes = tmp_path / "notes.jsonl"
     notes.write_text('{"text": "A rash."}\n{"text": \n')

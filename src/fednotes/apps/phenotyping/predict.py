@@ -216,9 +216,10 @@ def evaluate_patients(
         with reading_as(encoding):
             notes, gold = read_gold(path)
     else:
-        notes, gold, told = read_beside(
-            notes_of(str(path), encoding=encoding), path, labels
-        )
+        with reading_as(encoding):
+            notes, gold, told = read_beside(
+                notes_of(str(path), encoding=encoding), path, labels
+            )
         for line in told:
             print(f"note: {line}", file=sys.stderr)
         if not gold:

@@ -7,7 +7,7 @@
 
 Comma, tab or semicolon, as the header tells; .gz is unpacked. None of these tables has a field
 over several lines, so a damaged row (wrong number of columns, no patient, no code of its system,
-not UTF-8, a quote that is not closed) harms no row after it: it is left out, counted, and named
+no text, a quote that is not closed) harms no row after it: it is left out, counted, and named
 by its line. What a cell holds is in no message, and no more of the header than a column that was
 meant. Rows whose code is empty are counted apart: MIMIC-III has some. Codes are strings: "0389"
 is septicaemia, 389 is hearing loss.
@@ -37,7 +37,15 @@ from defusedxml.sax import make_parser
 from fednotes.apps.phenotyping.codes import SYSTEMS, code_of, system_of
 from fednotes.core import bounds
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.data.formats.files import BROKEN, broken, open_bytes, visible
+from fednotes.data.encodings import named_encoding
+from fednotes.data.formats.files import (
+    BROKEN,
+    broken,
+    encoding_for,
+    open_bytes,
+    open_text,
+    visible,
+)
 
 EXAMPLES: Final = 10  # damaged rows that a report names
 _WRONG: Final = 100  # rows of which all are damaged: the rest of the file is not read
@@ -120,23 +128,50 @@ class TableReport:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """Numbered lines without their ends; None for one that is no text or too long for a row."""
-    number, inside = 0, False  # inside: within a line that is too long
+    """Yield numbered lines without their ends; None for one that is no text or too long.
+
+    The encoding is that of the byte-order mark, else UTF-8 or the one that the user named
+    (`encodings.reading_as`). A byte that is not UTF-8 harms no other line.
+
+    Raises:
+        DataError: The file is missing, not whole or no text.
+    """
+    codec, mark = encoding_for(path, named_encoding())
+    pieces = _byte_lines(path, mark) if codec == "utf-8" else _wide_lines(path)
+    number, is_inside = 0, False  # inside: within a line that is too long
+    for piece, is_whole in pieces:
+        if not is_inside:
+            number += 1
+            yield (
+                number,
+                piece.rstrip("\r\n") if piece is not None and is_whole else None,
+            )
+        is_inside = not is_whole
+
+
+def _byte_lines(path: Path, mark: int) -> Iterator[tuple[str | None, bool]]:
+    """Yield the lines of a UTF-8 file in pieces of `_LONGEST` bytes; whether each ends one."""
     with open_bytes(path) as file:
         try:
+            file.read(mark)
             while data := file.readline(_LONGEST):
-                whole = len(data) < _LONGEST or data.endswith(b"\n")
-                if not inside:
-                    number += 1
-                    yield number, _text(data, number) if whole else None
-                inside = not whole
+                is_whole = len(data) < _LONGEST or data.endswith(b"\n")
+                yield _text(data) if is_whole else None, is_whole
         except BROKEN as error:
             raise broken(path, error) from None
 
 
-def _text(data: bytes, number: int) -> str | None:
+def _wide_lines(path: Path) -> Iterator[tuple[str | None, bool]]:
+    """Yield the same of a file in another encoding."""
+    with open_text(path, named_encoding(), errors="replace") as file:
+        while line := file.readline(_LONGEST):
+            is_whole = len(line) < _LONGEST or line.endswith("\n")
+            yield None if "\ufffd" in line else line, is_whole
+
+
+def _text(data: bytes) -> str | None:
     try:
-        return data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        return data.decode("utf-8")
     except UnicodeDecodeError:
         return None
 
@@ -153,7 +188,9 @@ def rows(
     """
     for number, line in lines:
         if line is None:
-            yield Damaged(number, "a byte is not UTF-8, or the row is too long")
+            yield Damaged(
+                number, "a byte is not of the file's encoding, or the row is too long"
+            )
         elif line.strip():
             try:
                 row = (

@@ -482,7 +482,7 @@ def opened(
             )
         desk.model, desk.about, desk.sure = model, str(models[0]), model.confidence
         held = {
-            name: read(path, format or None, on_error, encoding)
+            name: read(path, format or None, on_error, encoding=encoding)
             for name, path in named(notes).items()
         }
 
