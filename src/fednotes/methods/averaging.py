@@ -511,7 +511,6 @@ class AveragingSite(SiteTasks):
             examples,
             tokens,
         )
-        self.reported_examples = round_count(examples, count_step)
         factor = (
             config.lora_learning_rate or config.learning_rate
         ) / config.learning_rate
@@ -541,6 +540,11 @@ class AveragingSite(SiteTasks):
         """An epoch's mini-batches of `share` examples from the first-th on, each in parts; their
         order depends on draws and site."""
         raise NotImplementedError
+
+    @property
+    def reported_examples(self) -> int:
+        """The number of an epoch's examples as it leaves the site."""
+        return round_count(self._examples, self.count_step)
 
     @property
     def _part(self) -> int:

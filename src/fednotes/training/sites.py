@@ -307,6 +307,7 @@ class MentionSite(MethodSite):
 
     with_scores: ClassVar[bool] = True  # beside each model
     tells_forms = True  # which test mentions have a form that training had
+    count_step = 1
     shared: dict[str, torch.nn.Parameter]
     private: dict[str, torch.nn.Parameter]
 
@@ -333,7 +334,6 @@ class MentionSite(MethodSite):
         self.num_examples = self.train_set.sentences
         if self.num_examples == 0:
             raise ConfigError(f"site {data.id!r} has no training sentence")
-        self.reported_examples = round_count(self.num_examples, count_step)
         self.scores: dict[str, Any] = {}
         self._by_document: dict[
             str, NDArray[np.int64]
@@ -394,6 +394,11 @@ class MentionSite(MethodSite):
             if self.with_scores:
                 write_json(self.directory / "scores.json", self.scores)
         return self.report_counts(counts)
+
+    @property
+    def reported_examples(self) -> int:
+        """The number of training sentences as it leaves the site."""
+        return round_count(self.num_examples, self.count_step)
 
     def report_counts(self, counts: SpanCounts) -> Update:
         """Return counts of mentions as they leave the site."""
