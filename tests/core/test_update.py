@@ -132,3 +132,28 @@ def test_a_site_of_weight_zero_counts_for_nothing() -> None:
 def test_gradients_do_not_follow_a_sum() -> None:
     value = torch.ones(3, requires_grad=True)
     assert not Total.of([Update({"a": value}, 2)]).tensors["a"].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"w": (2, 3), "b": (3,)}, "tensor 'b' is missing in what the sites returned"),
+        ({}, "tensor 'w' is not expected in what the sites returned"),
+        ({"w": (3, 2)}, r"returned tensor 'w' with shape \(2, 3\), expected \(3, 2\)"),
+        ({"w": (6,)}, r"returned tensor 'w' with shape \(2, 3\), expected \(6,\)"),
+    ],
+)
+def test_a_sum_of_other_tensors_than_the_server_needs_is_refused(
+    shapes: dict[str, tuple[int, ...]], message: str
+) -> None:
+    total = Total.of([Update({"w": torch.ones(2, 3)})])
+    total.require({"w": (2, 3)})
+    with pytest.raises(TrainingError, match=message):
+        total.require(shapes)
+
+
+def test_a_count_that_no_site_reported_is_named() -> None:
+    total = Total.of([Update(metrics={"loss": 2.0}), Update()])
+    assert total.metric("loss") == 2.0
+    with pytest.raises(TrainingError, match="no site reported the count 'examples'"):
+        total.metric("examples")

@@ -12,7 +12,7 @@ import torch
 from fault_toy import SITES, Took, Toy, by_hand, toy_job
 from tiny_notes import DRUGS, tiny_site
 
-from fednotes.core.errors import ModelError, TrainingError
+from fednotes.core.errors import ModelError, RefusedError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.tensors import load_state
 from fednotes.engines.inprocess import InProcess
@@ -105,6 +105,29 @@ def test_without_resume_or_checkpoints_a_run_starts_afresh(tmp_path: Path) -> No
     for names in ("ab", "acb"):
         with pytest.raises(ModelError, match="the checkpoint is of sites a, b, c"):
             engine_of(names, directory=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_state_that_is_not_finite_is_neither_told_nor_kept(
+    value: float, tmp_path: Path
+) -> None:
+    told: list[RoundResult] = []
+    engine = engine_of(directory=tmp_path, observer=told.append)
+    first, second = engine.rounds(0, 2)
+    first.commit(State(1, X), {}, evaluated=True)
+    with pytest.raises(
+        TrainingError, match=r"round 2: 'x' of the server's state is not finite"
+    ):
+        second.commit(State(2, {"x": torch.full((4,), value)}), {}, evaluated=True)
+    assert [result.round for result in told] == [0]
+    assert [path.name for path in tmp_path.iterdir()] == ["round-00000001"]
+
+
+def test_a_site_in_this_process_computes_with_finite_numbers_alone() -> None:
+    with pytest.raises(
+        RefusedError, match="site 'a': tensor 'x' that came with task 'train'"
+    ):
+        engine_of().sum("train", {"x": torch.full((4,), float("nan"))}, round=0)
 
 
 # many sites

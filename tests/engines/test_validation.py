@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fednotes.core.errors import RefusedError
-from fednotes.core.update import Update
+from fednotes.core.update import Total, Update
 from fednotes.engines import summing
-from fednotes.engines.summing import agreed, check_update, unlike
+from fednotes.engines.summing import agreed, check_received, check_update, unlike
 
 GOOD = Update(
     {
@@ -50,6 +50,10 @@ def test_what_is_right_passes() -> None:
         (
             Update(GOOD.tensors, 1.0, {"loss": math.nan}),
             r"the metric 'loss' is not finite .*nan",
+        ),
+        (
+            Update({}, 1.0, {"loss": 1.7e308}),
+            r"the metric 'loss' must be from -4.*1.7e\+308",
         ),
         (changed(w=torch.tensor([0.0, math.nan, 1.0])), r"tensor 'w' is not finite"),
         (changed(w=torch.tensor([0.0, -math.inf, 1.0])), r"tensor 'w' is not finite"),
@@ -143,6 +147,27 @@ def test_what_is_just_within_a_bound_passes(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(summing, f"MOST_{name}", number)
     check_update(BIGGER, "s", norm * 1.000001)
     check_update(BIGGER, "s")
+
+
+def test_the_largest_metric_of_as_many_sites_as_there_may_be_adds_up_to_a_number() -> (
+    None
+):
+    """2^52 each is the bound of the secure sum too; a float64 sum of 2^10 of them is finite."""
+    update = Update({}, 1.0, {"count": 2.0**52, "below": -(2.0**52)})
+    check_update(update, "s")
+    total = Total.of([update] * 2**10)
+    assert total.metrics == {"count": 2.0**62, "below": -(2.0**62)}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_site_computes_with_finite_numbers_alone(value: float) -> None:
+    received = {"good": torch.ones(2), "codes": torch.ones(2, dtype=torch.int64)}
+    check_received(received, "mercy", "train")
+    received["bad"] = torch.tensor([1.0, value])
+    with pytest.raises(
+        RefusedError, match=r"site .mercy.: tensor .bad. .* task .train. is not fi"
+    ):
+        check_received(received, "mercy", "train")
 
 
 def test_what_most_look_like_or_what_is_known_is_expected() -> None:

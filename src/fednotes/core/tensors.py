@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -67,6 +68,19 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> bytes:
         if flat.numel():
             hasher.update(flat.view(torch.uint8).numpy().data)
     return hasher.digest()
+
+
+def is_finite(value: Tensor) -> bool:
+    """Return whether a tensor has neither NaN nor infinity; whole numbers never have."""
+    if not value.is_floating_point() or not value.numel():
+        return True
+    low, high = torch.aminmax(value.detach())  # one pass; a NaN is both
+    return math.isfinite(low) and math.isfinite(high)
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor by its name."""
+    return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from fednotes.core.kernels import quotient, weighted_sum
 
 Tensors = Mapping[str, Tensor]
 TOGETHER = 8  # updates that wait to be added in one pass over memory
+_SAME_VERSION = "all sites must run the same job with the same version of fednotes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,36 @@ class Total:
             sites += len(group)
         return cls(sums, weight, metrics, sites)
 
+    def metric(self, name: str) -> float:
+        """Return the sum of one metric.
+
+        Raises:
+            TrainingError: No site reported it.
+        """
+        require_metrics(self.metrics, name)
+        return self.metrics[name]
+
+    def require(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Check that the sites returned the tensors that a server can go on with.
+
+        Args:
+            shapes: The shape of each tensor by its name.
+
+        Raises:
+            TrainingError: A tensor is missing, unknown or has another shape.
+        """
+        if odd := sorted(self.tensors.keys() ^ shapes.keys()):
+            what = "not expected" if odd[0] in self.tensors else "missing"
+            raise TrainingError(
+                f"tensor {odd[0]!r} is {what} in what the sites returned: {_SAME_VERSION}"
+            )
+        for name, shape in shapes.items():
+            if (found := tuple(self.tensors[name].shape)) != tuple(shape):
+                raise TrainingError(
+                    f"the sites returned tensor {name!r} with shape {found}, expected "
+                    f"{tuple(shape)}: {_SAME_VERSION}"
+                )
+
     def mean(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """Σ weight · value / Σ weight, cast once.
 
@@ -81,6 +112,13 @@ class Total:
             name: quotient(value, self.weight, dtype)
             for name, value in self.tensors.items()
         }
+
+
+def require_metrics(metrics: Mapping[str, float], *names: str) -> None:
+    """Check that some site reported these metrics. Raises TrainingError, which names the first."""
+    for name in names:
+        if name not in metrics:
+            raise TrainingError(f"no site reported the count {name!r}: {_SAME_VERSION}")
 
 
 def contribution(update: Update) -> dict[str, Tensor]:

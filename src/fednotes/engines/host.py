@@ -37,7 +37,7 @@ from fednotes.core.update import Tensors, Update
 from fednotes.engines.history import Asked, Journal
 from fednotes.engines.launch import place_of
 from fednotes.engines.secure import AnswerTimes, SecureSeal
-from fednotes.engines.summing import check_update
+from fednotes.engines.summing import check_received, check_update
 
 KEEP_BYTES = 2**29  # of requests that would have to be done again without a newer state
 ROUND_LINE_SECONDS = 60.0  # between two lines of a site's log that say how far it is
@@ -242,6 +242,7 @@ class SiteHost:
 
     def _run_task(self, site: SiteTasks, request: Request) -> Update:
         tensors: Tensors = request.tensors
+        check_received(tensors, self._name, request.task)
         if (
             request.first
             and request.told

@@ -20,7 +20,13 @@ from fednotes.core.tensors import fingerprint, nbytes
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.rounds import Checkpoints, Observer, Parts, Rounds
 from fednotes.engines.secure import SecureSeal, SecureSum
-from fednotes.engines.summing import Replies, Sites, check_update, hidden
+from fednotes.engines.summing import (
+    Replies,
+    Sites,
+    check_received,
+    check_update,
+    hidden,
+)
 from fednotes.privacy.secure_sum.crypto import digest
 
 NUMBER_BYTES = 8  # a weight, a metric or an option on the wire
@@ -110,6 +116,7 @@ class InProcess(Rounds):
         """One site's own part."""
         if task not in site.tasks:
             raise TrainingError(f"site {site.id!r} has no task {task!r}")
+        check_received(sent, site.id, task)
         update: Update = getattr(site, task)(sent, **options)
         self.bytes_down += nbytes(sent) + NUMBER_BYTES * len(options)
         self._replies.setdefault(task, {})[site.id] = update.metrics

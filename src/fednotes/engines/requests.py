@@ -107,8 +107,13 @@ class Answers:
 
     @property
     def reasons(self) -> str:
-        """Why sites are not in `replies`, in one line."""
-        said = [reply.refusal for _, reply in sorted(self.refused.items())]
+        """Why sites are not in `replies`, in one line that names each of them."""
+        said = [
+            reply.refusal
+            if repr(site) in reply.refusal
+            else f"site {site!r}: {reply.refusal}"
+            for site, reply in sorted(self.refused.items())
+        ]
         if self.missing:
             said.append(f"no answer from {', '.join(sorted(self.missing))}")
         return "; ".join(said)

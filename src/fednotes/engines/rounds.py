@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fednotes.core.errors import ModelError
+from fednotes.core.errors import ModelError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.parsing import read_json
-from fednotes.core.tensors import load_state, restoring, save_state
+from fednotes.core.tensors import is_finite, load_state, restoring, save_state
 from fednotes.core.update import Tensors
 
 KEPT_CHECKPOINTS = 2
@@ -54,8 +54,24 @@ class CommittedRound:
     def commit(
         self, state: State, metrics: Mapping[str, float], *, evaluated: bool = False
     ) -> None:
-        """See `federation.Round`."""
+        """See `federation.Round`.
+
+        Raises:
+            TrainingError: The state has a number that is not finite. It is neither told nor kept.
+        """
+        _require_finite(state)
         self._commit(state, metrics, evaluated)
+
+
+def _require_finite(state: State) -> None:
+    """Raise TrainingError for a state of the server that no round can go on from."""
+    for name, value in state.tensors.items():
+        if not is_finite(value):
+            raise TrainingError(
+                f"round {state.round}: {name!r} of the server's state is not finite (NaN or "
+                "infinity), so it was not kept: resume from the last checkpoint with a lower "
+                "learning_rate; max_norm in [federation] bounds what a site may send"
+            )
 
 
 class Checkpoints:

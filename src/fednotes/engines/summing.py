@@ -19,8 +19,8 @@ import torch
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.messages import Attached, Reply, Request
-from fednotes.core.tensors import nbytes
-from fednotes.core.update import Total, Update
+from fednotes.core.tensors import is_finite, nbytes
+from fednotes.core.update import Tensors, Total, Update
 
 Expected = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name → shape, type
 
@@ -29,6 +29,9 @@ MOST_BYTES = (
 )  # of an update's tensors, or of what a secure sum sends in their place
 MOST_WEIGHT = 1e12  # how much one site may count
 MOST_METRICS = 10_000
+MOST_METRIC = (
+    2.0**52
+)  # of a metric, either sign: what a secure sum holds, and any sum adds exactly
 logger = logging.getLogger("fednotes.validation")
 
 
@@ -72,6 +75,28 @@ def check_update(
     raise _refusal(site, whole if quoting else rule)
 
 
+def check_received(tensors: Tensors, site: str, task: str) -> None:
+    """Check what a server sent before a site computes with it.
+
+    The check says nothing of the site's notes, so that its outcome may be told.
+
+    Args:
+        tensors: What came with the request.
+        site: The site's name, for the message.
+        task: The task that was asked for.
+
+    Raises:
+        RefusedError: A number is NaN or infinite; names the tensor.
+    """
+    for name, value in tensors.items():
+        if not is_finite(value):
+            raise RefusedError(
+                f"site {site!r}: tensor {name!r} that came with task {task!r} is not finite (NaN "
+                "or infinity), so nothing was computed with it: the model at the server is no "
+                "longer usable; resume from an earlier checkpoint with a lower learning_rate"
+            )
+
+
 def unlike(update: Update, like: Expected) -> str:
     """What is other than expected of names, shapes and types; "" for nothing."""
     tensors = update.tensors
@@ -110,16 +135,18 @@ def _broken(update: Update, max_norm: float) -> tuple[str, str]:
     for name, number in update.metrics.items():
         if not math.isfinite(number):
             return f"the metric {name!r} is not finite", f"it is {float(number)}"
+        if abs(number) > MOST_METRIC:
+            rule = (
+                f"the metric {name!r} must be from -{MOST_METRIC:g} to {MOST_METRIC:g}"
+            )
+            return rule, f"it is {number:g}"
     if (size := nbytes(update.tensors)) > MOST_BYTES:
         return f"it has more than {MOST_BYTES:,} bytes", f"{size:,}"
     square = 0.0
     for name, value in update.tensors.items():
-        if not value.is_floating_point() or not value.numel():
-            continue
-        low, high = torch.aminmax(value.detach())  # one pass; a NaN is both
-        if not (math.isfinite(low) and math.isfinite(high)):
+        if not is_finite(value):
             return f"tensor {name!r} is not finite (NaN or infinity)", ""
-        if max_norm < math.inf:
+        if value.is_floating_point() and max_norm < math.inf:
             square += (
                 float(torch.linalg.vector_norm(value.detach(), dtype=torch.float64))
                 ** 2

@@ -40,6 +40,7 @@ from fednotes.core.tensors import (
     nbytes,
     prefixed,
     require_like,
+    shapes_of,
     snapshot,
 )
 from fednotes.core.update import Tensors, Total, Update
@@ -52,8 +53,10 @@ from fednotes.training.compression import (
     encode,
     opened,
     require_code,
+    sent_shapes,
     sizes,
     told,
+    told_shapes,
 )
 from fednotes.training.row_adam import RowAdam
 from fednotes.training.server_steps import Aggregation, by_each, gathered
@@ -307,12 +310,16 @@ def run_cycles(federation: Federation, server: Server) -> State:
             *here, TRAIN, given, sent, cycle=number
         )  # an epoch at each site: Q_k^t
         if config.compression == "none":
+            server.require_returned(total, shapes_of(sent))
             mean = server.mean(total)  # [bert eq 1] Σ n_k/N Q_k^t
         else:
+            server.require_returned(total, told_shapes(sent, config.compression))
             sizes_told = server.mean(total)
             server.require_finite(sizes_told)
             code = agreed(sizes_told, config.compression, config.top_share)
             asked = federation.sum("send", code, weight=total.weight, sites=total.sites)
+            coded = sent_shapes(code, sent, config.compression, total.sites)
+            server.require_returned(asked, coded)
             changes = server.mean(opened(asked, sent, config.compression, total.sites))
             change = decode(changes, code, sent, config.compression)
             mean = {name: sent[name] + change[name] for name in sent}
@@ -390,6 +397,12 @@ class Server(RoundServer):
             return self.shared
         return {name: self.shared[name] for name in self._warm_up}
 
+    def require_returned(
+        self, total: Total, shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        """Check the names and shapes of what sites returned. Raises TrainingError."""
+        total.require(shapes)
+
     def mean(self, total: Total) -> dict[str, Tensor]:
         """The mean of what sites sent in a cycle, whatever they weigh it by."""
         return total.mean()
@@ -403,7 +416,7 @@ class Server(RoundServer):
         )
         self.round += 1
         self.metrics = {
-            "loss": total.metrics["loss"] / max(1.0, total.metrics["examples"])
+            "loss": total.metric("loss") / max(1.0, total.metric("examples"))
         }
 
     def require_finite(self, mean: Tensors) -> None:
@@ -620,12 +633,12 @@ class AveragingSite(SiteTasks):
         were just evaluated.
         """
         tensors = self._known(tensors)
-        if tensors.keys() != set(
-            self._warm_up if cycle < self._before else self.shared
-        ):
+        expected = set(self._warm_up if cycle < self._before else self.shared)
+        if odd := sorted(tensors.keys() ^ expected):
+            what = "is not among them" if odd[0] in tensors else "is missing"
             raise RefusedError(
                 f"site {self.id!r}: cycle {cycle} of the job trains other parameters than the "
-                f"{len(tensors)} that came"
+                f"{len(tensors)} that came: {odd[0]!r} {what}"
             )
         warming = tensors.keys() < self.shared.keys()
         if warming:

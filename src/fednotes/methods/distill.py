@@ -37,7 +37,7 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
 from fednotes.core.settings import checked
 from fednotes.core.store import write_text
-from fednotes.core.tensors import load_into, nbytes, require_like, snapshot
+from fednotes.core.tensors import load_into, nbytes, require_like, shapes_of, snapshot
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Total, Update, contribution
 from fednotes.data.batches import buckets
@@ -209,7 +209,7 @@ def _update_weights(federation: Federation, begun: Total, round: int) -> None:
     """
     if len(begun.included) < FEWEST_CONTRIBUTORS and round == 0:
         raise RefusedError(_too_few(len(begun.included)))
-    contributing = int(begun.metrics["contributing"])
+    contributing = int(begun.metric("contributing"))
     if min(contributing, len(begun.included)) >= FEWEST_CONTRIBUTORS:
         included = ",".join(begun.included)
         federation.sum(
@@ -242,13 +242,14 @@ class Server(RoundServer):
 
     def step(self, total: Total) -> None:
         """θ_{t+1} = Σ m_k θ_t^k."""
+        total.require(shapes_of(self.shared))
         self.shared = total.mean()  # [tagsets eq 1]
-        sentences = total.metrics["examples"]
+        sentences = max(1.0, total.metric("examples"))
         self.metrics = {
-            name: total.metrics[name] / sentences
+            name: total.metric(name) / sentences
             for name in ("loss", "source", "target")
         }
-        self.metrics["pseudo"] = total.metrics["pseudo"]
+        self.metrics["pseudo"] = total.metric("pseudo")
         self.round += 1
 
 

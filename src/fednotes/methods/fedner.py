@@ -36,7 +36,14 @@ from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import checked
-from fednotes.core.tensors import below, load_into, nbytes, prefixed, snapshot
+from fednotes.core.tensors import (
+    below,
+    load_into,
+    nbytes,
+    prefixed,
+    shapes_of,
+    snapshot,
+)
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import buckets
@@ -194,6 +201,10 @@ class Server(RoundServer):
 
     def mark(self, total: Total) -> None:
         """Take the rows that sites have marked."""
+        total.require(word_rows.mark_shapes(self.shared, self._tables))
+        self._take_rows(total)
+
+    def _take_rows(self, total: Total) -> None:
         self._rows = word_rows.marked(total.tensors, self._tables)
         self._most = max(self._most, total.sites)
 
@@ -205,16 +216,20 @@ class Server(RoundServer):
     def step(self, total: Total) -> None:
         """θ_s ← θ_s − α ∂L/∂θ_s by Adam; or θ_s ← the weighted mean of the sites' θ_s."""
         if self.config.exchange == "gradients":
+            total.require(
+                word_rows.gradient_shapes(self.shared, self._rows, self._tables)
+            )
             mean = total.mean()  # [fedner eq 2] Σ |S_i| ∂L^i/∂θ_s / Σ |S_j|
             gradient = word_rows.whole(mean, self.shared, self._rows)
             self._adam.step(gradient)  # [fedner eq 2]
             self._rows = {}
             if total.sites >= self._most:  # else marks of a site are missing
-                self.mark(total)
+                self._take_rows(total)
         else:
+            total.require(shapes_of(self.shared))
             self.shared = total.mean()  # [fedner eq 2]
         self.round += 1
-        self.metrics = {"loss": total.metrics["loss"] / total.weight}
+        self.metrics = {"loss": total.metric("loss") / total.weight}
 
     def state(self) -> State:
         """Everything that the next round depends on."""
@@ -401,10 +416,10 @@ class Site(MentionSite):
 
     def finish(self, tensors: Tensors) -> Update:
         """Personal epochs, back to the best tagger, test counts, save."""
+        # This also checks what came where a better tagger was kept.
+        load_into(self.shared, tensors)
         if self.best.tensors:
             load_into(self.model.trainable(), self.best.tensors)
-        else:
-            load_into(self.shared, tensors)
         self._personalise(self.config.personal_epochs)
         if not self.best.wanted and self._is_judged:
             self._last_score = self.counts("valid").scores()["strict"]["f1"]

@@ -204,6 +204,13 @@ class Server(averaging.Server):
 
     config: Config
 
+    def require_returned(
+        self, total: Total, shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        """Check what sites returned, with the numbers of notes behind each row."""
+        tags = self.config.shared_tags
+        total.require({**shapes, **({COUNTED: (len(tags),)} if tags else {})})
+
     def mean(self, total: Total) -> dict[str, Tensor]:
         """A row's mean is that of the sites that have its tag. Where none of them is in the sum
         the row stays as it is."""

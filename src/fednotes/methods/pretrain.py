@@ -29,7 +29,7 @@ from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import checked
 from fednotes.core.tensors import load_into, nbytes, snapshot
-from fednotes.core.update import Tensors, Update
+from fednotes.core.update import Tensors, Update, require_metrics
 from fednotes.data.clinical import sentences
 from fednotes.data.notes.sites import NoteSource, SiteNotes, fingerprint, pooled_notes
 from fednotes.encoders.features import default_cache
@@ -146,6 +146,7 @@ def train(federation: Federation, config: Config) -> State:
 
 def judged(metrics: Mapping[str, float]) -> dict[str, float]:
     """Held-out loss and accuracy over all sites' masked tokens."""
+    require_metrics(metrics, "examples", "loss", "right", "pairs", "pairs_right")
     masked = scores(metrics).get("masked")
     if masked is None:
         return {"held_out": -math.inf}

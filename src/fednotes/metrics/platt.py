@@ -9,6 +9,7 @@ import numpy as np
 LEAST_SLOPE = (
     0.1  # of a calibrated probability's log-odds, for a standard deviation of the score
 )
+PLATT_SUMS = 10  # numbers of each classifier in `platt_sums`
 _Sums = Callable[[np.ndarray], np.ndarray]
 
 

@@ -40,6 +40,7 @@ from fednotes.core.tensors import (
     load_into,
     nbytes,
     prefixed,
+    shapes_of,
     snapshot,
 )
 from fednotes.core.types import Document, SiteData
@@ -184,9 +185,9 @@ def train(federation: Federation, config: Any, how: Privately) -> State:
     agreed: Tensors = below(resumed.tensors, AGREED) if resumed else {}
     counting = how.first(config)
     if counting and counting.agree and resumed is None:
-        counts = (
-            federation.sum(COUNTS, round=0).tensors[COUNTS].double() * promise.counted
-        )
+        total = federation.sum(COUNTS, round=0)
+        total.require({COUNTS: (counting.size(config),)})
+        counts = total.tensors[COUNTS].double() * promise.counted
         deviation = promise.counted * SCALE * math.sqrt(max(1, config.sites))
         agreed = counting.agree(config, counts.numpy(), deviation)
         federation.sum("begin", agreed)
@@ -229,6 +230,8 @@ class Server(RoundServer):
     def step(self, total: Total) -> None:
         """θ_s ← θ_s − α (Σ clipped g_u + noise) / N, by Adam."""
         # [abadi descent]
+        shapes = shapes_of(self.shared)  # in each of two stages, of what learns there
+        total.require({name: shapes[name] for name in total.tensors if name in shapes})
         gradient = {
             n: (value * self._unit).float() for n, value in total.tensors.items()
         }
@@ -237,6 +240,7 @@ class Server(RoundServer):
 
     def judge(self, total: Total) -> None:
         """F1 of what the sites' noisy counts say."""
+        total.require({COUNTS: (MENTIONS.size(self.config),)})
         right, found, gold = (total.tensors[COUNTS].double() * self._counted).tolist()
         self.metrics["valid_f1"] = min(
             1.0, max(0.0, 2 * right / max(1.0, found + gold))

@@ -47,6 +47,21 @@ def told(change: Tensors, compression: Compression) -> dict[str, Tensor]:
     }
 
 
+def told_shapes(like: Tensors, compression: Compression) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what `told` gives for changes of these tensors."""
+    return {name: (len(_rows(value, compression)),) for name, value in like.items()}
+
+
+def sent_shapes(
+    code: Tensors, like: Tensors, compression: Compression, sites: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what `encode` sends of changes of these tensors."""
+    if compression != "packed":
+        return {name: (len(chosen), BLOCK) for name, chosen in code.items()}
+    _, digits = _base(sites)
+    return {name: (-(-value.numel() // digits),) for name, value in like.items()}
+
+
 def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, Tensor]:
     """The code, from the weighted means of what sites told.
 
@@ -145,12 +160,12 @@ def opened(total: Total, like: Tensors, compression: Compression, sites: int) ->
     """
     if compression != "packed":
         return total
-    if total.metrics["part"] > sites * (1 + 1e-9):
+    if total.metric("part") > sites * (1 + 1e-9):
         raise TrainingError("a site sent a change in a code that it had no part in")
     found = dict(total.tensors)
     for name, value in like.items():
         found[name] = _digits(found[name], value.numel(), sites).reshape(value.shape)
-    return replace(total, tensors=found, weight=total.metrics["part"])
+    return replace(total, tensors=found, weight=total.metric("part"))
 
 
 def decode(

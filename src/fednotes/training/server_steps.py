@@ -37,6 +37,7 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, TrainingError, nearest
 from fednotes.core.federation import Federation, Option
 from fednotes.core.settings import checked
+from fednotes.core.tensors import shapes_of
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.training.sites import Number, Size
 
@@ -131,6 +132,8 @@ def gathered(
         return federation.sum(task, tensors, **options)
     updates = federation.each(task, tensors, **options)
     total = Total.of(updates.values())  # which compares names and shapes
+    if start:
+        total.require(shapes_of(start))
     trained = {site: update for site, update in updates.items() if update.weight > 0}
     if len(trained) < (least := least_sites(config)):
         raise TrainingError(

@@ -17,7 +17,7 @@ from pydantic import AllowInfNan
 from torch import Tensor
 
 from fednotes.core.counts import round_count, round_counts
-from fednotes.core.errors import ConfigError, LossError
+from fednotes.core.errors import ConfigError, LossError, TrainingError
 from fednotes.core.federation import Federation, MethodSite, State
 from fednotes.core.seeds import Draws
 from fednotes.core.store import write_json
@@ -238,15 +238,23 @@ def agree_on_shares(federation: Federation) -> tuple[int, int]:
     """Let every site learn Σ_j |S_j|, all sites' examples, and so its part of a mini-batch.
 
     Returns Σ_j |S_j| and the sum of the parts, about the job's batch_size.
-    Raises ConfigError where there is no example.
+    Raises ConfigError where there is no example, TrainingError for sums that no sites have.
     """
-    examples = int(federation.sum("count").metrics["examples"])
+    examples = int(federation.sum("count").metric("examples"))
     if examples == 0:
         raise ConfigError(
             "no site has a training sentence: check the paths and `fraction`"
         )
-    batch = federation.sum("take_share", examples=examples).metrics["share"]
-    return examples, int(batch)
+    if examples < 0:
+        raise TrainingError(
+            f"the sites' numbers of examples add up to {examples:,}: one is wrong"
+        )
+    batch = int(federation.sum("take_share", examples=examples).metric("share"))
+    if batch < 1:
+        raise TrainingError(
+            f"the sites' parts of a mini-batch add up to {batch:,}: one is wrong"
+        )
+    return examples, batch
 
 
 def part_of(batch: int, size: int, examples: int, least: int = 1) -> int:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import TrainingError
-from fednotes.core.tensors import load_into, require_like
+from fednotes.core.tensors import load_into, require_like, shapes_of
 from fednotes.core.update import Tensors
 from fednotes.training.sites import rising
 
@@ -38,6 +38,25 @@ def tables(shared: Tensors) -> tuple[str, ...]:
     return tuple(
         n for n, v in shared.items() if n.startswith("words.") and len(v) >= LEAST
     )
+
+
+def mark_shapes(shared: Tensors, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the marks of these tables."""
+    return {name + MARKS: (len(shared[name]),) for name in names}
+
+
+def gradient_shapes(
+    shared: Tensors, rows: Rows, names: tuple[str, ...]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what a site returns from a round of gradients.
+
+    Args:
+        shared: All parameters that sites share.
+        rows: The rows of tables that were sent.
+        names: The tables that travel by rows.
+    """
+    sent = {name: (len(ids), *shared[name].shape[1:]) for name, ids in rows.items()}
+    return shapes_of(shared) | sent | mark_shapes(shared, names)
 
 
 def marked(total: Tensors, names: tuple[str, ...]) -> dict[str, Tensor]:

@@ -186,7 +186,7 @@ class _Engine(Deployed):
         """As the federation's own."""
         total = super().sum(task, tensors, **options)
         if task == "count":
-            self.progress.plan([int(total.metrics["examples"])])
+            self.progress.plan([int(total.metric("examples"))])
         return total
 
 

@@ -75,12 +75,19 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import build
-from fednotes.core.tensors import below, load_into, prefixed, restoring, taken
-from fednotes.core.update import Tensors, Total, Update
+from fednotes.core.tensors import (
+    below,
+    load_into,
+    prefixed,
+    restoring,
+    shapes_of,
+    taken,
+)
+from fednotes.core.update import Tensors, Total, Update, require_metrics
 from fednotes.methods.averaging import AveragingSite, Server, private_by, run_cycles
 from fednotes.methods.averaging import private_rounds as averaging_rounds
 from fednotes.metrics.classification import ClassCounts
-from fednotes.metrics.platt import fit_platt
+from fednotes.metrics.platt import PLATT_SUMS, fit_platt
 from fednotes.privacy.promise import Unit
 from fednotes.privacy.secure_sum.crypto import digest
 from fednotes.privacy.training import Counting, owner_of
@@ -232,8 +239,8 @@ class Site(MethodSite):
         within = len(known) and 0 <= known[0] <= known[-1] < self.data.space.width
         if not within or (np.diff(known) <= 0).any():
             raise RefusedError(
-                f"site {self.id!r}: the concepts to know are not places in the dictionary's "
-                f"list of {self.data.space.width:,}, each at most once and in order"
+                f"site {self.id!r}: {KNOWN!r}, the concepts to know are not places in the "
+                f"dictionary's list of {self.data.space.width:,}, each at most once and in order"
             )
         return known.copy()  # in one process the tensor is the server's
 
@@ -245,12 +252,13 @@ class Site(MethodSite):
     def agree_codes(self, tensors: Tensors) -> None:
         """Raises RefusedError for outputs or concepts that are none of the job's."""
         candidates = self.config.candidates
-        given = tensors.get("chosen")
-        chosen = given.tolist() if given is not None and given.dim() == 1 else [-1]
+        given = tensors.get("chosen", torch.zeros(0))
+        fits = given.dtype == torch.int64 and given.dim() == 1
+        chosen = given.tolist() if fits else [-1]
         if len(set(chosen) & set(range(len(candidates)))) < len(chosen):
             raise RefusedError(
-                f"site {self.id!r}: the codes to predict are not places in the job's list of "
-                f"{len(candidates)}, each at most once"
+                f"site {self.id!r}: 'chosen', the codes to predict, are not places in the job's "
+                f"list of {len(candidates)}, each at most once"
             )
         known = self._known_concepts(tensors) if KNOWN in tensors else None
         self._learn_codes([candidates[at] for at in chosen], known)
@@ -433,8 +441,9 @@ def agreed_outputs(federation: Federation, config: Config) -> tuple[str, ...]:
 
     Sites count over a public list, so the sum names no category that a site alone has.
     """
-    counts = federation.sum("count_codes").tensors["patients"]
-    return frequent_codes(counts.numpy(), config)
+    total = federation.sum("count_codes")
+    total.require({"patients": (len(config.candidates),)})
+    return frequent_codes(total.tensors["patients"].numpy(), config)
 
 
 def agreed_concepts(federation: Federation, config: Config) -> Tensor | None:
@@ -445,8 +454,9 @@ def agreed_concepts(federation: Federation, config: Config) -> Tensor | None:
     """
     if not config.least_occurrences or config.space.dense:
         return None
-    counts = federation.sum("count_concepts").tensors["occurrences"]
-    return frequent(counts, config.least_occurrences)
+    total = federation.sum("count_concepts")
+    total.require({"occurrences": (config.space.width,)})
+    return frequent(total.tensors["occurrences"], config.least_occurrences)
 
 
 class _CodeServer(Server):
@@ -481,7 +491,9 @@ def _codes(federation: Federation, config: Config, resumed: State | None) -> Sta
         resumed = replace(resumed, tensors=kept)
     parameters = initial(config, len(outputs), told.get(KNOWN))
     if config.vectors and resumed is None:
-        parameters |= gathered(federation, config, "first_vectors", told, {}).mean()
+        total = gathered(federation, config, "first_vectors", told, {})
+        total.require({"embedding": tuple(parameters["embedding"].shape)})
+        parameters |= total.mean()
     server = _CodeServer(config, parameters, judged, resumed)
     server.outputs, server.known = outputs, told
     run_cycles(federation, server)  # [phenotype algorithm 1 stage 1]
@@ -557,7 +569,7 @@ def _phenotypes(
         # [phenotype algorithm 1 stage 2] W'_k
         total = federation.sum("train", shared, cycle=cycle.number)
         shared = averaged(shared, total)  # [phenotype algorithm 1 stage 2]
-        metrics = {"loss": total.metrics["loss"] / max(1.0, total.metrics["examples"])}
+        metrics = {"loss": total.metric("loss") / max(1.0, total.metric("examples"))}
         number = cycle.number + 1 - before
         evaluated = (
             number % config.evaluate_every == 0 or number == config.classifier_cycles
@@ -585,6 +597,9 @@ def averaged(shared: Tensors, total: Total) -> dict[str, Tensor]:
 
     Sites send sums over their patients; a classifier that no site trained stays as it is.
     """
+    total.require(
+        {**shapes_of(shared), "patients": tuple(shared["svm.intercept"].shape)}
+    )
     patients = total.tensors["patients"]  # (machines,) N' of each classifier
     safe = patients.clamp(min=1)
     return {
@@ -601,6 +616,11 @@ def _first_machines(
 
     Raises TrainingError where no patient is labelled.
     """
+    by_concept = config.model.representation == "none" and not config.space.dense
+    shapes = dict.fromkeys(LABELS, (len(config.phenotypes),))
+    counted.require(
+        shapes | ({"frequencies": (config.space.width,)} if by_concept else {})
+    )
     counts = {name: counted.tensors[name].numpy() for name in LABELS}
     if not sum(float(each.sum()) for each in counts.values()):
         raise TrainingError(
@@ -617,7 +637,7 @@ def _first_machines(
         width = len(first.tensors["network.hidden_bias"])
     elif not config.space.dense:
         frequencies = counted.tensors["frequencies"].numpy()
-        patients = round(counted.metrics["patients"])
+        patients = round(counted.metric("patients"))
         prepared["idf"] = torch.from_numpy(
             inverse_document_frequencies(frequencies, patients)
         )
@@ -637,7 +657,9 @@ def _calibrated(
 
     def sums(platt: np.ndarray) -> np.ndarray:
         sent = {**shared, "platt": torch.from_numpy(platt)}
-        return federation.sum("calibrate", sent).tensors["sums"].numpy()
+        total = federation.sum("calibrate", sent)
+        total.require({"sums": (len(machines.machines), PLATT_SUMS)})
+        return total.tensors["sums"].numpy()
 
     return {"platt": torch.from_numpy(fit_platt(sums, len(machines.machines)))}
 
@@ -651,6 +673,7 @@ def judged(metrics: Mapping[str, float]) -> dict[str, float]:
         return {"held_out": scores["macro"]["f1"], "valid_f1": scores["macro"]["f1"]}
     if not metrics.get("pairs"):
         return {"held_out": -math.inf}
+    require_metrics(metrics, "loss")
     loss = metrics["loss"] / metrics["pairs"]
     return {"held_out": -loss, "valid_loss": loss}
 
