@@ -200,6 +200,11 @@ class SiteHost:
 
     def _do(self, request: Request, frame: Frame) -> bytes:
         """Run a task of the method; what goes wrong leaves no trace in the site's state."""
+        if request.number <= (counted := request.counted[self._name]):
+            raise RefusedError(
+                f"site {self._name!r}: request {request.number} claims to follow request "
+                f"{counted}: what a site keeps is ordered by these numbers"
+            )
         site = self._ready()
         if request.task not in site.tasks:
             raise RefusedError(f"site {self._name!r} has no task {request.task!r}")

@@ -71,12 +71,21 @@ def one_layout() -> Iterator[None]:
 class Case(Net):
     """Three sites with rules and ledgers, all needed in each sum, and the server that lies.
 
-    lies: by task, what changes the requests to all but the victim.
+    lies: by task, what changes the requests to all but the victim. rules: of each site. secure:
+    whether the job's sums are secure.
     """
 
-    def __init__(self, folder: Path, threshold: int = 3) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        threshold: int = 3,
+        rules: Rules = OPEN,
+        *,
+        secure: bool = True,
+    ) -> None:
         super().__init__({}, folder)
         self.threshold, self.lies = threshold, dict[str, Lie]()
+        self.rules, self.secure = rules, secure
         self.told = {site: list[str]() for site in SITES}
         for site in SITES:
             self.begin(site)
@@ -87,18 +96,16 @@ class Case(Net):
         return self.server._members
 
     def begin(self, site: str) -> None:
-        kit, rules = (
-            self.folder / "kits" / site,
-            {"secure": True, "threshold": self.threshold},
-        )
+        kit = self.folder / "kits" / site
+        rules: Any = {"secure": self.secure, "threshold": self.threshold}
         settle(kit, TABLE, approve=True, by="a test")
         self.hosts[site] = SiteHost(
             lambda: Toy(site),
             self.folder / site,
             job=JOB,
             name=site,
-            guard=SiteGuard(kit, site, "run", TABLE, lambda: OPEN, **rules),
-            sealer=seal_of(self.folder, site, self.threshold),
+            guard=SiteGuard(kit, site, "run", TABLE, lambda: self.rules, **rules),
+            sealer=seal_of(self.folder, site, self.threshold) if self.secure else None,
             tell=self.told[site].append,
         )
 
@@ -117,6 +124,8 @@ class Case(Net):
 
     def served(self, patience: Patience = STRICT) -> Any:
         """A server that was just started."""
+        if not self.secure:
+            return self.engine(SITES, patience)
         record = self.folder / OPENED
         summing = SecureSum(SITES, job=JOB, threshold=self.threshold, record=record)
         return self.engine(SITES, patience, summing=summing)
@@ -483,3 +492,123 @@ def test_an_older_exchange_is_not_opened_in_a_newer_tasks_name(tmp_path: Path) -
     reply = case.ask("a", request)
     assert "masked nothing in it" in reply.refusal
     assert len(seal._opened._survivors) == questions
+
+
+# what a server asks for by single updates, and what it says after a start of its own
+
+EACH = replace(OPEN, individual_updates=True, share_scores=True)
+
+
+def looks_at_each(request: Request) -> Request:
+    return replace(request, each=True)
+
+
+def test_under_the_secure_sum_no_update_leaves_by_each(tmp_path: Path) -> None:
+    """A server that says it looks at single updates gets masked ones, where sites permit it."""
+    case = Case(tmp_path, rules=EACH)
+    case.prepared()
+    case.lies = {"train": looks_at_each}
+    assert case.server.sum("train", X, round=0).included == SITES
+    asked = {request.number for _, request, _ in case.sent if request.task == "train"}
+    replies = [decode_reply(frame) for _, frame in case.came]
+    answers = [reply for reply in replies if reply.number in asked]
+    assert len(answers) == len(SITES)
+    assert all(reply.update == Update() for reply in answers)
+    assert all(set(reply.attached.tensors) == {"words"} for reply in answers)
+
+
+def test_a_site_that_does_not_permit_it_answers_no_request_for_each(case: Case) -> None:
+    """Its rules stand above what the server says of a request, whatever the job was."""
+    case.lies = {"train": looks_at_each}
+    assert "refused by individual_updates" in case.refuses("train", X, round=0)
+    for site in ("b", "c"):
+        assert case.hosts[site]._journal.last == case.members.counted[site]
+
+
+@pytest.mark.parametrize("way", ["each", "sum", "secure sum"])
+def test_a_site_counts_its_updates_itself_whatever_round_a_server_claims(
+    way: str, tmp_path: Path
+) -> None:
+    """With two rounds permitted: a server that is started again, sends all sites back, and calls
+    every round the first one gets no third update of other parameters."""
+    case = Case(tmp_path, rules=replace(EACH, max_rounds=2), secure=way == "secure sum")
+    case.prepared()
+    start = dict(case.members.counted)
+
+    def asks(size: float) -> Any:
+        number = case.members.number
+        case.server = case.served()
+        case.members.number = number
+        case.members.prepared.update(dict.fromkeys(SITES, 2))
+        next(case.server.rounds(0, 9))
+        case.stand(start)
+        ask = case.server.each if way == "each" else case.server.sum
+        return ask("train", {"x": torch.full((4,), size)}, round=0)
+
+    first = asks(1.0)
+    again = asks(1.0)  # the same answer once more, as after a fault
+    if way == "each":
+        assert all(
+            torch.equal(first[s].tensors["least"], again[s].tensors["least"])
+            for s in SITES
+        )
+    else:
+        torch.testing.assert_close(first.tensors["least"], again.tensors["least"])
+    asks(2.0)
+    with pytest.raises(TrainingError, match="refused by max_rounds"):
+        asks(3.0)
+
+
+@pytest.mark.parametrize("claimed", ["a round before", "the round's end", "new"])
+def test_a_server_that_was_started_again_moves_no_site_alone(
+    claimed: str, case: Case
+) -> None:
+    """Its checkpoint, as it tells of it, has one site somewhere else than it was."""
+    stood = []
+    for turn in case.server.rounds(0, 2):
+        stood.append(dict(case.members.counted))
+        case.play(turn)
+    own = {"a round before": stood[1][VICTIM], "the round's end": None, "new": 0}[
+        claimed
+    ]
+    others = {site: number for site, number in stood[1].items() if site != VICTIM}
+    case.server = case.served()
+    assert case.server.resume().round == 2
+    next(case.server.rounds(2, 9))
+    case.stand(others if own is None else {VICTIM: own})
+    case.members.prepared[VICTIM] = 2
+    case.refuses("train", X, round=2)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_history_that_a_started_server_makes_up_is_nobodys(
+    lost: bool, case: Case
+) -> None:
+    """Sites that have their own do not hear of it; one that lost its disk takes it, and then has
+    no sum with the others."""
+    for turn in case.server.rounds(0, 2):
+        case.play(turn)
+    if lost:
+        del case.hosts["b"]
+        shutil.rmtree(case.folder / "b")
+        case.begin("b")
+    case.server = case.served()
+    case.server._summing._history = b"\1" * 32
+    next(case.server.rounds(2, 9))
+    if lost:
+        assert "was asked something else" in case.refuses("train", X, round=2)
+    else:
+        assert case.server.sum("train", X, round=2).included == SITES
+
+
+def test_a_request_that_claims_to_follow_a_later_one_is_refused(case: Case) -> None:
+    """A site that did it would keep it as if it had come before, and what it keeps on disk would
+    not be what led to its state."""
+    case.server.sum("train", X, round=0)
+    counted = dict(case.members.counted)
+    kept = case.hosts["a"]._journal.last
+    for number in (1, counted["a"]):
+        request = case.members.request("train", tensors=X, options={"round": 0})
+        late = replace(request, run=request.run + 1, number=number)
+        assert "claims to follow request" in case.ask("a", late).refusal
+        assert case.hosts["a"]._journal.last == kept
