@@ -1,0 +1,319 @@
+"""What a server that lies reads of single sentences and patients, by parameters made for it.
+
+    python tools/trap.py [--traps words patients] [--settings NAME …] [--seeds 1 2 3]
+
+A dishonest server does not send the parameters that a job begins with. It sends trap weights, under
+which nothing but chosen sentences or patients has a gradient (Fowl et al. 2022, "Robbing the Fed";
+Boenisch et al. 2023, "When the curious abandon honesty"). The jobs are generated ones of three
+sites. The sites run their own code, with its mini-batches, dropout and local steps, and the sum is
+the one that the engine gives: with the secure sum the server sees the sum over all sites alone.
+
+    words      Each convolution of a light tagger answers to one chosen word and to nothing else, so
+               its update is the sum of the windows around that word. Success is the share of the
+               chosen words whose two neighbours in the site's sentence are both named, among all
+               words of the table. A chosen word that stands more than once in the sum counts too.
+    patients   Each hidden unit of the phenotyping network answers to one chosen concept, so its
+               update moves the vectors of that patient's concepts alone. Success is the share of
+               the chosen concepts for which exactly the concepts of one patient are named. They are
+               drawn among those that one patient of all sites has.
+
+The control is the same reading of an update of honest parameters. What is chosen is drawn among
+what the first site has in the update: the server would go through a list of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.core.update import Tensors, Total
+from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.job import load_sites
+from fednotes.jobs.job_file import parse_job
+
+SITES, SENTENCES, PATIENTS = 3, 120, 120
+BUCKETS, WIDTH = 1000, 64  # of the word table, which travels whole
+CHOSEN = 12  # words or concepts of one trap
+GATE = 0.6  # part of a whole match from which on a unit answers, so that dropout leaves it open
+KNOCK = 1e3  # bias under which a unit never answers
+LEAST_SHARE = (
+    5e-3  # of a patient's concepts, from which on a unit answers to the chosen one
+)
+
+
+class Reached(Exception):
+    """The update was taken."""
+
+
+class LyingServer(InProcess):
+    """The engine of a simulation, with a server that changes what it sends.
+
+    trap: makes the tensors of a request anew. task: the one whose sum is taken.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[Any],
+        trap: Callable[[Tensors], Tensors],
+        task: str,
+        *,
+        secure: bool,
+    ) -> None:
+        super().__init__(sites, secure=secure)
+        self._trap, self._task, self.sent = trap, task, dict[str, Tensor]()
+
+    def sum(
+        self, task: str, tensors: Tensors | None = None, /, **options: Any
+    ) -> Total:
+        """Send a trap in place of parameters; raise Reached once the update is there."""
+        given = self._trap(tensors) if tensors else tensors
+        self.sent |= {name: value.clone() for name, value in (given or {}).items()}
+        total = super().sum(task, given, **options)
+        if task == self._task:
+            self.total = total
+            raise Reached
+        return total
+
+
+def taken(method: Any, config: Any, server: LyingServer) -> Tensors:
+    """What the server learns: a gradient, or the change of what it sent."""
+    with suppress(Reached):
+        method.train(server, config)
+    mean = server.total.mean(torch.float64)
+    if server._task == "gradients":
+        return {name: -value for name, value in mean.items()}
+    return {name: value - server.sent[name].double() for name, value in mean.items()}
+
+
+# ---- words of a light tagger ---------------------------------------------------------------------
+
+
+def codes(rows: int, width: int, seed: int) -> Tensor:
+    """(rows, width) of ±1, no two alike but by chance."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 2, (rows, width), generator=generator).float() * 2 - 1
+
+
+def words_trap(chosen: Sequence[int], seed: int) -> Callable[[Tensors], Tensors]:
+    """Parameters under which convolution j answers to word `chosen[j]` alone."""
+
+    def trap(tensors: Tensors) -> Tensors:
+        if "cnn.weight_3" not in tensors:
+            return tensors
+        made = {name: value.clone() for name, value in tensors.items()}
+        made["words.hashed"] = codes(BUCKETS, WIDTH, seed)
+        weight, bias = made["cnn.weight_3"].zero_(), made["cnn.bias_3"].fill_(-KNOCK)
+        for unit, word in enumerate(chosen):
+            weight[1, unit, :WIDTH] = made["words.hashed"][word]
+            bias[unit] = -GATE * WIDTH
+        return made
+
+    return trap
+
+
+def named_neighbours(
+    change: Tensors, sent: Tensors, chosen: Sequence[int]
+) -> list[tuple[int, int]]:
+    """The words that are read before and after each chosen one."""
+    table = sent["words.hashed"].double()
+    unit = torch.nn.functional.normalize(table, dim=1)
+    found = []
+    for number, word in enumerate(chosen):
+        rows = change["cnn.weight_3"][:, number, : table.shape[1]]
+        sign = torch.sign(rows[1] @ table[word])
+        before, after = (int((sign * rows[at] @ unit.T).argmax()) for at in (0, 2))
+        found.append((before, after))
+    return found
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One job. table: of it. task: whose sum tells."""
+
+    table: Mapping[str, Any]
+    task: str
+
+
+LIGHT = {
+    "tagger": "cnn-clstm-crf",
+    "hashed_words": BUCKETS,
+    "word_dim": WIDTH,
+    "char_dim": 8,
+    "char_filters": 16,
+    "cnn_filters": 32,
+    "lstm_units": 32,
+}
+
+
+def fedner(batch: int, **training: Any) -> Setting:
+    """FedNER with so many sentences of each site in a mini-batch."""
+    given = {"batch_size": SITES * batch, "least_share": 1, "epochs": 1, **training}
+    task = "train" if training else "gradients"
+    return Setting({"method": "fedner", "training": given, "model": LIGHT}, task)
+
+
+def distilled(method: str, **training: Any) -> Setting:
+    """An epoch of a method that averages light taggers."""
+    given = {"weighting": False, "rounds": 2, "learning_rate": 1e-3, **training}
+    return Setting({"method": method, "training": given, "model": LIGHT}, "train")
+
+
+WORDS = {
+    "fedner, 1 sentence": fedner(1),
+    "fedner, 8 sentences": fedner(8),
+    "fedner, 32 sentences": fedner(32),
+    "fedner, an epoch of Adam": fedner(8, exchange="weights"),
+    "distill, an epoch of Adam": distilled("distill"),
+    "adversarial, an epoch of Adam": distilled("adversarial"),
+}
+
+
+def opened(
+    setting: Setting, seed: int, synthetic: Mapping[str, Any]
+) -> tuple[Any, Any, Any]:
+    """The method, its settings and the sites' data."""
+    table = {**setting.table, "seed": seed, "synthetic": synthetic}
+    job = parse_job(table, "trap", Path(), "trap")
+    data = load_sites(job).data
+    return job.module, job.module.for_sites(job.config, data), data
+
+
+def windows(site: Any, sentences: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
+    """Word → the words before and after it, each time that it stands between two."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    corpus = site.train_set
+    for sentence in sentences:
+        tokens = slice(*corpus.encoded.bounds[sentence : sentence + 2])
+        words = corpus.hashed.numpy()[corpus.encoded.form[tokens]].tolist()
+        for before, word, after in zip(words, words[1:], words[2:], strict=False):
+            found.setdefault(word, []).append((before, after))
+    return found
+
+
+def words_read(setting: Setting, seed: int, *, secure: bool, honest: bool) -> float:
+    """The share of the chosen words whose neighbours are named."""
+    method, config, data = opened(
+        setting, seed, {"sites": SITES, "sentences": SENTENCES}
+    )
+    sites = [method.Site(each, config) for each in data]
+    first, there = sites[0], dict[int, list[tuple[int, int]]]()
+    chosen = list[int]()
+
+    def trap(tensors: Tensors) -> Tensors:
+        if not chosen:  # once the sites have agreed on the size of their mini-batches
+            by_batch = setting.task == "gradients"
+            there.update(
+                windows(
+                    first, first._batch(0) if by_batch else range(first.num_examples)
+                )
+            )
+            order = np.random.default_rng(seed).permutation(sorted(there))
+            chosen.extend(int(word) for word in order[:CHOSEN])
+        return tensors if honest else words_trap(chosen, seed)(tensors)
+
+    server = LyingServer(sites, trap, setting.task, secure=secure)
+    change = taken(method, config, server)
+    named = named_neighbours(change, server.sent, chosen)
+    return fmean(pair in there[word] for word, pair in zip(chosen, named, strict=True))
+
+
+# ---- patients ------------------------------------------------------------------------------------
+
+STAGE_1 = {
+    "method": "phenotype",
+    "training": {
+        "systems": ["icd9"],
+        "minimum": 5,
+        "min_patients": 0,
+        "local_epochs": 1,
+    },
+    "model": {"network": {"embedding": 100, "hidden": 64}},
+}
+PATIENT_JOBS = {"phenotype, an epoch of Adam": Setting(STAGE_1, "train")}
+
+
+def patients_trap(chosen: Sequence[int]) -> Callable[[Tensors], Tensors]:
+    """A network whose hidden unit j answers to concept `chosen[j]` alone."""
+
+    def trap(tensors: Tensors) -> Tensors:
+        if "hidden_weight" not in tensors:
+            return tensors
+        made = {name: value.clone() for name, value in tensors.items()}
+        table, weight = made["embedding"].zero_(), made["hidden_weight"].zero_()
+        made["hidden_bias"].fill_(-KNOCK)
+        made["output_bias"].zero_()
+        for unit, concept in enumerate(chosen):
+            table[concept, unit] = 1.0
+            weight[unit, unit] = KNOCK
+            made["hidden_bias"][unit] = -KNOCK * LEAST_SHARE
+        return made
+
+    return trap
+
+
+def patients_read(setting: Setting, seed: int, *, secure: bool, honest: bool) -> float:
+    """The share of the chosen concepts, one a trap, by which one patient is told apart."""
+    hits = []
+    rng = np.random.default_rng(seed)
+    for _ in range(CHOSEN // 3):
+        generated = {"sites": SITES, "patients": PATIENTS}
+        method, config, data = opened(setting, seed, generated)
+        sites = [method.Site(each, config) for each in data]
+        cohorts = [each.coded(each.train).bags.counts() for each in data]
+        owners = [concepts for _, concepts, _ in cohorts]
+        often = np.bincount(np.concatenate(owners))
+        row, concepts, _ = cohorts[0]
+        chosen = int(rng.choice(concepts[often[concepts] == 1]))
+        trap = (lambda tensors: tensors) if honest else patients_trap([chosen])
+        server = LyingServer(sites, trap, setting.task, secure=secure)
+        change = taken(method, config, server)
+        moved = change["embedding"].abs().sum(1) > 0
+        named = set(torch.nonzero(moved).flatten().tolist())
+        (owner,) = row[concepts == chosen]
+        hits.append(named == set(concepts[row == owner].tolist()))
+    return fmean(hits)
+
+
+TRAPS = {"words": (WORDS, words_read), "patients": (PATIENT_JOBS, patients_read)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a row for each setting: mean and standard deviation over seeds, in percent."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--traps", nargs="+", default=[*TRAPS], choices=[*TRAPS])
+    parser.add_argument(
+        "--settings", nargs="+", help="names of settings; all if left out"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    print("| trap | job | trap weights | with the secure sum | honest parameters |")
+    print("|---|---|---:|---:|---:|")
+    for trap in given.traps:
+        settings, read = TRAPS[trap]
+        for name, setting in settings.items():
+            if given.settings and name not in given.settings:
+                continue
+            cells = []
+            for options in (
+                {"secure": False, "honest": False},
+                {"secure": True, "honest": False},
+                {"secure": False, "honest": True},
+            ):
+                found = [100 * read(setting, seed, **options) for seed in given.seeds]
+                spread = stdev(found) if len(found) > 1 else 0.0
+                cells.append(f"{fmean(found):.0f} ± {spread:.0f}")
+            print(f"| {trap} | {name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
