@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.core.settings import path_of
+from fednotes.core.settings import over, path_of
 from fednotes.core.types import Document
 from fednotes.data import formats
 from fednotes.data.encodings import AUTO
@@ -24,7 +24,7 @@ from fednotes.jobs.checking import Checked, check_against, check_files, check_jo
 from fednotes.jobs.evaluation import Evaluation
 from fednotes.jobs.inputs import inputs_of
 from fednotes.jobs.job import Job
-from fednotes.jobs.job_file import built_in_jobs, load_table, over, parse_job
+from fednotes.jobs.job_file import built_in_jobs, load_table, parse_job
 from fednotes.jobs.models import MentionModel, PatientModel, folder_of, load
 from fednotes.jobs.predict import evaluate_documents, gold_of
 from fednotes.jobs.results import RunResult

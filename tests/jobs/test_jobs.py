@@ -16,14 +16,16 @@ import pytest
 
 from fednotes import __version__, methods
 from fednotes.apps.phenotyping.features import ConceptsConfig
+from fednotes.apps.phenotyping.job_tables import (
+    PatientsConfig,
+    SyntheticPatientsConfig,
+)
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
 from fednotes.core.types import SiteData, TagSet
 from fednotes.jobs.job import (
     Job,
-    PatientsConfig,
     SilosConfig,
-    SyntheticPatientsConfig,
     TagsConfig,
 )
 from fednotes.jobs.job_file import (
@@ -374,16 +376,14 @@ def test_tables_of_patients_become_configs() -> None:
     assert made.data == "patients"
     assert made.sites["a"] == PatientsConfig(("x", "y"), codes="z", codes_format="omop")
     assert made.sites["b"].notes == ("w",)
-    assert made.patients is not None
-    assert made.patients.concepts == ConceptsConfig(
+    assert made.kind_tables.concepts == ConceptsConfig(
         "terms.tsv", scopes=("EXACT",), most=5
     )
-    assert made.patients.concepts.options == {"scopes": ("EXACT",)}
-    assert made.patients.held_out == ("icd9:401", "icd9:274", "icd9proc:81", "icd9:250")
+    assert made.kind_tables.concepts.options == {"scopes": ("EXACT",)}
+    assert made.kind_tables.held_out == ("icd9:401", "icd9:274", "icd9proc:81", "icd9:250")
     generated = of_patients(synthetic={"patients": 50}, concepts={"context": "mark"})
     assert generated.synthetic == SyntheticPatientsConfig(3, 50)
-    assert generated.patients is not None
-    assert generated.patients.concepts == ConceptsConfig("synthetic", context="mark")
+    assert generated.kind_tables.concepts == ConceptsConfig("synthetic", context="mark")
 
 
 @pytest.mark.parametrize(

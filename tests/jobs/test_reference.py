@@ -17,10 +17,10 @@ import pytest
 
 from fednotes import methods
 from fednotes.core.settings import read_toml
+from fednotes.jobs import kinds
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import (
     FILLED_IN,
-    KINDS,
     TopConfig,
     built_in_jobs,
     load_job,
@@ -324,7 +324,7 @@ def test_every_key_says_what_it_does() -> None:
 
 def test_no_field_is_described_that_a_class_does_not_have() -> None:
     classes = [TopConfig, *(methods.find(name).Config for name in methods.names())]
-    for cls in [*classes, *(kind.sites for kind in KINDS.values())]:
+    for cls in [*classes, *(kind.sites for kind in kinds.all_kinds())]:
         names = {field.name for field in fields(cls)}
         about, meanings = documented(cls)
         assert set(meanings) >= names - {"model"}, cls

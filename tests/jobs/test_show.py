@@ -68,7 +68,7 @@ def test_what_is_shown_is_the_job_that_runs(
         "silos",
     ):
         assert getattr(again, part) == getattr(job, part), part
-    assert again.patients == job.patients
+    assert again.kind_tables == job.kind_tables
     assert (again.title, again.seed, again.method) == (job.title, job.seed, job.method)
     assert (again.conditions, again.threads) == (job.conditions, job.threads)
 

@@ -274,3 +274,14 @@ def expand(text: str, where: str) -> str:
             f"{where} = {text!r}: the environment variable {name} is not set; {remedy}"
         )
     return os.path.expanduser(os.path.expandvars(text))
+
+
+def over(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a preset's table with given values in place of its own, also in tables inside it."""
+    both = {
+        key: over(preset[key], value)
+        if isinstance(value, Mapping) and isinstance(preset.get(key), Mapping)
+        else value
+        for key, value in given.items()
+    }
+    return {**preset, **both}

@@ -7,16 +7,8 @@
 [federation]   FederationConfig: how the sites' answers are gathered
 [privacy]      Privacy: what is promised of single patients, documents or sentences
 
-Of patients (`method = "phenotype"`):
-
-[sites.NAME]   PatientsConfig
-[synthetic]    SyntheticPatientsConfig
-[concepts]     ConceptsConfig: how notes become bags of concepts
-[text]         TextConfig, in place of it: patients as mean vectors of a frozen encoder
-[phenotypes]   name → codes, any of which makes it present, where no labels come from files
-[hold_out]     HoldOutConfig: further codes that stage 1 must not see
-
-`jobs/job_file.py` reads them.
+What the sites of a method hold is a `SiteKind` (`jobs/kinds/`). A kind may have tables of its own,
+and its own classes for [sites.NAME] and [synthetic]. `jobs/job_file.py` reads them all.
 """
 
 from __future__ import annotations
@@ -32,12 +24,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from annotated_types import Ge, Gt, Interval
 
 from fednotes import methods
-from fednotes.apps.phenotyping.codes import parse, system_of
-from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
-from fednotes.apps.phenotyping.labels import Judgment, Unmentioned
-from fednotes.core.errors import ConfigError, within
+from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Method, MethodConfig
-from fednotes.core.settings import build, checked, expand
+from fednotes.core.settings import checked, expand
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.data.encodings import AUTO, encoding_of
@@ -323,241 +312,6 @@ class FederationConfig:
     secure_sum: bool = False
 
 
-# ---- patients -----------------------------------------------------------------------------------
-
-
-@checked(frozen=True)
-class HoldOutConfig:
-    """Codes that stage 1 never sees, besides those of [phenotypes].
-
-    Attributes:
-        codes: Codes as `<system>:<code>`. Every code that begins with one is taken out; an OMOP
-            concept stands only for itself.
-    """
-
-    codes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for code in self.codes:
-            parse(code)
-
-
-@checked(frozen=True)
-class PatientsConfig:
-    """Where one site's patients are: notes, billed codes, labels. All but notes may be absent.
-
-    Attributes:
-        notes: A file or folder of notes, or a list of them. Relative paths are relative to the
-            job file; `$NAME` stands for an environment variable. A note without a patient is a
-            patient of its own, named by its id.
-        concepts: The output of cTAKES, in place of `notes` (`apps/phenotyping/concepts.py`).
-        format: Format of the notes; guessed from the content if empty.
-        categories: Keeps only notes of these categories; all if empty.
-        column: The column of a table, or the JSON key, that holds the text of a note; guessed
-            if empty.
-        encoding: Encoding of files of notes that have no byte-order mark and are not UTF-8, such as
-            "cp1252"; "auto" refuses such files.
-        codes: A file or folder of billed codes, or a list of them; `codes_format` says what
-            they are.
-        codes_format: What `codes` is: "table", any CSV or tab-separated table with a patient
-            and a code in each row (`apps/phenotyping/tables.py`); or a folder of tables: "mimic"
-            (MIMIC-III), "omop" or "codiesp".
-        system: Coding system of a table whose rows name none, such as "icd10".
-        patient_column: Name of the column of patients in a table of codes or labels; guessed if
-            empty.
-        code_column: Name of the column of codes in a table of codes; guessed if empty.
-        tables: Tables of MIMIC-III that are read; all if empty.
-        kinds: Codes of CodiEsp that are read: diagnoses (D), procedures (P) or both (DP).
-        conditions: Coding system of the OMOP table of conditions; "" leaves the table out.
-        procedures: Coding system of the OMOP table of procedures; "" leaves the table out.
-        labels: A table of judged phenotypes, with a row for each pair or a column for each
-            phenotype (`apps/phenotyping/labels.py`). Or a folder of the i2b2 2008 obesity challenge:
-            its texts are the notes unless `notes` is given, and its test part is the test data.
-        judgment: Which of the obesity challenge's two judgments is read: what a reader
-            concludes, or what the text states.
-        unmentioned: What a label U ("unmentioned") counts as.
-        test: Notes of a separate test part; with `concepts`, its cTAKES output. If it is empty,
-            `test_fraction` of the patients is held out.
-        test_codes: Billed codes of the test part, if `codes` does not contain them.
-        test_labels: Labels of the test part, if `labels` does not contain them.
-        valid_fraction: Fraction of the patients that is held out for validation.
-        test_fraction: Fraction of the patients that is held out for testing, where `test` is
-            empty.
-        labelled: Fraction of the training patients whose phenotype labels are used, drawn by
-            the job's seed and a hash of the patient. The patients of a smaller fraction are
-            among those of a larger one.
-    """
-
-    notes: Any = ()  # text or a list of texts: _paths checks it
-    concepts: str = ""
-    format: str = ""
-    categories: tuple[str, ...] = ()
-    column: str = ""
-    encoding: str = AUTO
-    codes: Any = ()
-    codes_format: Literal["", "table", "mimic", "omop", "codiesp"] = ""
-    system: str = ""
-    patient_column: str = ""
-    code_column: str = ""
-    tables: tuple[str, ...] = ()
-    kinds: Literal["D", "P", "DP"] = "DP"
-    conditions: str = "condition"
-    procedures: str = "procedure"
-    labels: str = ""
-    judgment: Judgment = "intuitive"
-    unmentioned: Unmentioned = "unlabelled"
-    test: Any = ()
-    test_codes: Any = ()
-    test_labels: str = ""
-    valid_fraction: Share = 0.1
-    test_fraction: Share = 0.2
-    labelled: Labelled = 1.0
-
-    def __post_init__(self) -> None:
-        encoding_of(self.encoding)
-        for name in ("notes", "codes", "test", "test_codes"):
-            object.__setattr__(self, name, _paths(name, getattr(self, name)))
-        if self.notes and self.concepts:
-            raise ConfigError(
-                "give either `notes` or `concepts` (cTAKES output), not both"
-            )
-        if not (self.notes or self.concepts or self.labels):
-            raise ConfigError(
-                "the site has no notes: give `notes`, `concepts` (cTAKES output) or `labels` (a "
-                "folder of the obesity challenge)"
-            )
-        if self.valid_fraction + (0.0 if self.test else self.test_fraction) >= 1:
-            raise ConfigError(
-                "valid_fraction + test_fraction: 0 to below 1, or nothing is trained"
-            )
-        if bool(self.codes) != bool(self.codes_format):
-            raise ConfigError(
-                'codes and codes_format ("table", "mimic", "omop", "codiesp"): give both'
-            )
-        of_table = self.codes_format == "table"
-        if (self.system or self.code_column) and not of_table:
-            raise ConfigError('system and code_column go with codes_format = "table"')
-        if self.patient_column and not (of_table or self.labels):
-            raise ConfigError(
-                "patient_column is of a table of codes or of labels: give one"
-            )
-        if self.system:
-            system_of(self.system)
-        for name, of in (("test_codes", "codes"), ("test_labels", "labels")):
-            if getattr(self, name) and not (self.test and getattr(self, of)):
-                raise ConfigError(f"{name} belong to `test`, and go with `{of}`")
-
-
-def _paths(name: str, value: Any) -> tuple[str, ...]:
-    given = (value,) if isinstance(value, str) and value else value or ()
-    if not isinstance(given, list | tuple) or not all(
-        isinstance(p, str) and p for p in given
-    ):
-        raise ConfigError(f"{name} = {value!r}: expected a path or a list of paths")
-    if len(set(given)) < len(given):
-        raise ConfigError(f"{name}: a path is named twice")
-    return tuple(given)
-
-
-@checked(frozen=True)
-class SyntheticPatientsConfig:
-    """Generated patients in place of files (`apps/phenotyping/synthetic.py`).
-
-    Attributes:
-        sites: Number of sites.
-        patients: Approximate number of patients of a site; sites differ.
-        labelled: Fraction of the training patients whose phenotype labels are used.
-    """
-
-    sites: Annotated[int, Ge(1)] = 3
-    patients: Annotated[int, Ge(30)] = 600
-    labelled: Labelled = 1.0
-
-
-@dataclass(frozen=True)
-class PatientTables:
-    """What holds for all sites of a job on patients. One of concepts and text is given.
-
-    phenotypes: name → codes. hold_out: further codes that stage 1 must not see.
-    """
-
-    concepts: ConceptsConfig | None
-    text: TextConfig | None
-    phenotypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    hold_out: tuple[str, ...] = ()
-
-    @property
-    def held_out(self) -> tuple[str, ...]:
-        """All codes that are taken out of what stage 1 learns, each once."""
-        named = (code for codes in self.phenotypes.values() for code in codes)
-        return tuple(dict.fromkeys((*named, *self.hold_out)))
-
-
-PATIENT_TABLES = ("concepts", "text", "phenotypes", "hold_out")
-
-
-def patient_tables(table: Mapping[str, Any], where: str) -> PatientTables:
-    """The tables of a job on patients, checked. Raises ConfigError naming table and key."""
-    if table.get("silos", {}).get("by", "patient") != "patient":
-        raise ConfigError(
-            f"{where} [silos]: patients are dealt by patient: leave out `by`"
-        )
-    if "concepts" in table and "text" in table:
-        raise ConfigError(f"{where}: give either [concepts] or [text], not both")
-    concepts = None
-    if "text" not in table:
-        given = dict(table.get("concepts", {}))
-        if "synthetic" in table:
-            given.setdefault("dictionary", SYNTHETIC)
-        elif "concepts" not in table:
-            raise ConfigError(
-                f"{where}: say how notes are read: [concepts] with a dictionary, or [text] with "
-                "an encoder"
-            )
-        concepts = build(ConceptsConfig, given, f"{where} [concepts]")
-    text = (
-        build(TextConfig, table["text"], f"{where} [text]") if "text" in table else None
-    )
-    phenotypes = _phenotypes(table.get("phenotypes", {}), where)
-    if phenotypes and "synthetic" in table:
-        raise ConfigError(
-            f"{where} [phenotypes]: generated patients have their own: leave it out"
-        )
-    out = build(HoldOutConfig, table.get("hold_out", {}), f"{where} [hold_out]")
-    for name, site in table.get("sites", {}).items():
-        if not isinstance(site, Mapping):
-            continue
-        if phenotypes and site.get("labels"):
-            raise ConfigError(
-                f"{where} [sites.{name}]: labels do not go with [phenotypes], which makes them of "
-                "codes: leave out one of the two"
-            )
-        if phenotypes and not site.get("codes"):
-            raise ConfigError(
-                f"{where} [sites.{name}]: [phenotypes] are made of codes: give them"
-            )
-        if text is not None and site.get("concepts"):
-            raise ConfigError(
-                f"{where} [sites.{name}]: concepts do not go with [text]: give notes"
-            )
-    return PatientTables(concepts, text, phenotypes, out.codes)
-
-
-def _phenotypes(table: Mapping[str, Any], where: str) -> dict[str, tuple[str, ...]]:
-    made: dict[str, tuple[str, ...]] = {}
-    for name, codes in table.items():
-        place = f"{where} [phenotypes] {name}"
-        if not isinstance(codes, list | tuple) or not codes:
-            raise ConfigError(
-                f'{place} = {codes!r}: expected a list of codes such as "icd10:I10"'
-            )
-        with within(place, ConfigError):
-            for code in codes:
-                parse(str(code))
-        made[name] = tuple(map(str, codes))
-    return made
-
-
 class CountTable(NamedTuple):
     """A table of numbers. words: so many of its first columns hold words."""
 
@@ -567,6 +321,36 @@ class CountTable(NamedTuple):
     title: str = ""
 
 
+@dataclass(frozen=True)
+class ConfigTable:
+    """A table of a job file that a class reads.
+
+    Attributes:
+        heading: Its heading in the reference of keys, such as "[concepts] of patients".
+        config: The class.
+        elsewhere: Other defaults of its keys, by the circumstance in which a job gets them.
+    """
+
+    heading: str
+    config: type[Any]
+    elsewhere: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ListsTable:
+    """A table of a job file whose keys are free names, each with a list of texts.
+
+    Attributes:
+        heading: Its heading in the reference of keys.
+        about: What the table is for.
+        meaning: What the texts of a key are.
+    """
+
+    heading: str
+    about: str
+    meaning: str
+
+
 Progress = Callable[[int, int], None]
 
 
@@ -574,15 +358,28 @@ Progress = Callable[[int, int], None]
 class SiteKind:
     """What the sites of a method hold, and all that a job does with it.
 
-    sites, synthetic: the classes of [sites.NAME] and [synthetic]. tables: further tables of the
-    job that only it has; more(table, where): Job's fields that are made of them.
-    load(job, progress, cache): the sites. fingerprint(site): two runs on the same data agree in it.
-    size(site): its training examples, as far as its data tell; unit: what they are, in short.
-    stand_in(site, name, size): of another site that is not here, a copy with so many of them, or
-    as many as it has where none can be there twice.
-    counts(sites): what `check` shows. hints(scores, sites): what a run says of its scores.
-    findings(job, sites): what to know before training. one_sentence(site): a site that is made in
-    no time; invented(name, table): a site where files cannot be read. None where there is none.
+    Attributes:
+        name: Name of the kind, which is the `holds` of a method.
+        sites: Class of [sites.NAME].
+        synthetic: Class of [synthetic].
+        load: Reads the sites of a job. Gets the job, a listener to progress and a cache.
+        fingerprint: Digest of a site's data: two runs on the same data agree in it.
+        counts: Tables of numbers about sites, for `check`.
+        needed: Keys of [sites.NAME], one of which a site needs to find its notes.
+        somewhere: A table [sites.NAME] for those who do not read the notes themselves.
+        tables: Tables of a job file that only jobs on this kind have.
+        more: Makes fields of `Job` from these tables. Gets all tables of the job, those of the
+            method's preset, and the job as messages call it.
+        shown: Values of these tables by name: instances of the tables' classes, or mappings of keys.
+        size: Number of a site's training examples, as far as its data tell.
+        unit: What these examples are, in short.
+        stand_in: Copy of a site under another name, in place of a site that is not here, with so
+            many training examples, or as many as it has where none can occur twice.
+        hints: What a run says of its scores. Gets the scores and the sites.
+        findings: What to know before training. Gets the job and its sites.
+        one_sentence: Reduces a site to one that is made in no time; None if there is no such site.
+        invented: Makes a site by its name and table where its files cannot be read; None if this
+            is not possible.
     """
 
     name: str
@@ -591,8 +388,13 @@ class SiteKind:
     load: Callable[[Job, Progress | None, Path | None], Sites]
     fingerprint: Callable[[Any], str]
     counts: Callable[[Sequence[Any]], list[CountTable]]
-    tables: frozenset[str] = frozenset()
-    more: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda table, where: {}
+    needed: tuple[str, ...]
+    somewhere: Mapping[str, str]
+    tables: Mapping[str, ConfigTable | ListsTable] = field(default_factory=dict)
+    more: Callable[[Mapping[str, Any], Mapping[str, Any], str], dict[str, Any]] = (
+        lambda table, preset, where: {}
+    )
+    shown: Callable[[Job], Mapping[str, Any]] = lambda job: {}
     size: Callable[[Any], int] = lambda site: 1
     unit: str = "sent"
     stand_in: Callable[[Any, str, int], Any] = lambda site, name, size: replace(
@@ -612,7 +414,7 @@ class Job:
 
     kind: what its sites hold. config: the method's `Config`. sites: a table of the kind each;
     synthetic likewise. table: the raw tables after `--set`, for the record. folder: what relative
-    paths are relative to. tags, patients: as far as the kind has them.
+    paths are relative to. tags: of annotated documents. kind_tables: what another kind made of its own tables.
     """
 
     name: str
@@ -630,8 +432,8 @@ class Job:
     silos: SilosConfig | None = None
     federation: FederationConfig = field(default_factory=FederationConfig)
     tags: TagsConfig | None = None
-    patients: PatientTables | None = None
     privacy: Privacy | None = None
+    kind_tables: Any = None
 
     @property
     def module(self) -> Method:
@@ -641,7 +443,7 @@ class Job:
 
     @property
     def data(self) -> str:
-        """What the method's sites hold: "documents", "notes" (no annotations) or "patients"."""
+        """What the method's sites hold, such as "documents" or "notes" (without annotations)."""
         return self.kind.name
 
     @property

@@ -21,10 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from fednotes import methods
-from fednotes.apps.phenotyping import data_kind as patients
 from fednotes.core.errors import ConfigError, nearest, within
 from fednotes.core.federation import Method
-from fednotes.core.settings import assign, build, checked, expand, path_of, read_toml
+from fednotes.core.settings import (
+    assign,
+    build,
+    checked,
+    expand,
+    over,
+    path_of,
+    read_toml,
+)
+from fednotes.jobs import kinds
 from fednotes.jobs.job import (
     POOLED,
     FederationConfig,
@@ -32,12 +40,10 @@ from fednotes.jobs.job import (
     SilosConfig,
     SiteKind,
 )
-from fednotes.jobs.kinds import documents, notes
 from fednotes.jobs.results import CONDITIONS, OWN_MIX
 from fednotes.privacy.promise import Privacy
 from fednotes.taggers.saving import DEFAULT as DEFAULT_KIND
 
-KINDS = {kind.name: kind for kind in (documents.KIND, notes.KIND, patients.KIND)}
 # Of a Config, by the job itself.
 FILLED_IN = {
     *(
@@ -58,15 +64,10 @@ DEFAULT_CONDITIONS = (
     "pooled",
 )  # and the control of a method that has one
 DEFAULT_PRESET = "best"  # of a job that names none
-_TABLES = {
-    "training",
-    "model",
-    "sites",
-    "synthetic",
-    "silos",
-    "federation",
-    "privacy",
-}.union(*(kind.tables for kind in KINDS.values()))
+# Tables that jobs on every kind of data may have.
+_COMMON_TABLES = frozenset(
+    {"training", "model", "sites", "synthetic", "silos", "federation", "privacy"}
+)
 _FILES = (  # of [model]: they may stand beside the job
     *(
         "word_vectors",
@@ -186,19 +187,21 @@ def _conditions(
 def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> Job:
     """A job from its tables. Raises ConfigError."""
     top_keys = {f.name for f in fields(TopConfig)}
+    all_kinds = kinds.all_kinds()
+    tables = _COMMON_TABLES.union(*(kind.tables for kind in all_kinds))
     for key in table:
-        if key not in top_keys | _TABLES:
+        if key not in top_keys | tables:
             raise ConfigError(
-                f"{where}: unknown key {key!r}; {nearest(key, top_keys | _TABLES)}"
+                f"{where}: unknown key {key!r}; {nearest(key, top_keys | tables)}"
             )
-        if key in _TABLES and not isinstance(table[key], Mapping):
+        if key in tables and not isinstance(table[key], Mapping):
             raise ConfigError(f"{where}: {key} is a value, expected a table [{key}]")
     top = build(TopConfig, {k: v for k, v in table.items() if k in top_keys}, where)
     with within(where, ConfigError):
         method = methods.find(top.method)
-    kind = KINDS[method.holds]
-    for other in KINDS.values():
-        if found := sorted((other.tables - kind.tables) & table.keys()):
+        kind = kinds.find(method.holds)
+    for other in all_kinds:
+        if found := sorted((other.tables.keys() - kind.tables.keys()) & table.keys()):
             raise ConfigError(
                 f"{where} [{found[0]}]: is for methods on {other.name}, not {top.method}"
             )
@@ -244,7 +247,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         silos=silos,
         federation=federation,
         privacy=privacy,
-        **kind.more(_with_concepts(table, preset), where),
+        **kind.more(table, preset, where),
     )
 
 
@@ -375,27 +378,6 @@ def model_preset(
     if settings.get("word_vectors"):
         values.update(preset.get("with_word_vectors", {}))
     return values
-
-
-def _with_concepts(
-    table: Mapping[str, Any], preset: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """What the preset says of [concepts], where the job reads notes so."""
-    reads = isinstance(table.get("concepts"), Mapping) or "synthetic" in table
-    if not reads or "text" in table or "concepts" not in preset:
-        return table
-    return {**table, "concepts": over(preset["concepts"], table.get("concepts", {}))}
-
-
-def over(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A preset's table with a job's values in place of its own; tables in it likewise."""
-    both = {
-        key: over(preset[key], value)
-        if isinstance(value, Mapping) and isinstance(preset.get(key), Mapping)
-        else value
-        for key, value in given.items()
-    }
-    return {**preset, **both}
 
 
 def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:

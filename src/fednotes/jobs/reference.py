@@ -19,15 +19,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from annotated_types import BaseMetadata, Ge, Gt, Interval, Le, Lt
 
 from fednotes import methods
-from fednotes.apps.phenotyping.features import SYNTHETIC, ConceptsConfig, TextConfig
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.federation import Method
 from fednotes.core.settings import adapter
-from fednotes.jobs.job import FederationConfig, HoldOutConfig, SilosConfig, TagsConfig
+from fednotes.jobs import kinds
+from fednotes.jobs.job import ConfigTable, FederationConfig, SilosConfig, SiteKind
 from fednotes.jobs.job_file import (
     DEFAULT_PRESET,
     FILLED_IN,
-    KINDS,
     TopConfig,
     model_preset,
     training_preset,
@@ -37,22 +36,12 @@ from fednotes.taggers import saving
 from fednotes.taggers.tagger import PRESETS as TAGGERS
 from fednotes.taggers.tagger import TaggerConfig
 
-# Tables that jobs of several methods may have, and the class that reads each.
+# Tables that jobs on every kind of data may have, and the class that reads each.
 SHARED: Mapping[str, type[Any]] = {
-    "tags": TagsConfig,
     "silos": SilosConfig,
     "federation": FederationConfig,
     "privacy": Privacy,
-    "concepts": ConceptsConfig,
-    "text": TextConfig,
-    "hold_out": HoldOutConfig,
 }
-_SYNTHETIC = {
-    "documents": "[synthetic] in place of sites",
-    "patients": "[synthetic] of patients",
-}
-_PHENOTYPES = "[phenotypes] of patients"
-_CODES = 'Codes such as "icd10:I10"; any of them makes the phenotype present.'
 _TITLE = "# The keys of a job file"
 _INTRODUCTION = """\
 This page is generated: `fednotes job keys --markdown`.
@@ -137,10 +126,9 @@ def known_key(method: str, key: str) -> bool:
     A key below a table of a table counts if the outer one is known. Raises ConfigError for a
     method that there is none of.
     """
-    shared = {"silos", "federation", "privacy"}  # tables for every kind of data
     top, *rest = key.split(".")
     found = methods.find(method)
-    kind = KINDS[found.holds]
+    kind = kinds.find(found.holds)
     if top == "training":
         known = {f.name for f in fields(found.Config)} - FILLED_IN
     elif top == "model":
@@ -153,7 +141,7 @@ def known_key(method: str, key: str) -> bool:
     elif top == "synthetic":
         known = {f.name for f in fields(kind.synthetic)}
     else:
-        return top in {f.name for f in fields(TopConfig)} | kind.tables | shared
+        return top in {f.name for f in fields(TopConfig)} | {*kind.tables, *SHARED}
     return not rest or rest[0] in known
 
 
@@ -186,8 +174,6 @@ def _shared_elsewhere(table: str) -> Iterator[tuple[str, Values]]:
         for preset, tables in methods.find(name).presets.items():
             if table in tables:
                 yield f'preset "{preset}" of {name}', tables[table]
-    if table == "concepts":
-        yield "with [synthetic]", {"dictionary": SYNTHETIC}
     if table == "federation":
         yield "between three or more real sites", {"secure_sum": True}
 
@@ -202,16 +188,14 @@ def tables() -> tuple[Table, ...]:
 
 def _tables() -> Iterator[Table]:
     yield from _table("at the top, before any table", TopConfig)
-    for kind in KINDS.values():
+    all_kinds = kinds.all_kinds()
+    for kind in all_kinds:
         yield from _table(f"[sites.NAME] of methods that read {kind.name}", kind.sites)
-    for name, heading in _SYNTHETIC.items():
-        yield from _table(heading, KINDS[name].synthetic)
+    yield from _synthetic_tables(all_kinds)
     for name, cls in SHARED.items():
-        of_patients = " of patients" if name in KINDS["patients"].tables else ""
-        elsewhere = tuple(_shared_elsewhere(name))
-        yield from _table(f"[{name}]{of_patients}", cls, elsewhere=elsewhere)
-    codes = Key("NAME", "list of texts", MISSING, {}, _CODES)
-    yield Table(_PHENOTYPES, "Phenotypes by name, each made of billed codes.", (codes,))
+        yield from _table(f"[{name}]", cls, elsewhere=tuple(_shared_elsewhere(name)))
+    for kind in all_kinds:
+        yield from _kind_tables(kind)
     for name in methods.names():
         method = methods.find(name)
         yield from _table(
@@ -224,6 +208,29 @@ def _tables() -> Iterator[Table]:
             hidden=FILLED_IN,
         )
     yield from _model_tables()
+
+
+def _synthetic_tables(all_kinds: Sequence[SiteKind]) -> Iterator[Table]:
+    """Yield a table for each class that reads [synthetic]."""
+    heading = "[synthetic] in place of sites"
+    seen: set[type[Any]] = set()
+    for kind in all_kinds:
+        if kind.synthetic not in seen:
+            yield from _table(
+                heading if not seen else f"[synthetic] of {kind.name}", kind.synthetic
+            )
+        seen.add(kind.synthetic)
+
+
+def _kind_tables(kind: SiteKind) -> Iterator[Table]:
+    """Yield the tables that only jobs on one kind of data have."""
+    for name, table in kind.tables.items():
+        if isinstance(table, ConfigTable):
+            elsewhere = (*_shared_elsewhere(name), *table.elsewhere.items())
+            yield from _table(table.heading, table.config, elsewhere=elsewhere)
+        else:
+            key = Key("NAME", "list of texts", MISSING, {}, table.meaning)
+            yield Table(table.heading, table.about, (key,))
 
 
 def _model_tables() -> Iterator[Table]:
@@ -526,11 +533,16 @@ def schema() -> dict[str, Any]:
     """
     top = _schema(TopConfig)
     shared = {name: _schema(cls) for name, cls in SHARED.items()}
-    codes = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-    shared["phenotypes"] = {"type": "object", "additionalProperties": codes}
+    for kind in kinds.all_kinds():
+        for name, table in kind.tables.items():
+            if isinstance(table, ConfigTable):
+                shared[name] = _schema(table.config)
+            else:
+                texts = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+                shared[name] = {"type": "object", "additionalProperties": texts}
     cases = []
     for name in methods.names():
-        kind = KINDS[methods.find(name).holds]
+        kind = kinds.find(methods.find(name).holds)
         of_method = {
             "sites": {"type": "object", "additionalProperties": _schema(kind.sites)},
             "synthetic": _schema(kind.synthetic),
@@ -581,8 +593,9 @@ def _settings(name: str, preset: str) -> dict[str, Any]:
             described = found["training"]["properties"][key]
             text = described.get("description", "")
             described["description"] = f"{text} With [privacy]: {shown(value)}.".strip()
-    if "concepts" in tables:
-        found["concepts"] = _schema(ConceptsConfig, tables["concepts"])
+    for key, table in kinds.find(method.holds).tables.items():
+        if key in tables and isinstance(table, ConfigTable):
+            found[key] = _schema(table.config, tables[key])
     return found
 
 

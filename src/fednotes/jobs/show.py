@@ -156,18 +156,15 @@ class _Showing:
         tables: dict[str, Any] = {
             "federation": job.federation,
             "privacy": job.privacy,
-            "tags": job.tags,
             "silos": job.silos,
             "synthetic": job.synthetic,
         }
-        if job.patients is not None:
-            tables |= {"concepts": job.patients.concepts, "text": job.patients.text}
-        for name, config in tables.items():
-            if config is not None:
-                yield from self._config((name,), config, self._tables.get(name, {}))
-        if job.patients is not None:
-            yield from self._table(("hold_out",), {"codes": job.patients.hold_out})
-            yield from self._table(("phenotypes",), job.patients.phenotypes)
+        tables.update(job.kind.shown(job))
+        for name, values in tables.items():
+            if isinstance(values, Mapping):
+                yield from self._table((name,), values)
+            elif values is not None:
+                yield from self._config((name,), values, self._tables.get(name, {}))
         without_places = with_places(self._given) is not self._given
         for name, site in job.sites.items():
             values = {field.name: getattr(site, field.name) for field in fields(site)}

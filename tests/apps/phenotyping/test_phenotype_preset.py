@@ -35,6 +35,7 @@ from fednotes.apps.phenotyping.cohort import (
     pooled_patients,
 )
 from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures
+from fednotes.apps.phenotyping.job_tables import tables_of
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
 from fednotes.apps.phenotyping.two_stage import PRESETS, Config, Site
 from fednotes.core.errors import (
@@ -86,11 +87,10 @@ def test_the_job_files_take_every_value() -> None:
     """What a job is made of has the preset's values, through presets, tables and defaults."""
     for name in ("phenotype/mimic", "phenotype/obesity"):
         job = load_job(name)
-        assert job.patients is not None
         made = {
             "training": job.config,
             "model": job.config.model,
-            "concepts": job.patients.concepts,
+            "concepts": tables_of(job).concepts,
         }
         for setting, value in told().items():
             found: Any = made[setting.split(".")[0]]
@@ -110,15 +110,13 @@ def test_a_job_changes_one_value_of_a_presets_table(tmp_path: Path) -> None:
     assert job.config.model.network == DanConfig(
         300, 7, mean="concepts", length=1387, layer="linear", updates="dense"
     )
-    assert job.patients is not None
-    assert job.patients.concepts is not None
-    assert job.patients.concepts.context == "off"
+    assert tables_of(job).concepts is not None
+    assert tables_of(job).concepts.context == "off"
     dropped = parse_job(
         table | {"concepts": {"context": "drop"}}, "job", tmp_path, "job.toml"
     )
-    assert dropped.patients is not None
-    assert dropped.patients.concepts is not None
-    assert dropped.patients.concepts.context == "drop"
+    assert tables_of(dropped).concepts is not None
+    assert tables_of(dropped).concepts.context == "drop"
 
 
 # ---- parts

@@ -31,8 +31,9 @@ from fednotes.apps.deployment.rules.policy import Policy, policy_from
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import build, checked, expand, read_toml
 from fednotes.core.store import write_text
+from fednotes.jobs import kinds
 from fednotes.jobs.job import Job, Number, Progress, Sites, load_sites
-from fednotes.jobs.job_file import KINDS, load_table, parse_job
+from fednotes.jobs.job_file import load_table, parse_job
 
 SITE_FILE = "site.toml"  # in a kit
 LEAST = 3  # sites of a secure sum
@@ -71,17 +72,6 @@ PLACES = frozenset(
         *("test_labels", "patient_column", "code_column", "tables"),
     }
 )
-_NEEDED = {
-    "documents": ("path", "train"),
-    "notes": ("path", "paths"),
-    "patients": ("notes", "concepts", "labels"),
-}
-_SOMEWHERE: dict[str, dict[str, str]] = {  # of notes, for those who read none
-    "documents": {"path": "notes"},
-    "notes": {"path": "notes"},
-    "patients": {"notes": "notes", "codes": "codes", "codes_format": "table"},
-}
-_KEYS = {name: [f.name for f in fields(kind.sites)] for name, kind in KINDS.items()}
 _BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are of no file
 
 
@@ -116,6 +106,14 @@ class SiteFile:
     cache: Path | None
 
 
+def _keys_by_kind() -> dict[str, list[str]]:
+    """Return the keys of [sites.NAME] for each kind of data."""
+    return {
+        kind.name: [key.name for key in fields(kind.sites)]
+        for kind in kinds.all_kinds()
+    }
+
+
 def read_site_file(path: Path) -> SiteFile:
     """A site's file.
 
@@ -123,10 +121,11 @@ def read_site_file(path: Path) -> SiteFile:
     """
     keys = build(_Keys, read_toml(path), str(path))
     folder = Path(keys.folder) if keys.folder else path.resolve().parent
-    every = sorted({key for known in _KEYS.values() for key in known})
+    keys_of = _keys_by_kind()
+    every = sorted({key for known in keys_of.values() for key in known})
     for key, value in keys.data.items():
-        if key in _KEYS and isinstance(value, Mapping):
-            _require_known(value, _KEYS[key], f"{path} [data.{key}]")
+        if key in keys_of and isinstance(value, Mapping):
+            _require_known(value, keys_of[key], f"{path} [data.{key}]")
         else:
             _require_known([key], every, f"{path} [data]")
     _require_known(keys.files, FILES, f"{path} [files]")
@@ -250,12 +249,12 @@ def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
     ):
         return table
     try:
-        kind = methods.find(str(table.get("method"))).holds
+        somewhere = kinds.find(methods.find(str(table.get("method"))).holds).somewhere
     except ConfigError:
         return table  # `parse_job` says what is wrong
     return {
         **table,
-        "sites": {name: {**site, **_SOMEWHERE[kind]} for name, site in sites.items()},
+        "sites": {name: {**site, **somewhere} for name, site in sites.items()},
     }
 
 
@@ -294,10 +293,11 @@ def parsed(declared: Mapping[str, Any], folder: Path, where: str) -> Job:
     for site, given in sites.items():
         _require_unmasked(given, f"{where} [sites.{site}]")
     try:
-        kind = methods.find(str(table.get("method"))).holds
+        holds = methods.find(str(table.get("method"))).holds
     except ConfigError:
-        kind = "documents"  # `parse_job` says what is wrong
-    filled = _each_site(sites, lambda site: {**site, **_SOMEWHERE[kind]})
+        holds = "documents"  # `parse_job` says what is wrong
+    somewhere = kinds.find(holds).somewhere
+    filled = _each_site(sites, lambda site: {**site, **somewhere})
     table = {**table, "conditions": ["federated"], "sites": filled}
     job = parse_job(table, name, folder, where)
     if job.privacy and job.privacy.where == "sum" and not job.federation.secure_sum:
@@ -329,16 +329,19 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
         raise ConfigError(
             f"{where}: its sites are {', '.join(job.sites)}, not {site!r}"
         )
+    known_kinds = {kind.name for kind in kinds.all_kinds()}
     tables = {
-        k: v for k, v in file.data.items() if k in _KEYS and isinstance(v, Mapping)
+        k: v
+        for k, v in file.data.items()
+        if k in known_kinds and isinstance(v, Mapping)
     }
     data = tables.get(job.data) or {
         k: v for k, v in file.data.items() if k not in tables
     }
-    if not any(data.get(key) for key in _NEEDED[job.data]):
+    if not any(data.get(key) for key in job.kind.needed):
         raise ConfigError(
             f"{file.path} [data]: names no notes; this job's sites hold {job.data}: give "
-            f"{' or '.join(_NEEDED[job.data])}"
+            f"{' or '.join(job.kind.needed)}"
         )
     _require_unmasked(data, f"{file.path} [data]")
     own = {site: {**_without_places(declared["job"]["sites"][site]), **data}}

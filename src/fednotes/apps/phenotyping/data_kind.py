@@ -42,23 +42,22 @@ from fednotes.apps.phenotyping.concepts import (
     read_ctakes,
 )
 from fednotes.apps.phenotyping.features import ConceptFeatures, Features, features_for
+from fednotes.apps.phenotyping.job_tables import (
+    TABLES,
+    PatientsConfig,
+    PatientTables,
+    SyntheticPatientsConfig,
+    patient_tables,
+    shown,
+    tables_of,
+)
 from fednotes.apps.phenotyping.labels import PatientLabels, read_labels, read_obesity
 from fednotes.core.errors import ConfigError, DataError, FednotesError, within
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.data.notes import Note, left_out, read_notes
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.vectors import load_vectors
-from fednotes.jobs.job import (
-    PATIENT_TABLES,
-    CountTable,
-    Job,
-    PatientsConfig,
-    PatientTables,
-    SiteKind,
-    Sites,
-    SyntheticPatientsConfig,
-    patient_tables,
-)
+from fednotes.jobs.job import CountTable, Job, SiteKind, Sites
 
 
 def load_patient_sites(
@@ -72,8 +71,7 @@ def load_patient_sites(
     Raises DataError for a bad file, ConfigError for a setting that does not fit it, ModelError
     for a bad encoder, each with the site or table.
     """
-    assert job.patients is not None
-    config = job.patients.concepts or job.patients.text
+    config = tables_of(job).concepts or tables_of(job).text
     assert config is not None
     cache = default_cache() / "concepts" if cache is None else cache
     features = features_for(config, job.folder)
@@ -395,8 +393,7 @@ def _site(
     features: Features,
 ) -> tuple[SitePatients, list[str]]:
     """A site's three parts, and what was counted on the way."""
-    tables = job.patients
-    assert tables is not None
+    tables = tables_of(job)
     lines = _counted(source, made, features)
     labels, outputs = (
         np.zeros((len(made.patients), 0), np.int8),
@@ -535,8 +532,8 @@ def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
 
     Raises DataError where none is of a concept, ModelError for a bad file.
     """
-    tables = job.patients
-    given = tables.concepts.vectors if tables is not None and tables.concepts else ""
+    concepts = tables_of(job).concepts
+    given = "" if concepts is None else concepts.vectors
     if not given:
         return None
     assert isinstance(features, ConceptFeatures)  # they are what [concepts] makes
@@ -643,8 +640,13 @@ KIND = SiteKind(
     load_patient_sites,
     fingerprint,
     _counts,
-    tables=frozenset(PATIENT_TABLES),
-    more=lambda table, where: {"patients": patient_tables(table, where)},
+    needed=("notes", "concepts", "labels"),
+    somewhere={"notes": "notes", "codes": "codes", "codes_format": "table"},
+    tables=TABLES,
+    more=lambda table, preset, where: {
+        "kind_tables": patient_tables(table, preset, where)
+    },
+    shown=shown,
     size=lambda site: len(site.train),
     unit="patients",
     stand_in=_stand_in,

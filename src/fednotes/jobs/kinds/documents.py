@@ -54,6 +54,7 @@ from fednotes.data.split import (
 from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
 from fednotes.data.text import split_sentences
 from fednotes.jobs.job import (
+    ConfigTable,
     Job,
     SiteConfig,
     SiteKind,
@@ -554,7 +555,9 @@ def _require_alike(sites: Sequence[SiteData]) -> None:
 # ---- what a job asks of this kind of site --------------------------------------------------------
 
 
-def _tags(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _tags(
+    table: Mapping[str, Any], preset: Mapping[str, Any], where: str
+) -> dict[str, Any]:
     """The [tags] of a job. Raises ConfigError where they do not go with its other tables."""
     if "tags" not in table:
         return {}
@@ -670,8 +673,11 @@ KIND = SiteKind(
     load_documents,
     fingerprint,
     counts=lambda sites: [],
-    tables=frozenset({"tags"}),
+    needed=("path", "train"),
+    somewhere={"path": "notes"},
+    tables={"tags": ConfigTable("[tags]", TagsConfig)},
     more=_tags,
+    shown=lambda job: {} if job.tags is None else {"tags": job.tags},
     size=lambda site: sum(len(split_sentences(d)) for d in site.train),
     stand_in=lambda site, name, size: replace(
         site, id=name, train=tuple(islice(cycle(sentence_documents(site.train)), size))

@@ -105,5 +105,7 @@ KIND = SiteKind(
     load_note_sites,
     fingerprint,
     _counts,
+    needed=("path", "paths"),
+    somewhere={"path": "notes"},
     size=lambda site: site.train_notes,
 )
