@@ -235,12 +235,8 @@ def evaluate(
             )
         if not isinstance(documents, str | Path):
             raise ConfigError("patients are scored in a file or folder")
-        from fednotes.apps.phenotyping.predict import evaluate_patients
-
         beside = None if labels is None else path_of(labels, "a table of labels")
-        return evaluate_patients(
-            model.reader, Path(documents), label_map, beside, encoding=encoding
-        )
+        return model.evaluate(Path(documents), label_map, beside, encoding)
     if labels is not None:
         named = model.folder or "the model"
         raise ConfigError(

@@ -29,12 +29,12 @@ from fednotes.jobs.job import (
     TagsConfig,
 )
 from fednotes.jobs.job_file import (
-    _TABLES,
     FILLED_IN,
     TopConfig,
     built_in_jobs,
     load_job,
     parse_job,
+    table_names,
 )
 from fednotes.jobs.reference import markdown, reference, tables
 from fednotes.methods import fedner
@@ -380,7 +380,12 @@ def test_tables_of_patients_become_configs() -> None:
         "terms.tsv", scopes=("EXACT",), most=5
     )
     assert made.kind_tables.concepts.options == {"scopes": ("EXACT",)}
-    assert made.kind_tables.held_out == ("icd9:401", "icd9:274", "icd9proc:81", "icd9:250")
+    assert made.kind_tables.held_out == (
+        "icd9:401",
+        "icd9:274",
+        "icd9proc:81",
+        "icd9:250",
+    )
     generated = of_patients(synthetic={"patients": 50}, concepts={"context": "mark"})
     assert generated.synthetic == SyntheticPatientsConfig(3, 50)
     assert generated.kind_tables.concepts == ConceptsConfig("synthetic", context="mark")
@@ -489,7 +494,7 @@ def test_every_key_of_every_table() -> None:
         (of_method,) = (t for t in tables() if t.heading == f"[training] of {name}")
         own = {field.name for field in fields(methods.find(name).Config)}
         assert {key.name for key in of_method.keys} == own - FILLED_IN
-    for name in _TABLES:
+    for name in table_names():
         assert f"\n[{name}" in reference(), name
     assert listed("top") == {f.name for f in fields(TopConfig)}
     with pytest.raises(ConfigError, match="called 'site'; did you mean 'sites'"):

@@ -309,10 +309,10 @@ def predict(
     OMOP or FHIR), an annotated corpus, a text that ends in .txt, or a folder of these.
     """
     with _read_in():
-        from fednotes.core.model_folders import is_phenotyper
+        from fednotes.jobs.patient_models import is_patient_model
         from fednotes.jobs.predict import predict as run
 
-    if not is_phenotyper(model):
+    if not is_patient_model(model):
         _no_patients(model, dictionary=dictionary)
     run(
         model,
@@ -426,8 +426,8 @@ def evaluate(
     """Score a saved model on annotated text, or on labelled patients."""
     from fednotes.api import evaluate as run
     from fednotes.cli.display import patient_score_table, score_table
-    from fednotes.core.model_folders import is_phenotyper
     from fednotes.jobs.models import load
+    from fednotes.jobs.patient_models import is_patient_model
 
     renamed = _renamed(label_map)
     asked = tuple(
@@ -435,7 +435,7 @@ def evaluate(
     )
     if types and not asked:
         raise FednotesError(f"--types {types}: names no type")
-    of_patients = is_phenotyper(model)
+    of_patients = is_patient_model(model)
     if not of_patients:
         _no_patients(model, dictionary=dictionary, labels=labels)
     opened = load(model, device, dictionary or backbone, calibrated=False)

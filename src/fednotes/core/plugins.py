@@ -8,6 +8,8 @@ A package registers an object under a name in one of these groups of its `pyproj
     group                what the object is
     fednotes.methods     a `Method` of core/federation.py
     fednotes.taggers     a `Kind` of taggers/model.py
+    fednotes.models      a subclass of `PatientModel` (jobs/patient_models.py), under the stem of
+                         the JSON file in its saved models
     fednotes.site_kinds  a `SiteKind` of jobs/job.py, named as it names itself
     fednotes.formats     a module with `accepts` and `read`, as in data/formats/
     fednotes.attacks     a sequence of `Attack` of apps/audit/
@@ -25,7 +27,9 @@ from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError
 
-Group = Literal["methods", "taggers", "site_kinds", "formats", "attacks", "commands"]
+Group = Literal[
+    "methods", "taggers", "models", "site_kinds", "formats", "attacks", "commands"
+]
 
 
 @cache

@@ -20,6 +20,7 @@ from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ModelError
 from fednotes.core.parsing import kept_table, mapping, number
 from fednotes.core.store import write_text
+from fednotes.jobs.patient_models import file_names, kind_of
 from fednotes.jobs.results import (
     CONDITIONS,
     PROMISED,
@@ -31,7 +32,8 @@ from fednotes.jobs.results import (
 )
 
 CARD, SCORES_FILE = "README.md", "scores.json"
-_DESCRIBED = ("tagger.json", "model.json", "phenotyper.json", "config.json")
+# Files that describe a model which finds mentions, in the order in which they are looked for.
+_DESCRIBED = ("tagger.json", "model.json", "config.json")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#$&])")  # in Markdown
 _HIDDEN = (
     "sites",
@@ -108,7 +110,7 @@ def card(model: Path, run: Path | None = None, known: OwnRun | None = None) -> s
     named = site in result.sites
     verdict = result.verdict(site if named else None) if named or of_all else None
     return environment.get_template("card.md").render(
-        **_model(facts),
+        **_model(model, facts),
         result=result,
         verdict=verdict if condition == "federated" else None,
         condition=condition,
@@ -132,26 +134,33 @@ def card(model: Path, run: Path | None = None, known: OwnRun | None = None) -> s
 
 
 def _described(model: Path) -> dict[str, Any]:
-    """What a model's folder says of itself; empty where it is none."""
-    return next(
-        (found for name in _DESCRIBED if (found := kept_table(model / name))), {}
-    )
+    """Return what a model's folder says of itself; nothing if it is no model's folder."""
+    for name in (*file_names(), *_DESCRIBED):
+        if facts := kept_table(model / name):
+            return facts
+    return {}
 
 
-def _model(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Kind, labels and version, of whatever kind."""
+def _model(model: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the kind, labels and version of a model.
+
+    Args:
+        model: The model's folder.
+        facts: What the folder says of itself.
+    """
     labels = mapping(facts.get("tagset")).get("types")
     if "id2label" in facts:
         tags = [str(tag) for tag in mapping(facts["id2label"]).values()]
         labels = [*dict.fromkeys(tag.partition("-")[2] for tag in tags if "-" in tag)]
     own = facts.get("fednotes")
-    if patients := facts.get("kind") == "phenotyper":
-        labels = facts.get("phenotypes") or facts.get("code_names")
+    patient_model = kind_of(model)
+    if patient_model is not None:
+        labels = patient_model.described_types(facts)
     return {
         "kind": facts.get("kind", "token-classifier"),
         "library": "transformers" if "id2label" in facts else "fednotes",
-        "labels": [*map(str, labels)] if isinstance(labels, list) else [],
-        "patients": patients,
+        "labels": [*map(str, labels)] if isinstance(labels, list | tuple) else [],
+        "patients": patient_model is not None,
         "version": own.get("version", "?") if isinstance(own, dict) else own or "?",
     }
 

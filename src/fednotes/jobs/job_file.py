@@ -184,11 +184,15 @@ def _conditions(
     return tuple(condition for condition in CONDITIONS if condition in asked)
 
 
+def table_names() -> frozenset[str]:
+    """Return the names of all tables that a job file may have."""
+    return _COMMON_TABLES.union(*(kind.tables for kind in kinds.all_kinds()))
+
+
 def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> Job:
     """A job from its tables. Raises ConfigError."""
     top_keys = {f.name for f in fields(TopConfig)}
-    all_kinds = kinds.all_kinds()
-    tables = _COMMON_TABLES.union(*(kind.tables for kind in all_kinds))
+    tables = table_names()
     for key in table:
         if key not in top_keys | tables:
             raise ConfigError(
@@ -200,7 +204,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
     with within(where, ConfigError):
         method = methods.find(top.method)
         kind = kinds.find(method.holds)
-    for other in all_kinds:
+    for other in kinds.all_kinds():
         if found := sorted((other.tables.keys() - kind.tables.keys()) & table.keys()):
             raise ConfigError(
                 f"{where} [{found[0]}]: is for methods on {other.name}, not {top.method}"

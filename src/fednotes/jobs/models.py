@@ -6,27 +6,36 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import overload
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.core.model_folders import is_phenotyper
 from fednotes.core.settings import path_of
 from fednotes.core.types import Document, Span
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats.files import OnError
 from fednotes.jobs.inputs import inputs_of
+from fednotes.jobs.patient_models import (
+    PatientFinding,
+    PatientModel,
+    Text,
+    document_of,
+    kind_of,
+)
 from fednotes.jobs.predict import confident, confident_stream
 from fednotes.metrics.calibration import Calibration
 from fednotes.taggers.model import Model
 from fednotes.taggers.saving import load_model
 
-if TYPE_CHECKING:  # models of mentions need nothing of patients
-    from fednotes.apps.phenotyping.predict import PatientReader
+__all__ = [
+    "MentionModel",
+    "PatientFinding",
+    "PatientModel",
+    "folder_of",
+    "load",
+]
 
-Text = str | Document
 BATCH = 32  # documents that are read together
 
 
@@ -38,18 +47,15 @@ def load(
 ) -> MentionModel | PatientModel:
     """A saved model of any kind, for use.
 
-    backbone: where its frozen encoder is, or a phenotyping model's dictionary, if it has moved.
+    backbone: where its frozen encoder, or the dictionary that it reads notes with, is now, if that
+    has moved.
     calibrated: whether a calibration that is in its folder is used.
     Raises ConfigError for what is no path, ModelError for a folder that holds no model, or a
     damaged one, MissingExtra.
     """
     folder = folder_of(path)
-    if is_phenotyper(folder):
-        from fednotes.apps.phenotyping.phenotyper import load_phenotyper
-        from fednotes.apps.phenotyping.predict import PatientReader
-
-        model = load_phenotyper(folder, device)
-        return PatientModel(PatientReader.of(folder, model, backbone), folder)
+    if patient_model := kind_of(folder):
+        return patient_model.load(folder, device, backbone)
     calibration = Calibration.of(folder) if calibrated else None
     return MentionModel(load_model(folder, device, backbone), calibration, folder)
 
@@ -104,7 +110,7 @@ class MentionModel:
         """
         if isinstance(text, str | Document):
             return confident(
-                self.model, self.calibration, [_document(text, 1)], threshold
+                self.model, self.calibration, [document_of(text, 1)], threshold
             )[0]
         return list(self.stream(text, threshold=threshold))
 
@@ -131,7 +137,7 @@ class MentionModel:
     def _streamed(
         self, texts: Iterable[Text], batch: int, threshold: float
     ) -> Iterator[Document]:
-        numbered = (_document(text, number) for number, text in enumerate(texts, 1))
+        numbered = (document_of(text, number) for number, text in enumerate(texts, 1))
         yield from confident_stream(
             self.model, self.calibration, numbered, threshold, batch
         )
@@ -183,142 +189,4 @@ class MentionModel:
         for a pointer network, which scores only what it writes.
         """
         asked = span if isinstance(span, Span) else Span(*span, label="")
-        return self.model.alternatives(_document(document, 1), asked)
-
-
-@dataclass(frozen=True)
-class PatientFinding:
-    """What a model says of one patient.
-
-    probabilities: phenotype (after stage 1 alone, billing code) → how probable it is; None where
-    nothing was learnt of it. labels: phenotype → "present", "absent" or "questionable". concepts:
-    mentions that it rests on, where the model reads concepts; without any it says nothing of the
-    patient. A patient whose notes have too many concepts has none of the three.
-    """
-
-    patient: str
-    probabilities: Mapping[str, float | None]
-    labels: Mapping[str, str | None]
-    concepts: int | None = None
-
-
-Patient = Text | Sequence[Text]  # one note, or all notes of a patient
-Notes = Text | Sequence[Patient] | Mapping[str, Patient]
-
-
-class PatientModel:
-    """A model that finds phenotypes of patients, or their billing codes, in their notes. reader:
-    what `evaluate` works with. folder: where it was read."""
-
-    def __init__(self, reader: PatientReader, folder: Path | None = None) -> None:
-        self.reader, self.folder = reader, folder
-
-    def __repr__(self) -> str:
-        return f"<PatientModel: {reprlib.repr([*self.types])}>"
-
-    @property
-    def types(self) -> tuple[str, ...]:
-        """The phenotypes that it predicts; after stage 1 alone, the codes."""
-        model = self.reader.model
-        return model.phenotypes or model.code_names
-
-    @property
-    def confidence(self) -> str:
-        """What the probabilities are, in words."""
-        model = self.reader.model
-        if not model.phenotypes:
-            return "the network's probability of each billing code; not calibrated"
-        if model.platt is None:
-            return "an order of patients from the classifier's margin, no chance: not calibrated"
-        return 'the probability of "present", calibrated on the training sites\' patients (Platt)'
-
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, notes: Text
-    ) -> PatientFinding: ...
-    @overload
-    def __call__(
-        self, notes: Sequence[Patient] | Mapping[str, Patient]
-    ) -> list[PatientFinding]: ...
-
-    def __call__(self, notes: Notes) -> PatientFinding | list[PatientFinding]:
-        """What the model says of a patient of one note; of each of several, which have a note or a
-        list of notes; or of patients by name: `model({"p1": ["first note", "second note"]})`."""
-        if isinstance(notes, str) or not isinstance(notes, Iterable):
-            return self({"1": [notes]})[0]
-        if not isinstance(notes, Mapping):
-            notes = {str(number): own for number, own in enumerate(notes, 1)}
-        given = {
-            patient: [
-                _document(one, 1).text
-                for one in (
-                    [own]
-                    if isinstance(own, str) or not isinstance(own, Iterable)
-                    else own
-                )
-            ]
-            for patient, own in notes.items()
-        }
-        return self._findings(given)
-
-    def predict_file(
-        self,
-        path: str | Path,
-        *,
-        format: str | None = None,
-        column: str | None = None,
-        encoding: str = AUTO,
-    ) -> list[PatientFinding]:
-        """Find the phenotypes of the patients whose notes a file or folder holds.
-
-        Args:
-            path: A table of notes, JSON lines, or a folder of texts. A note without a patient is a
-                patient of its own.
-            format: As of `MentionModel.predict_file`, of notes.
-            column: As of `MentionModel.predict_file`.
-            encoding: As of `MentionModel.predict_file`.
-
-        Raises:
-            DataError: The file cannot be read, or its format is not known.
-            ConfigError: A parameter is none of those that are possible.
-        """
-        return self._findings(_read_patients(path, format, column, encoding))
-
-    def _findings(self, given: Mapping[str, Sequence[str]]) -> list[PatientFinding]:
-        if not given:
-            return []
-        rows = {row["patient"]: row for row in self.reader.results(given, told=False)}
-        nothing: Any = {"probabilities": {}, "labels": {}}
-        return [
-            PatientFinding(**nothing | {"patient": p} | rows.get(p, {})) for p in given
-        ]
-
-
-def _read_patients(
-    path: str | Path, format: str | None, column: str | None, encoding: str
-) -> dict[str, list[str]]:
-    from fednotes.apps.phenotyping.predict import notes_of
-
-    name = str(path_of(path, "a file or folder of notes"))
-    return notes_of(name, format=format, column=column, encoding=encoding)
-
-
-def _document(text: Text, number: int) -> Document:
-    """A document of a text, called by its place in the input."""
-    if isinstance(text, Document):
-        _checked(text.text)
-        return text
-    return Document(str(number), _checked(text))
-
-
-def _checked(text: str) -> str:
-    """Raises DataError for what is no text: of another type, or half a character."""
-    if not isinstance(text, str):
-        raise DataError(f"expected a text or a Document, not {type(text).__name__}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"half a character at {error.start} of a text: decode it anew"
-        ) from error
-    return text
+        return self.model.alternatives(document_of(document, 1), asked)

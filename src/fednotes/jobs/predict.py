@@ -16,8 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, nearest
-from fednotes.core.model_folders import is_phenotyper
-from fednotes.core.store import beside, new_folder, stream_out
+from fednotes.core.store import beside, new_folder, stream_out, write_out
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats import FORMATS
@@ -26,6 +25,7 @@ from fednotes.data.formats.jsonl import dumped, record
 from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.jobs.evaluation import Evaluation, require_mapping
 from fednotes.jobs.inputs import Inputs, inputs_of
+from fednotes.jobs.patient_models import kind_of
 from fednotes.metrics.calibration import Calibration
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.model import Model
@@ -76,25 +76,29 @@ def predict(
         DataError: A file cannot be read.
         ModelError: The folder holds no model that can be read.
     """
-    patients = is_phenotyper(model)
-    if patients and format not in ("jsonl", "csv"):
+    patient_model = kind_of(model)
+    if patient_model and format not in ("jsonl", "csv"):
         raise ConfigError(
             f"phenotypes are written as jsonl or csv: {format} is for mentions"
         )
-    if patients and threshold:
+    if patient_model and threshold:
         raise ConfigError("--threshold is for mentions; phenotypes have probabilities")
-    if format == "csv" and not patients:
+    if format == "csv" and not patient_model:
         raise ConfigError(
             "csv is for phenotypes of patients: mentions are jsonl, brat or conll"
         )
     if format == "brat" and out is None:
         raise ConfigError("brat is a folder of files: give --out FOLDER")
     _require_apart(path, out)
-    if patients:
-        from fednotes.apps.phenotyping.predict import notes_of, predict_patients
-
-        notes = notes_of(path, text, format=read_as, column=column, encoding=encoding)
-        predict_patients(model, notes, format, out, device, place)
+    if patient_model:
+        notes = patient_model.read_notes(
+            path, text, format=read_as, column=column, encoding=encoding
+        )
+        written = patient_model.load(model, device, place).written(notes, format)
+        if out is None:
+            sys.stdout.write(written)
+        else:
+            write_out(out, written)
         return
     recogniser, calibration = load_model(model, device, place), Calibration.of(model)
     inputs = inputs_of(

@@ -30,12 +30,12 @@ from fednotes.apps.phenotyping.cohort import Bags, FeatureSpace, Vectors
 from fednotes.apps.phenotyping.dan import KNOWN, Dan, DanConfig
 from fednotes.core.allocation import bounded_allocation
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
-from fednotes.core.model_folders import PHENOTYPER, is_phenotyper
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build, checked
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import below, device_of, load_into, prefixed
 
+PHENOTYPER = "phenotyper"  # the stem of a phenotyping model's files
 FORMAT = 2  # 1 had no checksum of the facts
 Inputs = Bags | Vectors
 Scale = Literal["none", "l2"]
@@ -340,3 +340,8 @@ def network_settings(
         config, hidden=hidden, embedding=config.embedding if space.dense else reads
     )
     return found, len(parameters["output_bias"]), known
+
+
+def is_phenotyper(path: Path) -> bool:
+    """Return whether a folder holds a phenotyping model."""
+    return (path / f"{PHENOTYPER}.json").is_file()

@@ -17,9 +17,8 @@ from fednotes.apps.phenotyping.cohort import LABELS, PRESENT, UNLABELLED, Bags, 
 from fednotes.apps.phenotyping.concepts import by_patient
 from fednotes.apps.phenotyping.features import Features, opened
 from fednotes.apps.phenotyping.labels import read_beside, read_gold, read_texts, renamed
-from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
+from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.core.errors import ConfigError, DataError, ModelError, within
-from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.formats.files import visible
@@ -65,23 +64,6 @@ def notes_of(
     if not notes:
         raise DataError(f"{path}: no note here has any text")
     return notes
-
-
-def predict_patients(
-    model: Path,
-    notes: Mapping[str, Sequence[str]],
-    format: str,
-    out: Path | None,
-    device: str,
-    place: str | None = None,
-) -> None:
-    """Predict phenotypes by patient, or billing codes of a model of stage 1 alone; write them."""
-    reader = PatientReader.of(model, load_phenotyper(model, device), place)
-    written = reader.written(notes, format)
-    if out is None:
-        sys.stdout.write(written)
-    else:
-        write_out(out, written)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,10 @@ from importlib import import_module
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.core.model_folders import is_phenotyper
 from fednotes.core.store import write_folder, write_out
 from fednotes.jobs.card import card
 from fednotes.jobs.models import MentionModel, PatientModel, folder_of
+from fednotes.jobs.patient_models import is_patient_model
 
 FORMS = {
     "hf": (),
@@ -49,7 +49,7 @@ def export(
     if form == "card":
         write_out(out, card(folder))
         return out
-    if is_phenotyper(folder) != (form == "sklearn"):
+    if is_patient_model(folder) != (form == "sklearn"):
         raise ConfigError(
             f"{folder}: finds mentions; scikit-learn's form is for models of patients: "
             "`fednotes export onnx` and `hf` are for this one"

@@ -1,0 +1,93 @@
+"""A saved phenotyping model in use, registered as a model of patients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from fednotes.apps.phenotyping.phenotyper import load_phenotyper
+from fednotes.apps.phenotyping.predict import (
+    PatientReader,
+    evaluate_patients,
+    notes_of,
+)
+from fednotes.data.encodings import AUTO
+from fednotes.jobs.evaluation import Evaluation
+from fednotes.jobs.patient_models import PatientFinding, PatientModel
+
+
+class PhenotypeModel(PatientModel):
+    """A phenotyping model, and the dictionary or encoder that it reads notes with.
+
+    Attributes:
+        reader: The model with its dictionary or encoder.
+    """
+
+    def __init__(self, reader: PatientReader, folder: Path | None = None) -> None:
+        self.reader = reader
+        self.folder = folder
+
+    @classmethod
+    def load(cls, folder: Path, device: str = "cpu", place: str | None = None) -> Self:
+        model = load_phenotyper(folder, device)
+        return cls(PatientReader.of(folder, model, place), folder)
+
+    @staticmethod
+    def described_types(facts: Mapping[str, Any]) -> Sequence[str]:
+        found = facts.get("phenotypes") or facts.get("code_names")
+        return found if isinstance(found, list) else ()
+
+    @staticmethod
+    def read_notes(
+        name: str,
+        text: str | None = None,
+        *,
+        format: str | None = None,
+        column: str | None = None,
+        encoding: str = AUTO,
+    ) -> dict[str, list[str]]:
+        return notes_of(name, text, format=format, column=column, encoding=encoding)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        model = self.reader.model
+        return model.phenotypes or model.code_names
+
+    @property
+    def confidence(self) -> str:
+        model = self.reader.model
+        if not model.phenotypes:
+            return "the network's probability of each billing code; not calibrated"
+        if model.platt is None:
+            return "an order of patients from the classifier's margin, no chance: not calibrated"
+        return 'the probability of "present", calibrated on the training sites\' patients (Platt)'
+
+    def find(self, notes: Mapping[str, Sequence[str]]) -> list[PatientFinding]:
+        if not notes:
+            return []
+        rows = {row["patient"]: row for row in self.reader.results(notes, told=False)}
+        findings = []
+        for patient in notes:
+            row = rows.get(patient, {})
+            findings.append(
+                PatientFinding(
+                    patient,
+                    probabilities=row.get("probabilities", {}),
+                    labels=row.get("labels", {}),
+                    concepts=row.get("concepts"),
+                )
+            )
+        return findings
+
+    def written(self, notes: Mapping[str, Sequence[str]], format: str) -> str:
+        return self.reader.written(notes, format)
+
+    def evaluate(
+        self,
+        path: Path,
+        label_map: Mapping[str, str] | None = None,
+        labels: Path | None = None,
+        encoding: str = AUTO,
+    ) -> Evaluation:
+        return evaluate_patients(self.reader, path, label_map, labels, encoding)
