@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+POOLED = "pooled"  # the site that has every site's notes
 Scheme = Literal["BIO", "BIOES", "IO"]
 Offsets = tuple[tuple[int, int], ...]
 

@@ -30,10 +30,10 @@ from fednotes.core.settings import checked, expand
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.data.encodings import AUTO, encoding_of
+from fednotes.jobs.comparing import Compared, Side
 from fednotes.privacy.promise import Privacy
 from fednotes.privacy.training import privately
 
-POOLED = "pooled"  # the site that has every site's sentences
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 Share = Annotated[float, Interval(ge=0, lt=1)]
 Labelled = Annotated[float, Interval(gt=0, le=1)]
@@ -377,6 +377,9 @@ class SiteKind:
             many training examples, or as many as it has where none can occur twice.
         hints: What a run says of its scores. Gets the scores and the sites.
         findings: What to know before training. Gets the job and its sites.
+        compare: Compares two sides of runs by a metric and a number of bootstrap samples; None if
+            runs of this kind find nothing that can be compared.
+        metrics: What the metrics are called by which runs are compared, by their names.
         one_sentence: Reduces a site to one that is made in no time; None if there is no such site.
         invented: Makes a site by its name and table where its files cannot be read; None if this
             is not possible.
@@ -404,6 +407,8 @@ class SiteKind:
         lambda scores, sites: iter(())
     )
     findings: Callable[[Job, Sites], tuple[Finding, ...]] = lambda job, sites: ()
+    compare: Callable[[Side, Side, str, int], Compared] | None = None
+    metrics: Mapping[str, str] = field(default_factory=dict)
     one_sentence: Callable[[Any], Any] | None = None
     invented: Callable[[str, Any], Any] | None = None
 

@@ -32,9 +32,9 @@ from fednotes.core.settings import (
     path_of,
     read_toml,
 )
+from fednotes.core.types import POOLED
 from fednotes.jobs import kinds
 from fednotes.jobs.job import (
-    POOLED,
     FederationConfig,
     Job,
     SilosConfig,

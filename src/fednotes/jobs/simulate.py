@@ -37,10 +37,11 @@ from fednotes.core.store import (
     write_text,
 )
 from fednotes.core.tensors import device_of
+from fednotes.core.types import POOLED
 from fednotes.encoders.features import default_cache
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import RoundResult
-from fednotes.jobs.job import POOLED, Job, Progress, Sites, load_sites
+from fednotes.jobs.job import Job, Progress, Sites, load_sites
 from fednotes.jobs.results import (
     BASELINES,
     HINTS,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,11 +13,18 @@ from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
 from sklearn.metrics import f1_score, roc_auc_score
 
 from fednotes.apps.phenotyping.classifiers import LinearSVMs
-from fednotes.apps.phenotyping.cohort import Bags, Cohort
+from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
+from fednotes.apps.phenotyping.compare import ALL_SITES, compare_patients
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.core.errors import DataError
-from fednotes.jobs.compare import ALL_SITES, Side, compare_patients
+from fednotes.jobs.comparing import Side
+from fednotes.jobs.job import Job
 from fednotes.metrics.compare import Bootstrap, paired_patients
+
+
+def side(run: Path, sites: Sequence[SitePatients], condition: str) -> Side:
+    """One side of a comparison; its job is not looked at."""
+    return Side(run, job=cast(Job, None), sites=tuple(sites), condition=condition)
 
 
 def compared(
@@ -78,7 +87,7 @@ def test_each_site_is_compared_on_its_own_patients(tmp_path: Path) -> None:
     for site in sites:
         machine(tmp_path / f"run/alone/{site.id}/model", POOR)
     run = tmp_path / "run"
-    found = compared((run, sites, "federated"), (run, sites, "alone"), 100)
+    found = compared(side(run, sites, "federated"), side(run, sites, "alone"), 100)
     assert list(found) == [site.id for site in sites]
     for site in sites:
         test, labels = found[site.id], site.test.labels
@@ -95,7 +104,7 @@ def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
     machine(run / "pooled/sites/pooled/model", POOR)
     machine(run / "alone/s0/sites/s0/model", POOR)
     machine(run / "alone/s1/model", {0: 0})
-    once = compared((run, sites, "federated"), (run, sites, "pooled"), 100)
+    once = compared(side(run, sites, "federated"), side(run, sites, "pooled"), 100)
     test = sites[0].test
     assert list(once) == [ALL_SITES]
     known = (test.labels >= 0).any(axis=1)
@@ -105,7 +114,7 @@ def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
         said(test, POOR)[known],
         samples=100,
     )
-    each = compared((run, sites, "federated"), (run, sites, "alone"), 100)
+    each = compared(side(run, sites, "federated"), side(run, sites, "alone"), 100)
     assert list(each) == ["s0", "s1", ALL_SITES]
     assert each[ALL_SITES].f1_b == pytest.approx(
         (each["s0"].f1_b + each["s1"].f1_b) / 2
@@ -116,24 +125,24 @@ def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     sites, run = sites_of(2), tmp_path / "run"
     with pytest.raises(DataError, match="has no federated model of site 's0'"):
-        compared((run, sites, "federated"), (run, sites, "federated"), 10)
+        compared(side(run, sites, "federated"), side(run, sites, "federated"), 10)
     machine(run / "federated/model", GOOD)
-    side = (run, sites, "federated")
+    mine = side(run, sites, "federated")
     with pytest.raises(
         DataError, match="same test patients, labels and phenotypes at site 's0'"
     ):
-        compared(side, (run, sites[1:], "federated"), 10)
+        compared(mine, side(run, sites[1:], "federated"), 10)
     other = replace(
         sites[0], test=replace(sites[0].test, labels=np.abs(sites[0].test.labels))
     )
     with pytest.raises(DataError, match="at site 's0'"):
-        compared(side, (run, (other, sites[1]), "federated"), 10)
+        compared(mine, side(run, (other, sites[1]), "federated"), 10)
     Phenotyper(SPACE, idf=np.ones(VOCABULARY)).save(run / "pooled/model")
     with pytest.raises(DataError, match="ends with stage 1"):
-        compared(side, (run, sites, "pooled"), 10)
+        compared(mine, side(run, sites, "pooled"), 10)
     bare = tuple(replace(site, test=site.test.take([])) for site in sites)
     with pytest.raises(DataError, match="no test patient is labelled"):
-        compared((run, bare, "federated"), (run, bare, "federated"), 10)
+        compared(side(run, bare, "federated"), side(run, bare, "federated"), 10)
 
 
 def test_rankings_are_compared_by_their_areas(tmp_path: Path) -> None:
@@ -142,8 +151,8 @@ def test_rankings_are_compared_by_their_areas(tmp_path: Path) -> None:
     machine(tmp_path / "good" / "federated" / "model", GOOD)
     machine(tmp_path / "poor" / "federated" / "model", POOR)
     found = compared(
-        (tmp_path / "good", (site,), "federated"),
-        (tmp_path / "poor", (site,), "federated"),
+        side(tmp_path / "good", (site,), "federated"),
+        side(tmp_path / "poor", (site,), "federated"),
         50,
         "auroc",
     )[site.id]

@@ -13,7 +13,8 @@ from annotated_types import Len
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import checked
-from fednotes.jobs.job import POOLED, Job
+from fednotes.core.types import POOLED
+from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import built_in_jobs, load_job, load_table
 from fednotes.jobs.reference import known_key
 

@@ -33,6 +33,7 @@ from fednotes.apps.phenotyping.cohort import (
     require_alike,
     split,
 )
+from fednotes.apps.phenotyping.compare import METRICS, compare_runs
 from fednotes.apps.phenotyping.concepts import (
     Made,
     Mentions,
@@ -650,4 +651,6 @@ KIND = SiteKind(
     size=lambda site: len(site.train),
     unit="patients",
     stand_in=_stand_in,
+    compare=compare_runs,
+    metrics=METRICS,
 )

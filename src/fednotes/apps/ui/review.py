@@ -28,7 +28,8 @@ from fednotes.core.store import write_json
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import write
 from fednotes.data.tags import flatten, relabel, types_of
-from fednotes.jobs.compare import job_of, model_folder, require_same
+from fednotes.jobs.compare import job_of, require_same
+from fednotes.jobs.comparing import model_folder
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.models import MentionModel
 from fednotes.metrics.calibration import Calibration

@@ -53,6 +53,7 @@ from fednotes.data.split import (
 )
 from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
 from fednotes.data.text import split_sentences
+from fednotes.jobs.comparing import Compared, Side
 from fednotes.jobs.job import (
     ConfigTable,
     Job,
@@ -666,6 +667,12 @@ def never_right(
             )
 
 
+def _compare(a: Side, b: Side, metric: str, samples: int) -> Compared:
+    from fednotes.jobs.compare import compare_documents  # which itself reads jobs
+
+    return compare_documents(a, b, metric, samples)
+
+
 KIND = SiteKind(
     "documents",
     SiteConfig,
@@ -684,6 +691,10 @@ KIND = SiteKind(
     ),
     hints=never_right,
     findings=_findings,
+    compare=_compare,
+    metrics={
+        name: f"{name} F1" for name in ("strict", "relaxed", "relaxed_one_to_one")
+    },
     one_sentence=_one_sentence,
     invented=_invented,
 )
