@@ -377,6 +377,12 @@ class SiteKind:
             many training examples, or as many as it has where none can occur twice.
         hints: What a run says of its scores. Gets the scores and the sites.
         findings: What to know before training. Gets the job and its sites.
+        training_examples: Training examples of a site as bytes, by the name of a view: from the
+            text alone to all that is known of it. They are compared with those of earlier jobs.
+        describe: Public facts of a site by which sites agree before round 1 of a real run. Gets the
+            job, with this site alone, and the site.
+        stub: Makes a site without examples by its name and the description that has these facts;
+            None if sites of this kind are described by their tag sets and encoder.
         compare: Compares two sides of runs by a metric and a number of bootstrap samples; None if
             runs of this kind find nothing that can be compared.
         metrics: What the metrics are called by which runs are compared, by their names.
@@ -407,6 +413,9 @@ class SiteKind:
         lambda scores, sites: iter(())
     )
     findings: Callable[[Job, Sites], tuple[Finding, ...]] = lambda job, sites: ()
+    training_examples: Callable[[Any], Mapping[str, Iterator[bytes]]] = lambda site: {}
+    describe: Callable[[Job, Any], Mapping[str, Any]] = lambda job, site: {}
+    stub: Callable[[str, Any], Any] | None = None
     compare: Callable[[Side, Side, str, int], Compared] | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
     one_sentence: Callable[[Any], Any] | None = None

@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from fednotes.apps.deployment.examples import training_examples
-from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients, Vectors
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import SiteNotes
+from fednotes.jobs import kinds
 
 NOTE = Document(
     "n1", "No fever.\nMild cough.\n", (Span(3, 8, "Sign"), Span(15, 20, "Sign"))
@@ -26,7 +24,8 @@ TAGS = TagSet(("Sign",))
 
 def differing(one: Any, other: Any) -> dict[str, int]:
     """In how many examples two sites' data differ, in each view."""
-    views, others = training_examples(one), training_examples(other)
+    kind = kinds.find("notes" if isinstance(one, SiteNotes) else "documents")
+    views, others = kind.training_examples(one), kind.training_examples(other)
     assert views.keys() == others.keys()
     return {name: len(set(views[name]) ^ set(others[name])) for name in views}
 
@@ -71,44 +70,3 @@ def test_a_note_is_an_example_of_pretraining() -> None:
     assert differing(notes("one", "two"), notes("two", "one")) == {"notes": 0}
     assert differing(notes("one", "two"), notes("one")) == {"notes": 1}
     assert differing(notes("one", "two"), notes("one", "three")) == {"notes": 2}
-
-
-def patients(
-    names: str = "pq",
-    bags: Any = ((0, 1), (1,)),
-    labels: Any = ((1,), (0,)),
-    codes: Any = None,
-) -> SitePatients:
-    features = bags if isinstance(bags, Vectors) else Bags.of(bags, 3)
-    train = Cohort("a", tuple(names), features, np.array(labels, np.int8), ("asthma",))
-    none = train.take([])
-    space: Any = None
-    known = {"p": frozenset({"x", "y"})} if codes is None else codes
-    return SitePatients("a", space, train, none, none, known)
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"codes": {"p": frozenset({"y", "x"})}}, (0, 0, 0)),
-        ({"names": "pr"}, (2, 2, 2)),
-        ({"names": "p", "bags": ((0, 1),), "labels": ((1,),)}, (1, 1, 1)),
-        ({"labels": ((1,), (-1,))}, (0, 2, 0)),
-        ({"codes": {"p": frozenset({"x"})}}, (0, 2, 0)),
-        ({"codes": {"p": frozenset({"x", "y"}), "q": frozenset()}}, (0, 2, 0)),
-        ({"bags": ((0, 1), (2,))}, (0, 0, 2)),
-        ({"bags": ((0,), (1, 1))}, (0, 0, 4)),
-    ],
-)
-def test_a_patient_is_an_example_of_a_cohort(
-    change: dict[str, Any], expected: tuple[int, int, int]
-) -> None:
-    names = ("patients", "patients with labels and codes", "patients with features")
-    found = differing(patients(), patients(**change))
-    assert found == dict(zip(names, expected, strict=True))
-
-
-def test_a_patient_s_vector_is_a_feature() -> None:
-    one = patients(bags=Vectors(np.array([[1.0], [2.0]])))
-    other = patients(bags=Vectors(np.array([[1.0], [3.0]])))
-    assert differing(one, other)["patients with features"] == 2

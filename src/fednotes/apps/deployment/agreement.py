@@ -15,18 +15,10 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import fednotes
 from fednotes.apps.deployment.rules.approval import fingerprint
-from fednotes.apps.phenotyping.cohort import (
-    Cohort,
-    ConceptVectors,
-    FeatureSpace,
-    SitePatients,
-    Vectors,
-)
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import parse_json
@@ -94,23 +86,10 @@ def can_round_counts(job: Job) -> bool:
 
 def describe(job: Job, data: Any) -> Description:
     """A site's own description. job: with this site alone. data: what it holds."""
-    if job.data == "patients":
-        space: FeatureSpace = data.space
-        return Description(
-            width=space.width,
-            dense=space.dense,
-            features=space.fingerprint,
-            phenotypes=tuple(data.phenotypes),
-            coded=bool(data.codes),
-            vectors=data.vectors.digest if data.vectors else "",
-        )
-    if job.data == "notes":
-        return Description(encoder=encoder_of(job))
-    known: Any = {
-        "encoder": encoder_of(job),
-        "label_map": dict(job.sites[data.id].label_map),
-    }
-    return Description(types=data.tags.types, scheme=data.tags.scheme, **known)
+    facts = dict(job.kind.describe(job, data))
+    if job.kind.stub is None:  # models of patients begin from no encoder
+        facts["encoder"] = encoder_of(job)
+    return Description(**facts)
 
 
 def encoder_of(job: Job) -> str:
@@ -175,22 +154,11 @@ def from_tensors(site: str, tensors: Tensors) -> Description:
         ) from error
 
 
-def _stub(kind: str, site: str, own: Description) -> Any:
+def _stub(job: Job, site: str, own: Description) -> Any:
     """A site with nothing in it, for `for_sites` of a method."""
-    if kind != "patients":
-        return SiteData(site, TagSet(own.types, own.scheme), (), (), ())
-    numbers = Vectors(np.zeros((0, own.width), np.float32))
-    labels = np.zeros((0, len(own.phenotypes)), np.int8)
-    empty = Cohort(site, (), numbers, labels, own.phenotypes)
-    return SitePatients(
-        site,
-        FeatureSpace(own.width, own.dense, {"fingerprint": own.features}),
-        *(empty, empty, empty),
-        {"": frozenset()} if own.coded else {},
-        ConceptVectors(np.zeros((0, 0)), np.zeros((0, 0)), own.vectors)
-        if own.vectors
-        else None,
-    )
+    if job.kind.stub is not None:
+        return job.kind.stub(site, own)
+    return SiteData(site, TagSet(own.types, own.scheme), (), (), ())
 
 
 def agreed_config(job: Job, descriptions: Descriptions) -> Any:
@@ -207,7 +175,7 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
             f"the sites run different versions of fednotes ({named}; here {here}): install the "
             "same one everywhere"
         )
-    ours = encoder_of(job) if job.data != "patients" else ""
+    ours = encoder_of(job) if job.kind.stub is None else ""
     for site, own in descriptions.items():
         if own.encoder != ours:
             raise ConfigError(
@@ -224,7 +192,7 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
             raise ConfigError(
                 f"[tags] types has {label!r}, which no site annotates ({own_types})"
             )
-    stubs = tuple(_stub(job.data, site, own) for site, own in descriptions.items())
+    stubs = tuple(_stub(job, site, own) for site, own in descriptions.items())
     return job.module.for_sites(job.config, stubs)
 
 

@@ -35,7 +35,6 @@ from fednotes.apps.deployment.agreement import (
     planned_rounds,
     threshold,
 )
-from fednotes.apps.deployment.examples import training_examples
 from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.rules.guard import SiteGuard, require_approved
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_counts
@@ -168,7 +167,7 @@ def _host(setup: Setup) -> SiteHost:
         sealer = SecureSeal(
             site, setup.sites, job=key, threshold=least, identity=own, kept=kept
         )
-    guard.examples(lambda: training_examples(data))
+    guard.examples(lambda: job.kind.training_examples(data))
     host = SiteHost(
         make,
         setup.state / "site",

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fednotes.apps.phenotyping import synthetic, tables
+from fednotes.apps.phenotyping.agreement import described, stub, training_examples
 from fednotes.apps.phenotyping.codes import hold_out, phenotype_labels
 from fednotes.apps.phenotyping.cohort import (
     UNLABELLED,
@@ -652,5 +653,8 @@ KIND = SiteKind(
     unit="patients",
     stand_in=_stand_in,
     compare=compare_runs,
+    describe=described,
+    stub=stub,
+    training_examples=training_examples,
     metrics=METRICS,
 )

@@ -64,6 +64,7 @@ from fednotes.jobs.job import (
     TagsConfig,
 )
 from fednotes.jobs.results import HINTS, some_of
+from fednotes.privacy.secure_sum.crypto import joined
 
 Documents = tuple[Document, ...]
 Parts = dict[str, Documents]
@@ -667,6 +668,40 @@ def never_right(
             )
 
 
+def _described(job: Job, site: SiteData) -> dict[str, Any]:
+    """Return the tag set of a site, and how its labels are renamed."""
+    return {
+        "types": site.tags.types,
+        "scheme": site.tags.scheme,
+        "label_map": dict(job.sites[site.id].label_map),
+    }
+
+
+def training_examples(site: SiteData) -> dict[str, Iterator[bytes]]:
+    """Return the training sentences of a site as bytes, in several views.
+
+    Returns:
+        The sentences by the name of the view: alone, with the places of their mentions, and with
+        their labels too.
+    """
+    sentences = sentence_documents(site.train)
+    return {
+        "sentences": (joined(sentence.text) for sentence in sentences),
+        "sentences with mentions": (_annotated(s, labels=False) for s in sentences),
+        "sentences with labels": (_annotated(s, labels=True) for s in sentences),
+    }
+
+
+def _annotated(sentence: Document, *, labels: bool) -> bytes:
+    """Return a sentence with the places of its mentions, and with their labels on request."""
+    parts: list[str | int] = [sentence.text]
+    for span in sorted(sentence.spans):
+        parts.append(str(span.pieces))
+        if labels:
+            parts.append(span.label)
+    return joined(*parts)
+
+
 def _compare(a: Side, b: Side, metric: str, samples: int) -> Compared:
     from fednotes.jobs.compare import compare_documents  # which itself reads jobs
 
@@ -695,6 +730,8 @@ KIND = SiteKind(
     metrics={
         name: f"{name} F1" for name in ("strict", "relaxed", "relaxed_one_to_one")
     },
+    training_examples=training_examples,
+    describe=_described,
     one_sentence=_one_sentence,
     invented=_invented,
 )

@@ -21,6 +21,7 @@ from fednotes.jobs.job import (
     Sites,
     SyntheticConfig,
 )
+from fednotes.privacy.secure_sum.crypto import joined
 
 
 def load_note_sites(
@@ -98,6 +99,11 @@ def _counts(sites: Sequence[SiteNotes]) -> list[CountTable]:
     return [CountTable(heads, rows, words=2)]
 
 
+def training_examples(site: SiteNotes) -> dict[str, Iterator[bytes]]:
+    """Return the training notes of a site as bytes."""
+    return {"notes": (joined(note.text) for note in site.train())}
+
+
 KIND = SiteKind(
     "notes",
     NotesConfig,
@@ -108,4 +114,5 @@ KIND = SiteKind(
     needed=("path", "paths"),
     somewhere={"path": "notes"},
     size=lambda site: site.train_notes,
+    training_examples=training_examples,
 )

@@ -1,0 +1,82 @@
+"""What a site of patients tells the others before round 1, and what it trains on as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fednotes.apps.phenotyping.cohort import (
+    Bags,
+    Cohort,
+    ConceptVectors,
+    FeatureSpace,
+    SitePatients,
+    Vectors,
+)
+from fednotes.jobs.job import Job
+from fednotes.privacy.secure_sum.crypto import joined
+
+
+def described(job: Job, data: SitePatients) -> dict[str, Any]:
+    """Return the public facts of a site of patients, by the fields of a description."""
+    return {
+        "width": data.space.width,
+        "dense": data.space.dense,
+        "features": data.space.fingerprint,
+        "phenotypes": tuple(data.phenotypes),
+        "coded": bool(data.codes),
+        "vectors": data.vectors.digest if data.vectors else "",
+    }
+
+
+def stub(site: str, description: Any) -> SitePatients:
+    """Return a site without patients that fits a description."""
+    numbers = Vectors(np.zeros((0, description.width), np.float32))
+    labels = np.zeros((0, len(description.phenotypes)), np.int8)
+    empty = Cohort(site, (), numbers, labels, description.phenotypes)
+    space = FeatureSpace(
+        description.width, description.dense, {"fingerprint": description.features}
+    )
+    vectors = None
+    if description.vectors:
+        nothing = np.zeros((0, 0))
+        vectors = ConceptVectors(nothing, nothing, description.vectors)
+    codes: dict[str, frozenset[str]] = {"": frozenset()} if description.coded else {}
+    return SitePatients(
+        site, space, train=empty, valid=empty, test=empty, codes=codes, vectors=vectors
+    )
+
+
+def training_examples(data: SitePatients) -> dict[str, Iterator[bytes]]:
+    """Return the training patients of a site as bytes, in several views.
+
+    Returns:
+        The patients by the name of the view: alone, with their labels and codes, and with what
+        their notes say.
+    """
+    return {
+        "patients": (joined(patient) for patient in data.train.patients),
+        "patients with labels and codes": _outcomes(data),
+        "patients with features": _features(data.train),
+    }
+
+
+def _outcomes(data: SitePatients) -> Iterator[bytes]:
+    """Yield each training patient with their labels and codes."""
+    for patient, labels in zip(data.train.patients, data.train.labels, strict=True):
+        codes = data.codes.get(patient)
+        coded = "not coded" if codes is None else "coded"
+        yield joined(patient, labels.tobytes(), coded, *sorted(codes or ()))
+
+
+def _features(cohort: Cohort) -> Iterator[bytes]:
+    """Yield each patient of a cohort with the concepts of their notes, or with their vector."""
+    bags = cohort.bags
+    for row, patient in enumerate(cohort.patients):
+        if isinstance(bags, Bags):
+            values = bags.concepts[bags.offsets[row] : bags.offsets[row + 1]]
+        else:
+            values = bags.values[row]
+        yield joined(patient, values.tobytes())
