@@ -247,7 +247,7 @@ def test_other_tables_have_their_effective_defaults() -> None:
         made.conditions,
     )
     for preset in ("best", "paper"):
-        patients: Any = job("phenotype", preset).patients
+        patients: Any = job("phenotype", preset).kind_tables
         concepts = {
             key.name: value_of(
                 key, f'preset "{preset}" of phenotype', "with [synthetic]"

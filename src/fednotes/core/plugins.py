@@ -11,6 +11,7 @@ A package registers an object under a name in one of these groups of its `pyproj
     fednotes.models      a subclass of `PatientModel` (jobs/patient_models.py), under the stem of
                          the JSON file in its saved models
     fednotes.site_kinds  a `SiteKind` of jobs/job.py, named as it names itself
+    fednotes.exports     an `ExportForm` of jobs/export_forms.py
     fednotes.formats     a module with `accepts` and `read`, as in data/formats/
     fednotes.attacks     a sequence of `Attack` of apps/audit/
     fednotes.commands    a function, or a `typer.Typer` with several commands
@@ -28,7 +29,14 @@ from typing import Any, Literal
 from fednotes.core.errors import ConfigError
 
 Group = Literal[
-    "methods", "taggers", "models", "site_kinds", "formats", "attacks", "commands"
+    "methods",
+    "taggers",
+    "models",
+    "site_kinds",
+    "exports",
+    "formats",
+    "attacks",
+    "commands",
 ]
 
 

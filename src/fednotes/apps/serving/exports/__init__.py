@@ -1,22 +1,45 @@
-"""A saved model in forms that other programs read: a form is a file of this folder."""
+"""A saved model in forms that other programs read.
+
+The forms of models that find mentions are files of this folder. Other packages add forms by entry
+points (`core/plugins.py`), as `apps/phenotyping` does for models of patients.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
 
+from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.store import write_folder, write_out
 from fednotes.jobs.card import card
+from fednotes.jobs.export_forms import ExportForm
 from fednotes.jobs.models import MentionModel, PatientModel, folder_of
 from fednotes.jobs.patient_models import is_patient_model
 
-FORMS = {
-    "hf": (),
-    "onnx": ("int8",),
-    "sklearn": ("dictionary",),
-    "card": (),
-}  # and their options
+_CARD = "card"
+_BUILT_IN = {"hf": (), "onnx": ("int8",)}  # and their options
+
+
+def forms() -> tuple[str, ...]:
+    """Return the names of all forms."""
+    return (*_BUILT_IN, *sorted(plugins.added("exports", _BUILT_IN)), _CARD)
+
+
+def find(name: str) -> ExportForm:
+    """Return a form other than the card.
+
+    Raises:
+        ConfigError: There is no such form.
+    """
+    if name in _BUILT_IN:
+        module = import_module(f"{__name__}.{name}")
+        return ExportForm(module.writer, options=_BUILT_IN[name])
+    entry = plugins.added("exports", _BUILT_IN).get(name)
+    if entry is None:
+        raise ConfigError(f"{name!r} is no form of a model; {nearest(name, forms())}")
+    form: ExportForm = plugins.load(entry, ExportForm)
+    return form
 
 
 def export(
@@ -40,29 +63,28 @@ def export(
         raise ConfigError(
             f"spaCy reads a saved model as it is, without an export: {told}"
         )
-    if form not in FORMS:
-        raise ConfigError(f"{form!r} is no form of a model; {nearest(form, FORMS)}")
     place = dictionary and str(dictionary)
     options = {k: v for k, v in (("int8", int8), ("dictionary", place)) if v}
-    if other := sorted(options.keys() - {*FORMS[form]}):
+    known_form = None if form == _CARD else find(form)
+    other = sorted(options.keys() - set(known_form.options if known_form else ()))
+    if other:
         raise ConfigError(f"--{other[0]} is of another form than {form}")
-    if form == "card":
+    if known_form is None:
         write_out(out, card(folder))
         return out
-    if is_patient_model(folder) != (form == "sklearn"):
+    if known_form.of_patients and not is_patient_model(folder):
         raise ConfigError(
-            f"{folder}: finds mentions; scikit-learn's form is for models of patients: "
+            f"{folder}: finds mentions, and {form} is for models of patients: "
             "`fednotes export onnx` and `hf` are for this one"
-            if form == "sklearn"
-            else f"{folder}: is a model of patients, and {form} is for models that find mentions: "
+        )
+    if is_patient_model(folder) and not known_form.of_patients:
+        raise ConfigError(
+            f"{folder}: is a model of patients, and {form} is for models that find mentions: "
             "`fednotes export sklearn` writes its classifiers"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
             f"{out}: there is something already; name a folder that is new or empty"
         )
-    form_of = import_module(
-        f"{__name__}.{form}"
-    )  # its `writer` gives what fills a new folder
-    write_folder(out, form_of.writer(folder, **options), private=False)
+    write_folder(out, known_form.writer(folder, **options), private=False)
     return out

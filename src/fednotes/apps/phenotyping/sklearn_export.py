@@ -22,6 +22,7 @@ from fednotes.apps.phenotyping.features import ConceptFeatures, opened
 from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
 from fednotes.core.errors import ConfigError, needs
 from fednotes.core.store import write_json
+from fednotes.jobs.export_forms import ExportForm
 
 _MOST = 1e30  # no value of a ReLU is larger
 
@@ -174,3 +175,6 @@ def _set(made: Any, width: int, **values: Any) -> Any:
     for name, value in {**values, "n_features_in_": width}.items():
         setattr(made, name, value)
     return made
+
+
+FORM = ExportForm(writer, options=("dictionary",), of_patients=True)
