@@ -29,6 +29,7 @@ from tiny_jobs import TABLE
 
 from fednotes.apps.phenotyping.cohort import Bags, Cohort, SitePatients
 from fednotes.apps.phenotyping.data_kind import KIND
+from fednotes.apps.phenotyping.hints import score_hints
 from fednotes.cli import display
 from fednotes.cli.display import RichDisplay, count_tables
 from fednotes.core.types import Document, SiteData, Span, TagSet
@@ -547,10 +548,11 @@ def test_a_narrow_terminal_cuts_names_not_numbers(width: int) -> None:
 def test_hints_name_what_was_never_found() -> None:
     score = site_score(1)
     score["by_output"]["asthma"]["present"]["predicted"] = 0
-    (never, lone) = nothing_found({"north": {"federated": score}})
+    (never, lone) = score_hints({"north": {"federated": score}}, ())
     assert never.startswith("north, federated: predicts nobody to have asthma:")
     assert "all present or all absent for gout" in lone
-    assert list(nothing_found({"north": {"federated": codes_alone(1)}})) == []
+    assert list(nothing_found({"north": {"federated": score}})) == []
+    assert list(score_hints({"north": {"federated": codes_alone(1)}}, ())) == []
 
 
 # what `check` shows

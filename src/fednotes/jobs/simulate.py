@@ -58,7 +58,6 @@ from fednotes.jobs.results import (
     read_result,
     rewound,
     size,
-    some_of,
 )
 from fednotes.metrics.compare import Bootstrap, mean_scores, paired_sites, summed_scores
 
@@ -698,27 +697,10 @@ def nothing_found(scores: Mapping[str, Mapping[str, Scores]]) -> Iterator[str]:
             if not score:
                 yield HINTS["nothing_held_out"].format(site=site)
                 break
-            found = list(_phenotype_hints(score.get("by_output", {})))
-            if "by_type" in score:  # mentions are judged here
-                if not any(of_type["support"] for of_type in score["by_type"].values()):
-                    yield HINTS["no_mentions"].format(site=site)
-                    break
-                found += [("nothing_found", "")] if score["relaxed"]["f1"] == 0 else []
-            for hint, names in found:
-                yield HINTS[hint].format(site=site, condition=condition, names=names)
-
-
-def _phenotype_hints(by_output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Hints, and the diseases whose score says little."""
-    found: dict[str, list[str]] = {"nobody_present": [], "one_class": []}
-    for disease, of in by_output.items():
-        present, absent = (
-            of.get(name, {}).get("support", 0) for name in ("present", "absent")
-        )
-        if present and not of["present"].get("predicted", 1):
-            found["nobody_present"].append(disease)
-        if not (present and absent):
-            found["one_class"].append(disease)
-    for hint, names in found.items():
-        if names:
-            yield hint, some_of(names)
+            if "by_type" not in score:  # mentions are not judged here
+                continue
+            if not any(of_type["support"] for of_type in score["by_type"].values()):
+                yield HINTS["no_mentions"].format(site=site)
+                break
+            if score["relaxed"]["f1"] == 0:
+                yield HINTS["nothing_found"].format(site=site, condition=condition)

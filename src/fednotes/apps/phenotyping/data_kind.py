@@ -44,6 +44,7 @@ from fednotes.apps.phenotyping.concepts import (
     read_ctakes,
 )
 from fednotes.apps.phenotyping.features import ConceptFeatures, Features, features_for
+from fednotes.apps.phenotyping.hints import score_hints
 from fednotes.apps.phenotyping.job_tables import (
     TABLES,
     PatientsConfig,
@@ -652,6 +653,7 @@ KIND = SiteKind(
     size=lambda site: len(site.train),
     unit="patients",
     stand_in=_stand_in,
+    hints=score_hints,
     compare=compare_runs,
     describe=described,
     stub=stub,

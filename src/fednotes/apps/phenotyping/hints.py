@@ -1,0 +1,57 @@
+"""What a run on patients says of its scores: why a number may be low, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fednotes.apps.phenotyping.cohort import SitePatients
+from fednotes.jobs.results import some_of
+
+
+def score_hints(
+    scores: Mapping[str, Mapping[str, Any]], sites: Sequence[SitePatients]
+) -> Iterator[str]:
+    """Yield a line for each model that misses diseases, or whose test patients are too alike.
+
+    Args:
+        scores: The scores of each site by condition.
+        sites: The sites.
+    """
+    for site, by_condition in scores.items():
+        for condition, score in by_condition.items():
+            by_disease = score.get("by_output", {}) if score else {}
+            if missed := _never_predicted(by_disease):
+                yield (
+                    f"{site}, {condition}: predicts nobody to have {some_of(missed)}: train "
+                    "longer, or weigh classes"
+                )
+            if alike := _without_both_classes(by_disease):
+                yield (
+                    f"{site}, {condition}: the test patients are all present or all absent for "
+                    f"{some_of(alike)}: these have no AUROC"
+                )
+
+
+def _never_predicted(by_disease: Mapping[str, Any]) -> list[str]:
+    """Return the diseases that some test patient has and that the model predicts for nobody."""
+    return [
+        disease
+        for disease, score in by_disease.items()
+        if _support(score, "present") and not score["present"].get("predicted", 1)
+    ]
+
+
+def _without_both_classes(by_disease: Mapping[str, Any]) -> list[str]:
+    """Return the diseases that all test patients have, or that none of them has."""
+    return [
+        disease
+        for disease, score in by_disease.items()
+        if not (_support(score, "present") and _support(score, "absent"))
+    ]
+
+
+def _support(score: Mapping[str, Any], label: str) -> int:
+    """Return the number of test patients with a label."""
+    number: int = score.get(label, {}).get("support", 0)
+    return number
