@@ -15,11 +15,6 @@ from typing import Any
 import pytest
 
 from fednotes import __version__, methods
-from fednotes.apps.phenotyping.features import ConceptsConfig
-from fednotes.apps.phenotyping.job_tables import (
-    PatientsConfig,
-    SyntheticPatientsConfig,
-)
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
 from fednotes.core.types import SiteData, TagSet
@@ -352,123 +347,6 @@ def test_the_complete_tag_set_keeps_the_order_of_the_sites() -> None:
     ]
     complete = fedner.for_sites(fedner.Config(), sites).tags
     assert complete == TagSet(("Z", "A", "M"), "BIOES")
-
-
-# patients
-
-
-CONCEPTS = {"dictionary": "terms.tsv"}
-PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}
-
-
-def of_patients(**tables: Any) -> Job:
-    return parse_job({"method": "phenotype", **tables}, "j", Path("/x"), "j.toml")
-
-
-def test_tables_of_patients_become_configs() -> None:
-    site = {"notes": ["x", "y"], "codes": "z", "codes_format": "omop"}
-    made = of_patients(
-        sites={"a": site, "b": {**site, "notes": "w"}},
-        concepts={**CONCEPTS, "scopes": ["EXACT"], "most": 5},
-        phenotypes=PHENOTYPES,
-        hold_out={"codes": ["icd9:401", "icd9:250"]},
-    )
-    assert made.data == "patients"
-    assert made.sites["a"] == PatientsConfig(("x", "y"), codes="z", codes_format="omop")
-    assert made.sites["b"].notes == ("w",)
-    assert made.kind_tables.concepts == ConceptsConfig(
-        "terms.tsv", scopes=("EXACT",), most=5
-    )
-    assert made.kind_tables.concepts.options == {"scopes": ("EXACT",)}
-    assert made.kind_tables.held_out == (
-        "icd9:401",
-        "icd9:274",
-        "icd9proc:81",
-        "icd9:250",
-    )
-    generated = of_patients(synthetic={"patients": 50}, concepts={"context": "mark"})
-    assert generated.synthetic == SyntheticPatientsConfig(3, 50)
-    assert generated.kind_tables.concepts == ConceptsConfig("synthetic", context="mark")
-
-
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"sites": {"a": {}}}, r"\[sites\.a\]: the site has no notes"),
-        (
-            {"sites": {"a": {"notes": "x", "concepts": "y"}}},
-            "either `notes` or `concepts`",
-        ),
-        ({"sites": {"a": {"notes": ["x", "x"]}}}, "notes: a path is named twice"),
-        ({"sites": {"a": {"notes": 3}}}, "notes = 3: expected a path or a list"),
-        ({"sites": {"a": {"notes": "x", "types": ["A"]}}}, "unknown key 'types'"),
-        ({"sites": {"a": {"notes": "x", "codes": "y"}}}, "codes and codes_format"),
-        ({"sites": {"a": {"notes": "x", "codes_format": "omop"}}}, "give both"),
-        ({"sites": {"a": {"notes": "x", "codes_format": "mimik"}}}, "expected one of"),
-        ({"sites": {"a": {"notes": "x", "test_codes": "y"}}}, "test_codes belong to"),
-        ({"sites": {"a": {"notes": "x", "labelled": 0.0}}}, "labelled = 0.0"),
-        ({"sites": {"a": {"notes": "x", "test_fraction": 0.95}}}, "nothing is trained"),
-        (
-            {"sites": {"a": {"notes": "x"}}, "tags": {}},
-            r"\[tags\]: is for methods on documents",
-        ),
-        (
-            {"sites": {"a": {"notes": "x"}}, "silos": {"by": "document"}},
-            "dealt by patient",
-        ),
-        (
-            {"sites": {"a": {"notes": "x"}}, "text": {}},
-            r"either \[concepts\] or \[text\]",
-        ),
-        (
-            {"sites": {"a": {"notes": "x"}}, "concepts": {}},
-            r"\[concepts\]: dictionary: name",
-        ),
-        (
-            {"sites": {"a": {"notes": "x"}}, "concepts": {"dictionry": "x"}},
-            "'dictionary'",
-        ),
-        (
-            {"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": ["I10"]}},
-            r"p: 'I10' is no code",
-        ),
-        (
-            {"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": []}},
-            "p = .*a list of codes",
-        ),
-        (
-            {"sites": {"a": {"notes": "x"}}, "phenotypes": PHENOTYPES},
-            "are made of codes",
-        ),
-        (
-            {"sites": {"a": {"labels": "x"}}, "phenotypes": PHENOTYPES},
-            "labels do not go with",
-        ),
-        (
-            {"sites": {"a": {"notes": "x"}}, "hold_out": {"codes": ["x:1"]}},
-            "unknown coding",
-        ),
-        ({"synthetic": {"sentences": 3}}, r"\[synthetic\]: unknown key 'sentences'"),
-        ({"synthetic": {"patients": 3}}, "patients = 3: at least 30"),
-        (
-            {"synthetic": {}, "phenotypes": PHENOTYPES},
-            "generated patients have their own",
-        ),
-    ],
-)
-def test_a_mistake_about_patients_names_its_place(
-    tables: dict[str, Any], message: str
-) -> None:
-    if "synthetic" not in tables:
-        tables = {"concepts": CONCEPTS, **tables}
-    with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
-        of_patients(**tables)
-    with pytest.raises(
-        ConfigError, match=r"\[concepts\]: is for methods on patients, not fedner"
-    ):
-        job(concepts=CONCEPTS)
-    with pytest.raises(ConfigError, match=r"j\.toml: say how notes are read"):
-        of_patients(sites={"a": {"notes": "x"}})
 
 
 # the reference of the keys, and the schema

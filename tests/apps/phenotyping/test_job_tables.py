@@ -1,0 +1,135 @@
+"""The tables of jobs on patients, and how a mistake in them is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fednotes.apps.phenotyping.features import ConceptsConfig
+from fednotes.apps.phenotyping.job_tables import (
+    PatientsConfig,
+    SyntheticPatientsConfig,
+)
+from fednotes.core.errors import ConfigError
+from fednotes.jobs.job import Job
+from fednotes.jobs.job_file import parse_job
+
+CONCEPTS = {"dictionary": "terms.tsv"}
+PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}
+
+
+def of_patients(**tables: Any) -> Job:
+    return parse_job({"method": "phenotype", **tables}, "j", Path("/x"), "j.toml")
+
+
+def test_tables_of_patients_become_configs() -> None:
+    site = {"notes": ["x", "y"], "codes": "z", "codes_format": "omop"}
+    made = of_patients(
+        sites={"a": site, "b": {**site, "notes": "w"}},
+        concepts={**CONCEPTS, "scopes": ["EXACT"], "most": 5},
+        phenotypes=PHENOTYPES,
+        hold_out={"codes": ["icd9:401", "icd9:250"]},
+    )
+    assert made.data == "patients"
+    assert made.sites["a"] == PatientsConfig(("x", "y"), codes="z", codes_format="omop")
+    assert made.sites["b"].notes == ("w",)
+    assert made.kind_tables.concepts == ConceptsConfig(
+        "terms.tsv", scopes=("EXACT",), most=5
+    )
+    assert made.kind_tables.concepts.options == {"scopes": ("EXACT",)}
+    assert made.kind_tables.held_out == (
+        "icd9:401",
+        "icd9:274",
+        "icd9proc:81",
+        "icd9:250",
+    )
+    generated = of_patients(synthetic={"patients": 50}, concepts={"context": "mark"})
+    assert generated.synthetic == SyntheticPatientsConfig(3, 50)
+    assert generated.kind_tables.concepts == ConceptsConfig("synthetic", context="mark")
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"sites": {"a": {}}}, r"\[sites\.a\]: the site has no notes"),
+        (
+            {"sites": {"a": {"notes": "x", "concepts": "y"}}},
+            "either `notes` or `concepts`",
+        ),
+        ({"sites": {"a": {"notes": ["x", "x"]}}}, "notes: a path is named twice"),
+        ({"sites": {"a": {"notes": 3}}}, "notes = 3: expected a path or a list"),
+        ({"sites": {"a": {"notes": "x", "types": ["A"]}}}, "unknown key 'types'"),
+        ({"sites": {"a": {"notes": "x", "codes": "y"}}}, "codes and codes_format"),
+        ({"sites": {"a": {"notes": "x", "codes_format": "omop"}}}, "give both"),
+        ({"sites": {"a": {"notes": "x", "codes_format": "mimik"}}}, "expected one of"),
+        ({"sites": {"a": {"notes": "x", "test_codes": "y"}}}, "test_codes belong to"),
+        ({"sites": {"a": {"notes": "x", "labelled": 0.0}}}, "labelled = 0.0"),
+        ({"sites": {"a": {"notes": "x", "test_fraction": 0.95}}}, "nothing is trained"),
+        (
+            {"sites": {"a": {"notes": "x"}}, "tags": {}},
+            r"\[tags\]: is for methods on documents",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "silos": {"by": "document"}},
+            "dealt by patient",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "text": {}},
+            r"either \[concepts\] or \[text\]",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "concepts": {}},
+            r"\[concepts\]: dictionary: name",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "concepts": {"dictionry": "x"}},
+            "'dictionary'",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": ["I10"]}},
+            r"p: 'I10' is no code",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": []}},
+            "p = .*a list of codes",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "phenotypes": PHENOTYPES},
+            "are made of codes",
+        ),
+        (
+            {"sites": {"a": {"labels": "x"}}, "phenotypes": PHENOTYPES},
+            "labels do not go with",
+        ),
+        (
+            {"sites": {"a": {"notes": "x"}}, "hold_out": {"codes": ["x:1"]}},
+            "unknown coding",
+        ),
+        ({"synthetic": {"sentences": 3}}, r"\[synthetic\]: unknown key 'sentences'"),
+        ({"synthetic": {"patients": 3}}, "patients = 3: at least 30"),
+        (
+            {"synthetic": {}, "phenotypes": PHENOTYPES},
+            "generated patients have their own",
+        ),
+    ],
+)
+def test_a_mistake_about_patients_names_its_place(
+    tables: dict[str, Any], message: str
+) -> None:
+    if "synthetic" not in tables:
+        tables = {"concepts": CONCEPTS, **tables}
+    with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
+        of_patients(**tables)
+    with pytest.raises(
+        ConfigError, match=r"\[concepts\]: is for methods on patients, not fedner"
+    ):
+        parse_job(
+            {"method": "fedner", "synthetic": {}, "concepts": CONCEPTS},
+            "j",
+            Path("/x"),
+            "j.toml",
+        )
+    with pytest.raises(ConfigError, match=r"j\.toml: say how notes are read"):
+        of_patients(sites={"a": {"notes": "x"}})
