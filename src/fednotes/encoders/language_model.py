@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.listeners import BatchListeners
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import build, checked
 from fednotes.core.store import write_folder
@@ -344,6 +345,7 @@ class LanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.new_head = config, new_head
+        self.batch_listeners = BatchListeners()
         self.model = model.requires_grad_(False)
         self._hf_tokenizer = tokenizer
         self.tokenizer: FastTokenizer = fast_tokenizer(tokenizer.backend_tokenizer)
@@ -400,6 +402,7 @@ class LanguageModel(nn.Module):
         masked: of `sequences.ids`, by `mask` ("mlm", "mlm+nsp") or `denoise`. Raises
         ConfigError for sequences without pairs where the next sentence is to be predicted.
         """
+        self.batch_listeners.announce(self, sequences, masked)
         picked, wanted, head, pooled = self._picked(sequences, masked)
         total, right = cross_entropy(head, picked, wanted)
         masked_loss = total / max(1, len(wanted))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.core.listeners import BatchListeners
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import with_spans, without_gold
 from fednotes.data.tags import making, runs
@@ -145,6 +146,7 @@ class Model(nn.Module):
                 "the tag set has no entity types: a model needs at least one"
             )
         self.config, self.tagset = config, tagset
+        self.batch_listeners = BatchListeners()
 
     def _encode(
         self, documents: tuple[Document, ...], how: Preparing
@@ -154,6 +156,11 @@ class Model(nn.Module):
     def _read(self, corpus: Any, chosen: np.ndarray, every: bool = False) -> Reading:
         """every: with the states that `Losses.hidden` needs."""
         raise NotImplementedError
+
+    def _read_batch(self, corpus: Any, chosen: np.ndarray, every: bool = False) -> Any:
+        """Announce a batch to `batch_listeners`, then read it; arguments of `_read`."""
+        self.batch_listeners.announce(self, corpus, chosen)
+        return self._read(corpus, chosen, every)
 
     def _parts(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
         """Sentences of like length, as many as are read at once without gradients."""
@@ -248,7 +255,7 @@ class Model(nn.Module):
         pairs = np.zeros((0, 0, 0), np.float32)
         with evaluating(self):
             for part in self._parts(own.lengths[rows]):
-                read = self._read(own, rows[part])
+                read = self._read_batch(own, rows[part])
                 unary[read.tokens], found = read.posterior()
                 pairs = (
                     pairs
@@ -264,7 +271,7 @@ class Model(nn.Module):
         own: PreparedCorpus = self.own(corpus)
         ids = np.zeros(len(own.encoded.form), np.int64)
         with evaluating(self):
-            read = self._read(own, rows)
+            read = self._read_batch(own, rows)
             ids[read.tokens] = read.best()
         return ids
 
@@ -281,7 +288,7 @@ class Model(nn.Module):
         gradient. Dropout (in training mode) draws from torch's global generator alone. Raises
         TrainingError for no sentences.
         """
-        return self._read(self.own(corpus), chosen_of(indices), every=states).losses(
+        return self._read_batch(self.own(corpus), chosen_of(indices), every=states).losses(
             states
         )
 
@@ -300,7 +307,7 @@ class Model(nn.Module):
         total = weight.new_zeros(weight.numel())
         with evaluating(self):
             for part in self._parts(own.lengths[chosen]):
-                of_source, of_target = self._read(own, chosen[part]).gradients()
+                of_source, of_target = self._read_batch(own, chosen[part]).gradients()
                 each[part] = of_source.to(each)
                 total += of_target.to(total)
         return each, total
@@ -330,7 +337,7 @@ class Model(nn.Module):
             np.full(len(ids), np.nan) if confidence else None
         )  # at a span's first token
         for indices in self._parts(corpus.lengths):
-            read = self._read(corpus, indices)
+            read = self._read_batch(corpus, indices)
             ids[read.tokens] = read.best()
             if chances is not None:
                 starts = encoded.bounds[indices]
@@ -374,7 +381,7 @@ class Model(nn.Module):
         names = ("O", *self.tagset.types)
         asked = np.array([(0, *at, kind) for kind in range(-1, len(names) - 1)])
         with evaluating(self):
-            found = self._read(corpus, np.array([unit])).chances(asked)
+            found = self._read_batch(corpus, np.array([unit])).chances(asked)
         return dict(zip(names, found.tolist(), strict=True))
 
 

@@ -320,7 +320,7 @@ class Tagger(Model):
 
         Dropout and errors as of `losses`.
         """
-        read = self._read(self.own(corpus), chosen_of(indices))
+        read = self._read_batch(self.own(corpus), chosen_of(indices))
         losses = self.crf.crf.loss(
             read.emissions(), read.batch.tags, read.batch.lengths
         )

@@ -415,7 +415,7 @@ class TokenClassifier(Model):
         found = np.zeros((len(own.encoded.form), len(self.tagset.tags)), np.float32)
         with evaluating(self):
             for indices in self._parts(own.lengths):
-                read = self._read(own, indices)
+                read = self._read_batch(own, indices)
                 found[read.tokens] = read.logits.float().cpu().numpy()
         return found
 

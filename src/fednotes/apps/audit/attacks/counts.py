@@ -1,0 +1,158 @@
+"""What counts reveal: which entity types a site has, and its counts themselves.
+
+After an evaluation a site sends, for each entity type, how many mentions are annotated, predicted
+and right. So the server reads which types occur at the site:
+
+    score of type t = number of annotated mentions of t
+
+Under a secure sum it sees the sum over all sites. If sites may drop out, it may see two sums of the
+same question, one of them without the site, and their difference is the site's count:
+
+    count of site k = Σ_{i} c_i − Σ_{i ≠ k} c_i
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from fednotes.apps.audit.attack import Attack, NotApplicable, Trial
+from fednotes.apps.audit.listening import Observation
+from fednotes.apps.audit.scene import Scene
+from fednotes.core.federation import EVALUATE
+from fednotes.core.update import Total, Update
+from fednotes.metrics.spans import SpanCounts
+
+PATIENT_COUNTS = ("count_codes", "count_concepts", "count_labels")  # before a stage
+
+
+def types_from_counts(scene: Scene) -> Trial:
+    """Read off the first evaluation which entity types occur at the site."""
+    for seen in _evaluations(scene):
+        at_site = SpanCounts.from_metrics(seen.audited_update.metrics).by_type
+        visible = SpanCounts.from_metrics(seen.metrics).by_type
+        if not visible:
+            continue
+        present: list[int] = []
+        absent: list[int] = []
+        for name in dict.fromkeys((*scene.training.config.tags.types, *visible)):
+            count = visible[name].gold if name in visible else 0
+            occurs = name in at_site and at_site[name].gold > 0
+            (present if occurs else absent).append(count)
+        if present and absent:
+            return Trial.from_scores(present, absent).without_interval()
+        break
+    raise NotApplicable(
+        "no evaluation sends counts of types, or all types of the job occur at the site"
+    )
+
+
+def counts_from_two_sums(scene: Scene) -> Trial:
+    """Subtract two sums that differ by the audited site."""
+    federation = scene.job.federation
+    sites = len(scene.training.sites)
+    if not scene.is_control:
+        if not federation.secure_sum:
+            raise NotApplicable(
+                "sums are not secure: each site's counts are visible anyway"
+            )
+        if not 0 < federation.min_sites < sites:
+            raise NotApplicable(
+                f"min_sites lets no sum be over fewer than all {sites} sites"
+            )
+    return exact_counts(
+        scene, two_sums=True, otherwise="no evaluation counts anything of the site"
+    )
+
+
+def exact_counts(
+    scene: Scene, *, two_sums: bool = False, otherwise: str = "nothing is counted"
+) -> Trial:
+    """Guess the site's counts, and return the fraction that is right.
+
+    Counts of 0 are no targets. Chance is the success of always guessing the most frequent number.
+
+    Args:
+        scene: The job.
+        two_sums: Whether the adversary sees two sums that differ by the site. If not, he sees the
+            site's own counts, or under a secure sum guesses that each site has an equal part.
+        otherwise: Why the attack does not apply where nothing is counted.
+
+    Raises:
+        NotApplicable: Nothing is counted.
+    """
+    is_right: list[bool] = []
+    frequencies: Counter[float] = Counter()
+    for seen in observed_counts(scene):
+        truth = numbers(seen.audited_update, seen.audited_update)
+        total = numbers(seen.total, seen.audited_update)
+        guess = truth
+        if two_sums:
+            guess = total - numbers(Total.of(seen.other_updates), seen.audited_update)
+        elif scene.job.federation.secure_sum:
+            guess = total / (1 + len(seen.other_updates))
+        is_target = truth != 0
+        is_right += (np.abs(guess - truth)[is_target] < 0.5).tolist()
+        frequencies.update(truth[is_target].tolist())
+    if not is_right:
+        raise NotApplicable(otherwise)
+
+    targets = len(is_right)
+    chance = max(frequencies.values()) / targets
+    trial = Trial.from_fraction(sum(is_right) / targets, targets, chance)
+    return trial.without_interval()
+
+
+def observed_counts(scene: Scene) -> list[Observation]:
+    """Return the observations that count something of the site.
+
+    That is the first evaluation; on patients, all evaluations and the sums that only count.
+    """
+    evaluations = _evaluations(scene)
+    if not scene.has_patients:
+        return evaluations[:1]
+    counts = [
+        seen
+        for seen in scene.observe()
+        if seen.task in PATIENT_COUNTS
+        and numbers(seen.audited_update, seen.audited_update).any()
+    ]
+    return counts + evaluations
+
+
+def numbers(source: Update | Total, names: Update) -> np.ndarray:
+    """Return (counts,) the tensors and metrics of `source` that `names` has, but its loss."""
+    parts = [source.tensors[name].double().flatten().numpy() for name in names.tensors]
+    metrics = [
+        source.metrics.get(name, 0.0) for name in names.metrics if name != "loss"
+    ]
+    return np.concatenate([*parts, metrics])
+
+
+def _evaluations(scene: Scene) -> list[Observation]:
+    """Return the evaluations that count something of the site."""
+    return [
+        seen
+        for seen in scene.observe()
+        if seen.task == EVALUATE and any(seen.audited_update.metrics.values())
+    ]
+
+
+ATTACKS = (
+    Attack(
+        "types from counts",
+        sees="the counts of a site's evaluation",
+        closes="a secure sum, if other sites have other types; noise ([privacy])",
+        trial=types_from_counts,
+    ),
+    Attack(
+        "counts from two sums",
+        sees="two sums of the same question, one of them without the site",
+        closes=(
+            "sums over all sites: leave min_sites out of [federation], or set it in [policy]"
+        ),
+        trial=counts_from_two_sums,
+        data="any",
+    ),
+)

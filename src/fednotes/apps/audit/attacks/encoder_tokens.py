@@ -1,0 +1,246 @@
+"""Tokens, and their places, from the lowest layers of an encoder.
+
+Petrov et al. 2024, "DAGER", section 4.1; see `gradient_span` for the span and the distance d. The
+lowest linear layers of an encoder read the embedding x(v, i) of token v at place i, which everybody
+can compute for all v and i:
+
+    score of token v           = −min_i d(x(v, i))
+    score of place i, given v  = mean_j log d(x(v, j)) − log d(x(v, i)) + κ log(1 + n_v n_i)
+
+For places, the distance weighs each direction by λ / (s² + λ) instead of asking whether it is
+spanned (`outside_span(soft=True)`). n_v and n_i count how often token v and place i occur: where
+both are frequent, the pair is a little likelier. The paper's second step, which finds out which
+tokens belong to one sentence, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fednotes.apps.audit.attack import Attack, Trial
+from fednotes.apps.audit.attacks.gradient_span import (
+    distance,
+    layer_update,
+    outside_span,
+)
+from fednotes.apps.audit.listening import (
+    Observation,
+    TrainingRecord,
+    present_and_absent,
+)
+from fednotes.apps.audit.scene import Scene
+from fednotes.core.seeds import rng_of
+from fednotes.taggers.model import evaluating
+
+MAX_DECOYS = 1500  # tokens of the vocabulary that are tried beside those that were read
+MAX_PLACES = 128  # places of a sequence that are tried
+TOKENS_A_CALL = 32  # tokens that are embedded together
+MIN_MOVEMENT = (
+    0.05  # of the largest movement of a round; layers that move less are rounding
+)
+FREQUENCY_WEIGHT = 0.02  # κ; a larger one hides what the gradient shows
+LAYERS = "map that reads an encoder's embeddings"
+
+
+def tokens_read(scene: Scene) -> Trial:
+    """Tell the tokens that were read from tokens that no site read."""
+    update = layer_update(
+        scene, observed=_observed_layers(scene), layers=_lowest_weights, what=LAYERS
+    )
+    library = _library(update.site.model)
+    outside = outside_span(update.gradients)
+    is_present, is_absent = present_and_absent("", update.records)
+    is_token = np.arange(len(is_absent)) != library.config.pad_token_id
+    decoys = rng_of(0, "decoys").permutation(np.flatnonzero(is_absent & is_token))
+    positions = getattr(library.config, "max_position_embeddings", MAX_PLACES)
+    places = min(MAX_PLACES, positions - 2)
+
+    present = _distances(library, outside, np.flatnonzero(is_present), places)
+    absent = _distances(library, outside, decoys[:MAX_DECOYS], places)
+    width, directions = outside.shape
+    return Trial.from_scores(
+        -present.min(dim=1).values,
+        -absent.min(dim=1).values,
+        span=float(width - directions),
+        width=float(width),
+    )
+
+
+def places_of_tokens(scene: Scene) -> Trial:
+    """Tell the places where tokens stood, given which tokens were read and how often."""
+    update = layer_update(
+        scene,
+        observed=_observed_layers(scene),
+        layers=_lowest_weights,
+        what=LAYERS,
+        fold=8,
+    )
+    model = update.site.model
+    sequences = update.records[0].sequences
+    tokens = np.setdiff1d(
+        np.concatenate([ids.ravel() for ids in sequences]), _special_tokens(model)
+    )
+    places = min(MAX_PLACES, max(ids.shape[1] for ids in sequences))
+    counts = np.stack([_place_counts(one, tokens, places) for one in update.records])
+    outside = outside_span(update.gradients, soft=True)
+    distances = _distances(_library(model), outside, tokens, places).numpy()
+    return Trial.from_pair_scores(place_scores(distances, counts[0]), counts)
+
+
+def place_scores(distances: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return (tokens, places) the score of each place of each token.
+
+    Args:
+        distances: (tokens, places) d of each token at each place.
+        counts: (tokens, places) how often each token stood at each place, of which the adversary
+            knows the sums over rows and columns only.
+    """
+    log_distances = np.log(distances)
+    nearness = log_distances.mean(1, keepdims=True) - log_distances
+    frequency = np.log1p(np.outer(counts.sum(1), counts.sum(0)))  # [audit places]
+    scores: np.ndarray = nearness + FREQUENCY_WEIGHT * frequency  # [audit places]
+    return scores
+
+
+# ---- an encoder's layers -------------------------------------------------------------------------
+
+
+class _Reached(Exception):
+    """The only layer of interest has read its input."""
+
+
+def _library(model: Any) -> Any:
+    """Return the Hugging Face model whose word embeddings are read, or None."""
+    library = getattr(model, "library", None) or getattr(model, "model", None)
+    return library if hasattr(library, "base_model") else None
+
+
+def _special_tokens(model: Any) -> Sequence[int]:
+    """Return the ids of special tokens, whose places everybody knows."""
+    if hasattr(model, "specials"):
+        ids: Sequence[int] = model.specials.all
+    else:
+        ids = model.tokenizer.all_special_ids
+    return ids
+
+
+def _inputs_of(
+    library: Any, layers: Sequence[nn.Linear], ids: Tensor
+) -> list[tuple[Any, Tensor]]:
+    """Return the layers with what they read of some token ids, in the order of the computation.
+
+    For a single layer the computation stops there.
+    """
+    inputs: list[tuple[Any, Tensor]] = []
+
+    def note(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        inputs.append((layer, arguments[0]))
+        if len(layers) == 1:
+            raise _Reached
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(evaluating(library))
+        stack.enter_context(suppress(_Reached))
+        for layer in layers:
+            stack.callback(layer.register_forward_pre_hook(note).remove)
+        library.base_model(input_ids=ids)
+    return inputs
+
+
+def _lowest_layers(library: Any) -> list[nn.Linear]:
+    """Return the layers that read what the embeddings give."""
+    linear = [module for module in library.modules() if isinstance(module, nn.Linear)]
+    inputs = _inputs_of(library, linear, torch.full((1, 4), 5))
+    embedded = inputs[0][1]
+    return [layer for layer, value in inputs if value is embedded]
+
+
+def _lowest_weights(model: Any) -> list[Tensor]:
+    return [layer.weight for layer in _lowest_layers(_library(model))]
+
+
+def _distances(
+    library: Any, outside: Tensor, tokens: np.ndarray, places: int
+) -> Tensor:
+    """Return (tokens, places) d of what the lowest layer reads of each token at each place."""
+    first = _lowest_layers(library)[:1]
+    parts = []
+    for ids in torch.from_numpy(tokens)[:, None].split(TOKENS_A_CALL):
+        rows = _inputs_of(library, first, ids.expand(-1, places))[0][1]
+        parts.append(distance(rows.double(), outside))
+    return torch.cat(parts)
+
+
+def _observed_layers(scene: Scene) -> Iterator[tuple[Observation, list[Tensor]]]:
+    """Yield the observations in which the lowest layers move, with their updates.
+
+    Low-rank changes start with one factor at zero, so the first step moves the other by rounding
+    alone; such rounds are left out.
+    """
+    model = scene.audited_site().model
+    library = _library(model)
+    if library is None:
+        return
+    lowest = _lowest_layers(library)
+    moved = []
+    for seen in scene.observed_trainings():
+        updates = [step for step in _steps_of(model, lowest, seen) if step.any()]
+        movement = sum(float(update.norm()) for update in updates)
+        moved.append((movement, seen, updates))
+    least = MIN_MOVEMENT * max((movement for movement, *_ in moved), default=0)
+    for movement, seen, updates in moved:
+        if updates and movement >= least:
+            yield seen, updates
+
+
+def _steps_of(
+    model: Any, lowest: Sequence[nn.Linear], seen: Observation
+) -> Iterator[Tensor]:
+    """Yield the updates of the lowest layers: of their weights, and of low-rank changes."""
+    names = {id(value): name for name, value in model.trainable().items()}
+    for layer in lowest:
+        step = seen.descent(names.get(id(layer.weight), ""))
+        if step is not None:
+            yield step
+
+    down = seen.descent("lora.down")  # the factor that reads, of all adapted layers
+    if down is None:
+        return
+    adapted = getattr(model, "_maps", [])
+    widths = [layer.in_features for layer in adapted]
+    factors = list(down) if down.dim() == 3 else list(down.split(widths, dim=1))
+    for layer, factor in zip(adapted, factors, strict=True):
+        if any(layer is low for low in lowest):
+            yield factor
+
+
+def _place_counts(
+    record: TrainingRecord, tokens: np.ndarray, places: int
+) -> np.ndarray:
+    """Return (tokens, places) how often each token stood at each place. tokens: sorted."""
+    counts = np.zeros((len(tokens), places))
+    for ids in record.sequences:
+        row, place = np.nonzero(np.isin(ids[:, :places], tokens))
+        np.add.at(counts, (np.searchsorted(tokens, ids[row, place]), place), 1)
+    return counts
+
+
+_SEES = "an update of the layers that read an encoder's embeddings"
+_CLOSES = 'frozen lowest layers (train = "top"); noise ([privacy])'
+
+ATTACKS = (
+    Attack("tokens from the lowest maps", _SEES, _CLOSES, tokens_read),
+    Attack(
+        "places from the lowest maps",
+        _SEES,
+        f"{_CLOSES}; more local steps",
+        places_of_tokens,
+    ),
+)

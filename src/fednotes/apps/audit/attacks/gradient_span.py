@@ -1,0 +1,152 @@
+"""The span of a layer's gradient, which contains the inputs that the layer read.
+
+Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", section 4.1. A
+linear layer Y = X Wᵀ has the gradient
+
+    ∂L/∂W = (∂L/∂Y)ᵀ X        X (tokens, width)
+
+Its rows are sums of the rows of X. If there are fewer tokens than columns, the gradient spans less
+than the whole space, and an input row x that lies in the span was in the batch:
+
+    d(x) = |x − P x| / |x|    P projects onto the rows of the gradient
+
+Dropout moves the rows, more tokens than columns span everything, and a step of Adam consists of
+signs of such sums, so d is small rather than zero. The paper compares it with a threshold; here it
+ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.apps.audit.attack import NotApplicable
+from fednotes.apps.audit.listening import Observation, TrainingRecord, record_batches
+from fednotes.apps.audit.scene import Scene
+from fednotes.taggers.model import evaluating
+
+ROUNDING = 1e-6  # singular values below this fraction of the largest one are rounding
+MAX_SPAN = (
+    0.8  # of the columns; if all are spanned, the largest directions are the span
+)
+SOFTNESS = 1e-8  # λ as a fraction of the largest s²
+
+
+class LayerUpdate(NamedTuple):
+    """What an adversary has of the layers that read a site's inputs.
+
+    Attributes:
+        site: The audited site, with the parameters that it computed with.
+        gradients: (…, width) the update of each layer.
+        records: What each site was trained on, the audited site first.
+    """
+
+    site: Any
+    gradients: Sequence[Tensor]
+    records: Sequence[TrainingRecord]
+
+
+def layer_update(
+    scene: Scene,
+    *,
+    observed: Iterable[tuple[Observation, list[Tensor]]],
+    layers: Callable[[Any], list[Tensor]],
+    what: str,
+    fold: int = 2,
+) -> LayerUpdate:
+    """Return the update of the layers to invert; for the control, a gradient of few sentences.
+
+    Args:
+        scene: The job.
+        observed: Observations with the updates of the layers, lazily.
+        layers: Return the weights of a model's layers, (…, width) each.
+        what: Name of the layers, for the message.
+        fold: The control's batch has at most width / `fold` tokens.
+
+    Raises:
+        NotApplicable: No update of such layers leaves a site.
+    """
+    if scene.is_control:
+        return _control_update(scene, layers, fold)
+    for seen, gradients in observed:
+        return LayerUpdate(scene.site_as_observed(seen), gradients, seen.records)
+    raise NotApplicable(f"no {what} leaves a site")
+
+
+def outside_span(gradients: Sequence[Tensor], *, soft: bool = False) -> Tensor:
+    """Return (width, directions) the directions that are not in the span of some gradients.
+
+    Args:
+        gradients: (rows, width) of each layer.
+        soft: Return all directions, each with the weight (λ / (s² + λ))^½, s its singular value,
+            and not only those that are not spanned.
+    """
+    rows = torch.cat([gradient / gradient.norm() for gradient in gradients])
+    squares, directions = torch.linalg.eigh(rows.T @ rows)  # ascending s²
+    squares = (squares / squares[-1]).clamp(min=0)
+    if soft:
+        weights: Tensor = directions * (SOFTNESS / (squares + SOFTNESS)).sqrt()
+        return weights
+    rank = min(int((squares > ROUNDING**2).sum()), int(MAX_SPAN * len(squares)))
+    outside: Tensor = directions[:, : len(squares) - rank]
+    return outside
+
+
+def distance(rows: Tensor, outside: Tensor) -> Tensor:
+    """Return (…,) the part of each row that is outside the span: d(x), from 0 to 1.
+
+    Args:
+        rows: (…, width).
+        outside: (width, directions) from `outside_span`.
+    """
+    fraction: Tensor = (rows @ outside).norm(dim=-1) / rows.norm(dim=-1)
+    return fraction
+
+
+def _control_update(
+    scene: Scene, layers: Callable[[Any], list[Tensor]], fold: int
+) -> LayerUpdate:
+    """Return the gradient, without dropout, of so few sentences that they do not span all."""
+    model = scene.audited_site().model
+    width = layers(model)[0].shape[-1]
+    if "context" in getattr(model, "layers", ()):
+        # Columns of contextual features are of no use to the attack: only the others count.
+        context = model.config.project or model.encoder.dim
+        fold = -(-fold * width // (width - context))
+    site = scene.undefended(
+        batch="each", batch_size=2, accumulate=1, length=max(8, width // 4)
+    ).audited_site()
+    model = site.model
+    weights = layers(model)
+    record = TrainingRecord()
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        stack.enter_context(
+            record_batches([model], lambda: record, only_training=False)
+        )
+        for weight in weights:
+            stack.callback(weight.requires_grad_, weight.requires_grad)
+            weight.requires_grad_(True)
+        gradients = torch.autograd.grad(_small_loss(site, width // fold), weights)
+    return LayerUpdate(site, [gradient.double() for gradient in gradients], (record,))
+
+
+def _small_loss(site: Any, tokens: int) -> Tensor:
+    """Return the loss of a batch with about `tokens` tokens at most, but of one text at least."""
+    if not hasattr(site.model, "tagset"):
+        (part, *_) = next(iter(site.steps(0)))
+        site.model.eval()  # drawing a batch has switched to training mode
+        loss: Tensor = part.loss([part])
+        return loss
+    lengths = site.train_set.lengths + 2  # with an encoder's two special tokens
+    short = np.flatnonzero(lengths <= max(tokens, lengths.min()))
+    count = int((lengths[short].cumsum() <= tokens).sum())
+    total: Tensor = site.model.losses(
+        site.train_set, short[: max(1, count)]
+    ).source.sum()
+    return total

@@ -1,0 +1,122 @@
+"""Membership inference: was this note, or this patient, in the training data?
+
+Carlini, Chien, Nasr, Song, Terzis and Tramèr 2022, "Membership Inference Attacks From First
+Principles" (LiRA). The score φ of a unit under the attacked model is compared with its scores under
+shadow models that were trained with it (in) and without it (out):
+
+    Λ = log N(φ; μ_in, σ_in²) − log N(φ; μ_out, σ_out²)          their equation 3
+
+With few models there is one variance for all units, as in the paper. The means come from few
+models, too, so the variance of a new value is σ² (1 + 1/n). Notes are judged by
+φ = log(p / (1 − p)), p the likelihood of their annotation or of masked words; patients by the log
+likelihood of their codes or labels. Each shadow model is attacked with the others as shadows.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from fednotes.apps.audit.attack import Attack, NotApplicable, Trial
+from fednotes.apps.audit.scene import Scene
+from fednotes.apps.audit.shadow.models import shadow_scores
+
+MIN_VARIANCE = 1e-12  # keeps the ratio finite where all models agree
+MIN_CONTROL = 0.5  # members of few models are told apart less often than words
+JudgedBy = Literal["", "codes", "labels"]
+
+
+def members(scene: Scene, judged_by: JudgedBy = "") -> Trial:
+    """Tell members of the training data from others by LiRA.
+
+    Args:
+        scene: The job.
+        judged_by: For patients, whether they are judged by their codes or by their labels.
+
+    Raises:
+        NotApplicable: The job trains no model of them.
+    """
+    config = scene.training.config
+    if judged_by == "codes" and not config.learns:
+        raise NotApplicable("the job trains no model of codes")
+    if judged_by == "labels" and not config.phenotypes:
+        raise NotApplicable("the job trains no model of labels")
+
+    scores = shadow_scores(scene, judged_by if scene.is_control else "")
+    unit_scores = scores.units[judged_by]
+    is_known = ~np.isnan(unit_scores).any(1)
+    is_member = scores.is_member[is_known]
+    ratios = likelihood_ratios(unit_scores[is_known], is_member)
+    return Trial.from_scores(
+        ratios[is_member], ratios[~is_member], models=scores.models
+    )
+
+
+def likelihood_ratios(scores: np.ndarray, is_member: np.ndarray) -> np.ndarray:
+    """Return (units, models) Λ of each unit under each model, with the other models as shadows.
+
+    Λ is 0 for a unit that was in all of the other models, or in none.
+
+    Args:
+        scores: (units, models) φ.
+        is_member: (units, models) whether each unit was in each model's training data.
+    """
+    ratios = np.zeros_like(scores)
+    for model in range(scores.shape[1]):
+        shadows = np.arange(scores.shape[1]) != model
+        target = scores[:, model]
+        others = scores[:, shadows]
+        inside = is_member[:, shadows]
+        density_in = _twice_negative_log_density(target, others, inside)
+        density_out = _twice_negative_log_density(target, others, ~inside)
+        is_comparable = inside.any(1) & (~inside).any(1)
+        ratios[:, model] = np.where(is_comparable, (density_out - density_in) / 2, 0.0)
+    return ratios
+
+
+def _twice_negative_log_density(
+    target: np.ndarray, others: np.ndarray, chosen: np.ndarray
+) -> np.ndarray:
+    """Return (units,) −2 log N(target), but for a constant, as the chosen models predict it.
+
+    Args:
+        target: (units,) scores under the attacked model.
+        others: (units, shadows) scores under the shadow models.
+        chosen: (units, shadows) the models that the normal distribution is fitted to.
+    """
+    count = chosen.sum(1)
+    mean = (others * chosen).sum(1) / np.maximum(count, 1)
+    squares = ((others - mean[:, None]) ** 2 * chosen).sum()
+    freedom = max((count - 1).clip(0).sum(), 1)
+    variance = max(squares / freedom, MIN_VARIANCE)
+    spread = variance * (1 + 1 / np.maximum(count, 1))  # of a new value
+    density: np.ndarray = (target - mean) ** 2 / spread + np.log(spread)
+    return density
+
+
+NOTE_ATTACKS = (
+    Attack(
+        "membership",
+        sees="the trained model with all its layers, and a note whose membership is asked",
+        closes=(
+            "differential privacy ([privacy]); less training on more notes weakens it"
+        ),
+        trial=members,
+        min_control=MIN_CONTROL,
+    ),
+)
+
+_BY: tuple[JudgedBy, ...] = ("codes", "labels")
+PATIENT_ATTACKS = tuple(
+    Attack(
+        f"membership, by {judged_by}",
+        sees=f"the trained model, and a patient with {judged_by} whose membership is asked",
+        closes="noise ([privacy]); more patients and fewer cycles weaken it",
+        trial=partial(members, judged_by=judged_by),
+        min_control=MIN_CONTROL,
+        data="patients",
+    )
+    for judged_by in _BY
+)

@@ -1,0 +1,70 @@
+"""Memorised names and canaries: which value of a secret does the model prefer?
+
+Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer: Evaluating and Testing Unintended
+Memorization in Neural Networks". A secret is planted into the training data, in one note or in ten
+notes, and the adversary, who knows the text around it, ranks it among other values R that it could
+have had:
+
+    exposure = log₂ |R| − log₂ rank        R is a sample: the secret and 99 other values
+
+A canary is a random number; a name is guessed in the same way.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from fednotes.apps.audit.attack import Attack, NotApplicable, Trial
+from fednotes.apps.audit.scene import Scene
+from fednotes.apps.audit.shadow.models import shadow_scores
+from fednotes.apps.audit.shadow.secrets import TIMES_PLANTED, SecretKind
+
+MIN_CONTROL = 0.5
+NAMES: dict[SecretKind, str] = {"name": "memorised names", "number": "canaries"}
+
+
+def planted_secrets(scene: Scene, *, kind: SecretKind, times: int) -> Trial:
+    """Guess secrets that were planted into so many notes.
+
+    Raises:
+        NotApplicable: The secret is a number, and the model predicts no words.
+    """
+    if kind == "number" and scene.job.data != "notes":
+        raise NotApplicable("the model finds mentions and predicts no words")
+    scores = shadow_scores(scene)
+    return rank_trial(np.stack(scores.secrets[kind, times]), models=scores.models)
+
+
+def rank_trial(scores: np.ndarray, *, models: int) -> Trial:
+    """Return the trial of an adversary who ranks the values that a secret could have.
+
+    Args:
+        scores: (secrets, guesses) log-odds, the true value first. Ties share their mean rank.
+        models: Number of models, for the details.
+    """
+    higher = (scores[:, None, :] > scores[:, :, None]).sum(2)
+    ties = (scores[:, None, :] == scores[:, :, None]).sum(2) - 1
+    ranks = 1 + higher + ties / 2  # (secrets, guesses)
+    exposure = np.log2(scores.shape[1]) - np.log2(ranks[:, 0])
+    return Trial.from_scores(
+        -ranks[:, 0], -ranks[:, 1:], models=models, exposure=float(exposure.mean())
+    )
+
+
+def _attack(kind: SecretKind, times: int) -> Attack:
+    often = "once" if times == 1 else f"{times} times"
+    return Attack(
+        f"{NAMES[kind]}, planted {often}",
+        sees=f"the trained model with all its layers, and a note but for the {kind} in it",
+        closes=(
+            "differential privacy ([privacy]); less training on more notes weakens it; names can "
+            "be removed from the notes first"
+        ),
+        trial=partial(planted_secrets, kind=kind, times=times),
+        min_control=MIN_CONTROL,
+    )
+
+
+ATTACKS = tuple(_attack(kind, times) for kind in NAMES for times in TIMES_PLANTED)

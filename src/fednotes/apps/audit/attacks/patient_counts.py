@@ -1,0 +1,70 @@
+"""What counts of patients reveal: which codes, concepts and labels occur, and how often.
+
+Before a stage, sites count their patients by code, concept and label, exactly or with noise:
+
+    score of code c = number of patients with c
+
+Decoys are as in `patient_updates`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fednotes.apps.audit.attack import Attack
+from fednotes.apps.audit.attacks.counts import PATIENT_COUNTS, exact_counts
+from fednotes.apps.audit.attacks.patient_updates import (
+    NO_SCORES,
+    Scores,
+    audited_first,
+    split_by_site,
+    trial_of_all,
+)
+from fednotes.apps.audit.scene import Scene
+from fednotes.privacy.promise import COUNTS as NOISY_COUNTS
+
+
+def _occurrences(scene: Scene) -> Scores:
+    """Score codes, concepts and labels by how many patients are counted."""
+    parts = [NO_SCORES]
+    for seen in scene.observe():
+        if seen.task not in (*PATIENT_COUNTS, NOISY_COUNTS):
+            continue
+        for name, counts in seen.tensors.items():
+            if seen.task == NOISY_COUNTS:
+                has = [_counted(site, len(counts)) for site in audited_first(scene)]
+            else:
+                updates = (seen.audited_update, *seen.other_updates)
+                has = [update.tensors[name].numpy() > 0 for update in updates]
+            parts.append(split_by_site(counts.numpy(), has))
+    return Scores(
+        np.concatenate([part.present for part in parts]),
+        np.concatenate([part.absent for part in parts]),
+    )
+
+
+def _counted(site: Any, size: int) -> np.ndarray:
+    """Return (size,) what a site with noise really counts: its exact counts are sent to nobody."""
+    places = [site._counting.own(site.site, unit)[0] for unit in site._counted]
+    return np.isin(np.arange(size), np.concatenate([[], *places]))
+
+
+_NOISE = "noise ([privacy])"
+
+PRESENCE_ATTACK = Attack(
+    "codes and concepts from counts",
+    sees="counts of a site's patients by code, concept and label",
+    closes=f"{_NOISE}, which is added to counts too. A secure sum hides whose they are",
+    trial=partial(trial_of_all, scores=_occurrences, otherwise="nothing is counted"),
+    data="patients",
+)
+EXACT_ATTACK = Attack(
+    "exact counts",
+    sees="counts of a site's patients by code, concept, label and prediction",
+    closes=f"a secure sum; {_NOISE}, under which nothing is counted exactly",
+    trial=exact_counts,
+    data="patients",
+)

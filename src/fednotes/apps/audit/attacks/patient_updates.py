@@ -1,0 +1,244 @@
+"""Concepts, codes and labels of a site's patients from the updates of phenotyping models.
+
+Concepts. Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", read
+words off embeddings; likewise the vector of a concept, and its weights in classifiers of concepts,
+move only if a training patient has it:
+
+    score of concept c = |ΔE_c|
+
+Codes and labels. Zhao, Mopuri and Bilen 2020, "iDLG: Improved Deep Leakage from Gradients": with
+p_j the predicted probability of output j and y_j whether the patient has it,
+
+    ∂L/∂b_j = Σ (p_j − y_j) over the patients        negative for one patient who has j
+    score of output j = −∂L/∂b_j
+
+Decoys are concepts and codes that no site has or, if each is at some site, those that this site
+lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.apps.audit.attack import Attack, NotApplicable, Trial
+from fednotes.apps.audit.scene import Scene, without_noise
+from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT
+from fednotes.privacy.training import NOISY
+
+CONTROL_PATIENTS = 16  # patients of the control, whose gradients are seen one by one
+MIN_PATIENTS = 1e-9  # keeps a division by a sum of no patients finite
+EMBEDDING = "embedding"  # stage 1's table of concepts
+WEIGHTS = "svm.weight"
+INTERCEPTS = "svm.intercept"
+OUTPUT_BIAS = "output_bias"
+
+
+class Scores(NamedTuple):
+    """Scores of what is present at the audited site, and of decoys."""
+
+    present: np.ndarray
+    absent: np.ndarray
+
+
+NO_SCORES = Scores(np.zeros(0), np.zeros(0))
+
+
+def trial_of_all(
+    scene: Scene, *, scores: Callable[[Scene], Scores], otherwise: str
+) -> Trial:
+    """Return the trial of an attack whose targets are all that there are.
+
+    Args:
+        scene: The job.
+        scores: Return the scores of targets and decoys.
+        otherwise: Why the attack does not apply where there are no scores.
+
+    Raises:
+        NotApplicable: There are no targets, or no decoys.
+    """
+    present, absent = scores(scene)
+    if not len(present) or not len(absent):
+        raise NotApplicable(f"{otherwise}, or nothing at the site differs")
+    return Trial.from_scores(present, absent).without_interval()
+
+
+def split_by_site(scores: np.ndarray, has: list[np.ndarray]) -> Scores:
+    """Split the scores of things into those that the audited site has, and decoys.
+
+    Args:
+        scores: (things,).
+        has: Of each site, (things,) whether it has each, the audited site first.
+    """
+    nowhere = ~np.any(has, axis=0)
+    is_decoy = nowhere if nowhere.any() else ~has[0]
+    return Scores(scores[has[0]], scores[is_decoy])
+
+
+def audited_first(scene: Scene) -> list[Any]:
+    """Return the method's sites with the audited site first."""
+    return sorted(scene.method_sites(), key=lambda site: site.id != scene.site)
+
+
+# ---- concepts ------------------------------------------------------------------------------------
+
+
+def _concepts(scene: Scene, *, name: str) -> Scores:
+    """Score concepts by how far their rows of a tensor move. name: `EMBEDDING` or `WEIGHTS`."""
+    config = scene.training.config
+    reads_concepts = name == EMBEDDING or config.model.representation == "none"
+    step = _first_step(scene, name)
+    if step is None or config.space.dense or not reads_concepts:
+        return NO_SCORES
+    has = [_has_concepts(without_noise(site), name) for site in audited_first(scene)]
+    lengths = np.linalg.norm(step, axis=1)
+    return split_by_site(lengths[-len(has[0]) :], has)
+
+
+def _has_concepts(site: Any, name: str) -> np.ndarray:
+    """Return (rows,) whether a training patient has the concept of each row of a tensor."""
+    if name == EMBEDDING:
+        bags = site._codes._read
+        rows = site._codes.network.rows
+        shared = len(
+            site._codes.known
+        )  # a first row, of all concepts without their own
+    else:
+        bags = site.data.train.labelled().bags
+        rows = bags.width
+        shared = 0
+    counts = np.bincount(bags.concepts, minlength=rows)
+    present: np.ndarray = counts[shared:] > 0
+    return present
+
+
+def _first_step(scene: Scene, name: str) -> np.ndarray | None:
+    """Return how the first training moves a tensor; with noise, the sum over all trainings.
+
+    None if no update contains the tensor.
+    """
+    steps: list[Tensor] = []
+    for seen in scene.observe():
+        if seen.task not in ("train", NOISY):
+            continue
+        step = seen.descent(name)
+        if step is None:
+            step = seen.descent(f"network.{name}")
+        if step is None:
+            continue
+        patients = seen.tensors.get("patients")
+        if patients is not None:  # classifiers are sent as sums over patients
+            step = step / patients.clamp(min=MIN_PATIENTS)
+        steps.append(step)
+    return torch.stack(steps).sum(0).numpy() if steps else None
+
+
+# ---- codes and labels ----------------------------------------------------------------------------
+
+
+def _outputs(scene: Scene, *, name: str) -> Scores:
+    """Score codes or classes by the update of their bias. name: `OUTPUT_BIAS` or `INTERCEPTS`.
+
+    For the control, those of single patients, by the gradient of that patient alone.
+    """
+    step = _first_step(scene, name)
+    if step is None:
+        return NO_SCORES
+    site = scene.audited_site()
+    if name == OUTPUT_BIAS:
+        labels = site._codes._labels
+        signs = (labels == PRESENT) * 1 - (labels == ABSENT)
+    else:
+        signs = site._classifiers._targets
+    if not scene.is_control:
+        is_present = (signs > 0).any(0)
+        return Scores(step[is_present], step[~is_present])
+
+    signs = signs[:CONTROL_PATIENTS]
+    if not len(signs):
+        return NO_SCORES
+    descents = -np.stack(
+        [_bias_gradient(site, name, patient) for patient in range(len(signs))]
+    )
+    return Scores(descents[signs > 0], descents[signs < 0])
+
+
+def _bias_gradient(site: Any, name: str, patient: int) -> Tensor:
+    """Return (outputs,) the gradient of a bias for one training patient."""
+    if name == OUTPUT_BIAS:
+        part = site._codes.some(np.array([patient]))
+        bias = part.network.output_bias
+        loss = part.loss([part])
+    else:
+        classifiers = site._classifiers
+        weights = {
+            key: torch.zeros_like(value)
+            for key, value in classifiers.machines.sent().items()
+        }
+        bias = weights[name].requires_grad_()
+        loss = classifiers.loss(weights, patient)
+    gradient: Tensor = torch.autograd.grad(loss, bias)[0]
+    return gradient
+
+
+_NOISE = "noise ([privacy])"
+_PUBLIC = f"{_NOISE}; a representation that is public already (its folder)"
+_SECURE_CONCEPTS = "A secure sum hides whose concepts they are, not which"
+_SECURE_OUTPUTS = "a secure sum, if other sites have other patients"
+
+
+def _attack(
+    name: str,
+    *,
+    sees: str,
+    closes: str,
+    scores: Callable[[Scene], Scores],
+    otherwise: str = "no such update leaves a site",
+) -> Attack:
+    return Attack(
+        name,
+        sees=sees,
+        closes=closes,
+        trial=partial(trial_of_all, scores=scores, otherwise=otherwise),
+        data="patients",
+    )
+
+
+CONCEPT_ATTACKS = (
+    _attack(
+        "concepts from concepts' vectors",
+        sees="the first update of the concepts' vectors",
+        closes=(
+            f'{_PUBLIC}; representation = "none", which has no vectors. {_SECURE_CONCEPTS}'
+        ),
+        scores=partial(_concepts, name=EMBEDDING),
+        otherwise="no concepts' vectors leave a site",
+    ),
+    _attack(
+        "concepts from classifiers of concepts",
+        sees="the first update of classifiers of concepts",
+        closes=f"{_NOISE}; classifiers of a representation. {_SECURE_CONCEPTS}",
+        scores=partial(_concepts, name=WEIGHTS),
+        otherwise="no classifiers of concepts leave a site",
+    ),
+)
+
+OUTPUT_ATTACKS = (
+    _attack(
+        "codes from biases",
+        sees="the first update of the network that predicts codes",
+        closes=f"{_PUBLIC}; {_SECURE_OUTPUTS}",
+        scores=partial(_outputs, name=OUTPUT_BIAS),
+    ),
+    _attack(
+        "labels from intercepts",
+        sees="the first update of the classifiers",
+        closes=f"{_NOISE}; {_SECURE_OUTPUTS}",
+        scores=partial(_outputs, name=INTERCEPTS),
+    ),
+)

@@ -1,0 +1,174 @@
+"""Words from the convolutions or the LSTM of a light tagger.
+
+Petrov et al. 2024, "DAGER", section 4.1; see `gradient_span` for the span and the distance d. The
+lowest layers of a light tagger read one row x(v) per word v, at whatever place it stands:
+
+    score of word v = −d(x(v))
+
+Everybody knows x(v): it comes from public vectors, the hash and the character layer as it was
+sent. Columns of contextual features depend on the sentence and are left out. Decoys are words of
+the site that were in no mini-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.apps.audit.attack import Attack, Trial
+from fednotes.apps.audit.attacks.gradient_span import (
+    distance,
+    layer_update,
+    outside_span,
+)
+from fednotes.apps.audit.listening import Observation, TrainingRecord
+from fednotes.apps.audit.scene import Scene
+from fednotes.core.seeds import rng_of
+
+MAX_DECOYS = 1500  # words of the site that are tried beside those that were read
+CONVOLUTIONS = "cnn.weight"  # (offsets, outputs, width) each
+RECURRENT = "lstm.weight_ih_l0"  # (directions, outputs, width)
+
+
+def words_read(scene: Scene) -> Trial:
+    """Tell the words that were read from words of the site that no site read."""
+    update = layer_update(
+        scene,
+        observed=observed_layers(scene),
+        layers=layer_weights,
+        what="convolution or LSTM that reads words",
+    )
+    site = update.site
+    held = [site.train_set, site.valid_set]
+    read = [corpus for record in update.records for corpus, _ in record.batches]
+    rows, word_ids = word_rows(site.model, [*read, *held])
+    words = [_distinct_words(record, word_ids) for record in update.records]
+    at_site = np.concatenate([word_ids[id(corpus)] for corpus in held])
+    absent = np.setdiff1d(at_site, np.concatenate(words))
+    decoys = rng_of(0, "decoys").permutation(absent)[:MAX_DECOYS]
+
+    width = rows.shape[1]
+    gradients = [step[..., :width].flatten(0, -2) for step in update.gradients]
+    outside = outside_span(gradients)
+    return Trial.from_scores(
+        _scores(rows, words[0], outside), _scores(rows, decoys, outside)
+    )
+
+
+def layer_weights(model: Any) -> list[Tensor]:
+    """Return the weights of the layers that read words."""
+    return list(_layers(model).values())
+
+
+def observed_layers(
+    scene: Scene, *, only_convolutions: bool = False
+) -> Iterator[tuple[Observation, list[Tensor]]]:
+    """Yield the first observation in which layers that read words move, with their updates.
+
+    Args:
+        scene: The job.
+        only_convolutions: Yield nothing unless a convolution with two offsets or more moves.
+    """
+    names = list(_layers(scene.audited_site().model))
+    for seen in scene.observed_trainings():
+        steps = {name: seen.descent(name) for name in names}
+        moved = {
+            name: step
+            for name, step in steps.items()
+            if step is not None and step.any()
+        }
+        if not moved:
+            continue
+        has_offsets = any(
+            name.startswith(CONVOLUTIONS) and len(step) > 1
+            for name, step in moved.items()
+        )
+        if has_offsets or not only_convolutions:
+            yield seen, list(moved.values())
+        return
+
+
+@torch.no_grad()
+def word_rows(
+    model: Any, corpora: Sequence[Any]
+) -> tuple[Tensor, dict[int, np.ndarray]]:
+    """Return what a tagger's layers read of each word of some corpora.
+
+    Args:
+        model: A light tagger.
+        corpora: Corpora that it has prepared; one may come several times.
+
+    Returns:
+        (words, width) float64, the distinct rows without contextual features; and by the identity
+        of each corpus, (tokens,) the row of each of its tokens.
+    """
+    rows: list[Tensor] = []
+    positions: dict[int, np.ndarray] = {}
+    for corpus in {id(corpus): corpus for corpus in corpora}.values():
+        _, first, form = np.unique(
+            corpus.encoded.form, return_index=True, return_inverse=True
+        )
+        positions[id(corpus)] = form + sum(len(part) for part in rows)
+        parts = list(model._represent(replace(corpus, context=None), first))
+        rows.append(torch.cat(parts, dim=1).double())
+    distinct, merged = np.unique(torch.cat(rows).numpy(), axis=0, return_inverse=True)
+    word_ids = {key: merged.ravel()[at] for key, at in positions.items()}
+    return torch.from_numpy(distinct), word_ids
+
+
+def sentences_read(
+    record: TrainingRecord, word_ids: Mapping[int, np.ndarray]
+) -> list[np.ndarray]:
+    """Return (tokens,) the words of each sentence that was read, as rows of `word_rows`."""
+    sentences = []
+    for corpus, numbers in record.batches:
+        bounds = corpus.encoded.bounds
+        for number in numbers:
+            words = word_ids[id(corpus)]
+            sentences.append(words[bounds[number] : bounds[number + 1]])
+    return sentences
+
+
+def _layers(model: Any) -> dict[str, Tensor]:
+    """Return the layers that read words; none if they read contextual features alone."""
+    if not {"words", "characters"} & set(getattr(model, "layers", ())):
+        return {}
+    parameters = dict(model.named_parameters())
+    convolutions = {
+        name: value
+        for name, value in parameters.items()
+        if name.startswith(CONVOLUTIONS)
+    }
+    if convolutions:
+        return convolutions
+    return {RECURRENT: parameters[RECURRENT]} if RECURRENT in parameters else {}
+
+
+def _distinct_words(
+    record: TrainingRecord, word_ids: Mapping[int, np.ndarray]
+) -> np.ndarray:
+    """Return (words,) the distinct words that one site read, ascending."""
+    sentences = sentences_read(record, word_ids)
+    if not sentences:
+        return np.zeros(0, np.int64)
+    return np.unique(np.concatenate(sentences))
+
+
+def _scores(rows: Tensor, words: np.ndarray, outside: Tensor) -> Tensor:
+    """Return (words,) −d(x(v)); words whose row is zero tell nothing and are left out."""
+    chosen = rows[torch.from_numpy(words)]
+    return -distance(chosen[chosen.any(dim=1)], outside)
+
+
+_SEES = "an update of a convolution or LSTM that reads words"
+CLOSES = (
+    "convolutions and LSTM that stay at the site (private); more sentences a batch; dropout; "
+    "noise ([privacy])"
+)
+
+ATTACKS = (Attack("words from convolutions", _SEES, CLOSES, words_read),)

@@ -1,0 +1,145 @@
+"""Neighbouring words from the convolutions of a light tagger, in closed form.
+
+The gradients at the offsets k of a convolution are linear in the gradients of its outputs, so the
+order of the words follows without the search of DLG (Zhu et al. 2019) and LAMP (Balunović et al.
+2022). This derivation is our own:
+
+    G_k = Σ_t δ_t x_{t+k}ᵀ    gradient at offset k; δ_t is the gradient of the output at token t
+    A_k = G_k X⁺              X (words, width); column v is Σ δ_t over all t whose token t + k is v
+    A_{k+1} = A_k T           where u stands before v, the same δ_t is in column u on the right and
+                              in column v on the left
+
+    score of u before v = T[u, v], plus the same backwards
+
+T is a ridge regression towards what an adversary expects who knows only how often each word
+occurs. Columns of contextual features depend on the sentence and are left out. Dropout zeroes parts
+of the rows, which X⁺ takes into account:
+
+    X⁺ = (Xᵀ X + r diag(Xᵀ X))⁻¹ Xᵀ    r the odds of dropout
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.apps.audit.attack import Attack, Trial
+from fednotes.apps.audit.attacks.gradient_span import layer_update
+from fednotes.apps.audit.attacks.tagger_words import (
+    CLOSES,
+    layer_weights,
+    observed_layers,
+    sentences_read,
+    word_rows,
+)
+from fednotes.apps.audit.scene import Scene
+
+MAX_WORDS = 1500  # words whose neighbours are sought: the most frequent ones
+RIDGE = 0.1  # of the columns' mean square, when T is solved for
+RIDGE_OF_INVERSE = 1e-9  # likewise, in X⁺
+
+
+def neighbouring_words(scene: Scene) -> Trial:
+    """Tell which words stood side by side, given which words were read and how often."""
+    update = layer_update(
+        scene,
+        observed=observed_layers(scene, only_convolutions=True),
+        layers=layer_weights,
+        what="convolution that reads words",
+    )
+    dropout = 0.0 if scene.is_control else update.site.config.model.dropout
+    read = [corpus for record in update.records for corpus, _ in record.batches]
+    rows, word_ids = word_rows(update.site.model, read)
+    sentences = [sentences_read(record, word_ids) for record in update.records]
+    tokens = np.concatenate([words for site in sentences for words in site])
+    frequency = np.bincount(tokens, minlength=len(rows))
+    frequent = np.argsort(-frequency, kind="stable")
+    chosen = frequent[: min(MAX_WORDS, int((frequency > 0).sum()))]
+
+    counts = _pair_counts(sentences, chosen, vocabulary=len(rows))
+    scores = order_scores(
+        update.gradients,
+        rows[torch.from_numpy(chosen)],
+        torch.from_numpy(frequency[chosen]).double(),
+        dropout,
+    ).numpy()
+    in_pairs = np.flatnonzero(counts[0].sum(0) + counts[0].sum(1))
+    return Trial.from_pair_scores(
+        scores[in_pairs][:, in_pairs],
+        counts[:, in_pairs][:, :, in_pairs],
+        words=float(len(in_pairs)),
+    )
+
+
+def order_scores(
+    gradients: Sequence[Tensor], rows: Tensor, frequency: Tensor, dropout: float
+) -> Tensor:
+    """Return (words, words) about twice how often each word stands before each other one.
+
+    Args:
+        gradients: (offsets, outputs, width) of each convolution.
+        rows: (words, width) what the convolutions read of each word.
+        frequency: (words,) how often each word occurs.
+        dropout: Rate of the dropout on the rows.
+    """
+    squares = rows.T @ rows
+    penalty = squares.diagonal() * dropout / (1 - dropout)
+    penalty = penalty + RIDGE_OF_INVERSE * squares.diagonal().mean()
+    inverse = torch.linalg.solve(squares + penalty.diag(), rows.T)  # [audit order] X⁺
+    by_word = [step[..., : rows.shape[1]].double() @ inverse for step in gradients]
+    # (offsets · outputs, words): A_k and A_{k+1} of all k and all convolutions, stacked.
+    earlier = torch.cat([columns[:-1].flatten(0, 1) for columns in by_word])
+    later = torch.cat([columns[1:].flatten(0, 1) for columns in by_word])
+    forwards = _transition_counts(earlier, later, frequency)
+    backwards = _transition_counts(later, earlier, frequency)
+    return forwards + backwards.T  # [audit order]
+
+
+def _transition_counts(x: Tensor, y: Tensor, frequency: Tensor) -> Tensor:
+    """Solve x T = y; return (words, words) each row of T times the frequency of its word.
+
+    Args:
+        x, y: (equations, words).
+        frequency: (words,) how often each word occurs; alone it predicts `expected`.
+    """
+    squares = x.T @ x
+    expected = (frequency / frequency.sum()).expand(len(frequency), -1)
+    ridge = RIDGE * squares.diagonal().mean() * torch.eye(len(squares))
+    transition: Tensor = expected + torch.linalg.solve(
+        squares + ridge, x.T @ y - squares @ expected
+    )
+    return transition * frequency[:, None]
+
+
+def _pair_counts(
+    sentences: Sequence[Sequence[np.ndarray]], chosen: np.ndarray, *, vocabulary: int
+) -> np.ndarray:
+    """Return (sites, words, words) how often each chosen word stands before each other one.
+
+    Args:
+        sentences: Of each site, (tokens,) the words of each sentence.
+        chosen: (words,) words that are counted.
+        vocabulary: Number of all words.
+    """
+    column = np.full(vocabulary, -1)
+    column[chosen] = np.arange(len(chosen))
+    counts = np.zeros((len(sentences), len(chosen), len(chosen)))
+    for at_site, texts in zip(counts, sentences, strict=True):
+        for words in texts:
+            pairs = column[np.stack((words[:-1], words[1:]))]
+            is_counted = (pairs >= 0).all(0)
+            np.add.at(at_site, tuple(pairs[:, is_counted]), 1)
+    return counts
+
+
+ATTACKS = (
+    Attack(
+        "neighbours from convolutions",
+        sees="an update of a convolution that reads words",
+        closes=CLOSES,
+        trial=neighbouring_words,
+    ),
+)

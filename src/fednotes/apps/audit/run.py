@@ -1,0 +1,52 @@
+"""Try every attack on a job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from fednotes.apps.audit.attack import all_attacks
+from fednotes.apps.audit.scene import Scene
+from fednotes.jobs.job import Job, load_sites
+from fednotes.jobs.results import Audit
+
+
+def run_audit(
+    job: Job,
+    site: str = "",
+    *,
+    fingerprint: str = "",
+    command: str = "",
+    progress: Callable[[str], None] = lambda attack: None,
+) -> Audit:
+    """Try all attacks on a job, as the server would see it, with the notes of one site as targets.
+
+    Args:
+        job: The job.
+        site: Name of the audited site; by default the job's first.
+        fingerprint: Fingerprint of the job's table, kept in the result.
+        command: The command line, kept in the result.
+        progress: Called with the name of each attack before it is tried.
+
+    Raises:
+        FednotesError: The sites' data cannot be read, or the job has no such site. An attack that
+            fails raises nothing: its result says why.
+    """
+    started = time.monotonic()
+    torch.set_num_threads(job.threads)
+    scene = Scene(job, load_sites(job), site)
+    leaks = []
+    for attack in all_attacks():
+        progress(attack.name)
+        leaks.append(attack.run(scene))
+    return Audit(
+        title=job.title,
+        method=job.method,
+        site=scene.site,
+        fingerprint=fingerprint,
+        command=command,
+        seconds=time.monotonic() - started,
+        attacks=leaks,
+    )

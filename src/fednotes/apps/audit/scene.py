@@ -1,0 +1,188 @@
+"""What an attack is tried on: a job, the sites' notes, and the site that is audited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fednotes.apps.audit.listening import (
+    EnoughObserved,
+    Observation,
+    ObservingEngine,
+    record_batches,
+)
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.jobs.job import Job, Sites
+from fednotes.jobs.simulate import Part, members_of
+from fednotes.training.word_rows import IDS
+
+
+class Scene:
+    """A job on notes, seen from one of its sites.
+
+    Attributes:
+        job: The job.
+        sites: The data of its sites.
+        site: Name of the audited site.
+        is_control: Whether the job has no defences.
+        training: The job's federated training: its sites' data and its final settings.
+    """
+
+    def __init__(
+        self, job: Job, sites: Sites, site: str = "", *, is_control: bool = False
+    ) -> None:
+        """Choose the audited site; by default the first.
+
+        Raises:
+            ConfigError: The job has no such site.
+        """
+        names = [data.id for data in sites.data]
+        self.site = site or names[0]
+        if self.site not in names:
+            raise ConfigError(
+                f"there is no site {site!r}; the job's sites are {', '.join(names)}"
+            )
+        self.job = job
+        self.sites = sites
+        self.is_control = is_control
+        config = job.module.for_sites(job.config, sites.data)
+        self.training = Part("federated", sites.data, config, method=job.module)
+        self._control: Scene | None = None
+        self._method_sites: list[Any] | None = None
+        self._observations: list[Observation] | None = None
+
+    @property
+    def has_patients(self) -> bool:
+        """Whether the job is on patients, and not on notes."""
+        return self.job.data == "patients"
+
+    def undefended(
+        self, model: Mapping[str, Any] | None = None, **settings: Any
+    ) -> Scene:
+        """Return the same notes in a job without secure sum, noise and compression.
+
+        Args:
+            model: Changes of the model's settings. Settings that it lacks are ignored.
+            **settings: Changes of the method's settings, likewise.
+        """
+        changes: dict[str, Any] = {
+            "min_tokens": 0,
+            "min_steps": 0,
+            "min_patients": 0,
+            "compression": "none",
+            "aggregation": "mean",
+            "privacy": None,
+        }
+        if self.job.privacy:
+            # A job with noise counts no codes; without noise they are counted, and rare ones stay.
+            changes["minimum"] = 1
+        changes.update(settings)
+        config: Any = self.job.config
+        changes["model"] = _with_settings(config.model, model or {})
+        federation = replace(self.job.federation, secure_sum=False, min_sites=0)
+        job = replace(
+            self.job,
+            config=_with_settings(config, changes),
+            privacy=None,
+            federation=federation,
+        )
+        return Scene(job, self.sites, self.site, is_control=True)
+
+    def control(self) -> Scene:
+        """Return the job without defences; always the same scene, which trains once."""
+        if self._control is None:
+            self._control = self.undefended()
+        return self._control
+
+    def method_sites(self) -> list[Any]:
+        """Return the method's sites, built at the first call; they write no files."""
+        if self._method_sites is None:
+            folders = [None] * len(self.training.sites)
+            self._method_sites = members_of(self.job, self.training, folders)
+        return self._method_sites
+
+    def audited_site(self) -> Any:
+        """Return the audited site; without the layer that adds noise, if there is one."""
+        return without_noise(self._audited_method_site())
+
+    def observe(self) -> list[Observation]:
+        """Train the first rounds at the first call; return what the server saw, in order.
+
+        Raises:
+            FednotesError: The training fails.
+        """
+        if self._observations is None:
+            self._observations = self._train()
+        return self._observations
+
+    def observed_trainings(self) -> list[Observation]:
+        """Return the observations whose tensors tell of training at the audited site."""
+        return [
+            seen
+            for seen in self.observe()
+            if seen.tensors and not seen.records[0].is_empty()
+        ]
+
+    @torch.no_grad()
+    def site_as_observed(self, seen: Observation) -> Any:
+        """Return the audited site with the parameters that it computed an update with."""
+        site = self.audited_site()
+        for name, parameter in site.model.trainable().items():
+            value = seen.sent.get(name)
+            if value is not None:
+                rows = seen.sent.get(name + IDS, slice(None))
+                parameter[rows] = value
+        return site
+
+    def _audited_method_site(self) -> Any:
+        return next(site for site in self.method_sites() if site.id == self.site)
+
+    def _train(self) -> list[Observation]:
+        engine = ObservingEngine(
+            self.method_sites(),
+            audited=self.site,
+            secure=self.job.federation.secure_sum,
+            has_patients=self.has_patients,
+            compression=getattr(self.training.config, "compression", "none"),
+        )
+        models: dict[int, Any] = {}
+        if (
+            not self.has_patients
+        ):  # the sites know what patients' models were trained on
+            for site in self.method_sites():
+                model = without_noise(site).model
+                models[id(model)] = model
+        listening = record_batches(models.values(), lambda: engine.record)
+        with listening, suppress(EnoughObserved):
+            self.job.module.train(engine, self.training.config)
+        require_gradients(self._audited_method_site())
+        return engine.observations
+
+
+def without_noise(site: Any) -> Any:
+    """Return the site that computes; a site that adds noise wraps it."""
+    return getattr(site, "site", site)
+
+
+def require_gradients(site: Any) -> None:
+    """Refuse a site whose updates are noise alone; reading nothing off them proves nothing.
+
+    Raises:
+        TrainingError: The gradients of all units of a round failed, so that only noise was sent.
+    """
+    lost = getattr(site, "lost", 0)
+    if lost:
+        raise TrainingError(
+            f"site {site.id!r}: {lost:,} sums were noise alone because no gradient could be "
+            "computed: try the job without [privacy] to see the error"
+        )
+
+
+def _with_settings(config: Any, settings: Mapping[str, Any]) -> Any:
+    """Return a config with those of the settings that it has."""
+    known = {name: value for name, value in settings.items() if hasattr(config, name)}
+    return replace(config, **known)

@@ -1,0 +1,142 @@
+"""A site with annotated notes, whose model finds mentions.
+
+A name is planted in place of a mention, and annotated as that mention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fednotes.apps.audit.shadow.secrets import Planted, Secret, SecretKind
+from fednotes.apps.audit.shadow.subject import log_odds
+from fednotes.core.errors import DataError
+from fednotes.core.types import Document, SiteData, Span
+from fednotes.data.split import sentence_documents
+from fednotes.privacy.training import owned
+
+MAX_CARRIERS = 3  # sentences by which a name that is in more of them is guessed
+SENTENCES_A_CALL = 64
+
+
+class AnnotatedNotes:
+    """See `Subject`; a unit is what a privacy budget protects: a sentence, a note, a patient."""
+
+    kinds: ClassVar[tuple[SecretKind, ...]] = ("name",)
+
+    def __init__(
+        self, data: SiteData, rng: np.random.Generator, most: int, unit: Any
+    ) -> None:
+        """Choose the units to judge, and the sentences that can carry a name.
+
+        Args:
+            data: The site's notes.
+            rng: The generator that the choice is drawn with.
+            most: Number of units to judge at most.
+            unit: What a unit is.
+
+        Raises:
+            DataError: No sentence can carry a name.
+        """
+        if unit == "sentence":
+            units = [[sentence] for sentence in sentence_documents(data.train)]
+        else:
+            units = owned(data.id, data.train, unit)
+        units = [units[number] for number in rng.permutation(len(units)).tolist()]
+        # Names are planted into the others: a copy of a judged unit would be trained on.
+        count = min(most, len(units) * 4 // 5)
+        self.data = data
+        self.judged = units[:count]
+        self.others = units[count:]
+        self._carriers = [
+            (sentence, span)
+            for sentence in sentence_documents(list(chain.from_iterable(self.others)))
+            for span in _replaceable(sentence)[:1]
+        ]
+        self.carriers = len(self._carriers)
+        if not self.carriers:
+            raise DataError(
+                f"site {data.id!r} has no mention that a name could be planted in place of: "
+                "audit it with more annotated notes"
+            )
+
+    def training_data(
+        self, is_member: np.ndarray, planted: Sequence[Planted], repeats: int
+    ) -> SiteData:
+        """Return the site with its members, and the sentences with planted names as new notes."""
+        members = zip(self.judged, is_member, strict=True)
+        units = [unit for unit, chosen in members if chosen] * repeats
+        if repeats == 1:
+            units += self.others
+        notes = list(chain.from_iterable(units))
+        for number, (secret, carrier) in enumerate(planted):
+            name = f"planted{number}"
+            sentence = self._with_name(carrier, secret.guesses[0])
+            notes.append(replace(sentence, id=name, patient=name, meta={}))
+        return replace(self.data, train=tuple(notes))
+
+    def score_units(self, site: Any) -> dict[str, np.ndarray]:
+        """Return (judged,) log-odds of each unit's annotation."""
+        return {"": log_odds(self._losses(site, self.judged))}
+
+    def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
+        """Return (guesses,) losses of the annotation with each guess in the carrying sentences."""
+        carriers = secret.carriers[:MAX_CARRIERS]
+        guesses = [
+            [self._with_name(carrier, guess) for carrier in carriers]
+            for guess in secret.guesses
+        ]
+        return self._losses(site, guesses)
+
+    def _losses(self, site: Any, units: Sequence[Sequence[Document]]) -> np.ndarray:
+        """Return (units,) the loss of each unit's annotation, summed over its sentences."""
+        model = site.model.eval()
+        documents = list(chain.from_iterable(units))
+        corpus = model.annotate(
+            model.prepare(documents), documents, self.data.tags.types
+        )
+        losses = np.zeros(corpus.sentences)
+        numbers = np.arange(corpus.sentences)
+        starts = range(SENTENCES_A_CALL, corpus.sentences, SENTENCES_A_CALL)
+        for part in np.split(numbers, starts):
+            losses[part] = model.losses(corpus, part).source.double().cpu().numpy()
+        unit_of_document = np.repeat(np.arange(len(units)), [len(u) for u in units])
+        unit_of_sentence = unit_of_document[corpus.encoded.sentence_document]
+        summed: np.ndarray = np.bincount(unit_of_sentence, losses, len(units))
+        return summed
+
+    def _with_name(self, carrier: int, name: str) -> Document:
+        """Return a carrying sentence with a name in place of its mention."""
+        sentence, mention = self._carriers[carrier]
+        shift = len(name) - (mention.end - mention.start)
+        index = sentence.spans.index(mention)  # spans are sorted by their start
+        later = [
+            replace(span, start=span.start + shift, end=span.end + shift)
+            for span in sentence.spans[index + 1 :]
+        ]
+        planted = replace(mention, end=mention.end + shift)
+        text = sentence.text[: mention.start] + name + sentence.text[mention.end :]
+        return replace(
+            sentence,
+            text=text,
+            spans=(*sentence.spans[:index], planted, *later),
+            sentences=(),
+            tokens=(),
+        )
+
+
+def _replaceable(sentence: Document) -> list[Span]:
+    """Return the mentions that overlap no other, if no mention is discontinuous."""
+    spans = sentence.spans
+    if any(span.fragments for span in spans):
+        return []
+    return [
+        span
+        for span in spans
+        if sum(span.start < other.end and other.start < span.end for other in spans)
+        == 1  # itself
+    ]

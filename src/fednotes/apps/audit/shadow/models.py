@@ -1,0 +1,157 @@
+"""Train shadow models and let them score what they may remember.
+
+Each model is trained at the audited site alone, with the job's own method, settings and privacy
+budget, on a random half of the site's units and on secrets of its own. Nobody else's notes dilute
+what it remembers: a federation's model usually knows less about one site.
+
+The control is a model that remembers: without noise, on few units, each of which is there several
+times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from fednotes.apps.audit.scene import Scene, require_gradients, without_noise
+from fednotes.apps.audit.shadow.mentions import AnnotatedNotes
+from fednotes.apps.audit.shadow.notes import PlainNotes
+from fednotes.apps.audit.shadow.patients import Patients
+from fednotes.apps.audit.shadow.secrets import (
+    Planted,
+    Secret,
+    SecretKind,
+    draw_secrets,
+)
+from fednotes.apps.audit.shadow.subject import Subject, log_odds
+from fednotes.core.errors import DataError
+from fednotes.core.seeds import rng_of
+from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.job import Job
+from fednotes.jobs.simulate import Part, members_of
+
+MODELS = (
+    8  # trained for the job, and as many for the control; of patients twice as many
+)
+UNITS = 200  # units whose membership is asked about
+CONTROL_UNITS = 24  # likewise, for the control
+CONTROL_REPEATS = 5  # how often each of them is there
+
+
+@dataclass(frozen=True, eq=False)
+class ShadowScores:
+    """What shadow models say about the units and secrets that they may have been trained on.
+
+    Attributes:
+        is_member: (units, models) whether each unit was in each model's training data.
+        units: By what units are judged by, (units, models) scores: log p / (1 − p) for notes,
+            log p for patients, nan where nothing is known about a patient.
+        secrets: By kind and times of a secret, of each one of each model (guesses,) log-odds, its
+            true value first.
+    """
+
+    is_member: np.ndarray
+    units: dict[str, np.ndarray] = field(default_factory=dict)
+    secrets: dict[tuple[SecretKind, int], list[np.ndarray]] = field(
+        default_factory=dict
+    )
+
+    @property
+    def models(self) -> int:
+        """Number of models."""
+        return int(self.is_member.shape[1])
+
+
+@lru_cache(maxsize=4)
+def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
+    """Train shadow models for a job; the same arguments train them once.
+
+    Args:
+        scene: The job, or its control.
+        control_of: For the control on patients, what membership is judged by: "codes", "labels".
+
+    Raises:
+        FednotesError: The site has too few units, or training fails.
+    """
+    repeats = CONTROL_REPEATS if scene.is_control else 1
+    rng = rng_of(scene.job.seed, "audit", scene.site)
+    subject, job = _subject(scene, rng, control_of)
+    models = 2 * MODELS if scene.has_patients else MODELS
+    if len(subject.judged) < models:
+        units = "patients" if scene.has_patients else "notes"
+        raise DataError(
+            f"site {scene.site!r} has {len(subject.judged)} {units}; an audit of membership "
+            f"needs {models} or more"
+        )
+
+    # Each membership is drawn for itself: equal numbers would tell one from the others.
+    is_member = rng.random((len(subject.judged), models)) < 0.5
+    scores = ShadowScores(is_member)
+    with TemporaryDirectory() as cache:
+        for model in range(models):
+            secrets = list(draw_secrets(rng, subject.kinds, subject.carriers))
+            data = subject.training_data(
+                is_member[:, model], _planted(secrets, repeats), repeats
+            )
+            # Whoever knows a job on patients knows its seed, so all its models have the same one.
+            seed = job.seed if scene.has_patients else job.seed + model
+            site = _train_alone(scene, job, data, seed=seed, cache=Path(cache))
+            _add_scores(scores, subject, site, secrets, model)
+    return scores
+
+
+def _subject(
+    scene: Scene, rng: np.random.Generator, control_of: str
+) -> tuple[Subject, Job]:
+    """Return the audited site's data in units, and the job that the models are trained with."""
+    job = scene.job
+    data = next(each for each in scene.sites.data if each.id == scene.site)
+    most = CONTROL_UNITS if scene.is_control else UNITS
+    if scene.has_patients:
+        patients = Patients(scene, data, rng, most, control_of=control_of)
+        return patients, patients.job
+    if job.data == "notes":
+        return PlainNotes(data, rng, most), job
+    unit = "document" if len(data.train) >= CONTROL_UNITS else "sentence"
+    if job.privacy:
+        unit = job.privacy.unit
+    return AnnotatedNotes(data, rng, most, unit), job
+
+
+def _planted(secrets: list[Secret], repeats: int) -> list[Planted]:
+    """Return each secret with the texts that carry it; one of a single note is repeated, too."""
+    planted = []
+    for secret in secrets:
+        copies = repeats if secret.times == 1 else 1
+        planted += [(secret, carrier) for carrier in secret.carriers * copies]
+    return planted
+
+
+def _train_alone(scene: Scene, job: Job, data: Any, *, seed: int, cache: Path) -> Any:
+    """Return the audited site after a whole training, alone, on `data`."""
+    settings: Any = replace(job.config, seed=seed)  # type: ignore[type-var]
+    (config,) = job.module.alone(job.module.for_sites(settings, (data,)), (data,))
+    part = Part("alone", (data,), config, scene.site)
+    site: Any = members_of(job, part, [None], cache=cache)[0]
+    job.module.train(InProcess([site]), config)
+    require_gradients(site)
+    return without_noise(site)
+
+
+@torch.no_grad()
+def _add_scores(
+    scores: ShadowScores, subject: Subject, site: Any, secrets: list[Secret], model: int
+) -> None:
+    """Let one model score all units and its own secrets."""
+    for judged_by, column in subject.score_units(site).items():
+        table = scores.units.setdefault(judged_by, np.zeros(scores.is_member.shape))
+        table[:, model] = column
+    for secret in secrets:
+        guesses = log_odds(subject.guess_losses(site, secret))
+        scores.secrets.setdefault((secret.kind, secret.times), []).append(guesses)

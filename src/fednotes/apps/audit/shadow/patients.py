@@ -1,0 +1,154 @@
+"""A site with patients, whose models predict codes and labels.
+
+A patient is judged by how likely his codes, or his labels, are under a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fednotes.apps.audit.scene import Scene
+from fednotes.apps.audit.shadow.secrets import Planted, Secret, SecretKind
+from fednotes.apps.phenotyping.classifiers import CHOICES
+from fednotes.apps.phenotyping.codes import output_matrix
+from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, SitePatients
+from fednotes.jobs.job import Job
+
+CONTROL_SETTINGS: dict[
+    str, Any
+] = {  # the models of the control remember their patients
+    "cycles": 10,
+    "local_epochs": 20,
+    "local_steps": 0,
+    "classifier_epochs": 50,
+    "batch_size": 8,
+    "learning_rate": 0.01,
+    "weight_decay": 0.0,
+    "proximal": 0.0,
+    "keep_cycle": 0,
+    "calibrate": False,
+}
+
+
+class Patients:
+    """See `Subject`; a unit is a patient who has codes or labels. No secrets are planted.
+
+    Attributes:
+        job: The job that the models are trained with.
+    """
+
+    kinds: ClassVar[tuple[SecretKind, ...]] = ()
+    carriers = 0
+
+    def __init__(
+        self,
+        scene: Scene,
+        data: SitePatients,
+        rng: np.random.Generator,
+        most: int,
+        *,
+        control_of: str,
+    ) -> None:
+        """Choose the patients to judge.
+
+        Args:
+            scene: The job.
+            data: The site's patients.
+            rng: The generator that the choice is drawn with.
+            most: Number of patients to judge at most.
+            control_of: What the control judges by: "codes" or "labels".
+        """
+        self.job = _job(scene, control_of)
+        learns_codes = scene.training.config.learns
+        has_codes = [patient in data.codes for patient in data.train.patients]
+        has_labels = (data.train.labels >= 0).any(1)
+        is_usable = has_labels | (np.array(has_codes, bool) & learns_codes)
+        order = rng.permutation(np.flatnonzero(is_usable))
+        if scene.is_control:
+            # Patients with a disease come first: healthy ones cannot be told apart by their labels.
+            is_healthy = ~(data.train.labels[order] == PRESENT).any(1)
+            order = order[np.argsort(is_healthy, kind="stable")]
+        self.judged, self._others = np.split(order, [most])
+        self._data = data
+        self._cohort = data.train.take(self.judged)
+
+    def training_data(
+        self, is_member: np.ndarray, planted: Sequence[Planted], repeats: int
+    ) -> SitePatients:
+        """Return the site with its members, each once: `repeats` > 1 only omits the others.
+
+        Args:
+            is_member: (judged,) which patients the model is trained on.
+            planted: Unused: there are no secrets.
+            repeats: 1 if the patients who are not judged are trained on.
+        """
+        rows = self.judged[is_member]
+        if repeats == 1:
+            rows = np.append(rows, self._others)
+        train = self._data.train.take(np.sort(rows))
+        return replace(self._data, train=train, test=self._data.test.take([]))
+
+    def score_units(self, site: Any) -> dict[str, np.ndarray]:
+        """Return (judged,) log-likelihoods of codes and of labels, where a model predicts them."""
+        cohort = self._cohort
+        scores: dict[str, np.ndarray] = {}
+        learner = site._codes
+        if learner is not None:
+            labels = output_matrix(
+                cohort.patients,
+                self._data.codes,
+                learner.outputs,
+                learner.config.whole_causes,
+            )
+            signs = (labels == PRESENT) * 1 - (labels == ABSENT)
+            logits = learner.network.eval()(cohort.bags).numpy()
+            scores["codes"] = _log_likelihood(logits, signs)
+        classifiers = site._classifiers
+        if classifiers is not None:
+            machines = classifiers.machines
+            margins = machines.scores(classifiers.model.features(cohort.bags))
+            scores["labels"] = _log_likelihood(margins, machines.targets(cohort.labels))
+        return scores
+
+    def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
+        """Raise NotImplementedError: no secrets are planted among patients."""
+        raise NotImplementedError
+
+
+def _job(scene: Scene, control_of: str) -> Job:
+    """Return the job that shadow models are trained with.
+
+    The control trains long on few patients and holds nothing back; judged by labels, its
+    classifiers read concepts themselves.
+    """
+    config = scene.training.config
+    job = scene.job
+    settings: dict[str, Any] = {"least_occurrences": min(1, config.least_occurrences)}
+    if config.learns and scene.observe():
+        # The codes that all sites agreed on, by counts that are public then.
+        settings["outputs"] = scene.audited_site()._codes.outputs
+        settings["minimum"] = 1
+    if scene.is_control:
+        model: dict[str, Any] = {
+            "classifier": replace(config.model.classifier, C=CHOICES[-1]),
+            "network": replace(config.model.network, dropout=0.0),
+        }
+        if control_of == "labels":
+            model["representation"] = "none"
+        job = scene.undefended(model, **CONTROL_SETTINGS).job
+    return replace(job, config=replace(job.config, **settings))  # type: ignore[type-var]
+
+
+def _log_likelihood(scores: np.ndarray, signs: np.ndarray) -> np.ndarray:
+    """Return (patients,) log p of what each patient has; nan where nothing is known.
+
+    Args:
+        scores: (patients, things) log-odds or margins.
+        signs: (patients, things) 1 if the patient has it, −1 if not, 0 if unknown.
+    """
+    losses = np.logaddexp(0, -signs * scores) * np.abs(signs)
+    return np.where(signs.any(1), -losses.sum(1), np.nan)

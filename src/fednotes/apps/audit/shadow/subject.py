@@ -1,0 +1,67 @@
+"""What the training of shadow models asks of the audited site's data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from fednotes.apps.audit.shadow.secrets import Planted, Secret, SecretKind
+from fednotes.core.errors import DataError
+
+MIN_LOSS = 1e-9  # a smaller loss would make the log-odds infinite
+
+
+class Subject(Protocol):
+    """The audited site's data, in units whose membership is asked about.
+
+    Attributes:
+        kinds: Kinds of secrets that can be planted.
+    """
+
+    kinds: ClassVar[tuple[SecretKind, ...]]
+
+    @property
+    def carriers(self) -> int:
+        """Number of texts that a secret can be planted into."""
+
+    @property
+    def judged(self) -> Sized:
+        """The units whose membership is asked about."""
+
+    def training_data(
+        self, is_member: np.ndarray, planted: Sequence[Planted], repeats: int
+    ) -> Any:
+        """Return the site's data for one model.
+
+        Args:
+            is_member: (judged,) which units the model is trained on.
+            planted: Secrets that it is trained on, too.
+            repeats: How often each member is there. With more than one, units that are not judged
+                are left out.
+        """
+
+    def score_units(self, site: Any) -> dict[str, np.ndarray]:
+        """Return, by what they are judged by, (judged,) scores under a trained site's model.
+
+        A higher score means that the unit is more likely under the model.
+        """
+
+    def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
+        """Return (guesses,) the loss of each guess under a trained site's model."""
+
+
+def log_odds(losses: np.ndarray) -> np.ndarray:
+    """Return φ = log(p / (1 − p)) for p = exp(−loss).
+
+    Raises:
+        DataError: A loss is not a finite number.
+    """
+    if not np.isfinite(losses).all():
+        raise DataError(
+            "a trained model gives losses that are not finite because training diverged: "
+            "lower learning_rate"
+        )
+    odds: np.ndarray = -losses - np.log(-np.expm1(-np.maximum(losses, MIN_LOSS)))
+    return odds

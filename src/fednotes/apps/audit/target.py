@@ -1,0 +1,107 @@
+"""The job that `fednotes audit` is asked to audit: a job's file, a run, or a real site's job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fednotes.apps.deployment.rules.approval import fingerprint
+from fednotes.apps.deployment.site_file import job_at_home, load_deployed
+from fednotes.core.errors import ConfigError
+from fednotes.core.parsing import mapping
+from fednotes.jobs.job import Job
+from fednotes.jobs.job_file import load_job, parse_job
+from fednotes.jobs.simulate import is_run, recorded
+
+
+class Target(NamedTuple):
+    """A job to audit.
+
+    Attributes:
+        job: The job.
+        fingerprint: Fingerprint of its table as real sites are shown it.
+        folder: Where the results belong.
+    """
+
+    job: Job
+    fingerprint: str
+    folder: Path
+
+
+def open_target(
+    target: str,
+    settings: tuple[str, ...],
+    site: str,
+    site_file: Path | None,
+    total: int,
+    out: Path | None,
+) -> Target:
+    """Read the job to audit.
+
+    Args:
+        target: A run's folder, or a job.
+        settings: Changes of the job's keys, "section.key=value".
+        site: Name of the audited site.
+        site_file: A real site's own file, whose notes stand for those of all sites.
+        total: Training sentences (patients) of all sites; needed with `site_file`.
+        out: Folder for the results; by default the run's.
+
+    Raises:
+        ConfigError: The job cannot be read, the arguments do not fit together, or `out` is the run
+            of another job.
+    """
+    if (site_file is not None or total) and not (site and site_file and total):
+        raise ConfigError("--site-file, --site and --total go together: give all three")
+
+    place = Path(target)
+    if is_run(place):
+        if settings or total:
+            raise ConfigError(
+                f"{target} is a run, whose settings cannot be changed: audit its job instead"
+            )
+        job, table = _job_of_run(place)
+        out = out or place
+    elif site_file is not None:
+        job = job_at_home(target, settings, site, site_file, total)
+        job, table = _as_deployed(job, target, settings)
+    else:
+        job, table = _as_deployed(load_job(target, settings), target, settings)
+
+    if out is None:
+        raise ConfigError(f"{target} is a job: give --out FOLDER for the results")
+    key = fingerprint(table)
+    _require_same_job(out, key)
+    return Target(job, key, out)
+
+
+def _job_of_run(folder: Path) -> tuple[Job, Mapping[str, Any]]:
+    """Return a run's job and its table."""
+    record = recorded(folder)
+    table = mapping(record.get("table"))
+    job = parse_job(table, folder.name, Path(str(record.get("folder"))), str(folder))
+    return job, table
+
+
+def _as_deployed(
+    job: Job, target: str, settings: tuple[str, ...]
+) -> tuple[Job, Mapping[str, Any]]:
+    """Return a job and its table as real sites would run it, if they can."""
+    with suppress(ConfigError):  # real sites run no job that generates its notes
+        deployed, declared = load_deployed(target, settings)
+        return replace(job, federation=deployed.federation), declared["job"]
+    return job, job.table
+
+
+def _require_same_job(out: Path, key: str) -> None:
+    """Raise ConfigError if `out` is the run of another job than that with fingerprint `key`."""
+    if not is_run(out):
+        return
+    other = fingerprint(mapping(recorded(out).get("table")))
+    if other != key:
+        raise ConfigError(
+            f"--out {out}: a run of another job ({other[:12]}, not {key[:12]}), whose card would "
+            "show this audit: give another --out, or audit that run"
+        )
