@@ -193,7 +193,7 @@ def test_a_method_of_a_package_has_its_own_preset(environment: dict[str, str]) -
 def test_an_attack_of_a_package_comes_after_the_built_in_ones(
     environment: dict[str, str],
 ) -> None:
-    program = "from fednotes.apps.audit import attacks; print([a.name for a in attacks()][-1])"
+    program = "from fednotes.apps.audit import all_attacks; print(list(all_attacks())[-1].name)"
     assert _run(environment, "-c", program) == "oracle\n"
 
 

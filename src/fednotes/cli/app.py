@@ -223,19 +223,20 @@ def audit(
 
     Attacks on what a job would send are tried on your own notes. Nothing leaves this machine.
     """
-    from fednotes.apps.audit import audit as run
-    from fednotes.apps.audit import opened
+    from fednotes.apps.audit import open_target, run_audit
     from fednotes.cli.display import audit_table
     from fednotes.core.store import held, write_json
     from fednotes.jobs.results import AUDIT
     from fednotes.report.html import write_report
 
-    job, key, folder = opened(
+    job, key, folder = open_target(
         target, tuple(settings or ()), site, site_file, total, out
     )
     command = shlex.join(["fednotes", *sys.argv[1:]])
     with held(folder), console.status("") as shown:
-        found = run(job, site, declared=key, command=command, progress=shown.update)
+        found = run_audit(
+            job, site, fingerprint=key, command=command, progress=shown.update
+        )
         write_json(folder / AUDIT, found.model_dump())
     console.print(audit_table(found))
     say(f"audit: {folder / AUDIT}", f"report: {write_report(folder)}")

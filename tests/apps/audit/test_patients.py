@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from patient_files import write, write_terms
 
-from fednotes.apps.audit import Scene, Trial, attacks, memory, opened, patients
+from fednotes.apps.audit import Scene, all_attacks, open_target
+from fednotes.apps.audit.attacks import membership, patient_counts, patient_updates
+from fednotes.apps.audit.attacks.membership import members
+from fednotes.apps.audit.shadow import models, patients
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.job import Job, load_sites
@@ -44,6 +47,13 @@ PRIVATE = NONE | {
     "privacy": {"epsilon": 2.0, "delta": 1e-4, "unit": "patient", "rate": 0.5}
 }
 
+ATTACKS = (
+    *patient_updates.CONCEPT_ATTACKS,
+    patient_counts.PRESENCE_ATTACK,
+    *patient_updates.OUTPUT_ATTACKS,
+    patient_counts.EXACT_ATTACK,
+)
+
 
 def job(**tables: Any) -> Job:
     """Three generated hospitals of a few patients; `tables` change it."""
@@ -61,8 +71,8 @@ def _scene(key: str) -> Scene:
 
 def told(name: str, **tables: Any) -> Leak:
     """One attack on `job(**tables)`, which runs once for all of them."""
-    attack = next(a for a in attacks() if name in a.name and a.patients is not False)
-    return attack.on(_scene(json.dumps(tables)))
+    attack = next(a for a in all_attacks() if name in a.name and a.data != "notes")
+    return attack.run(_scene(json.dumps(tables)))
 
 
 def at_site(**tables: Any) -> Any:
@@ -99,12 +109,12 @@ def test_weights_that_move_are_the_concepts_of_labelled_patients() -> None:
     assert not told("concepts' vectors", **NONE).applies
 
 
-def test_few_concepts_have_rows_of_their_own() -> None:
+def test_a_shared_row_of_rare_concepts_is_no_target() -> None:
     """All others share one, which is no target; nobody lacks one, so those of others are decoys."""
     known = {"least_occurrences": 5}
     found = told("concepts' vectors", training=known)
     scene = _scene(json.dumps({"training": known}))
-    names = scene.member._codes.known["known"].numpy()
+    names = scene.audited_site()._codes.known["known"].numpy()
     site = at_site(training=known)
     coded = [p in site.codes for p in site.train.patients]
     own = np.intersect1d(names, site.train.take(coded).bags.concepts)
@@ -113,7 +123,7 @@ def test_few_concepts_have_rows_of_their_own() -> None:
     assert found.success == 1.0
 
 
-def test_a_rule_over_each_site_s_update_hides_nothing() -> None:
+def test_robust_aggregation_hides_nothing() -> None:
     found = told("concepts' vectors", training={"aggregation": "median"})
     assert found.success == 1.0
 
@@ -121,7 +131,7 @@ def test_a_rule_over_each_site_s_update_hides_nothing() -> None:
 # ---- counts --------------------------------------------------------------------------------------
 
 
-def test_counts_are_told_as_they_are() -> None:
+def test_exact_counts_are_revealed_without_a_secure_sum() -> None:
     """A secure sum tells which codes and concepts there are, and not how many at the site."""
     for name in ("codes and concepts", "exact counts"):
         found = told(name)
@@ -133,7 +143,7 @@ def test_counts_are_told_as_they_are() -> None:
     assert hidden.success < 0.5
 
 
-def test_two_sums_of_patients_that_differ_by_a_site_tell_its_counts() -> None:
+def test_two_sums_of_patients_reveal_a_site_s_counts() -> None:
     found = told("two sums", federation={"secure_sum": True, "min_sites": 2})
     assert found.success == found.control == 1.0
     assert (
@@ -152,7 +162,9 @@ def test_the_gradient_of_one_patient_names_codes_and_labels() -> None:
         found = told(name)
         assert found.control == 1.0 or not found.applies
     common = {"minimum": 20}
-    assert "alike" in told("codes from biases", training=common).why
+    assert (
+        "nothing at the site differs" in told("codes from biases", training=common).why
+    )
 
 
 # ---- members -------------------------------------------------------------------------------------
@@ -161,26 +173,26 @@ def test_the_gradient_of_one_patient_names_codes_and_labels() -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer models, so that they are trained in a second."""
-    monkeypatch.setattr(memory, "MODELS", 2)
-    monkeypatch.setitem(memory.OFTEN, "cycles", 3)
-    memory.remembered.cache_clear()
+    monkeypatch.setattr(models, "MODELS", 2)
+    monkeypatch.setitem(patients.CONTROL_SETTINGS, "cycles", 3)
+    models.shadow_scores.cache_clear()
 
 
-def test_models_remember_patients_without_a_promise(few: None) -> None:
+def test_models_without_noise_remember_patients(few: None) -> None:
     """Four models of the control alone, for time."""
     for what in ("codes", "labels"):
-        trial = memory._members(_scene("{}").plain, what)
+        trial = members(_scene("{}").control(), what)
         assert trial.details["auc"] > 0.75
         assert trial.low > trial.chance
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tables", [{}, NONE, PRIVATE])
-def test_noise_makes_them_forget_patients(tables: dict[str, Any]) -> None:
+def test_noise_makes_models_forget_patients(tables: dict[str, Any]) -> None:
     """The control succeeds at every size; under noise nothing that is said of a patient is above
     chance."""
-    for attack in memory.ATTACKS:
-        leak = attack.on(
+    for attack in membership.PATIENT_ATTACKS:
+        leak = attack.run(
             _scene(json.dumps({**tables, "synthetic": {"sites": 3, "patients": 150}}))
         )
         if leak.applies and "membership" in leak.attack:
@@ -214,7 +226,7 @@ def test_counts_with_noise_are_attacked() -> None:
     )
 
 
-def test_a_learnt_representation_is_attacked_and_noise_alone_hides_it(
+def test_noise_alone_hides_a_learnt_representation(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No gradient fails while it is attacked: were it not for the noise, most concepts would be
@@ -245,7 +257,7 @@ def test_a_learnt_representation_is_attacked_and_noise_alone_hides_it(
     assert "gradients" not in caplog.text
 
 
-def test_an_attack_on_noise_alone_was_not_tried(
+def test_an_attack_on_noise_alone_could_not_be_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a site whose gradients all fail nothing can be read, which would look like a promise."""
@@ -255,23 +267,25 @@ def test_an_attack_on_noise_alone_was_not_tried(
 
     monkeypatch.setattr(private.PrivateSite, "clipped", fails)
     made = job(**PRIVATE)
-    for attack in (*patients.ATTACKS, *memory.ATTACKS):
-        leak = attack.on(Scene(made, load_sites(made)))
+    for attack in (*ATTACKS, *membership.PATIENT_ATTACKS):
+        leak = attack.run(Scene(made, load_sites(made)))
         assert not leak.applies or "could not be tried" in leak.why
         assert leak.success is None
 
 
 @pytest.mark.slow
-def test_noise_hides_them_in_both_stages() -> None:
+def test_noise_hides_concepts_in_both_stages() -> None:
     """The second one's rounds are heard too, which are the last of a promise."""
     plain = _scene("{}")
-    assert plain.seen
-    outputs = [*plain.member._codes.outputs[:8]]
+    assert plain.observe()
+    outputs = [*plain.audited_site()._codes.outputs[:8]]
     tables = {"training": {"outputs": outputs}, "privacy": PRIVATE["privacy"]}
     found = told("concepts' vectors", **tables)
     assert found.control == 1.0
     assert found.details["auc"] == pytest.approx(0.5, abs=0.2)
-    seen = [s for s in _scene(json.dumps(tables)).seen if s.task == "noisy_gradients"]
+    seen = [
+        s for s in _scene(json.dumps(tables)).observe() if s.task == "noisy_gradients"
+    ]
     assert {"svm.weight" in s.tensors for s in seen} == {True, False}
     for name in ("codes from biases", "labels from intercepts"):
         leak = told(name, **tables)
@@ -281,21 +295,11 @@ def test_noise_hides_them_in_both_stages() -> None:
 # ---- all of them ---------------------------------------------------------------------------------
 
 
-def test_few_decoys_are_beaten_by_chance() -> None:
-    """Scores without order, against the mean over many of them; ties are as they were."""
-    rng = np.random.default_rng(1)
-    for decoys in (1, 2, 30, 250):
-        trials = [Trial.of(rng.random(8), rng.random(decoys)) for _ in range(1500)]
-        mean = np.mean([trial.success for trial in trials])
-        spread = np.std([trial.success for trial in trials]) / 1500**0.5
-        assert mean == pytest.approx(trials[0].chance, abs=4 * spread)
-
-
-def test_each_kind_of_job_has_its_attacks() -> None:
-    assert {*patients.ATTACKS} <= {*attacks()}
-    leak = next(a for a in attacks() if a.name == "membership").on(_scene("{}"))
+def test_attacks_on_notes_do_not_apply_to_patients() -> None:
+    assert {*ATTACKS} <= {*all_attacks()}
+    leak = next(a for a in all_attacks() if a.name == "membership").run(_scene("{}"))
     assert not leak.applies
-    assert "another kind" in leak.why
+    assert "not of patients" in leak.why
 
 
 JOB = """method = "phenotype"
@@ -314,20 +318,18 @@ hidden = 12
 """
 
 
-def test_the_command_takes_a_job_of_patients(
+def test_the_command_audits_a_job_on_patients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """No name of a patient is in what is written or said."""
-    monkeypatch.setattr("fednotes.apps.audit.attacks", lambda: patients.ATTACKS[:4])
+    monkeypatch.setattr("fednotes.apps.audit.run.all_attacks", lambda: ATTACKS[:4])
     path, out = tmp_path / "job.toml", tmp_path / "out"
     path.write_text(JOB)
     monkeypatch.setattr("sys.argv", ["fednotes", "audit", str(path), "--out", str(out)])
     app.main()
     found = read_audit(out)
     assert found is not None
-    assert [leak.attack for leak in found.attacks] == [
-        a.name for a in patients.ATTACKS[:4]
-    ]
+    assert [leak.attack for leak in found.attacks] == [a.name for a in ATTACKS[:4]]
     said = capsys.readouterr().out
     assert "concepts from" in said
     assert "100.0 to 100.0" not in said  # of all that there is, no interval
@@ -338,7 +340,7 @@ def test_the_command_takes_a_job_of_patients(
     assert not [p for p in load_sites(made).data[0].train.patients if p in said]
 
 
-def test_a_real_site_audits_by_its_own_patients_alone(tmp_path: Path) -> None:
+def test_a_site_audits_with_its_own_patients_alone(tmp_path: Path) -> None:
     """The others are parts of them, so that a mean over sites is not the site's own count."""
     write_terms(tmp_path, "pain", "fever", "cough", "rash", "unseen")
     terms = ("pain", "fever", "cough", "rash")
@@ -357,16 +359,16 @@ def test_a_real_site_audits_by_its_own_patients_alone(tmp_path: Path) -> None:
     files = '[files]\ndictionary = "terms.tsv"\n'
     (tmp_path / "site.toml").write_text(f"[data]\n{data}{files}")
     at = (str(tmp_path / "job.toml"), (), "north", tmp_path / "site.toml")
-    made, *_ = opened(*at, 90, tmp_path / "out")
+    made, *_ = open_target(*at, 90, tmp_path / "out")
     sites = load_sites(made).data
     assert [site.id for site in sites] == ["north", "south", "west"]
     whole = {*sites[0].train.patients}
     assert [len(site.train) < len(whole) for site in sites[1:]] == [True, True]
     assert sites[1].train.patients != sites[2].train.patients
     assert all({*site.train.patients} < whole for site in sites[1:])
-    attack = next(a for a in patients.ATTACKS if "vectors" in a.name)
-    found = attack.on(Scene(made, load_sites(made), "north"))
+    attack = next(a for a in ATTACKS if "vectors" in a.name)
+    found = attack.run(Scene(made, load_sites(made), "north"))
     assert found.control == found.success == 1.0
     assert (found.details["targets"], found.details["decoys"]) == (4.0, 1.0)
     with pytest.raises(ConfigError, match="alone has"):
-        load_sites(opened(*at, 9, tmp_path / "out")[0])
+        load_sites(open_target(*at, 9, tmp_path / "out")[0])

@@ -14,7 +14,7 @@ from kits import given, site_kit
 from rich.cells import cell_len
 from rich.console import Console
 
-from fednotes.apps.audit import attacks
+from fednotes.apps.audit import all_attacks
 from fednotes.apps.deployment.commands import site as kit_cli
 from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.rules.guard import (
@@ -281,7 +281,7 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     (kit / SITE_FILE).write_text('[data]\npath = "x"\n[policy]\naudit = "required"\n')
     asked(kit, table)
     fine = Leak(attack="words", success=0.1, chance=0.01, control=1.0, proven=True)
-    others = [Leak(attack=each.name, applies=False, why="no") for each in attacks()]
+    others = [Leak(attack=each.name, applies=False, why="no") for each in all_attacks()]
     right = Audit(site="h1", fingerprint=fingerprint(job), attacks=[fine, *others])
     worse = fine.model_copy(update={"success": 0.12, "proven": False})
 

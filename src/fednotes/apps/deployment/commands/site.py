@@ -456,7 +456,7 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
 
     Raises ConfigError for one of another job, site or federation, PolicyRefusal.
     """
-    from fednotes.apps.audit import attacks
+    from fednotes.apps.audit import all_attacks
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.rules.approval import fingerprint
     from fednotes.apps.deployment.rules.guard import RULES
@@ -490,7 +490,7 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
             private_folder(kept)
             write_json(kept / AUDIT, found.model_dump())
         say(f"audit: {clean(found.summary, None)}")
-        lacks = {attack.name for attack in attacks()} - {
+        lacks = {attack.name for attack in all_attacks()} - {
             leak.attack for leak in found.attacks
         }
         worst = None if lacks or found.untried else found.worst

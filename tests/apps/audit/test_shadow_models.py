@@ -1,5 +1,4 @@
-"""What a trained model remembers: members, names and numbers are found without defence, and not
-under noise."""
+"""What trained models remember: members, names and numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +13,20 @@ import torch
 from tiny_jobs import TABLE
 from tiny_models import save_bert
 
-from fednotes.apps.audit import Scene, Trial, attacks, memory
+from fednotes.apps.audit import Scene, Trial
+from fednotes.apps.audit.attacks import membership, memorisation
+from fednotes.apps.audit.attacks.membership import likelihood_ratios
+from fednotes.apps.audit.attacks.memorisation import rank_trial
+from fednotes.apps.audit.shadow import models, secrets
+from fednotes.apps.audit.shadow.mentions import AnnotatedNotes
+from fednotes.apps.audit.shadow.notes import (
+    MaskedText,
+    PlainNotes,
+    masked_losses,
+    token_ids,
+)
+from fednotes.apps.audit.shadow.secrets import Secret
+from fednotes.apps.audit.shadow.subject import log_odds
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.notes import Note
@@ -23,7 +35,13 @@ from fednotes.encoders.language_model import LanguageModelConfig, build_language
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.job_file import parse_job
 
+NAMES = memorisation.ATTACKS[:2]  # planted once, and ten times
+CANARIES = memorisation.ATTACKS[2:]
+
+
 LONG = {"epochs": 30, "learning_rate": 0.03, "select": "last"}
+
+
 PRIVATE = {"epsilon": 8.0, "delta": 1e-5, "unit": "document", "rate": 0.5}
 
 
@@ -46,9 +64,9 @@ def scene(**tables: Any) -> Scene:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer of everything, so that a model is trained in a second."""
-    monkeypatch.setattr(memory, "MODELS", 4)
-    monkeypatch.setattr(memory, "CONTROL", 12)
-    monkeypatch.setattr(memory, "PLANTED", {1: 4, 10: 1})
+    monkeypatch.setattr(models, "MODELS", 4)
+    monkeypatch.setattr(models, "CONTROL_UNITS", 12)
+    monkeypatch.setattr(secrets, "TIMES_PLANTED", {1: 4, 10: 1})
 
 
 def test_membership_is_the_ratio_of_two_normal_densities() -> None:
@@ -57,7 +75,7 @@ def test_membership_is_the_ratio_of_two_normal_densities() -> None:
     rng = np.random.default_rng(1)
     inside = rng.random((9, 6)).argsort(1) < 3
     logits = rng.normal(size=(9, 6)) + 2 * inside
-    scores = memory.lira(logits, inside)
+    scores = likelihood_ratios(logits, inside)
     for model in range(6):
         rest = [other for other in range(6) if other != model]
         density = []
@@ -76,21 +94,21 @@ def test_membership_is_the_ratio_of_two_normal_densities() -> None:
             assert scores[unit, model] == pytest.approx(ratio[0] - ratio[1])
 
 
-def test_who_remembers_nothing_tells_no_member() -> None:
+def test_models_that_remember_nothing_reveal_no_member() -> None:
     """Noise alone, of four models: neither how many others had a unit nor its own level tells."""
     rng = np.random.default_rng(2)
     inside = rng.random((8000, 4)) < 0.5
-    scores = memory.lira(
+    scores = likelihood_ratios(
         rng.normal(size=(8000, 4)) + rng.normal(0, 9, (8000, 1)), inside
     )
-    told = Trial.of(scores[inside], scores[~inside])
+    told = Trial.from_scores(scores[inside], scores[~inside])
     assert told.details["auc"] == pytest.approx(
         0.5, abs=0.02
     )  # its standard error is 0.003
     assert told.success < 0.02
 
 
-def test_exposure_is_of_the_rank() -> None:
+def test_exposure_is_computed_from_the_rank() -> None:
     """By hand: of eight the first has log2 8 = 3 bits, the last none; of two that are equal and
     best each is the first or the second."""
     first, last = [9.0, *range(7)], [-1.0, *range(7)]
@@ -101,10 +119,12 @@ def test_exposure_is_of_the_rank() -> None:
         ([both], 3 - np.log2(1.5)),
         ([first, last], 1.5),
     ):
-        assert memory.guessed(np.array(rows)).details["exposure"] == pytest.approx(bits)
+        assert rank_trial(np.array(rows), models=1).details[
+            "exposure"
+        ] == pytest.approx(bits)
 
 
-def test_a_name_stands_in_the_place_of_a_mention() -> None:
+def test_a_planted_name_replaces_a_mention() -> None:
     """All else that is annotated keeps its words, and only half of what is judged is trained on,
     of which there is no copy."""
     spans = (
@@ -118,38 +138,39 @@ def test_a_name_stands_in_the_place_of_a_mention() -> None:
         for i in range(10)
     )
     data = SiteData("s", TagSet(("Drug", "Time")), notes, (), ())
-    own = memory._Mentions(data, np.random.default_rng(1), 8, "document")
+    own = AnnotatedNotes(data, np.random.default_rng(1), 8, "document")
     inside = np.arange(8) % 2 == 0
-    secret = memory.Secret("name", ("Zélie 😀 Brandor", "x"), 1, (3,))
-    given = own.training(inside, [(secret, at := own.carriers - 1)], 1)
+    secret = Secret("name", ("Zélie 😀 Brandor", "x"), 1, (3,))
+    given = own.training_data(inside, [(secret, at := own.carriers - 1)], 1)
     kept = {id(u[0]) for u, here in zip(own.judged, inside, strict=True) if here}
-    assert (len(own.judged), len(own.rest)) == (8, 2)
+    assert (len(own.judged), len(own.others)) == (8, 2)
     assert {id(note) for note in given.train[:-1]} == kept | {
-        id(u[0]) for u in own.rest
+        id(u[0]) for u in own.others
     }
-    planted, before = given.train[-1], own.rest[at][0]
+    planted, before = given.train[-1], own.others[at][0]
     assert planted.text[-5:] == before.text[-5:]
     texts = [planted.text[s.start : s.end] for s in planted.spans]
-    assert texts[0] == secret.right[0]
+    assert texts[0] == secret.guesses[0]
     assert texts[1:] == [before.text[s.start : s.end] for s in before.spans][1:]
     assert [s.label for s in planted.spans] == [s.label for s in before.spans]
 
 
-def test_planted_notes_are_of_patients_and_losses_are_numbers() -> None:
+def test_each_planted_note_has_its_own_patient() -> None:
     """A promise of each patient needs whose each note is, that of an invented name too."""
     notes = [Note(f"n{i}", "Pain in the knee.", f"p{i}", None, "f") for i in range(3)]
     data = SiteNotes("s", lambda: iter(notes), lambda: iter(()), 3, 3, 0, 0, 1, 1, 1)
-    own = memory._Notes(data, np.random.default_rng(1), 3)
-    sown = [(memory.Secret("name", ("A B", "C D"), 10, (0,)), 0)] * 2
+    own = PlainNotes(data, np.random.default_rng(1), 3)
+    sown = [(Secret("name", ("A B", "C D"), 10, (0,)), 0)] * 2
     patients = [
-        note.patient for note in own.training(np.array([True] * 3), sown, 1).train()
+        note.patient
+        for note in own.training_data(np.array([True] * 3), sown, 1).train()
     ]
     assert len({*patients} - {None}) == 5
-    with pytest.raises(DataError, match="astray"):
-        memory._logit(np.array([0.1, np.nan]))
+    with pytest.raises(DataError, match="training diverged"):
+        log_odds(np.array([0.1, np.nan]))
 
 
-def test_masked_words_cost_what_the_model_s_own_logits_say(tmp_path: Path) -> None:
+def test_losses_of_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
     """Against transformers: texts of several lengths, each row by itself without padding."""
     from transformers import AutoModelForMaskedLM
 
@@ -157,11 +178,13 @@ def test_masked_words_cost_what_the_model_s_own_logits_say(tmp_path: Path) -> No
     model = build_language_model(LanguageModelConfig(folder), 1)
     other = AutoModelForMaskedLM.from_pretrained(folder).eval()
     texts = [
-        memory._ids(model, text) for text in ("pain in the left knee", "aspirin daily")
+        token_ids(model, text) for text in ("pain in the left knee", "aspirin daily")
     ]
     masked = [np.eye(len(ids), dtype=bool)[: 3 - at] for at, ids in enumerate(texts)]
     with torch.no_grad():
-        losses = memory._guesses(model, [*zip(texts, masked, strict=True)])
+        losses = masked_losses(
+            model, [MaskedText(*text) for text in zip(texts, masked, strict=True)]
+        )
         for ids, rows, loss in zip(texts, masked, losses, strict=True):
             wanted = 0.0
             for row in rows:
@@ -174,10 +197,13 @@ def test_masked_words_cost_what_the_model_s_own_logits_say(tmp_path: Path) -> No
             assert loss == pytest.approx(wanted, rel=1e-4)
 
 
-def test_models_remember_without_a_promise(few: None) -> None:
+def test_models_without_noise_remember(few: None) -> None:
     """Four models of the control alone, for time."""
     made = scene()
-    told = {attack.name: attack.trial(made.plain) for attack in memory.ATTACKS[:3]}
+    told = {
+        attack.name: attack.trial(made.control())
+        for attack in (*membership.NOTE_ATTACKS, *NAMES)
+    }
     assert [name.partition(",")[0] for name in told] == [
         "membership",
         *["memorised names"] * 2,
@@ -190,12 +216,12 @@ def test_models_remember_without_a_promise(few: None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("privacy", [None, PRIVATE | {"epsilon": 1.0}])
-def test_noise_makes_them_forget(
+def test_noise_makes_models_forget(
     few: None, monkeypatch: pytest.MonkeyPatch, privacy: dict[str, Any] | None
 ) -> None:
     """Each succeeds on the control and without a promise, and falls to chance with one."""
-    monkeypatch.setattr(memory, "MODELS", 8)
-    monkeypatch.setattr(memory, "CONTROL", 16)
+    monkeypatch.setattr(models, "MODELS", 8)
+    monkeypatch.setattr(models, "CONTROL_UNITS", 16)
     more = {"synthetic": {"sites": 1, "sentences": 60}}
     settings = {
         "training": TABLE["training"] | LONG | {"epochs": 15},
@@ -206,10 +232,10 @@ def test_noise_makes_them_forget(
         if privacy
         else scene(training=TABLE["training"] | LONG, **more)
     )
-    for attack in memory.ATTACKS[:5]:
-        leak = attack.on(made)
+    for attack in (*membership.NOTE_ATTACKS, *memorisation.ATTACKS):
+        leak = attack.run(made)
         if "canaries" in leak.attack:
-            assert leak.why == "the model says where mentions are, and no words"
+            assert leak.why == "the model finds mentions and predicts no words"
             continue
         assert leak.success is not None
         assert leak.low is not None
@@ -223,12 +249,13 @@ def test_noise_makes_them_forget(
 
 
 @pytest.mark.slow
-def test_a_language_model_tells_numbers_and_no_more_under_noise(
+def test_a_language_model_reveals_numbers_unless_there_is_noise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A tiny BERT of which all is trained: first the control, then the job with its promise."""
-    for name, small in {"MODELS": 2, "CONTROL": 4, "PLANTED": {1: 1, 10: 2}}.items():
-        monkeypatch.setattr(memory, name, small)
+    monkeypatch.setattr(models, "MODELS", 2)
+    monkeypatch.setattr(models, "CONTROL_UNITS", 4)
+    monkeypatch.setattr(secrets, "TIMES_PLANTED", {1: 1, 10: 2})
     table = {
         "method": "pretrain",
         "synthetic": {"sites": 1, "sentences": 20},
@@ -245,12 +272,8 @@ def test_a_language_model_tells_numbers_and_no_more_under_noise(
     table["training"] |= {"min_tokens": 0, "min_steps": 0, "head_cycles": 0}
     job = parse_job(table, "job", Path(), "job")
     made = Scene(job, load_sites(job))
-    for attack in memory.ATTACKS[3:5]:
+    for attack in CANARIES:
         assert attack.name.startswith("canaries")
-        assert attack.trial(made.plain).details["exposure"] > 5  # of 6.6
-    for attack in memory.ATTACKS[3:5]:
+        assert attack.trial(made.control()).details["exposure"] > 5  # of 6.6
+    for attack in CANARIES:
         assert attack.trial(made).low < 0.01
-
-
-def test_they_are_found_by_lying_there() -> None:
-    assert {*memory.ATTACKS} <= {*attacks()}

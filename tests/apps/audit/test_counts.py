@@ -1,0 +1,72 @@
+"""What counts of mentions reveal, and which rounds are observed for that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from audit_jobs import (
+    PRIVATE,
+    SECURE,
+    attack_tagger,
+    encoder_job,
+    run_attack,
+    scene_of,
+    tagger_job,
+)
+
+
+def test_counts_of_an_evaluation_reveal_types() -> None:
+    """A secure sum tells those of all sites."""
+    found = attack_tagger("from counts")
+    assert (
+        found.success == found.control == found.low == 1.0
+    )  # of all types, no sample of them
+    secure = attack_tagger("from counts", federation=SECURE)
+    assert secure.success is not None
+    assert secure.success < 1
+    assert not attack_tagger("from counts", privacy=PRIVATE).applies
+
+
+@pytest.mark.slow
+def test_a_late_evaluation_is_observed(bert: Path) -> None:
+    """After more cycles than are kept, in few bits."""
+    few = {
+        "local_steps": 1,
+        "cycles": 10,
+        "evaluate_every": 10,
+        "compression": "packed",
+    }
+    scene = scene_of(encoder_job(bert, {"train": "top", "top": 1}, **few))
+    assert run_attack(scene, "from counts").success == 1.0
+    assert sum(bool(seen.tensors) for seen in scene.observe()) < 10
+
+
+def test_two_rounds_are_observed_where_each_is_evaluated(bert: Path) -> None:
+    of = encoder_job(
+        bert,
+        {"train": "top", "top": 1},
+        cycles=3,
+        local_steps=1,
+        evaluate_every=1,
+        compression="none",
+    )
+    seen = scene_of(of).observe()
+    assert [each.task for each in seen] == ["train", "evaluate"] * 2
+
+
+def test_two_sums_that_differ_by_a_site_reveal_its_counts() -> None:
+    """With drop-outs permitted; never where a sum is over all sites."""
+    found = attack_tagger("two sums", federation={**SECURE, "min_sites": 2})
+    assert found.success == found.control == 1.0
+    assert found.advantage > 0.5
+    for settings in ({"federation": SECURE}, {}):
+        assert not attack_tagger("two sums", **settings).applies
+    scene = scene_of(tagger_job(federation={**SECURE, "min_sites": 2}))
+    last = scene.observe()[-1]
+    nothing = dict.fromkeys(last.audited_update.metrics, 0.0)  # no validation notes
+    update = replace(last.audited_update, metrics=nothing)
+    scene.observe()[-1] = replace(last, audited_update=update)
+    leak = run_attack(scene, "two sums")
+    assert leak.why == "no evaluation counts anything of the site"

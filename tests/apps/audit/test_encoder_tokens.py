@@ -1,0 +1,86 @@
+"""Tokens and their places from the lowest layers of an encoder."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from audit_jobs import PRIVATE, assert_hidden, encoder_job, run_attack
+
+from fednotes.apps.audit.attacks.encoder_tokens import place_scores
+
+
+def test_tokens_lie_in_the_span_of_the_lowest_layers(bert: Path) -> None:
+    """Of a gradient all; where the lowest layer stays as it is there is no such map."""
+    one = {"local_steps": 1, "compression": "none"}
+    found = run_attack(
+        encoder_job(bert, {"train": "encoder"}, **one), "tokens from the lowest"
+    )
+    assert found.control is not None
+    assert found.control >= 0.99
+    top = run_attack(
+        encoder_job(bert, {"train": "top", "top": 1}, **one), "tokens from the lowest"
+    )
+    assert not top.applies
+    assert "no map" in top.why
+
+
+def test_the_first_step_of_low_rank_changes_is_skipped(bert: Path) -> None:
+    """The other half begins at zero, so the first step is rounding alone; later ones tell."""
+    one = {"local_steps": 1, "compression": "none", "evaluate_every": 3, "cycles": 3}
+    found = run_attack(
+        encoder_job(bert, {"train": "lora"}, **one), "tokens from the lowest"
+    )
+    assert found.details["auc"] > 0.6
+
+
+@pytest.mark.slow
+def test_adam_few_bits_and_low_ranks_do_not_hide_tokens() -> None:
+    """Of a real encoder, after one step of Adam, and after six of low rank in few bits."""
+    one = {"local_steps": 1, "compression": "none"}
+    found = run_attack(
+        encoder_job(Path("minilm"), {"train": "encoder"}, **one),
+        "tokens from the lowest",
+    )
+    assert found.control is not None
+    assert found.control >= 0.99
+    assert found.success is not None
+    assert found.success > 0.8
+    ranks = run_attack(
+        encoder_job(Path("minilm"), {"train": "lora"}), "tokens from the lowest"
+    )
+    assert ranks.low is not None
+    assert ranks.low > 0.1
+
+
+def test_one_step_reveals_places_and_an_epoch_hides_them(bert: Path) -> None:
+    model, few = {"train": "encoder", "dropout": 0.0}, {"compression": "none"}
+    found = [
+        run_attack(encoder_job(bert, model, **few, **s), "places")
+        for s in ({"local_steps": 1}, {})
+    ]
+    assert found[0].control == 1.0
+    told = [(one.success or 0) - one.chance for one in found]
+    assert told[0] > 0.25 + told[1]
+
+
+def test_a_place_scores_higher_the_nearer_its_row_is_to_the_span() -> None:
+    """By the definition, a number at a time."""
+    distances, times = [[0.1, 0.4], [0.2, 0.3], [0.9, 0.5]], [[3, 0], [1, 1], [0, 2]]
+    found = place_scores(np.array(distances), np.array(times))
+    for word, own in enumerate(distances):
+        for place in range(2):
+            less = sum(math.log(d) for d in own) / 2 - math.log(own[place])
+            often = sum(times[word]) * sum(of[place] for of in times)
+            assert found[word, place] == pytest.approx(
+                less + 0.02 * math.log(1 + often)
+            )
+
+
+def test_noise_hides_tokens_of_an_encoder(bert: Path) -> None:
+    of = encoder_job(bert, {"train": "encoder"}, cycles=2, privacy=PRIVATE)
+    assert_hidden(run_attack(of, "tokens from the lowest"))
+    found = run_attack(of, "places")
+    assert (found.success or 0) < found.chance + 0.1

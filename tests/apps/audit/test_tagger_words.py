@@ -1,0 +1,83 @@
+"""Words, and their order, from the convolutions of a light tagger."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from audit_jobs import PRIVATE, attack_tagger
+
+from fednotes.apps.audit.attacks.word_order import order_scores
+
+WIDE = {
+    "hashed_words": 0,
+    "char_filters": 64,
+    "char_dim": 16,
+    "cnn_filters": 32,
+    "dropout": 0.0,
+}
+
+
+def test_the_order_of_words_follows_from_the_gradients_of_a_convolution() -> None:
+    """Gradients by the definition, a token at a time. Without repeated words each pair is told as
+    once, forwards and backwards; else as NumPy's least squares say, with a row for each penalty."""
+    rng = np.random.default_rng(3)
+    for texts, rate in (
+        ([[0, 1, 2], [3, 4, 5]], 0.0),
+        ([[0, 1, 0, 2], [1, 0, 3]], 0.2),
+    ):
+        rows = rng.normal(size=(max(map(max, texts)) + 1, 12))
+        gradients = np.zeros((3, 20, 12))
+        for text in texts:
+            for at in range(len(text)):
+                told = rng.normal(size=20)
+                for k in range(3):
+                    if 0 <= at + k - 1 < len(text):
+                        gradients[k] += np.outer(told, rows[text[at + k - 1]])
+        often = np.bincount(np.concatenate(texts)).astype(float)
+        given = [torch.from_numpy(x) for x in (gradients, rows, often)]
+        found = order_scores([given[0]], *given[1:], rate).numpy()
+        if not rate:
+            pairs = [(a, b) for text in texts for a, b in pairwise(text)]
+            assert sorted(pairs) == sorted(zip(*np.nonzero(found > 1.5), strict=True))
+            assert found[found <= 1.5].max() < 0.5
+        spread = (rows**2).sum(0)
+        least = np.diag((spread * rate / (1 - rate) + 1e-9 * spread.mean()) ** 0.5)
+        inverse = np.linalg.pinv(np.vstack((rows, least)))[:, : len(rows)]
+        told = gradients @ inverse
+        wanted = np.zeros_like(found)
+        for turn in (1, -1):
+            x, y = (np.concatenate(part) for part in (told[:-1], told[1:])[::turn])
+            ridge = (0.1 * (x**2).sum(0).mean()) ** 0.5 * np.eye(len(rows))
+            blind = np.tile(often / often.sum(), (len(rows), 1))
+            t = np.linalg.lstsq(np.vstack((x, ridge)), np.vstack((y, ridge @ blind)))[0]
+            wanted += t * often[:, None] if turn == 1 else (t * often[:, None]).T
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_convolutions_reveal_words_and_neighbours_of_frozen_tables() -> None:
+    """Of a small mini-batch; noise hides them, and layers that stay tell nothing."""
+    few = {"batch_size": 6}
+    for name in ("words from conv", "neighbours"):
+        found = attack_tagger(name, model=WIDE, training=few)
+        assert found.control is not None
+        assert found.control >= 0.95
+        assert found.success is not None
+        assert found.success > found.chance + 0.5
+        of = attack_tagger(name, model=WIDE, training=few, privacy=PRIVATE)
+        assert (of.success or 0) < of.chance + 0.3
+        own = {"private": ["cnn", "lstm", "crf"]}
+        assert attack_tagger(name, model=WIDE, training=own).why.endswith(
+            "leaves a site"
+        )
+
+
+def test_columns_of_contextual_features_are_left_out(bert: Path) -> None:
+    """The control knows of it; where there are no others nothing is told."""
+    model = {"contextual": str(bert), **WIDE}
+    found = attack_tagger("words from conv", model=model, training={"batch_size": 6})
+    assert found.control is not None
+    assert found.control >= 0.95
+    assert attack_tagger("words from conv", model=model | {"characters": False}).why

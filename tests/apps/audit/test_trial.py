@@ -1,0 +1,74 @@
+"""How the success of an attack is measured, against values by hand and by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fednotes.apps.audit import Trial
+from fednotes.core.errors import ConfigError
+
+CHANCE = 0.01
+
+
+def test_success_is_the_true_positive_rate_at_one_percent_false_positives() -> None:
+    """By hand: of 200 decoys one may be named for each half percent, so two of them."""
+    decoys = [*range(200)]
+    assert Trial.from_scores([250.0, 198.5, 197.5, -1.0], decoys).success == 0.75
+    assert Trial.from_scores([250.0, 198.5, 196.5, -1.0], decoys).success == 0.5
+    # Ten decoys: one of them is 10 %. Half of the targets is above all, so are a tenth of a tenth
+    # of those between the first two decoys.
+    found = Trial.from_scores([20.0, 8.5], [*range(10)])
+    assert found.success == pytest.approx(0.5)
+    assert Trial.from_scores([20.0, 9.0], [*range(10)]).success == pytest.approx(
+        0.5 + 0.1 * 0.5
+    )
+    assert found.details["auc"] == pytest.approx((1 + 0.9) / 2)
+
+
+def test_an_adversary_who_sees_nothing_succeeds_by_chance() -> None:
+    assert Trial.from_scores([0.0] * 30, [0.0] * 70).success == pytest.approx(CHANCE)
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(2, 20_000, generator=generator)
+    found = Trial.from_scores(noise[0], noise[1])
+    assert found.low < CHANCE < found.high
+    with pytest.raises(ConfigError, match="something that is absent"):
+        Trial.from_scores([1.0], [])
+    for wrong in ([math.nan, 1.0], [math.inf]):  # would be more than all others
+        with pytest.raises(ConfigError, match="not a finite number"):
+            Trial.from_scores(wrong, [0.0])
+
+
+def test_the_interval_is_that_of_wilson() -> None:
+    """Newcombe 1998, table I: 81 of 263 has 0.2553 to 0.3662, 0 of 20 has 0 to 0.1611."""
+    found = Trial.from_fraction(81 / 263, 263, 0.0)
+    assert (found.low, found.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    none = Trial.from_fraction(0.0, 20, 0.0)
+    assert (none.low, none.high) == pytest.approx((0.0, 0.1611), abs=5e-5)
+
+
+def test_the_chance_of_pairs_is_that_of_knowing_frequencies_alone() -> None:
+    """By hand: both pairs have the largest product of numbers; then one of three has it, and three
+    pairs that are nowhere have more than the other two."""
+    own = np.zeros((1, 4, 4))
+    own[0, 0, 1] = own[0, 0, 2] = 1.0
+    scores = np.where(own[0] > 0, 1.0, 0.0)
+    assert (found := Trial.from_pair_scores(scores, own)).success == 1.0
+    assert found.chance == 1.0
+    own[0, 3, 3] = 9.0
+    assert Trial.from_pair_scores(scores, own).chance == pytest.approx(1 / 3)
+
+
+def test_few_decoys_are_beaten_by_luck() -> None:
+    """Scores without order, against the mean over many of them; ties are as they were."""
+    rng = np.random.default_rng(1)
+    for decoys in (1, 2, 30, 250):
+        trials = [
+            Trial.from_scores(rng.random(8), rng.random(decoys)) for _ in range(1500)
+        ]
+        mean = np.mean([trial.success for trial in trials])
+        spread = np.std([trial.success for trial in trials]) / 1500**0.5
+        assert mean == pytest.approx(trials[0].chance, abs=4 * spread)
