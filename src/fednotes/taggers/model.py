@@ -288,9 +288,9 @@ class Model(nn.Module):
         gradient. Dropout (in training mode) draws from torch's global generator alone. Raises
         TrainingError for no sentences.
         """
-        return self._read_batch(self.own(corpus), chosen_of(indices), every=states).losses(
-            states
-        )
+        return self._read_batch(
+            self.own(corpus), chosen_of(indices), every=states
+        ).losses(states)
 
     @torch.no_grad()
     def gradients(

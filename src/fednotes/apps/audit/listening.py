@@ -281,26 +281,12 @@ def record_batches(
     """
 
     def note_batch(model: Any, first: Any, second: Any) -> None:
-        if only_training and not model.training:
-            return
-        record = current_record()
-        if hasattr(model, "tagset"):
-            record.batches.append((first, second))
-        else:
-            labels = second.labels
-            record.add_rows("masked", labels[labels >= 0], model.vocabulary)
-        if hasattr(model, "word_rows"):
-            for table, ids in model.word_rows(first, second).items():
-                record.add_rows(table, ids, len(model.get_parameter(table)))
+        if model.training or not only_training:
+            _note_batch(current_record(), model, first, second)
 
     def note_tokens(table: nn.Embedding, inputs: tuple[Tensor, ...]) -> None:
-        if only_training and not table.training:
-            return
-        ids = inputs[0]
-        record = current_record()
-        record.sequences.append(ids.cpu().numpy())
-        words = ids[ids != table.padding_idx].cpu().numpy()
-        record.add_rows("", words, table.num_embeddings)
+        if table.training or not only_training:
+            _note_tokens(current_record(), table, inputs[0])
 
     with ExitStack() as stack:
         for model in models:
@@ -316,6 +302,32 @@ def record_batches(
                 stack.callback(handle.remove)
             stack.enter_context(listeners.listening(note_batch))
         yield
+
+
+def _note_batch(record: TrainingRecord, model: Any, first: Any, second: Any) -> None:
+    """Record a batch that a model announced.
+
+    Args:
+        record: The record to write to.
+        model: The model.
+        first: The corpus; for a language model, the sequences.
+        second: The numbers of the sentences; for a language model, what is masked.
+    """
+    if hasattr(model, "tagset"):
+        record.batches.append((first, second))
+    else:
+        labels = second.labels
+        record.add_rows("masked", labels[labels >= 0], model.vocabulary)
+    if hasattr(model, "word_rows"):
+        for table, ids in model.word_rows(first, second).items():
+            record.add_rows(table, ids, len(model.get_parameter(table)))
+
+
+def _note_tokens(record: TrainingRecord, table: nn.Embedding, ids: Tensor) -> None:
+    """Record (texts, places) ids that a word embedding looks up; padding is no word."""
+    record.sequences.append(ids.cpu().numpy())
+    words = ids[ids != table.padding_idx].cpu().numpy()
+    record.add_rows("", words, table.num_embeddings)
 
 
 def _largest_embedding(model: nn.Module) -> nn.Embedding | None:

@@ -102,7 +102,8 @@ def _transition_counts(x: Tensor, y: Tensor, frequency: Tensor) -> Tensor:
     """Solve x T = y; return (words, words) each row of T times the frequency of its word.
 
     Args:
-        x, y: (equations, words).
+        x: (equations, words).
+        y: (equations, words).
         frequency: (words,) how often each word occurs; alone it predicts `expected`.
     """
     squares = x.T @ x
