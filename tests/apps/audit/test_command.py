@@ -24,7 +24,7 @@ CHANCE = 0.01
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """A job's file."""
+    """The file of a job with a light tagger."""
     path = tmp_path / "job.toml"
     settings = "".join(
         f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())
@@ -115,12 +115,12 @@ def test_attacks_that_fail_or_were_not_tried_are_listed() -> None:
     )
     assert found.unproven == ["b", "d"]
     assert found.worst == pytest.approx(0.29)
-    sample = fine.model_copy(update={"low": 0.1, "high": 0.6})  # of few trials
+    sample = fine.model_copy(update={"low": 0.1, "high": 0.6})  # a wide interval
     assert Audit(attacks=[sample]).worst == pytest.approx(0.59)
 
 
 def test_a_site_audits_with_its_own_notes_alone(tmp_path: Path) -> None:
-    """Stand-ins take the place of the other site, whose file does not exist here."""
+    """Copies of its notes stand for those of the other site, whose file does not exist."""
     sentences = [f"Drug{number} B-Drug\nhelped O\n\n" for number in range(20)]
     (tmp_path / "north.conll").write_text("".join(sentences))
     path, own = tmp_path / "job.toml", tmp_path / "site.toml"

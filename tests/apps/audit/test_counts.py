@@ -18,11 +18,10 @@ from audit_jobs import (
 
 
 def test_counts_of_an_evaluation_reveal_types() -> None:
-    """A secure sum tells those of all sites."""
+    """Under a secure sum, only the types of all sites together are visible."""
     found = attack_tagger("from counts")
-    assert (
-        found.success == found.control == found.low == 1.0
-    )  # of all types, no sample of them
+    assert found.success == found.control == 1.0
+    assert found.low == 1.0  # all types are looked at, so there is no interval
     secure = attack_tagger("from counts", federation=SECURE)
     assert secure.success is not None
     assert secure.success < 1
@@ -31,7 +30,7 @@ def test_counts_of_an_evaluation_reveal_types() -> None:
 
 @pytest.mark.slow
 def test_a_late_evaluation_is_observed(bert: Path) -> None:
-    """After more cycles than are kept, in few bits."""
+    """Even after more cycles than those whose tensors are kept."""
     few = {
         "local_steps": 1,
         "cycles": 10,
@@ -57,7 +56,7 @@ def test_two_rounds_are_observed_where_each_is_evaluated(bert: Path) -> None:
 
 
 def test_two_sums_that_differ_by_a_site_reveal_its_counts() -> None:
-    """With drop-outs permitted; never where a sum is over all sites."""
+    """Only if sites may drop out: a sum over all sites hides the counts."""
     found = attack_tagger("two sums", federation={**SECURE, "min_sites": 2})
     assert found.success == found.control == 1.0
     assert found.advantage > 0.5

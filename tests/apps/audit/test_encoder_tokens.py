@@ -13,7 +13,7 @@ from fednotes.apps.audit.attacks.encoder_tokens import place_scores
 
 
 def test_tokens_lie_in_the_span_of_the_lowest_layers(bert: Path) -> None:
-    """Of a gradient all; where the lowest layer stays as it is there is no such map."""
+    """A gradient reveals all tokens; a frozen lowest layer sends nothing."""
     one = {"local_steps": 1, "compression": "none"}
     found = run_attack(
         encoder_job(bert, {"train": "encoder"}, **one), "tokens from the lowest"
@@ -28,7 +28,7 @@ def test_tokens_lie_in_the_span_of_the_lowest_layers(bert: Path) -> None:
 
 
 def test_the_first_step_of_low_rank_changes_is_skipped(bert: Path) -> None:
-    """The other half begins at zero, so the first step is rounding alone; later ones tell."""
+    """One factor starts at zero, so the other moves by rounding alone in the first step."""
     one = {"local_steps": 1, "compression": "none", "evaluate_every": 3, "cycles": 3}
     found = run_attack(
         encoder_job(bert, {"train": "lora"}, **one), "tokens from the lowest"
@@ -38,7 +38,7 @@ def test_the_first_step_of_low_rank_changes_is_skipped(bert: Path) -> None:
 
 @pytest.mark.slow
 def test_adam_few_bits_and_low_ranks_do_not_hide_tokens() -> None:
-    """Of a real encoder, after one step of Adam, and after six of low rank in few bits."""
+    """A real encoder after one step of Adam, and after six low-rank steps in few bits."""
     one = {"local_steps": 1, "compression": "none"}
     found = run_attack(
         encoder_job(Path("minilm"), {"train": "encoder"}, **one),
@@ -67,7 +67,7 @@ def test_one_step_reveals_places_and_an_epoch_hides_them(bert: Path) -> None:
 
 
 def test_a_place_scores_higher_the_nearer_its_row_is_to_the_span() -> None:
-    """By the definition, a number at a time."""
+    """Compare with the definition, computed number by number."""
     distances, times = [[0.1, 0.4], [0.2, 0.3], [0.9, 0.5]], [[3, 0], [1, 1], [0, 2]]
     found = place_scores(np.array(distances), np.array(times))
     for word, own in enumerate(distances):

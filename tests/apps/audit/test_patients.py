@@ -1,5 +1,4 @@
-"""What methods on patients tell: concepts, codes, counts and members are named without defence, and
-not under noise."""
+"""Attacks on jobs on patients: they succeed without defences and fail with noise."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ ATTACKS = (
 
 
 def job(**tables: Any) -> Job:
-    """Three generated hospitals of a few patients; `tables` change it."""
+    """Return a job on three generated hospitals; `tables` change it."""
     table = {**TABLE}
     for name, values in tables.items():
         table[name] = {**table.get(name, {}), **values}
@@ -70,13 +69,13 @@ def _scene(key: str) -> Scene:
 
 
 def told(name: str, **tables: Any) -> Leak:
-    """One attack on `job(**tables)`, which runs once for all of them."""
+    """Run an attack on `job(**tables)`, which trains once for all attacks."""
     attack = next(a for a in all_attacks() if name in a.name and a.data != "notes")
     return attack.run(_scene(json.dumps(tables)))
 
 
 def at_site(**tables: Any) -> Any:
-    """The audited site's training patients."""
+    """Return the data of the audited site."""
     return _scene(json.dumps(tables)).sites.data[0]
 
 
@@ -87,7 +86,7 @@ def at_site(**tables: Any) -> Any:
 def test_vectors_that_move_are_the_concepts_of_coded_patients(
     secure: dict[str, Any],
 ) -> None:
-    """All of them, also from a secure sum, which hides alone whose they are."""
+    """A secure sum hides whose concepts they are, but not which."""
     found = told("concepts' vectors", **secure)
     assert found.control == found.success == 1.0
     site = at_site()
@@ -99,7 +98,7 @@ def test_vectors_that_move_are_the_concepts_of_coded_patients(
 
 
 def test_weights_that_move_are_the_concepts_of_labelled_patients() -> None:
-    """But for those of patients whom the classifiers had right already, who move nothing."""
+    """Patients whom the classifiers already get right move nothing."""
     found = told("classifiers of concepts", **NONE)
     assert found.control == found.success is not None
     assert found.success > 0.95
@@ -110,7 +109,7 @@ def test_weights_that_move_are_the_concepts_of_labelled_patients() -> None:
 
 
 def test_a_shared_row_of_rare_concepts_is_no_target() -> None:
-    """All others share one, which is no target; nobody lacks one, so those of others are decoys."""
+    """Every concept with its own row occurs at some site, so decoys are those of other sites."""
     known = {"least_occurrences": 5}
     found = told("concepts' vectors", training=known)
     scene = _scene(json.dumps({"training": known}))
@@ -132,7 +131,7 @@ def test_robust_aggregation_hides_nothing() -> None:
 
 
 def test_exact_counts_are_revealed_without_a_secure_sum() -> None:
-    """A secure sum tells which codes and concepts there are, and not how many at the site."""
+    """A secure sum reveals which codes and concepts occur, but not how often at the site."""
     for name in ("codes and concepts", "exact counts"):
         found = told(name)
         assert found.control == found.success == 1.0
@@ -146,9 +145,7 @@ def test_exact_counts_are_revealed_without_a_secure_sum() -> None:
 def test_two_sums_of_patients_reveal_a_site_s_counts() -> None:
     found = told("two sums", federation={"secure_sum": True, "min_sites": 2})
     assert found.success == found.control == 1.0
-    assert (
-        found.chance < 0.5
-    )  # of who says the most frequent number, however alike sites are
+    assert found.chance < 0.5  # the most frequent number, although sites are similar
     assert not told("two sums", **SECURE).applies
     assert not told("two sums").applies
 
@@ -157,7 +154,7 @@ def test_two_sums_of_patients_reveal_a_site_s_counts() -> None:
 
 
 def test_the_gradient_of_one_patient_names_codes_and_labels() -> None:
-    """Each of them; where all codes are somewhere at the site, none is told."""
+    """The attack does not apply where every code occurs at the site."""
     for name in ("codes from biases", "labels from intercepts"):
         found = told(name)
         assert found.control == 1.0 or not found.applies
@@ -172,14 +169,14 @@ def test_the_gradient_of_one_patient_names_codes_and_labels() -> None:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer models, so that they are trained in a second."""
+    """Train fewer models, so that a test takes seconds."""
     monkeypatch.setattr(models, "MODELS", 2)
     monkeypatch.setitem(patients.CONTROL_SETTINGS, "cycles", 3)
     models.shadow_scores.cache_clear()
 
 
 def test_models_without_noise_remember_patients(few: None) -> None:
-    """Four models of the control alone, for time."""
+    """Only the control, with four models, to save time."""
     for what in ("codes", "labels"):
         trial = members(_scene("{}").control(), what)
         assert trial.details["auc"] > 0.75
@@ -189,8 +186,7 @@ def test_models_without_noise_remember_patients(few: None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tables", [{}, NONE, PRIVATE])
 def test_noise_makes_models_forget_patients(tables: dict[str, Any]) -> None:
-    """The control succeeds at every size; under noise nothing that is said of a patient is above
-    chance."""
+    """The control succeeds; with noise, no membership attack is above chance."""
     for attack in membership.PATIENT_ATTACKS:
         leak = attack.run(
             _scene(json.dumps({**tables, "synthetic": {"sites": 3, "patients": 150}}))
@@ -214,7 +210,7 @@ def test_noise_hides_concepts_and_nothing_is_counted() -> None:
 
 
 def test_counts_with_noise_are_attacked() -> None:
-    """With much they tell little of what nobody has; with next to none, of one site, all."""
+    """Much noise hides what occurs; with next to none, at each site, counts reveal it."""
     asked = {"noise": 1.0, "delta": 1e-4, "rate": 0.5, "counted": 5.0}
     hidden = told("from counts", **NONE, privacy={**asked, "counts": 8.0})
     assert hidden.control == 1.0
@@ -229,8 +225,10 @@ def test_counts_with_noise_are_attacked() -> None:
 def test_noise_alone_hides_a_learnt_representation(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No gradient fails while it is attacked: were it not for the noise, most concepts would be
-    named. The control predicts the codes that the job names, however few patients have them."""
+    """Without the noise, most concepts are named, so it is not failing gradients that hide them.
+
+    The control predicts the codes that the job names, however few patients have them.
+    """
     names = [
         "icd9:030",
         "icd9:039",
@@ -260,7 +258,7 @@ def test_noise_alone_hides_a_learnt_representation(
 def test_an_attack_on_noise_alone_could_not_be_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a site whose gradients all fail nothing can be read, which would look like a promise."""
+    """If all gradients fail, the update is noise, which would look like a defence."""
 
     def fails(site: Any, indices: Any) -> Any:
         raise AttributeError("labels")
@@ -275,7 +273,7 @@ def test_an_attack_on_noise_alone_could_not_be_tried(
 
 @pytest.mark.slow
 def test_noise_hides_concepts_in_both_stages() -> None:
-    """The second one's rounds are heard too, which are the last of a promise."""
+    """The last rounds, which belong to the second stage, are observed, too."""
     plain = _scene("{}")
     assert plain.observe()
     outputs = [*plain.audited_site()._codes.outputs[:8]]
@@ -292,7 +290,7 @@ def test_noise_hides_concepts_in_both_stages() -> None:
         assert not leak.applies or leak.proven
 
 
-# ---- all of them ---------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 
 
 def test_attacks_on_notes_do_not_apply_to_patients() -> None:
@@ -321,7 +319,7 @@ hidden = 12
 def test_the_command_audits_a_job_on_patients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """No name of a patient is in what is written or said."""
+    """No patient is named in what is written or printed."""
     monkeypatch.setattr("fednotes.apps.audit.run.all_attacks", lambda: ATTACKS[:4])
     path, out = tmp_path / "job.toml", tmp_path / "out"
     path.write_text(JOB)
@@ -332,7 +330,7 @@ def test_the_command_audits_a_job_on_patients(
     assert [leak.attack for leak in found.attacks] == [a.name for a in ATTACKS[:4]]
     said = capsys.readouterr().out
     assert "concepts from" in said
-    assert "100.0 to 100.0" not in said  # of all that there is, no interval
+    assert "100.0 to 100.0" not in said  # no interval: not a sample
     assert "(1.00–1.00)" not in (out / "report.html").read_text()
     assert any(leak.success == leak.low == leak.high == 1.0 for leak in found.attacks)
     said += (out / "audit.json").read_text() + (out / "report.html").read_text()
@@ -341,7 +339,7 @@ def test_the_command_audits_a_job_on_patients(
 
 
 def test_a_site_audits_with_its_own_patients_alone(tmp_path: Path) -> None:
-    """The others are parts of them, so that a mean over sites is not the site's own count."""
+    """Parts of them stand for the other sites, so a mean over sites differs from its counts."""
     write_terms(tmp_path, "pain", "fever", "cough", "rash", "unseen")
     terms = ("pain", "fever", "cough", "rash")
     notes = (f"{at},Has {terms[at % 4]} and {terms[at % 3]}." for at in range(40))

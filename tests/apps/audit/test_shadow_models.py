@@ -46,7 +46,7 @@ PRIVATE = {"epsilon": 8.0, "delta": 1e-5, "unit": "document", "rate": 0.5}
 
 
 def scene(**tables: Any) -> Scene:
-    """Generated sites and a tagger with many words; `tables` change the job."""
+    """Return a job on a generated site with a tagger with many words; `tables` change it."""
     table = copy.deepcopy(TABLE)
     table["synthetic"] = {"sites": 1, "sentences": 30}
     table["model"] |= {
@@ -63,15 +63,18 @@ def scene(**tables: Any) -> Scene:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer of everything, so that a model is trained in a second."""
+    """Use fewer models, units and secrets, so that a model is trained in a second."""
     monkeypatch.setattr(models, "MODELS", 4)
     monkeypatch.setattr(models, "CONTROL_UNITS", 12)
     monkeypatch.setattr(secrets, "TIMES_PLANTED", {1: 4, 10: 1})
 
 
 def test_membership_is_the_ratio_of_two_normal_densities() -> None:
-    """Carlini et al. 2022, equation 3, for each unit and model by itself, with the variances that
-    n − 1 degrees of freedom of each unit give, of a value that is predicted from n."""
+    """Compute equation 3 of Carlini et al. 2022 for each unit and model separately.
+
+    Each unit contributes n − 1 degrees of freedom to the variance; a new value that is predicted
+    from n values has the variance σ² (1 + 1/n).
+    """
     rng = np.random.default_rng(1)
     inside = rng.random((9, 6)).argsort(1) < 3
     logits = rng.normal(size=(9, 6)) + 2 * inside
@@ -95,22 +98,20 @@ def test_membership_is_the_ratio_of_two_normal_densities() -> None:
 
 
 def test_models_that_remember_nothing_reveal_no_member() -> None:
-    """Noise alone, of four models: neither how many others had a unit nor its own level tells."""
+    """Neither the number of models with a unit nor its own level reveals a membership."""
     rng = np.random.default_rng(2)
     inside = rng.random((8000, 4)) < 0.5
     scores = likelihood_ratios(
         rng.normal(size=(8000, 4)) + rng.normal(0, 9, (8000, 1)), inside
     )
     told = Trial.from_scores(scores[inside], scores[~inside])
-    assert told.details["auc"] == pytest.approx(
-        0.5, abs=0.02
-    )  # its standard error is 0.003
+    # The standard error of the area is 0.003.
+    assert told.details["auc"] == pytest.approx(0.5, abs=0.02)
     assert told.success < 0.02
 
 
 def test_exposure_is_computed_from_the_rank() -> None:
-    """By hand: of eight the first has log2 8 = 3 bits, the last none; of two that are equal and
-    best each is the first or the second."""
+    """By hand: the first of eight has log2 8 = 3 bits, the last none; two that tie share a rank."""
     first, last = [9.0, *range(7)], [-1.0, *range(7)]
     both = [6.0, *range(7)]
     for rows, bits in (
@@ -125,8 +126,7 @@ def test_exposure_is_computed_from_the_rank() -> None:
 
 
 def test_a_planted_name_replaces_a_mention() -> None:
-    """All else that is annotated keeps its words, and only half of what is judged is trained on,
-    of which there is no copy."""
+    """All other mentions keep their words, and no copy of a judged note is trained on."""
     spans = (
         Span(5, 12, "Drug"),
         Span(17, 21, "Drug"),
@@ -156,7 +156,7 @@ def test_a_planted_name_replaces_a_mention() -> None:
 
 
 def test_each_planted_note_has_its_own_patient() -> None:
-    """A promise of each patient needs whose each note is, that of an invented name too."""
+    """A privacy budget per patient needs a patient for each note, planted ones included."""
     notes = [Note(f"n{i}", "Pain in the knee.", f"p{i}", None, "f") for i in range(3)]
     data = SiteNotes("s", lambda: iter(notes), lambda: iter(()), 3, 3, 0, 0, 1, 1, 1)
     own = PlainNotes(data, np.random.default_rng(1), 3)
@@ -171,7 +171,7 @@ def test_each_planted_note_has_its_own_patient() -> None:
 
 
 def test_losses_of_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
-    """Against transformers: texts of several lengths, each row by itself without padding."""
+    """Compare texts of several lengths with transformers, row by row without padding."""
     from transformers import AutoModelForMaskedLM
 
     folder = str(save_bert(tmp_path / "bert"))
@@ -198,7 +198,7 @@ def test_losses_of_masked_words_are_those_of_transformers(tmp_path: Path) -> Non
 
 
 def test_models_without_noise_remember(few: None) -> None:
-    """Four models of the control alone, for time."""
+    """Only the control, with four models, to save time."""
     made = scene()
     told = {
         attack.name: attack.trial(made.control())
@@ -219,7 +219,7 @@ def test_models_without_noise_remember(few: None) -> None:
 def test_noise_makes_models_forget(
     few: None, monkeypatch: pytest.MonkeyPatch, privacy: dict[str, Any] | None
 ) -> None:
-    """Each succeeds on the control and without a promise, and falls to chance with one."""
+    """Attacks succeed on the control and without noise, and fall to chance with noise."""
     monkeypatch.setattr(models, "MODELS", 8)
     monkeypatch.setattr(models, "CONTROL_UNITS", 16)
     more = {"synthetic": {"sites": 1, "sentences": 60}}
@@ -240,7 +240,7 @@ def test_noise_makes_models_forget(
         assert leak.success is not None
         assert leak.low is not None
         if privacy:
-            ten = "10 times" in leak.attack  # ten units, of which 10 ε are promised
+            ten = "10 times" in leak.attack  # ten units, so 10 ε
             assert leak.low <= leak.chance < leak.success + 0.05 or ten
             assert leak.details["auc"] == pytest.approx(0.5, abs=0.2) or ten
         else:
@@ -252,7 +252,7 @@ def test_noise_makes_models_forget(
 def test_a_language_model_reveals_numbers_unless_there_is_noise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A tiny BERT of which all is trained: first the control, then the job with its promise."""
+    """A tiny BERT, trained as a whole: first the control, then the job with noise."""
     monkeypatch.setattr(models, "MODELS", 2)
     monkeypatch.setattr(models, "CONTROL_UNITS", 4)
     monkeypatch.setattr(secrets, "TIMES_PLANTED", {1: 1, 10: 2})
@@ -267,7 +267,7 @@ def test_a_language_model_reveals_numbers_unless_there_is_noise(
             "learning_rate": 5e-3,
         },
         "privacy": PRIVATE
-        | {"where": "site", "epsilon": 0.5},  # of ten notes together 5
+        | {"where": "site", "epsilon": 0.5},  # 5 for ten notes together
     }
     table["training"] |= {"min_tokens": 0, "min_steps": 0, "head_cycles": 0}
     job = parse_job(table, "job", Path(), "job")

@@ -21,8 +21,11 @@ WIDE = {
 
 
 def test_the_order_of_words_follows_from_the_gradients_of_a_convolution() -> None:
-    """Gradients by the definition, a token at a time. Without repeated words each pair is told as
-    once, forwards and backwards; else as NumPy's least squares say, with a row for each penalty."""
+    """Compute the gradients by the definition, token by token.
+
+    Without repeated words, each pair scores 1 forwards and 1 backwards. In general, the scores are
+    those of NumPy's least squares, with additional rows for the penalties.
+    """
     rng = np.random.default_rng(3)
     for texts, rate in (
         ([[0, 1, 2], [3, 4, 5]], 0.0),
@@ -58,7 +61,7 @@ def test_the_order_of_words_follows_from_the_gradients_of_a_convolution() -> Non
 
 
 def test_convolutions_reveal_words_and_neighbours_of_frozen_tables() -> None:
-    """Of a small mini-batch; noise hides them, and layers that stay tell nothing."""
+    """With a small mini-batch; noise hides them, and private layers send nothing."""
     few = {"batch_size": 6}
     for name in ("words from conv", "neighbours"):
         found = attack_tagger(name, model=WIDE, training=few)
@@ -75,7 +78,7 @@ def test_convolutions_reveal_words_and_neighbours_of_frozen_tables() -> None:
 
 
 def test_columns_of_contextual_features_are_left_out(bert: Path) -> None:
-    """The control knows of it; where there are no others nothing is told."""
+    """The control allows for them; without other columns the attack does not apply."""
     model = {"contextual": str(bert), **WIDE}
     found = attack_tagger("words from conv", model=model, training={"batch_size": 6})
     assert found.control is not None

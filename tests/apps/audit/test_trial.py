@@ -15,12 +15,12 @@ CHANCE = 0.01
 
 
 def test_success_is_the_true_positive_rate_at_one_percent_false_positives() -> None:
-    """By hand: of 200 decoys one may be named for each half percent, so two of them."""
+    """By hand: each of 200 decoys is half a percent, so two of them may be named."""
     decoys = [*range(200)]
     assert Trial.from_scores([250.0, 198.5, 197.5, -1.0], decoys).success == 0.75
     assert Trial.from_scores([250.0, 198.5, 196.5, -1.0], decoys).success == 0.5
-    # Ten decoys: one of them is 10 %. Half of the targets is above all, so are a tenth of a tenth
-    # of those between the first two decoys.
+    # Each of ten decoys is 10 %, so lots are drawn for a tenth of it: half of the targets are above
+    # all decoys, and of those beside the first decoy a tenth is named.
     found = Trial.from_scores([20.0, 8.5], [*range(10)])
     assert found.success == pytest.approx(0.5)
     assert Trial.from_scores([20.0, 9.0], [*range(10)]).success == pytest.approx(
@@ -37,13 +37,13 @@ def test_an_adversary_who_sees_nothing_succeeds_by_chance() -> None:
     assert found.low < CHANCE < found.high
     with pytest.raises(ConfigError, match="something that is absent"):
         Trial.from_scores([1.0], [])
-    for wrong in ([math.nan, 1.0], [math.inf]):  # would be more than all others
+    for wrong in ([math.nan, 1.0], [math.inf]):  # would rank above all others
         with pytest.raises(ConfigError, match="not a finite number"):
             Trial.from_scores(wrong, [0.0])
 
 
 def test_the_interval_is_that_of_wilson() -> None:
-    """Newcombe 1998, table I: 81 of 263 has 0.2553 to 0.3662, 0 of 20 has 0 to 0.1611."""
+    """Newcombe 1998, table I: 0.2553 to 0.3662 for 81 of 263, 0 to 0.1611 for 0 of 20."""
     found = Trial.from_fraction(81 / 263, 263, 0.0)
     assert (found.low, found.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     none = Trial.from_fraction(0.0, 20, 0.0)
@@ -51,8 +51,10 @@ def test_the_interval_is_that_of_wilson() -> None:
 
 
 def test_the_chance_of_pairs_is_that_of_knowing_frequencies_alone() -> None:
-    """By hand: both pairs have the largest product of numbers; then one of three has it, and three
-    pairs that are nowhere have more than the other two."""
+    """By hand: first, both pairs have the largest product of frequencies.
+
+    Then one of three pairs has it, and three absent pairs rank above the other two.
+    """
     own = np.zeros((1, 4, 4))
     own[0, 0, 1] = own[0, 0, 2] = 1.0
     scores = np.where(own[0] > 0, 1.0, 0.0)
@@ -63,7 +65,7 @@ def test_the_chance_of_pairs_is_that_of_knowing_frequencies_alone() -> None:
 
 
 def test_few_decoys_are_beaten_by_luck() -> None:
-    """Scores without order, against the mean over many of them; ties are as they were."""
+    """Compare the chance with the mean success of random scores over many trials."""
     rng = np.random.default_rng(1)
     for decoys in (1, 2, 30, 250):
         trials = [

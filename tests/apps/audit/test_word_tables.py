@@ -19,7 +19,7 @@ from fednotes.jobs.job_file import parse_job
 
 
 def test_rows_that_change_are_the_words_of_the_mini_batch() -> None:
-    """All of them, also from a secure sum, which hides alone whose they are."""
+    """A secure sum hides whose words they are, but not which."""
     for settings in ({}, {"federation": SECURE}):
         found = attack_tagger("word tables", **settings)
         assert found.proven
@@ -27,7 +27,7 @@ def test_rows_that_change_are_the_words_of_the_mini_batch() -> None:
 
 
 def test_rows_that_change_in_a_cycle_of_fine_tuning_are_its_words(bert: Path) -> None:
-    """All that occur; in few bits, which round the smallest changes away, nearly all."""
+    """Few bits round the smallest changes away, so they hide a few words."""
     for compression, least in (("none", 1.0), ("packed", 0.9)):
         free = {"min_tokens": 0, "min_steps": 0, "compression": compression}
         found = run_attack(encoder_job(bert, {"train": "all"}, **free), "word tables")
@@ -53,7 +53,7 @@ def test_frozen_tables_send_no_rows(bert: Path) -> None:
 def test_the_sign_of_an_output_bias_names_masked_words(
     bert: Path, tmp_path: Path
 ) -> None:
-    """In the paper's setting, which trains it; by default it stays, and there is nothing to see."""
+    """The bias is trained in the paper's setting, and frozen by default."""
     for name in ("north", "south"):
         notes = [d.text for d in load_sites(tagger_job()).data[name == "south"].train]
         (tmp_path / f"{name}.txt").write_text("\n\n".join(notes))
