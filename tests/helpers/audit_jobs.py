@@ -20,7 +20,7 @@ PRIVATE = {"epsilon": 8.0, "delta": 1e-5, "unit": "document", "rate": 0.5}
 
 
 def tagger_job(**tables: Any) -> Job:
-    """Return a job on three generated sites that trains word tables; `tables` change it."""
+    """Return a job on three sites that trains word tables; `tables` change it."""
     table: dict[str, Any] = {**TABLE, "model": {**TAGGER, "hashed_words": 4096}}
     for name, values in tables.items():
         table[name] = {**table.get(name, {}), **values}
@@ -68,7 +68,7 @@ def _tagger_scene(tables: str) -> Scene:
 
 
 def assert_hidden(leak: Leak) -> None:
-    """Check that an attack is near chance; there are a hundred targets, and noise is random."""
+    """Check that an attack on about a hundred targets is near chance."""
     assert leak.control is not None
     assert leak.control >= 0.99
     assert leak.success is not None

@@ -1,6 +1,7 @@
 """Callbacks that see the batches that a model reads.
 
-    model.batch_listeners.announce(model, corpus, indices)   # the model, before each batch
+    model.batch_listeners.announce(model, corpus, indices)   # the model, before each
+    batch
     with model.batch_listeners.listening(callback):          # whoever wants to know
         ...
 

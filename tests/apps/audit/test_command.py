@@ -120,7 +120,7 @@ def test_attacks_that_fail_or_were_not_tried_are_listed() -> None:
 
 
 def test_a_site_audits_with_its_own_notes_alone(tmp_path: Path) -> None:
-    """Copies of its notes stand for those of the other site, whose file does not exist."""
+    """Copies of its notes stand for those of the other site, which has no file."""
     sentences = [f"Drug{number} B-Drug\nhelped O\n\n" for number in range(20)]
     (tmp_path / "north.conll").write_text("".join(sentences))
     path, own = tmp_path / "job.toml", tmp_path / "site.toml"

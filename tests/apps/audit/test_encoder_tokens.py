@@ -28,7 +28,7 @@ def test_tokens_lie_in_the_span_of_the_lowest_layers(bert: Path) -> None:
 
 
 def test_the_first_step_of_low_rank_changes_is_skipped(bert: Path) -> None:
-    """One factor starts at zero, so the other moves by rounding alone in the first step."""
+    """One factor starts at zero, so at first the other moves by rounding alone."""
     one = {"local_steps": 1, "compression": "none", "evaluate_every": 3, "cycles": 3}
     found = run_attack(
         encoder_job(bert, {"train": "lora"}, **one), "tokens from the lowest"
@@ -38,7 +38,7 @@ def test_the_first_step_of_low_rank_changes_is_skipped(bert: Path) -> None:
 
 @pytest.mark.slow
 def test_adam_few_bits_and_low_ranks_do_not_hide_tokens() -> None:
-    """A real encoder after one step of Adam, and after six low-rank steps in few bits."""
+    """A real encoder after one step of Adam, and after six low-rank steps."""
     one = {"local_steps": 1, "compression": "none"}
     found = run_attack(
         encoder_job(Path("minilm"), {"train": "encoder"}, **one),

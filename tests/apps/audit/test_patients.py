@@ -79,7 +79,7 @@ def at_site(**tables: Any) -> Any:
     return _scene(json.dumps(tables)).sites.data[0]
 
 
-# ---- concepts ------------------------------------------------------------------------------------
+# ---- concepts ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("secure", [{}, SECURE])
@@ -109,7 +109,7 @@ def test_weights_that_move_are_the_concepts_of_labelled_patients() -> None:
 
 
 def test_a_shared_row_of_rare_concepts_is_no_target() -> None:
-    """Every concept with its own row occurs at some site, so decoys are those of other sites."""
+    """Concepts with their own row occur at some site: decoys are of other sites."""
     known = {"least_occurrences": 5}
     found = told("concepts' vectors", training=known)
     scene = _scene(json.dumps({"training": known}))
@@ -127,11 +127,11 @@ def test_robust_aggregation_hides_nothing() -> None:
     assert found.success == 1.0
 
 
-# ---- counts --------------------------------------------------------------------------------------
+# ---- counts --------------------------------------------------------------------------
 
 
 def test_exact_counts_are_revealed_without_a_secure_sum() -> None:
-    """A secure sum reveals which codes and concepts occur, but not how often at the site."""
+    """A secure sum reveals which codes and concepts occur, but not how often."""
     for name in ("codes and concepts", "exact counts"):
         found = told(name)
         assert found.control == found.success == 1.0
@@ -150,7 +150,7 @@ def test_two_sums_of_patients_reveal_a_site_s_counts() -> None:
     assert not told("two sums").applies
 
 
-# ---- codes and labels ----------------------------------------------------------------------------
+# ---- codes and labels ----------------------------------------------------------------
 
 
 def test_the_gradient_of_one_patient_names_codes_and_labels() -> None:
@@ -164,7 +164,7 @@ def test_the_gradient_of_one_patient_names_codes_and_labels() -> None:
     )
 
 
-# ---- members -------------------------------------------------------------------------------------
+# ---- members -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_noise_hides_concepts_and_nothing_is_counted() -> None:
 
 
 def test_counts_with_noise_are_attacked() -> None:
-    """Much noise hides what occurs; with next to none, at each site, counts reveal it."""
+    """Much noise hides what occurs; with next to none, counts reveal it."""
     asked = {"noise": 1.0, "delta": 1e-4, "rate": 0.5, "counted": 5.0}
     hidden = told("from counts", **NONE, privacy={**asked, "counts": 8.0})
     assert hidden.control == 1.0
@@ -225,7 +225,7 @@ def test_counts_with_noise_are_attacked() -> None:
 def test_noise_alone_hides_a_learnt_representation(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without the noise, most concepts are named, so it is not failing gradients that hide them.
+    """Without noise most concepts are named, so failing gradients hide nothing.
 
     The control predicts the codes that the job names, however few patients have them.
     """
@@ -290,7 +290,7 @@ def test_noise_hides_concepts_in_both_stages() -> None:
         assert not leak.applies or leak.proven
 
 
-# ---- the command ---------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------
 
 
 def test_attacks_on_notes_do_not_apply_to_patients() -> None:
@@ -339,7 +339,7 @@ def test_the_command_audits_a_job_on_patients(
 
 
 def test_a_site_audits_with_its_own_patients_alone(tmp_path: Path) -> None:
-    """Parts of them stand for the other sites, so a mean over sites differs from its counts."""
+    """Parts of them stand for other sites, so means differ from its counts."""
     write_terms(tmp_path, "pain", "fever", "cough", "rash", "unseen")
     terms = ("pain", "fever", "cough", "rash")
     notes = (f"{at},Has {terms[at % 4]} and {terms[at % 3]}." for at in range(40))

@@ -46,7 +46,7 @@ PRIVATE = {"epsilon": 8.0, "delta": 1e-5, "unit": "document", "rate": 0.5}
 
 
 def scene(**tables: Any) -> Scene:
-    """Return a job on a generated site with a tagger with many words; `tables` change it."""
+    """Return a job on one site and a tagger with many words; `tables` change it."""
     table = copy.deepcopy(TABLE)
     table["synthetic"] = {"sites": 1, "sentences": 30}
     table["model"] |= {
@@ -72,8 +72,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_membership_is_the_ratio_of_two_normal_densities() -> None:
     """Compute equation 3 of Carlini et al. 2022 for each unit and model separately.
 
-    Each unit contributes n − 1 degrees of freedom to the variance; a new value that is predicted
-    from n values has the variance σ² (1 + 1/n).
+    Each unit contributes n − 1 degrees of freedom to the variance; a new value that is
+    predicted from n values has the variance σ² (1 + 1/n).
     """
     rng = np.random.default_rng(1)
     inside = rng.random((9, 6)).argsort(1) < 3
@@ -98,7 +98,7 @@ def test_membership_is_the_ratio_of_two_normal_densities() -> None:
 
 
 def test_models_that_remember_nothing_reveal_no_member() -> None:
-    """Neither the number of models with a unit nor its own level reveals a membership."""
+    """Neither the number of models with a unit nor its level reveals anything."""
     rng = np.random.default_rng(2)
     inside = rng.random((8000, 4)) < 0.5
     scores = likelihood_ratios(
@@ -111,7 +111,7 @@ def test_models_that_remember_nothing_reveal_no_member() -> None:
 
 
 def test_exposure_is_computed_from_the_rank() -> None:
-    """By hand: the first of eight has log2 8 = 3 bits, the last none; two that tie share a rank."""
+    """By hand: the first of eight has log2 8 = 3 bits, the last none; ties share."""
     first, last = [9.0, *range(7)], [-1.0, *range(7)]
     both = [6.0, *range(7)]
     for rows, bits in (
@@ -126,7 +126,7 @@ def test_exposure_is_computed_from_the_rank() -> None:
 
 
 def test_a_planted_name_replaces_a_mention() -> None:
-    """All other mentions keep their words, and no copy of a judged note is trained on."""
+    """Other mentions keep their words; no copy of a judged note is trained on."""
     spans = (
         Span(5, 12, "Drug"),
         Span(17, 21, "Drug"),
@@ -156,7 +156,7 @@ def test_a_planted_name_replaces_a_mention() -> None:
 
 
 def test_each_planted_note_has_its_own_patient() -> None:
-    """A privacy budget per patient needs a patient for each note, planted ones included."""
+    """A privacy budget per patient needs a patient for each note."""
     notes = [Note(f"n{i}", "Pain in the knee.", f"p{i}", None, "f") for i in range(3)]
     data = SiteNotes("s", lambda: iter(notes), lambda: iter(()), 3, 3, 0, 0, 1, 1, 1)
     own = PlainNotes(data, np.random.default_rng(1), 3)
@@ -171,7 +171,7 @@ def test_each_planted_note_has_its_own_patient() -> None:
 
 
 def test_losses_of_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
-    """Compare texts of several lengths with transformers, row by row without padding."""
+    """Compare with transformers, row by row without padding."""
     from transformers import AutoModelForMaskedLM
 
     folder = str(save_bert(tmp_path / "bert"))
@@ -219,7 +219,7 @@ def test_models_without_noise_remember(few: None) -> None:
 def test_noise_makes_models_forget(
     few: None, monkeypatch: pytest.MonkeyPatch, privacy: dict[str, Any] | None
 ) -> None:
-    """Attacks succeed on the control and without noise, and fall to chance with noise."""
+    """Attacks succeed without noise, and fall to chance with noise."""
     monkeypatch.setattr(models, "MODELS", 8)
     monkeypatch.setattr(models, "CONTROL_UNITS", 16)
     more = {"synthetic": {"sites": 1, "sentences": 60}}

@@ -23,8 +23,8 @@ WIDE = {
 def test_the_order_of_words_follows_from_the_gradients_of_a_convolution() -> None:
     """Compute the gradients by the definition, token by token.
 
-    Without repeated words, each pair scores 1 forwards and 1 backwards. In general, the scores are
-    those of NumPy's least squares, with additional rows for the penalties.
+    Without repeated words, each pair scores 1 forwards and 1 backwards. In general, the
+    scores are those of NumPy's least squares, with additional rows for the penalties.
     """
     rng = np.random.default_rng(3)
     for texts, rate in (

@@ -1,4 +1,4 @@
-"""How the success of an attack is measured, against values by hand and by simulation."""
+"""How the success of an attack is measured."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def test_success_is_the_true_positive_rate_at_one_percent_false_positives() -> N
     decoys = [*range(200)]
     assert Trial.from_scores([250.0, 198.5, 197.5, -1.0], decoys).success == 0.75
     assert Trial.from_scores([250.0, 198.5, 196.5, -1.0], decoys).success == 0.5
-    # Each of ten decoys is 10 %, so lots are drawn for a tenth of it: half of the targets are above
-    # all decoys, and of those beside the first decoy a tenth is named.
+    # Each of ten decoys is 10 %, so lots are drawn for a tenth of it: half of the
+    # targets are above all decoys, and of those beside the first decoy a tenth is
+    # named.
     found = Trial.from_scores([20.0, 8.5], [*range(10)])
     assert found.success == pytest.approx(0.5)
     assert Trial.from_scores([20.0, 9.0], [*range(10)]).success == pytest.approx(
@@ -43,7 +44,7 @@ def test_an_adversary_who_sees_nothing_succeeds_by_chance() -> None:
 
 
 def test_the_interval_is_that_of_wilson() -> None:
-    """Newcombe 1998, table I: 0.2553 to 0.3662 for 81 of 263, 0 to 0.1611 for 0 of 20."""
+    """Newcombe 1998, table I: 0.2553–0.3662 for 81 of 263, 0–0.1611 for 0 of 20."""
     found = Trial.from_fraction(81 / 263, 263, 0.0)
     assert (found.low, found.high) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     none = Trial.from_fraction(0.0, 20, 0.0)

@@ -1,20 +1,21 @@
 """Estimate locally what an attacker could recover from what a job would send.
 
-Nothing leaves the machine. The first rounds of the job run in this process with their real settings
-(mini-batches, local steps, frozen layers, secure sum, noise), and each attack gets what a server
-sees that follows the protocol and is curious. As a control, each attack is also tried on the same
-notes without any defence: where the control fails, the attack proves nothing. No result contains a
-word of any note.
+Nothing leaves the machine. The first rounds of the job run in this process with their
+real settings (mini-batches, local steps, frozen layers, secure sum, noise), and each
+attack gets what a server sees that follows the protocol and is curious. As a control,
+each attack is also tried on the same notes without any defence: where the control
+fails, the attack proves nothing. No result contains a word of any note.
 
     attack.py       what an attack is, how its success is measured, which attacks exist
     scene.py        what an attack is tried on: a job, its sites, the audited site
     listening.py    what the server observes, and what the sites' models were trained on
     attacks/        the attacks, a family to a file
-    shadow/         models trained at the audited site alone, for attacks on a finished model
+    shadow/         models trained at the audited site alone, to attack
     target.py       the job that the command line names
     run.py          all attacks on one job
 
-Other packages add attacks with the entry point group `fednotes.attacks` (`core/plugins.py`).
+Other packages add attacks with the entry point group `fednotes.attacks`
+(`core/plugins.py`).
 """
 
 from fednotes.apps.audit.attack import Attack, NotApplicable, Trial, all_attacks

@@ -1,17 +1,18 @@
 """What an attack is, how its success is measured, and which attacks exist.
 
-The success of an attack is its true-positive rate at a false-positive rate of 1 % (Carlini et al.
-2022, "Membership Inference Attacks From First Principles", section 3): the fraction of the things
-that are present (words, types, members, …) which the adversary names while he wrongly names 1 % of
-the things that are absent. An average over all thresholds would hide that a few are named with
-certainty.
+The success of an attack is its true-positive rate at a false-positive rate of 1 %
+(Carlini et al. 2022, "Membership Inference Attacks From First Principles", section 3):
+the fraction of the things that are present (words, types, members, …) which the
+adversary names while he wrongly names 1 % of the things that are absent. An average
+over all thresholds would hide that a few are named with certainty.
 
     success   TPR at 1 % FPR on the job as it is
-    control   the same on the same notes without any defence; if it is low, the attack proves nothing
-    chance    the success of an adversary who sees nothing: 0.01, and more where decoys are few
+    control   the same without any defence; if it is low, the attack proves nothing
+    chance    success without information: 0.01, and more where decoys are few
 
-A new attack is a module in `attacks/` whose `ATTACKS` are listed in `attacks/__init__.py`, or an
-entry point of another package in the group `fednotes.attacks`.
+A new attack is a module in `attacks/` whose `ATTACKS` are listed in
+`attacks/__init__.py`, or an entry point of another package in the group
+`fednotes.attacks`.
 """
 
 from __future__ import annotations
@@ -59,12 +60,13 @@ class Trial:
     def from_scores(cls, present: Any, absent: Any, **details: float) -> Self:
         """Measure how well scores tell what is present from what is absent.
 
-        Between two thresholds the adversary draws lots, so his true-positive rate is linear there.
-        An adversary without information has a success of `chance`, which exceeds 1 % where decoys
-        are few: now and then none of them scores high.
+        Between two thresholds the adversary draws lots, so his true-positive rate is
+        linear there. An adversary without information has a success of `chance`, which
+        exceeds 1 % where decoys are few: now and then none of them scores high.
 
         Args:
-            present: Scores of the targets, any shape; a higher score means "more likely present".
+            present: Scores of the targets, any shape; a higher score means "more likely
+                present".
             absent: Scores of the decoys.
             **details: Further numbers for `details`.
 
@@ -86,7 +88,8 @@ class Trial:
 
         true_positives = _rates_above(targets, thresholds)
         false_positives = _rates_above(decoys, thresholds)
-        # The last threshold whose rate is allowed; one more always follows, with a rate of 1.
+        # The last threshold whose rate is allowed; one more always follows, with a rate
+        # of 1.
         last = int(np.searchsorted(false_positives, FALSE_POSITIVE_RATE, side="right"))
         last -= 1
         step = false_positives[last + 1] - false_positives[last]
@@ -110,14 +113,15 @@ class Trial:
     def from_pair_scores(
         cls, scores: Any, counts: np.ndarray, **details: float
     ) -> Self:
-        """Measure how well scores of pairs tell the pairs that occur at the audited site.
+        """Measure how well scores tell the pairs that occur at the audited site.
 
-        Chance is the success of an adversary who knows how often each of the two things occurs in
-        any pair, but not in which pairs.
+        Chance is the success of an adversary who knows how often each of the two things
+        occurs in any pair, but not in which pairs.
 
         Args:
             scores: (first, second) score of each pair.
-            counts: (sites, first, second) how often each pair occurs, the audited site first.
+            counts: (sites, first, second) how often each pair occurs, the audited site
+                first.
             **details: Further numbers for `details`.
 
         Raises:
@@ -142,7 +146,7 @@ class Trial:
         return cls(success, chance, low, high, details)
 
     def without_interval(self) -> Self:
-        """Return this trial for targets that are all there are, and not a sample of them."""
+        """Return this trial for targets that are not a sample, but all there are."""
         return replace(self, low=self.success, high=self.success)
 
 
@@ -163,9 +167,10 @@ class Attack:
         name: Its name in results.
         sees: What the adversary must see, for people.
         closes: What defends against it, for people.
-        trial: Try it on a job, as it is or without defences; raises `NotApplicable` where the job
-            sends nothing of the kind.
-        min_control: Success on the undefended job below which the attack proves nothing.
+        trial: Try it on a job, as it is or without defences; raises `NotApplicable`
+            where the job sends nothing of the kind.
+        min_control: Success on the undefended job below which the attack proves
+            nothing.
         data: Jobs that it applies to: those on notes, those on patients, or both.
     """
 
@@ -177,7 +182,7 @@ class Attack:
     data: Literal["notes", "patients", "any"] = "notes"
 
     def run(self, scene: Scene) -> Leak:
-        """Try the attack on a job and on its undefended control; never raise FednotesError."""
+        """Try the attack on a job and on its control; a failure is a result, too."""
         try:
             self._require_data(scene)
             trial = self.trial(scene)

@@ -1,8 +1,8 @@
-"""What the server observes while a job trains, and the truth that attacks are judged by.
+"""What the server observes while a job trains, and what really happened.
 
-`ObservingEngine` is the in-process engine; it keeps what each sum shows to a server that follows
-the protocol, as `Observation`s. `record_batches` listens to the sites' models and notes what they
-were trained on, as `TrainingRecord`s.
+`ObservingEngine` is the in-process engine; it keeps what each sum shows to a server
+that follows the protocol, as `Observation`s. `record_batches` listens to the sites'
+models and notes what they were trained on, as `TrainingRecord`s.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ class TrainingRecord:
     """What one site's model was trained on for one update.
 
     Attributes:
-        row_counts: By the name of a word table, (rows,) how often each row was read. "" is the
-            table of an encoder's library; "masked" counts the tokens that were to be predicted.
+        row_counts: By the name of a word table, (rows,) how often each row was read. ""
+            is the table of an encoder's library; "masked" counts the tokens that were
+            to be predicted.
         sequences: (texts, places) token ids that an encoder embedded.
-        batches: Corpora of models that find mentions, each with the numbers of its sentences.
+        batches: Corpora of models that find mentions, each with the numbers of its
+            sentences.
     """
 
     row_counts: dict[str, np.ndarray] = field(default_factory=dict)
@@ -57,7 +59,7 @@ class TrainingRecord:
 def present_and_absent(
     table: str, records: Sequence[TrainingRecord]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which rows of a table the first site read, and which no site read; (rows,) bool."""
+    """Return (rows,) which rows the first site read, and which no site read."""
     counts = [
         record.row_counts[table] for record in records if table in record.row_counts
     ]
@@ -73,7 +75,8 @@ class Observation:
     Attributes:
         task: Name of the task.
         sent: The parameters that the sites computed with.
-        tensors: What came from the audited site; under a secure sum, from all sites together.
+        tensors: What came from the audited site; under a secure sum, from all sites
+            together.
         metrics: Likewise, the metrics.
         audited_update: The audited site's own update.
         other_updates: The updates of the other sites.
@@ -93,8 +96,8 @@ class Observation:
     def descent(self, name: str) -> Tensor | None:
         """Return the direction in which training moves a tensor, in float64.
 
-        That is the change of a parameter that was sent back, or else the negative gradient.
-        None if the tensor did not travel in a form that can be read.
+        That is the change of a parameter that was sent back, or else the negative
+        gradient. None if the tensor did not travel in a form that can be read.
         """
         value = self.tensors.get(name)
         if value is None or not value.numel():
@@ -112,10 +115,11 @@ class EnoughObserved(Exception):
 class ObservingEngine(InProcess):
     """The in-process engine, which keeps what the server sees of each sum.
 
-    It ends the training with `EnoughObserved` after two rounds that train and one evaluation.
-    A job on patients is run for the first round of each of its two stages; under differential
-    privacy both stages are one run, so several rounds at its start and at its end are observed.
-    Of later sums only the counts are kept: tensors would need too much memory.
+    It ends the training with `EnoughObserved` after two rounds that train and one
+    evaluation. A job on patients is run for the first round of each of its two stages;
+    under differential privacy both stages are one run, so several rounds at its start
+    and at its end are observed. Of later sums only the counts are kept: tensors would
+    need too much memory.
 
     Args:
         sites: The sites' tasks, in their fixed order.
@@ -192,7 +196,8 @@ class ObservingEngine(InProcess):
         return len(self.observations) < self._full_sums
 
     def _has_observed_enough(self) -> bool:
-        # Under differential privacy a round may train nothing by chance, so count those that do.
+        # Under differential privacy a round may train nothing by chance, so count those
+        # that do.
         trained = sum(not seen.records[0].is_empty() for seen in self.observations)
         tasks = {seen.task for seen in self.observations}
         return trained > 1 and (not self._evaluates or EVALUATE in tasks)
@@ -204,7 +209,7 @@ class ObservingEngine(InProcess):
         tensors: Tensors | None,
         options: Mapping[str, Option],
     ) -> Reply:
-        """Let the engine run a task at all sites, and keep what the server sees of it."""
+        """Run a task at all sites, and keep what the server sees of it."""
         keeps_tensors = self._keeps_tensors()
         sent: dict[str, Tensor] = {}
         if keeps_tensors:
@@ -246,10 +251,10 @@ class ObservingEngine(InProcess):
     def _decompress(
         self, compressed: Observation, code: Tensors, sites: int
     ) -> Observation:
-        """Return the training before `compressed`, with the update that the server decodes.
+        """Return the training that ends with `compressed`, with the decoded update.
 
-        A site tells the sizes of its change, and then, asked to "send", the change in the code
-        that the sites agreed on (`training/compression.py`).
+        A site tells the sizes of its change, and then, asked to "send", the change in
+        the code that the sites agreed on (`training/compression.py`).
         """
         training = self.observations.pop()
         shapes = {name: training.sent[name] for name in training.tensors}
@@ -331,6 +336,6 @@ def _note_tokens(record: TrainingRecord, table: nn.Embedding, ids: Tensor) -> No
 
 
 def _largest_embedding(model: nn.Module) -> nn.Embedding | None:
-    """Return the embedding with the most rows, which is that of the words; None without any."""
+    """Return the embedding with the most rows, that of the words, if there is one."""
     tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
     return max(tables, key=lambda table: table.num_embeddings, default=None)

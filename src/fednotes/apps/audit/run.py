@@ -21,7 +21,7 @@ def run_audit(
     command: str = "",
     progress: Callable[[str], None] = lambda attack: None,
 ) -> Audit:
-    """Try all attacks on a job, as the server would see it, with the notes of one site as targets.
+    """Try all attacks on a job, with the notes of one site as targets.
 
     Args:
         job: The job.
@@ -31,8 +31,8 @@ def run_audit(
         progress: Called with the name of each attack before it is tried.
 
     Raises:
-        FednotesError: The sites' data cannot be read, or the job has no such site. An attack that
-            fails raises nothing: its result says why.
+        FednotesError: The sites' data cannot be read, or the job has no such site. An
+            attack that fails raises nothing: its result says why.
     """
     started = time.monotonic()
     torch.set_num_threads(job.threads)

@@ -78,7 +78,8 @@ class Scene:
             "privacy": None,
         }
         if self.job.privacy:
-            # A job with noise counts no codes; without noise they are counted, and rare ones stay.
+            # A job with noise counts no codes; without noise they are counted, and rare
+            # ones stay.
             changes["minimum"] = 1
         changes.update(settings)
         config: Any = self.job.config
@@ -106,11 +107,11 @@ class Scene:
         return self._method_sites
 
     def audited_site(self) -> Any:
-        """Return the audited site; without the layer that adds noise, if there is one."""
+        """Return the audited site, without the layer that adds noise."""
         return without_noise(self._audited_method_site())
 
     def observe(self) -> list[Observation]:
-        """Train the first rounds at the first call; return what the server saw, in order.
+        """Train the first rounds, once; return what the server saw, in order.
 
         Raises:
             FednotesError: The training fails.
@@ -120,7 +121,7 @@ class Scene:
         return self._observations
 
     def observed_trainings(self) -> list[Observation]:
-        """Return the observations whose tensors tell of training at the audited site."""
+        """Return the observations with an update that the audited site trained."""
         return [
             seen
             for seen in self.observe()
@@ -129,7 +130,7 @@ class Scene:
 
     @torch.no_grad()
     def site_as_observed(self, seen: Observation) -> Any:
-        """Return the audited site with the parameters that it computed an update with."""
+        """Return the audited site with the parameters that it computed with."""
         site = self.audited_site()
         for name, parameter in site.model.trainable().items():
             value = seen.sent.get(name)
@@ -169,16 +170,17 @@ def without_noise(site: Any) -> Any:
 
 
 def require_gradients(site: Any) -> None:
-    """Refuse a site whose updates are noise alone; reading nothing off them proves nothing.
+    """Refuse a site whose updates are noise alone: attacks on it prove nothing.
 
     Raises:
-        TrainingError: The gradients of all units of a round failed, so that only noise was sent.
+        TrainingError: The gradients of all units of a round failed, so that only noise
+            was sent.
     """
     lost = getattr(site, "lost", 0)
     if lost:
         raise TrainingError(
-            f"site {site.id!r}: {lost:,} sums were noise alone because no gradient could be "
-            "computed: try the job without [privacy] to see the error"
+            f"site {site.id!r}: {lost:,} sums were noise alone because no gradient "
+            "could be computed: try the job without [privacy] to see the error"
         )
 
 

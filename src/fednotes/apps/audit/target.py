@@ -1,4 +1,4 @@
-"""The job that `fednotes audit` is asked to audit: a job's file, a run, or a real site's job."""
+"""The job to audit: that of a job's file, of a run, or of a real site."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def open_target(
         out: Folder for the results; by default the run's.
 
     Raises:
-        ConfigError: The job cannot be read, the arguments do not fit together, or `out` is the run
-            of another job.
+        ConfigError: The job cannot be read, the arguments do not fit together, or `out`
+            is the run of another job.
     """
     if (site_file is not None or total) and not (site and site_file and total):
         raise ConfigError("--site-file, --site and --total go together: give all three")
@@ -60,7 +60,8 @@ def open_target(
     if is_run(place):
         if settings or total:
             raise ConfigError(
-                f"{target} is a run, whose settings cannot be changed: audit its job instead"
+                f"{target} is a run, whose settings cannot be changed: audit its job "
+                "instead"
             )
         job, table = _job_of_run(place)
         out = out or place
@@ -96,12 +97,12 @@ def _as_deployed(
 
 
 def _require_same_job(out: Path, key: str) -> None:
-    """Raise ConfigError if `out` is the run of another job than that with fingerprint `key`."""
+    """Raise ConfigError if `out` is the run of a job with another fingerprint."""
     if not is_run(out):
         return
     other = fingerprint(mapping(recorded(out).get("table")))
     if other != key:
         raise ConfigError(
-            f"--out {out}: a run of another job ({other[:12]}, not {key[:12]}), whose card would "
-            "show this audit: give another --out, or audit that run"
+            f"--out {out}: a run of another job ({other[:12]}, not {key[:12]}), whose "
+            "card would show this audit: give another --out, or audit that run"
         )

@@ -1,12 +1,13 @@
 """What counts reveal: which entity types a site has, and its counts themselves.
 
-After an evaluation a site sends, for each entity type, how many mentions are annotated, predicted
-and right. So the server reads which types occur at the site:
+After an evaluation a site sends, for each entity type, how many mentions are annotated,
+predicted and right. So the server reads which types occur at the site:
 
     score of type t = number of annotated mentions of t
 
-Under a secure sum it sees the sum over all sites. If sites may drop out, it may see two sums of the
-same question, one of them without the site, and their difference is the site's count:
+Under a secure sum it sees the sum over all sites. If sites may drop out, it may see two
+sums of the same question, one of them without the site, and their difference is the
+site's count:
 
     count of site k = Σ_{i} c_i − Σ_{i ≠ k} c_i
 """
@@ -71,12 +72,14 @@ def exact_counts(
 ) -> Trial:
     """Guess the site's counts, and return the fraction that is right.
 
-    Counts of 0 are no targets. Chance is the success of always guessing the most frequent number.
+    Counts of 0 are no targets. Chance is the success of always guessing the most
+    frequent number.
 
     Args:
         scene: The job.
-        two_sums: Whether the adversary sees two sums that differ by the site. If not, he sees the
-            site's own counts, or under a secure sum guesses that each site has an equal part.
+        two_sums: Whether the adversary sees two sums that differ by the site. If not,
+            he sees the site's own counts, or under a secure sum guesses that each site
+            has an equal part.
         otherwise: Why the attack does not apply where nothing is counted.
 
     Raises:
@@ -107,7 +110,8 @@ def exact_counts(
 def observed_counts(scene: Scene) -> list[Observation]:
     """Return the observations that count something of the site.
 
-    That is the first evaluation; on patients, all evaluations and the sums that only count.
+    That is the first evaluation; on patients, all evaluations and the sums that only
+    count.
     """
     evaluations = _evaluations(scene)
     if not scene.has_patients:
@@ -122,7 +126,7 @@ def observed_counts(scene: Scene) -> list[Observation]:
 
 
 def numbers(source: Update | Total, names: Update) -> np.ndarray:
-    """Return (counts,) the tensors and metrics of `source` that `names` has, but its loss."""
+    """Return (counts,) the tensors and metrics that `names` has, but its loss."""
     parts = [source.tensors[name].double().flatten().numpy() for name in names.tensors]
     metrics = [
         source.metrics.get(name, 0.0) for name in names.metrics if name != "loss"
@@ -150,7 +154,8 @@ ATTACKS = (
         "counts from two sums",
         sees="two sums of the same question, one of them without the site",
         closes=(
-            "sums over all sites: leave min_sites out of [federation], or set it in [policy]"
+            "sums over all sites: leave min_sites out of [federation], or set it in "
+            "[policy]"
         ),
         trial=counts_from_two_sums,
         data="any",

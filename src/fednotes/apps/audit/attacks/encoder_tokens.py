@@ -1,16 +1,17 @@
 """Tokens, and their places, from the lowest layers of an encoder.
 
-Petrov et al. 2024, "DAGER", section 4.1; see `gradient_span` for the span and the distance d. The
-lowest linear layers of an encoder read the embedding x(v, i) of token v at place i, which everybody
-can compute for all v and i:
+Petrov et al. 2024, "DAGER", section 4.1; see `gradient_span` for the span and the
+distance d. The lowest linear layers of an encoder read the embedding x(v, i) of token v
+at place i, which everybody can compute for all v and i:
 
     score of token v           = −min_i d(x(v, i))
-    score of place i, given v  = mean_j log d(x(v, j)) − log d(x(v, i)) + κ log(1 + n_v n_i)
+    score of place i, given v  = mean_j log d(x(v, j)) − log d(x(v, i)) + κ f(v, i)
 
-For places, the distance weighs each direction by λ / (s² + λ) instead of asking whether it is
-spanned (`outside_span(soft=True)`). n_v and n_i count how often token v and place i occur: where
-both are frequent, the pair is a little likelier. The paper's second step, which finds out which
-tokens belong to one sentence, is left out.
+f(v, i) = log(1 + n_v n_i), and n_v and n_i count how often token v and place i occur:
+where both are frequent, the pair is a little likelier. For places, the distance weighs
+each direction by λ / (s² + λ) instead of asking whether it is spanned
+(`outside_span(soft=True)`). The paper's second step, which finds out which tokens
+belong to one sentence, is left out.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def tokens_read(scene: Scene) -> Trial:
 
 
 def places_of_tokens(scene: Scene) -> Trial:
-    """Tell the places where tokens stood, given which tokens were read and how often."""
+    """Tell where tokens stood, given which tokens were read and how often."""
     update = layer_update(
         scene,
         observed=_observed_layers(scene),
@@ -98,8 +99,8 @@ def place_scores(distances: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
     Args:
         distances: (tokens, places) d of each token at each place.
-        counts: (tokens, places) how often each token stood at each place, of which the adversary
-            knows the sums over rows and columns only.
+        counts: (tokens, places) how often each token stood at each place, of which the
+            adversary knows the sums over rows and columns only.
     """
     log_distances = np.log(distances)
     nearness = log_distances.mean(1, keepdims=True) - log_distances
@@ -108,7 +109,7 @@ def place_scores(distances: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return scores
 
 
-# ---- an encoder's layers -------------------------------------------------------------------------
+# ---- an encoder's layers -------------------------------------------------------------
 
 
 class _Reached(Exception):
@@ -133,7 +134,7 @@ def _special_tokens(model: Any) -> Sequence[int]:
 def _inputs_of(
     library: Any, layers: Sequence[nn.Linear], ids: Tensor
 ) -> list[tuple[Any, Tensor]]:
-    """Return the layers with what they read of some token ids, in the order of the computation.
+    """Return layers with what they read of some token ids, in computing order.
 
     For a single layer the computation stops there.
     """
@@ -169,7 +170,7 @@ def _lowest_weights(model: Any) -> list[Tensor]:
 def _distances(
     library: Any, outside: Tensor, tokens: np.ndarray, places: int
 ) -> Tensor:
-    """Return (tokens, places) d of what the lowest layer reads of each token at each place."""
+    """Return (tokens, places) d of each token at each place."""
     first = _lowest_layers(library)[:1]
     parts = []
     for ids in torch.from_numpy(tokens)[:, None].split(TOKENS_A_CALL):
@@ -181,8 +182,8 @@ def _distances(
 def _observed_layers(scene: Scene) -> Iterator[tuple[Observation, list[Tensor]]]:
     """Yield the observations in which the lowest layers move, with their updates.
 
-    Low-rank changes start with one factor at zero, so the first step moves the other by rounding
-    alone; such rounds are left out.
+    Low-rank changes start with one factor at zero, so the first step moves the other by
+    rounding alone; such rounds are left out.
     """
     model = scene.audited_site().model
     library = _library(model)
@@ -203,7 +204,7 @@ def _observed_layers(scene: Scene) -> Iterator[tuple[Observation, list[Tensor]]]
 def _steps_of(
     model: Any, lowest: Sequence[nn.Linear], seen: Observation
 ) -> Iterator[Tensor]:
-    """Yield the updates of the lowest layers: of their weights, and of low-rank changes."""
+    """Yield updates of the lowest layers: of weights, and of low-rank changes."""
     names = {id(value): name for name, value in model.trainable().items()}
     for layer in lowest:
         step = seen.descent(names.get(id(layer.weight), ""))
@@ -224,7 +225,7 @@ def _steps_of(
 def _place_counts(
     record: TrainingRecord, tokens: np.ndarray, places: int
 ) -> np.ndarray:
-    """Return (tokens, places) how often each token stood at each place. tokens: sorted."""
+    """Return (tokens, places) how often each of the sorted tokens stood there."""
     counts = np.zeros((len(tokens), places))
     for ids in record.sequences:
         row, place = np.nonzero(np.isin(ids[:, :places], tokens))

@@ -1,18 +1,19 @@
 """The span of a layer's gradient, which contains the inputs that the layer read.
 
-Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", section 4.1. A
-linear layer Y = X Wᵀ has the gradient
+Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", section
+4.1. A linear layer Y = X Wᵀ has the gradient
 
     ∂L/∂W = (∂L/∂Y)ᵀ X        X (tokens, width)
 
-Its rows are sums of the rows of X. If there are fewer tokens than columns, the gradient spans less
-than the whole space, and an input row x that lies in the span was in the batch:
+Its rows are sums of the rows of X. If there are fewer tokens than columns, the gradient
+spans less than the whole space, and an input row x that lies in the span was in the
+batch:
 
     d(x) = |x − P x| / |x|    P projects onto the rows of the gradient
 
-Dropout moves the rows, more tokens than columns span everything, and a step of Adam consists of
-signs of such sums, so d is small rather than zero. The paper compares it with a threshold; here it
-ranks.
+Dropout moves the rows, more tokens than columns span everything, and a step of Adam
+consists of signs of such sums, so d is small rather than zero. The paper compares it
+with a threshold; here it ranks.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def layer_update(
     what: str,
     fold: int = 2,
 ) -> LayerUpdate:
-    """Return the update of the layers to invert; for the control, a gradient of few sentences.
+    """Return the update of the layers to invert; for the control, of few sentences.
 
     Args:
         scene: The job.
@@ -79,12 +80,12 @@ def layer_update(
 
 
 def outside_span(gradients: Sequence[Tensor], *, soft: bool = False) -> Tensor:
-    """Return (width, directions) the directions that are not in the span of some gradients.
+    """Return (width, directions) the directions outside the span of gradients.
 
     Args:
         gradients: (rows, width) of each layer.
-        soft: Return all directions, each with the weight (λ / (s² + λ))^½, s its singular value,
-            and not only those that are not spanned.
+        soft: Return all directions, each with the weight (λ / (s² + λ))^½, s its
+            singular value, and not only those that are not spanned.
     """
     rows = torch.cat([gradient / gradient.norm() for gradient in gradients])
     squares, directions = torch.linalg.eigh(rows.T @ rows)  # ascending s²
@@ -111,11 +112,12 @@ def distance(rows: Tensor, outside: Tensor) -> Tensor:
 def _control_update(
     scene: Scene, layers: Callable[[Any], list[Tensor]], fold: int
 ) -> LayerUpdate:
-    """Return the gradient, without dropout, of so few sentences that they do not span all."""
+    """Return a gradient without dropout of so few sentences that it has a span."""
     model = scene.audited_site().model
     width = layers(model)[0].shape[-1]
     if "context" in getattr(model, "layers", ()):
-        # Columns of contextual features are of no use to the attack: only the others count.
+        # Columns of contextual features are of no use to the attack: only the others
+        # count.
         context = model.config.project or model.encoder.dim
         fold = -(-fold * width // (width - context))
     site = scene.undefended(
@@ -137,7 +139,7 @@ def _control_update(
 
 
 def _small_loss(site: Any, tokens: int) -> Tensor:
-    """Return the loss of a batch with about `tokens` tokens at most, but of one text at least."""
+    """Return the loss of one text, or of more if they fit into `tokens` tokens."""
     if not hasattr(site.model, "tagset"):
         (part, *_) = next(iter(site.steps(0)))
         site.model.eval()  # drawing a batch has switched to training mode

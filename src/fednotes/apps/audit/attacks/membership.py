@@ -1,15 +1,16 @@
 """Membership inference: was this note, or this patient, in the training data?
 
-Carlini, Chien, Nasr, Song, Terzis and Tramèr 2022, "Membership Inference Attacks From First
-Principles" (LiRA). The score φ of a unit under the attacked model is compared with its scores under
-shadow models that were trained with it (in) and without it (out):
+Carlini, Chien, Nasr, Song, Terzis and Tramèr 2022, "Membership Inference Attacks From
+First Principles" (LiRA). The score φ of a unit under the attacked model is compared
+with its scores under shadow models that were trained with it (in) and without it (out):
 
     Λ = log N(φ; μ_in, σ_in²) − log N(φ; μ_out, σ_out²)          their equation 3
 
-With few models there is one variance for all units, as in the paper. The means come from few
-models, too, so the variance of a new value is σ² (1 + 1/n). Notes are judged by
-φ = log(p / (1 − p)), p the likelihood of their annotation or of masked words; patients by the log
-likelihood of their codes or labels. Each shadow model is attacked with the others as shadows.
+With few models there is one variance for all units, as in the paper. The means come
+from few models, too, so the variance of a new value is σ² (1 + 1/n). Notes are judged
+by φ = log(p / (1 − p)), p the likelihood of their annotation or of masked words;
+patients by the log likelihood of their codes or labels. Each shadow model is attacked
+with the others as shadows.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def members(scene: Scene, judged_by: JudgedBy = "") -> Trial:
 
     Args:
         scene: The job.
-        judged_by: For patients, whether they are judged by their codes or by their labels.
+        judged_by: For patients, whether they are judged by their codes or by their
+            labels.
 
     Raises:
         NotApplicable: The job trains no model of them.
@@ -55,7 +57,7 @@ def members(scene: Scene, judged_by: JudgedBy = "") -> Trial:
 
 
 def likelihood_ratios(scores: np.ndarray, is_member: np.ndarray) -> np.ndarray:
-    """Return (units, models) Λ of each unit under each model, with the other models as shadows.
+    """Return (units, models) Λ, each with the other models as shadow models.
 
     Λ is 0 for a unit that was in all of the other models, or in none.
 
@@ -79,7 +81,7 @@ def likelihood_ratios(scores: np.ndarray, is_member: np.ndarray) -> np.ndarray:
 def _twice_negative_log_density(
     target: np.ndarray, others: np.ndarray, chosen: np.ndarray
 ) -> np.ndarray:
-    """Return (units,) −2 log N(target), but for a constant, as the chosen models predict it.
+    """Return (units,) −2 log N(target) up to a constant, by the chosen models.
 
     Args:
         target: (units,) scores under the attacked model.
@@ -99,7 +101,7 @@ def _twice_negative_log_density(
 NOTE_ATTACKS = (
     Attack(
         "membership",
-        sees="the trained model with all its layers, and a note whose membership is asked",
+        sees="the trained model with all its layers, and a note to ask about",
         closes=(
             "differential privacy ([privacy]); less training on more notes weakens it"
         ),
@@ -112,7 +114,7 @@ _BY: tuple[JudgedBy, ...] = ("codes", "labels")
 PATIENT_ATTACKS = tuple(
     Attack(
         f"membership, by {judged_by}",
-        sees=f"the trained model, and a patient with {judged_by} whose membership is asked",
+        sees=f"the trained model, and a patient with {judged_by} to ask about",
         closes="noise ([privacy]); more patients and fewer cycles weaken it",
         trial=partial(members, judged_by=judged_by),
         min_control=MIN_CONTROL,

@@ -1,9 +1,9 @@
 """Memorised names and canaries: which value of a secret does the model prefer?
 
-Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer: Evaluating and Testing Unintended
-Memorization in Neural Networks". A secret is planted into the training data, in one note or in ten
-notes, and the adversary, who knows the text around it, ranks it among other values R that it could
-have had:
+Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer: Evaluating and Testing
+Unintended Memorization in Neural Networks". A secret is planted into the training data,
+in one note or in ten notes, and the adversary, who knows the text around it, ranks it
+among other values R that it could have had:
 
     exposure = log₂ |R| − log₂ rank        R is a sample: the secret and 99 other values
 
@@ -41,7 +41,8 @@ def rank_trial(scores: np.ndarray, *, models: int) -> Trial:
     """Return the trial of an adversary who ranks the values that a secret could have.
 
     Args:
-        scores: (secrets, guesses) log-odds, the true value first. Ties share their mean rank.
+        scores: (secrets, guesses) log-odds, the true value first. Ties share their mean
+            rank.
         models: Number of models, for the details.
     """
     higher = (scores[:, None, :] > scores[:, :, None]).sum(2)
@@ -57,10 +58,10 @@ def _attack(kind: SecretKind, times: int) -> Attack:
     often = "once" if times == 1 else f"{times} times"
     return Attack(
         f"{NAMES[kind]}, planted {often}",
-        sees=f"the trained model with all its layers, and a note but for the {kind} in it",
+        sees=f"the trained model with all its layers, and a note without its {kind}",
         closes=(
-            "differential privacy ([privacy]); less training on more notes weakens it; names can "
-            "be removed from the notes first"
+            "differential privacy ([privacy]); less training on more notes weakens it; "
+            "names can be removed from the notes first"
         ),
         trial=partial(planted_secrets, kind=kind, times=times),
         min_control=MIN_CONTROL,

@@ -1,6 +1,7 @@
-"""What counts of patients reveal: which codes, concepts and labels occur, and how often.
+"""What counts of patients reveal: which codes, concepts and labels there are.
 
-Before a stage, sites count their patients by code, concept and label, exactly or with noise:
+Before a stage, sites count their patients by code, concept and label, exactly or with
+noise:
 
     score of code c = number of patients with c
 
@@ -47,7 +48,7 @@ def _occurrences(scene: Scene) -> Scores:
 
 
 def _counted(site: Any, size: int) -> np.ndarray:
-    """Return (size,) what a site with noise really counts: its exact counts are sent to nobody."""
+    """Return (size,) what a site really counts before noise is added."""
     places = [site._counting.own(site.site, unit)[0] for unit in site._counted]
     return np.isin(np.arange(size), np.concatenate([[], *places]))
 

@@ -1,19 +1,20 @@
-"""Concepts, codes and labels of a site's patients from the updates of phenotyping models.
+"""Concepts, codes and labels of patients from updates of phenotyping models.
 
-Concepts. Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", read
-words off embeddings; likewise the vector of a concept, and its weights in classifiers of concepts,
-move only if a training patient has it:
+Concepts. Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative
+Learning", read words off embeddings; likewise the vector of a concept, and its weights
+in classifiers of concepts, move only if a training patient has it:
 
     score of concept c = |ΔE_c|
 
-Codes and labels. Zhao, Mopuri and Bilen 2020, "iDLG: Improved Deep Leakage from Gradients": with
-p_j the predicted probability of output j and y_j whether the patient has it,
+Codes and labels. Zhao, Mopuri and Bilen 2020, "iDLG: Improved Deep Leakage from
+Gradients": with p_j the predicted probability of output j and y_j whether the patient
+has it,
 
     ∂L/∂b_j = Σ (p_j − y_j) over the patients        negative for one patient who has j
     score of output j = −∂L/∂b_j
 
-Decoys are concepts and codes that no site has or, if each is at some site, those that this site
-lacks.
+Decoys are concepts and codes that no site has or, if each is at some site, those that
+this site lacks.
 """
 
 from __future__ import annotations
@@ -85,11 +86,11 @@ def audited_first(scene: Scene) -> list[Any]:
     return sorted(scene.method_sites(), key=lambda site: site.id != scene.site)
 
 
-# ---- concepts ------------------------------------------------------------------------------------
+# ---- concepts ------------------------------------------------------------------------
 
 
 def _concepts(scene: Scene, *, name: str) -> Scores:
-    """Score concepts by how far their rows of a tensor move. name: `EMBEDDING` or `WEIGHTS`."""
+    """Score concepts by how far their rows of `EMBEDDING` or `WEIGHTS` move."""
     config = scene.training.config
     reads_concepts = name == EMBEDDING or config.model.representation == "none"
     step = _first_step(scene, name)
@@ -101,7 +102,7 @@ def _concepts(scene: Scene, *, name: str) -> Scores:
 
 
 def _has_concepts(site: Any, name: str) -> np.ndarray:
-    """Return (rows,) whether a training patient has the concept of each row of a tensor."""
+    """Return (rows,) whether a training patient has the concept of each row."""
     if name == EMBEDDING:
         bags = site._codes._read
         rows = site._codes.network.rows
@@ -118,7 +119,7 @@ def _has_concepts(site: Any, name: str) -> np.ndarray:
 
 
 def _first_step(scene: Scene, name: str) -> np.ndarray | None:
-    """Return how the first training moves a tensor; with noise, the sum over all trainings.
+    """Return how the first training moves a tensor; with noise, all trainings.
 
     None if no update contains the tensor.
     """
@@ -138,11 +139,11 @@ def _first_step(scene: Scene, name: str) -> np.ndarray | None:
     return torch.stack(steps).sum(0).numpy() if steps else None
 
 
-# ---- codes and labels ----------------------------------------------------------------------------
+# ---- codes and labels ----------------------------------------------------------------
 
 
 def _outputs(scene: Scene, *, name: str) -> Scores:
-    """Score codes or classes by the update of their bias. name: `OUTPUT_BIAS` or `INTERCEPTS`.
+    """Score codes or classes by the update of `OUTPUT_BIAS` or `INTERCEPTS`.
 
     For the control, those of single patients, by the gradient of that patient alone.
     """
@@ -214,7 +215,8 @@ CONCEPT_ATTACKS = (
         "concepts from concepts' vectors",
         sees="the first update of the concepts' vectors",
         closes=(
-            f'{_PUBLIC}; representation = "none", which has no vectors. {_SECURE_CONCEPTS}'
+            f'{_PUBLIC}; representation = "none", which has no vectors. '
+            f"{_SECURE_CONCEPTS}"
         ),
         scores=partial(_concepts, name=EMBEDDING),
         otherwise="no concepts' vectors leave a site",

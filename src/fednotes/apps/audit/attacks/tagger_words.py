@@ -1,13 +1,14 @@
 """Words from the convolutions or the LSTM of a light tagger.
 
-Petrov et al. 2024, "DAGER", section 4.1; see `gradient_span` for the span and the distance d. The
-lowest layers of a light tagger read one row x(v) per word v, at whatever place it stands:
+Petrov et al. 2024, "DAGER", section 4.1; see `gradient_span` for the span and the
+distance d. The lowest layers of a light tagger read one row x(v) per word v, at
+whatever place it stands:
 
     score of word v = −d(x(v))
 
-Everybody knows x(v): it comes from public vectors, the hash and the character layer as it was
-sent. Columns of contextual features depend on the sentence and are left out. Decoys are words of
-the site that were in no mini-batch.
+Everybody knows x(v): it comes from public vectors, the hash and the character layer as
+it was sent. Columns of contextual features depend on the sentence and are left out.
+Decoys are words of the site that were in no mini-batch.
 """
 
 from __future__ import annotations
@@ -68,11 +69,12 @@ def layer_weights(model: Any) -> list[Tensor]:
 def observed_layers(
     scene: Scene, *, only_convolutions: bool = False
 ) -> Iterator[tuple[Observation, list[Tensor]]]:
-    """Yield the first observation in which layers that read words move, with their updates.
+    """Yield the first observation in which such layers move, with their updates.
 
     Args:
         scene: The job.
-        only_convolutions: Yield nothing unless a convolution with two offsets or more moves.
+        only_convolutions: Yield nothing unless a convolution with two offsets or more
+            moves.
     """
     names = list(_layers(scene.audited_site().model))
     for seen in scene.observed_trainings():
@@ -104,8 +106,8 @@ def word_rows(
         corpora: Corpora that it has prepared; one may come several times.
 
     Returns:
-        (words, width) float64, the distinct rows without contextual features; and by the identity
-        of each corpus, (tokens,) the row of each of its tokens.
+        (words, width) float64, the distinct rows without contextual features; and by
+        the identity of each corpus, (tokens,) the row of each of its tokens.
     """
     rows: list[Tensor] = []
     positions: dict[int, np.ndarray] = {}
@@ -124,7 +126,7 @@ def word_rows(
 def sentences_read(
     record: TrainingRecord, word_ids: Mapping[int, np.ndarray]
 ) -> list[np.ndarray]:
-    """Return (tokens,) the words of each sentence that was read, as rows of `word_rows`."""
+    """Return (tokens,) words of each sentence that was read, as `word_rows` does."""
     sentences = []
     for corpus, numbers in record.batches:
         bounds = corpus.encoded.bounds
@@ -135,7 +137,7 @@ def sentences_read(
 
 
 def _layers(model: Any) -> dict[str, Tensor]:
-    """Return the layers that read words; none if they read contextual features alone."""
+    """Return the layers that read words, if they read more than context."""
     if not {"words", "characters"} & set(getattr(model, "layers", ())):
         return {}
     parameters = dict(model.named_parameters())
@@ -160,15 +162,15 @@ def _distinct_words(
 
 
 def _scores(rows: Tensor, words: np.ndarray, outside: Tensor) -> Tensor:
-    """Return (words,) −d(x(v)); words whose row is zero tell nothing and are left out."""
+    """Return (words,) −d(x(v)), without words whose row is zero."""
     chosen = rows[torch.from_numpy(words)]
     return -distance(chosen[chosen.any(dim=1)], outside)
 
 
 _SEES = "an update of a convolution or LSTM that reads words"
 CLOSES = (
-    "convolutions and LSTM that stay at the site (private); more sentences a batch; dropout; "
-    "noise ([privacy])"
+    "convolutions and LSTM that stay at the site (private); more sentences a batch; "
+    "dropout; noise ([privacy])"
 )
 
 ATTACKS = (Attack("words from convolutions", _SEES, CLOSES, words_read),)

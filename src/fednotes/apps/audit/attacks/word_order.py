@@ -1,19 +1,20 @@
 """Neighbouring words from the convolutions of a light tagger, in closed form.
 
-The gradients at the offsets k of a convolution are linear in the gradients of its outputs, so the
-order of the words follows without the search of DLG (Zhu et al. 2019) and LAMP (Balunović et al.
-2022). This derivation is our own:
+The gradients at the offsets k of a convolution are linear in the gradients of its
+outputs, so the order of the words follows without the search of DLG (Zhu et al. 2019)
+and LAMP (Balunović et al. 2022). This derivation is our own:
 
-    G_k = Σ_t δ_t x_{t+k}ᵀ    gradient at offset k; δ_t is the gradient of the output at token t
-    A_k = G_k X⁺              X (words, width); column v is Σ δ_t over all t whose token t + k is v
-    A_{k+1} = A_k T           where u stands before v, the same δ_t is in column u on the right and
-                              in column v on the left
+    G_k = Σ_t δ_t x_{t+k}ᵀ    gradient at offset k; δ_t that of the output at token t
+    A_k = G_k X⁺              X (words, width); column v is Σ δ_t over the t where
+                              token t + k is v
+    A_{k+1} = A_k T           where u stands before v, the same δ_t is in column u of
+                              A_k and in column v of A_{k+1}
 
     score of u before v = T[u, v], plus the same backwards
 
-T is a ridge regression towards what an adversary expects who knows only how often each word
-occurs. Columns of contextual features depend on the sentence and are left out. Dropout zeroes parts
-of the rows, which X⁺ takes into account:
+T is a ridge regression towards what an adversary expects who knows only how often each
+word occurs. Columns of contextual features depend on the sentence and are left out.
+Dropout zeroes parts of the rows, which X⁺ takes into account:
 
     X⁺ = (Xᵀ X + r diag(Xᵀ X))⁻¹ Xᵀ    r the odds of dropout
 """
@@ -43,7 +44,7 @@ RIDGE_OF_INVERSE = 1e-9  # likewise, in X⁺
 
 
 def neighbouring_words(scene: Scene) -> Trial:
-    """Tell which words stood side by side, given which words were read and how often."""
+    """Tell which words were neighbours, given which were read and how often."""
     update = layer_update(
         scene,
         observed=observed_layers(scene, only_convolutions=True),
@@ -77,7 +78,7 @@ def neighbouring_words(scene: Scene) -> Trial:
 def order_scores(
     gradients: Sequence[Tensor], rows: Tensor, frequency: Tensor, dropout: float
 ) -> Tensor:
-    """Return (words, words) about twice how often each word stands before each other one.
+    """Return (words, words) about twice how often one stands before the other.
 
     Args:
         gradients: (offsets, outputs, width) of each convolution.
@@ -90,7 +91,7 @@ def order_scores(
     penalty = penalty + RIDGE_OF_INVERSE * squares.diagonal().mean()
     inverse = torch.linalg.solve(squares + penalty.diag(), rows.T)  # [audit order] X⁺
     by_word = [step[..., : rows.shape[1]].double() @ inverse for step in gradients]
-    # (offsets · outputs, words): A_k and A_{k+1} of all k and all convolutions, stacked.
+    # (offsets · outputs, words): A_k and A_{k+1} of all k and convolutions.
     earlier = torch.cat([columns[:-1].flatten(0, 1) for columns in by_word])
     later = torch.cat([columns[1:].flatten(0, 1) for columns in by_word])
     forwards = _transition_counts(earlier, later, frequency)
@@ -99,7 +100,7 @@ def order_scores(
 
 
 def _transition_counts(x: Tensor, y: Tensor, frequency: Tensor) -> Tensor:
-    """Solve x T = y; return (words, words) each row of T times the frequency of its word.
+    """Solve x T = y; return (words, words) T, rows times their words' frequency.
 
     Args:
         x: (equations, words).
@@ -118,7 +119,7 @@ def _transition_counts(x: Tensor, y: Tensor, frequency: Tensor) -> Tensor:
 def _pair_counts(
     sentences: Sequence[Sequence[np.ndarray]], chosen: np.ndarray, *, vocabulary: int
 ) -> np.ndarray:
-    """Return (sites, words, words) how often each chosen word stands before each other one.
+    """Return (sites, words, words) how often one word stands before the other.
 
     Args:
         sentences: Of each site, (tokens,) the words of each sentence.

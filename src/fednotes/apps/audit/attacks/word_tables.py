@@ -1,21 +1,24 @@
-"""Words from trained word tables, and masked words from the output bias of a language model.
+"""Words from trained word tables, and masked words from an output bias.
 
 Melis, Song, De Cristofaro and Shmatikov 2019, "Exploiting Unintended Feature Leakage in
-Collaborative Learning", section 4.1: a row of an embedding has a gradient other than zero only if
-its word was read, so the rows that change are the words of the mini-batch.
+Collaborative Learning", section 4.1: a row of an embedding has a gradient other than
+zero only if its word was read, so the rows that change are the words of the mini-batch.
 
-    score of word v = |ΔE_v|        ΔE_v: how row v of the table moved; after an optimizer step,
-                                    without the part along E_v, which weight decay causes
+    score of word v = |ΔE_v|    ΔE_v: how row v moved; after an optimizer step, without
+                                the part along E_v, which weight decay causes
 
-Zhao, Mopuri and Bilen 2020, "iDLG: Improved Deep Leakage from Gradients", read labels off the last
-layer likewise. With p_v the predicted probability of v at each masked place:
+Zhao, Mopuri and Bilen 2020, "iDLG: Improved Deep Leakage from Gradients", read labels
+off the last layer likewise. With p_v the predicted probability of v at each masked
+place:
 
-    ∂L/∂b_v = Σ p_v − [v is the masked word]        negative for masked words, and for no others
-                                                    unless v is expected more often than it comes
+    ∂L/∂b_v = Σ p_v − [v is the masked word]
     score of word v = −∂L/∂b_v
 
-Everybody knows the word of a row: the vocabulary is public, and so is the hash. Decoys are words
-that no site read, so what a sum over all sites reveals counts as revealed.
+The gradient is negative for masked words alone, unless the model expects one of them
+more often than it comes.
+
+Everybody knows the word of a row: the vocabulary is public, and so is the hash. Decoys
+are words that no site read, so what a sum over all sites reveals counts as revealed.
 """
 
 from __future__ import annotations
@@ -39,14 +42,16 @@ def words_from_update(scene: Scene, *, bias: bool) -> Trial:
 
     Args:
         scene: The job. The control sends the gradient of one step.
-        bias: Attack output biases, which have a number per word, instead of word tables.
+        bias: Attack output biases, which have a number per word, instead of word
+            tables.
 
     Raises:
         NotApplicable: No such tensor leaves a site.
     """
     if scene.is_control:
         scene = scene.undefended(exchange="gradients", local_steps=1)
-    # The first update with the most tensors: a warm-up of the head, which comes first, has fewer.
+    # The first update with the most tensors: a warm-up of the head, which comes first,
+    # has fewer.
     seen = max(
         scene.observed_trainings(), key=lambda seen: len(seen.tensors), default=None
     )
@@ -66,13 +71,14 @@ def words_from_update(scene: Scene, *, bias: bool) -> Trial:
 
 
 def _tables(seen: Observation, *, bias: bool) -> dict[str, str]:
-    """Return the tensors with a row, or a number, per word, each with its table in the records."""
+    """Return tensors with a row or number per word: name → table in the records."""
     tables = {}
     for name in word_tables(seen.tensors):
         tensor = seen.tensors[name]
         if (tensor.dim() == 1) != bias:
             continue
-        # Rows that travel alone do not show the size of their table, so only the name counts.
+        # Rows that travel alone do not show the size of their table, so only the name
+        # counts.
         rows = 0 if name + IDS in seen.sent else len(tensor)
         unnamed = "masked" if bias else ""
         for table, counts in seen.records[0].row_counts.items():

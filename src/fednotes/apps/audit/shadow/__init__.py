@@ -1,4 +1,4 @@
-"""Shadow models: models trained at the audited site alone, on random halves of its data.
+"""Shadow models, trained at the audited site alone on random halves of its data.
 
 models.py     trains them and has them score what they may remember
 subject.py    what a site must offer for that

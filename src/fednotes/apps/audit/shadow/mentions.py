@@ -24,7 +24,7 @@ SENTENCES_A_CALL = 64
 
 
 class AnnotatedNotes:
-    """See `Subject`; a unit is what a privacy budget protects: a sentence, a note, a patient."""
+    """See `Subject`; a unit is a sentence, a note, or a patient's notes."""
 
     kinds: ClassVar[tuple[SecretKind, ...]] = ("name",)
 
@@ -47,7 +47,8 @@ class AnnotatedNotes:
         else:
             units = owned(data.id, data.train, unit)
         units = [units[number] for number in rng.permutation(len(units)).tolist()]
-        # Names are planted into the others: a copy of a judged unit would be trained on.
+        # Names are planted into the others: a copy of a judged unit would be trained
+        # on.
         count = min(most, len(units) * 4 // 5)
         self.data = data
         self.judged = units[:count]
@@ -60,14 +61,14 @@ class AnnotatedNotes:
         self.carriers = len(self._carriers)
         if not self.carriers:
             raise DataError(
-                f"site {data.id!r} has no mention that a name could be planted in place of: "
+                f"site {data.id!r} has no mention that a planted name could replace: "
                 "audit it with more annotated notes"
             )
 
     def training_data(
         self, is_member: np.ndarray, planted: Sequence[Planted], repeats: int
     ) -> SiteData:
-        """Return the site with its members, and the sentences with planted names as new notes."""
+        """Return the site with its members, and sentences with planted names."""
         members = zip(self.judged, is_member, strict=True)
         units = [unit for unit, chosen in members if chosen] * repeats
         if repeats == 1:
@@ -84,7 +85,7 @@ class AnnotatedNotes:
         return {"": log_odds(self._losses(site, self.judged))}
 
     def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
-        """Return (guesses,) losses of the annotation with each guess in the carrying sentences."""
+        """Return (guesses,) losses of the carrying sentences with each guess."""
         carriers = secret.carriers[:MAX_CARRIERS]
         guesses = [
             [self._with_name(carrier, guess) for carrier in carriers]
@@ -93,7 +94,7 @@ class AnnotatedNotes:
         return self._losses(site, guesses)
 
     def _losses(self, site: Any, units: Sequence[Sequence[Document]]) -> np.ndarray:
-        """Return (units,) the loss of each unit's annotation, summed over its sentences."""
+        """Return (units,) the loss of each annotation, summed over sentences."""
         model = site.model.eval()
         documents = list(chain.from_iterable(units))
         corpus = model.annotate(

@@ -1,11 +1,12 @@
 """Train shadow models and let them score what they may remember.
 
-Each model is trained at the audited site alone, with the job's own method, settings and privacy
-budget, on a random half of the site's units and on secrets of its own. Nobody else's notes dilute
-what it remembers: a federation's model usually knows less about one site.
+Each model is trained at the audited site alone, with the job's own method, settings and
+privacy budget, on a random half of the site's units and on secrets of its own. Nobody
+else's notes dilute what it remembers: a federation's model usually knows less about one
+site.
 
-The control is a model that remembers: without noise, on few units, each of which is there several
-times.
+The control is a model that remembers: without noise, on few units, each of which is
+there several times.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ CONTROL_REPEATS = 5  # how often each of them is there
 
 @dataclass(frozen=True, eq=False)
 class ShadowScores:
-    """What shadow models say about the units and secrets that they may have been trained on.
+    """What shadow models say about what they may have been trained on.
 
     Attributes:
         is_member: (units, models) whether each unit was in each model's training data.
-        units: By what units are judged by, (units, models) scores: log p / (1 − p) for notes,
-            log p for patients, nan where nothing is known about a patient.
-        secrets: By kind and times of a secret, of each one of each model (guesses,) log-odds, its
-            true value first.
+        units: By what units are judged by, (units, models) scores: log p / (1 − p) for
+            notes, log p for patients, nan where nothing is known about a patient.
+        secrets: By kind and times of a secret, of each one of each model (guesses,)
+            log-odds, its true value first.
     """
 
     is_member: np.ndarray
@@ -74,7 +75,8 @@ def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
 
     Args:
         scene: The job, or its control.
-        control_of: For the control on patients, what membership is judged by: "codes", "labels".
+        control_of: For the control on patients, what membership is judged by: "codes",
+            "labels".
 
     Raises:
         FednotesError: The site has too few units, or training fails.
@@ -86,8 +88,8 @@ def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
     if len(subject.judged) < models:
         units = "patients" if scene.has_patients else "notes"
         raise DataError(
-            f"site {scene.site!r} has {len(subject.judged)} {units}; an audit of membership "
-            f"needs {models} or more"
+            f"site {scene.site!r} has {len(subject.judged)} {units}; an audit of "
+            f"membership needs {models} or more"
         )
 
     # Each membership is drawn for itself: equal numbers would tell one from the others.
@@ -99,7 +101,8 @@ def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
             data = subject.training_data(
                 is_member[:, model], _planted(secrets, repeats), repeats
             )
-            # Whoever knows a job on patients knows its seed, so all its models have the same one.
+            # Whoever knows a job on patients knows its seed, so all its models have the
+            # same one.
             seed = job.seed if scene.has_patients else job.seed + model
             site = _train_alone(scene, job, data, seed=seed, cache=Path(cache))
             _add_scores(scores, subject, site, secrets, model)
@@ -109,7 +112,7 @@ def shadow_scores(scene: Scene, control_of: str = "") -> ShadowScores:
 def _subject(
     scene: Scene, rng: np.random.Generator, control_of: str
 ) -> tuple[Subject, Job]:
-    """Return the audited site's data in units, and the job that the models are trained with."""
+    """Return the audited site's data in units, and the job of the models."""
     job = scene.job
     data = next(each for each in scene.sites.data if each.id == scene.site)
     most = CONTROL_UNITS if scene.is_control else UNITS
@@ -125,7 +128,7 @@ def _subject(
 
 
 def _planted(secrets: list[Secret], repeats: int) -> list[Planted]:
-    """Return each secret with the texts that carry it; one of a single note is repeated, too."""
+    """Return each secret with its carriers; one of a single note is repeated, too."""
     planted = []
     for secret in secrets:
         copies = repeats if secret.times == 1 else 1

@@ -69,7 +69,7 @@ class PlainNotes:
         return replace(self.data, train=read, content="")
 
     def score_units(self, site: Any) -> dict[str, np.ndarray]:
-        """Return (judged,) log-odds of masked words; the masks are the same under every model."""
+        """Return (judged,) log-odds of masked words; all models get the same masks."""
         texts = []
         for note in self.judged:
             ids = token_ids(site.model, note.text)
@@ -78,7 +78,7 @@ class PlainNotes:
         return {"": log_odds(masked_losses(site.model, texts))}
 
     def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
-        """Return (guesses,) the pseudo-loss of each guess: its tokens, masked one by one.
+        """Return (guesses,) pseudo-losses: each token of a guess is masked in turn.
 
         Salazar et al. 2020, "Masked Language Model Scoring".
         """

@@ -35,7 +35,7 @@ CONTROL_SETTINGS: dict[
 
 
 class Patients:
-    """See `Subject`; a unit is a patient who has codes or labels. No secrets are planted.
+    """See `Subject`; a unit is a patient with codes or labels. There are no secrets.
 
     Attributes:
         job: The job that the models are trained with.
@@ -69,7 +69,8 @@ class Patients:
         is_usable = has_labels | (np.array(has_codes, bool) & learns_codes)
         order = rng.permutation(np.flatnonzero(is_usable))
         if scene.is_control:
-            # Patients with a disease come first: healthy ones cannot be told apart by their labels.
+            # Patients with a disease come first: healthy ones cannot be told apart by
+            # their labels.
             is_healthy = ~(data.train.labels[order] == PRESENT).any(1)
             order = order[np.argsort(is_healthy, kind="stable")]
         self.judged, self._others = np.split(order, [most])
@@ -79,7 +80,7 @@ class Patients:
     def training_data(
         self, is_member: np.ndarray, planted: Sequence[Planted], repeats: int
     ) -> SitePatients:
-        """Return the site with its members, each once: `repeats` > 1 only omits the others.
+        """Return the site with its members, each once; see `repeats`.
 
         Args:
             is_member: (judged,) which patients the model is trained on.
@@ -93,7 +94,7 @@ class Patients:
         return replace(self._data, train=train, test=self._data.test.take([]))
 
     def score_units(self, site: Any) -> dict[str, np.ndarray]:
-        """Return (judged,) log-likelihoods of codes and of labels, where a model predicts them."""
+        """Return (judged,) log-likelihoods of codes and of labels, if predicted."""
         cohort = self._cohort
         scores: dict[str, np.ndarray] = {}
         learner = site._codes
@@ -122,8 +123,8 @@ class Patients:
 def _job(scene: Scene, control_of: str) -> Job:
     """Return the job that shadow models are trained with.
 
-    The control trains long on few patients and holds nothing back; judged by labels, its
-    classifiers read concepts themselves.
+    The control trains long on few patients and holds nothing back; judged by labels,
+    its classifiers read concepts themselves.
     """
     config = scene.training.config
     job = scene.job
@@ -140,7 +141,8 @@ def _job(scene: Scene, control_of: str) -> Job:
         if control_of == "labels":
             model["representation"] = "none"
         job = scene.undefended(model, **CONTROL_SETTINGS).job
-    return replace(job, config=replace(job.config, **settings))  # type: ignore[type-var]
+    config = replace(job.config, **settings)  # type: ignore[type-var]
+    return replace(job, config=config)
 
 
 def _log_likelihood(scores: np.ndarray, signs: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Secrets to plant: invented names, and numbers, that no note contains.
 
-A name is two words of four syllables' parts each; a number is four times two digits, of which there
-are 65,610,000.
+A name is two words of four syllables' parts each; a number is four times two digits, of
+which there are 65,610,000.
 """
 
 from __future__ import annotations

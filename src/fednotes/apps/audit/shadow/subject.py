@@ -38,12 +38,12 @@ class Subject(Protocol):
         Args:
             is_member: (judged,) which units the model is trained on.
             planted: Secrets that it is trained on, too.
-            repeats: How often each member is there. With more than one, units that are not judged
-                are left out.
+            repeats: How often each member is there. With more than one, units that are
+                not judged are left out.
         """
 
     def score_units(self, site: Any) -> dict[str, np.ndarray]:
-        """Return, by what they are judged by, (judged,) scores under a trained site's model.
+        """Return (judged,) scores under a trained site's model, by what judges them.
 
         A higher score means that the unit is more likely under the model.
         """
@@ -60,8 +60,8 @@ def log_odds(losses: np.ndarray) -> np.ndarray:
     """
     if not np.isfinite(losses).all():
         raise DataError(
-            "a trained model gives losses that are not finite because training diverged: "
-            "lower learning_rate"
+            "a trained model gives losses that are not finite because training "
+            "diverged: lower learning_rate"
         )
     odds: np.ndarray = -losses - np.log(-np.expm1(-np.maximum(losses, MIN_LOSS)))
     return odds
