@@ -48,6 +48,7 @@ from fednotes.apps.phenotyping.classifiers import (
 )
 from fednotes.apps.phenotyping.codes import category
 from fednotes.apps.phenotyping.cohort import (
+    ABSENT,
     PRESENT,
     FeatureSpace,
     SitePatients,
@@ -196,6 +197,18 @@ def test_calibration_is_the_pooled_one() -> None:
     together = np.concatenate(scores), np.concatenate(targets)
     wanted = fit_platt(lambda ab: platt_sums(ab, *together), len(DISEASES))
     assert np.allclose(model.model.platt, wanted, rtol=1e-6)
+
+
+def test_a_calibration_covers_the_held_out_patients_that_are_labelled() -> None:
+    """A policy that asks for many patients must not be shown the training patients instead."""
+    (site,) = sites_of(1)
+    labels = np.full_like(site.valid.labels, -1)
+    labels[3, 0] = PRESENT
+    labels[8, 2] = ABSENT
+    site = replace(site, valid=replace(site.valid, labels=labels))
+    _, (member,) = trained((site,), without_stage_1(classifier_cycles=1))
+    assert member.covered("calibrate") == {"patients": 2}
+    assert member.covered("prepare")["patients"] > 50
 
 
 # ---- both stages, files, restarts

@@ -171,8 +171,13 @@ class Site(MethodSite):
         return f"{sent:,} numbers of the representation and {machines:,} of the classifiers"
 
     def covered(self, task: str) -> dict[str, int]:
-        """Patients behind an update of this task, and local steps of stage 1; a site's policy
-        asks."""
+        """Return the number of patients behind an update of this task, and steps of stage 1.
+
+        A site's policy compares them with its limits. Platt scaling sums over held-out patients,
+        all other tasks over training patients.
+        """
+        if task == "calibrate":
+            return {"patients": len(self.data.valid.labelled())}
         if self._classifiers is not None or task in ("count_labels", "prepare"):
             return {"patients": len(self._labelled)}
         if self._codes is None:
