@@ -200,11 +200,15 @@ def test_noise_makes_models_forget_patients(tables: dict[str, Any]) -> None:
 
 
 def test_noise_hides_concepts_and_nothing_is_counted() -> None:
-    found = told("classifiers of concepts", **PRIVATE)
-    assert found.proven
-    assert found.success is not None
-    assert found.success < 0.3
-    assert found.details["auc"] == pytest.approx(0.5, abs=0.2)
+    """The mean of several trials: with fifteen decoys, a single one varies much."""
+    assert told("classifiers of concepts", **PRIVATE).proven
+    made = job(**PRIVATE)
+    sites = load_sites(made)
+    attack = next(a for a in ATTACKS if "classifiers of concepts" in a.name)
+    trials = [attack.trial(Scene(made, sites)) for _ in range(6)]
+    assert np.mean([trial.success for trial in trials]) < 0.3
+    areas = [trial.details["auc"] for trial in trials]
+    assert np.mean(areas) == pytest.approx(0.5, abs=0.2)
     for name in ("codes and concepts", "exact counts", "codes from biases", "two sums"):
         assert not told(name, **PRIVATE).applies
 
