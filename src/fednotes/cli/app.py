@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 
-from fednotes.core.stopping import Stopped, goes_on, stops, until_it_begins
+from fednotes.core.stopping import Stopped, stops, until_it_begins
 
 if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
     until_it_begins(sys.argv)  # before what takes a second to import
@@ -17,50 +17,46 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from types import FunctionType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from fednotes import __version__
-from fednotes.apps.deployment.commands.deploy import register
-from fednotes.cli.groups import (
+from fednotes.cli.all_commands import DATA, TRAIN, USE, AllCommands
+from fednotes.cli.groups import cache, convert, corpus, jobs, show_checked
+from fednotes.cli.shared import (
     SKIP_REMEDY,
+    Backbone,
+    Device,
+    Dictionary,
     EncodingOption,
+    LabelMap,
     OnError,
     OnErrorOption,
     Settings,
-    attention,
-    cache,
+    Yes,
+    can_ask,
     console,
-    convert,
-    corpus,
-    exports,
-    jobs,
     say,
-    show_checked,
     tell,
 )
-from fednotes.core import plugins
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem, folded
 
 app = typer.Typer(
     name="fednotes",
+    cls=AllCommands,
     help="Federated learning for clinical text.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(corpus, name="corpus")
-app.add_typer(cache, name="cache")
-app.add_typer(exports, name="export")
-app.add_typer(jobs, name="job")
-app.command()(attention)
-app.command()(convert)
-register(app)
+app.add_typer(corpus, name="corpus", rich_help_panel=DATA)
+app.add_typer(cache, name="cache", rich_help_panel=DATA)
+app.add_typer(jobs, name="job", rich_help_panel=TRAIN)
+app.command(rich_help_panel=DATA)(convert)
 
 
 def _version(asked: bool) -> None:
@@ -84,24 +80,6 @@ def _options(
     """Federated learning for clinical text."""
 
 
-Backbone = Annotated[
-    str | None,
-    typer.Option(help="Path of the frozen encoder, if it has moved since training."),
-]
-Dictionary = Annotated[
-    str | None,
-    typer.Option(help="Path of a phenotyping model's dictionary, if it has moved."),
-]
-LabelMap = Annotated[
-    list[str] | None,
-    typer.Option("--map", metavar="OLD=NEW", help="Rename a label of the file."),
-]
-Yes = Annotated[
-    bool, typer.Option("--yes", help="Do not ask before long runs or large transfers.")
-]
-Device = Annotated[str, typer.Option(help="Device to compute on: cpu, cuda, cuda:1 …")]
-
-
 _LISTED = 20  # problems of a corpus that an error shows
 
 
@@ -114,7 +92,7 @@ class Predictions(StrEnum):
     csv = "csv"
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def simulate(
     job: Annotated[
         str,
@@ -163,7 +141,7 @@ def simulate(
     changes += ["--seeds", seeds] if seeds else []
     repeated = ["fednotes", "simulate", job, "--out", str(out), *changes]
     if seeds:
-        with RichDisplay(console, ask=_asks(yes)) as display:
+        with RichDisplay(console, ask=can_ask(yes)) as display:
             several = run(
                 parsed,
                 out,
@@ -181,7 +159,7 @@ def simulate(
         for table in seeds_tables(several):
             console.print(table)
         return
-    with RichDisplay(console, ask=_asks(yes)) as display:
+    with RichDisplay(console, ask=can_ask(yes)) as display:
         result = run(
             parsed,
             out,
@@ -199,7 +177,7 @@ def simulate(
         console.print(table)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def audit(
     target: Annotated[
         str, typer.Argument(metavar="RUN|JOB", help="A run's folder, or a job.")
@@ -242,11 +220,6 @@ def audit(
     say(f"audit: {folder / AUDIT}", f"report: {write_report(folder)}")
 
 
-def _asks(yes: bool) -> bool:
-    """Whether there is a person who can be asked; without one a run goes on."""
-    return not yes and console.is_terminal and sys.stdin.isatty()
-
-
 def _no_patients(model: Path, **given: object) -> None:
     """Raises FednotesError for an option of phenotyping models, with one that finds mentions."""
     for name in (name for name, value in given.items() if value is not None):
@@ -272,7 +245,7 @@ def _read_in() -> Iterator[None]:
     gc.enable()
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def predict(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     path: Annotated[
@@ -331,74 +304,7 @@ def predict(
     )
 
 
-@app.command()
-def serve(
-    model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; any but loopback needs a token.")
-    ] = ("127.0.0.1"),
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one."),
-    ] = 8000,
-    token_file: Annotated[
-        Path | None, typer.Option(help="File with the token that requests must send.")
-    ] = None,
-    certificate: Annotated[
-        Path | None,
-        typer.Option(help="PEM file of the server's certificate chain, for TLS."),
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(help="PEM file of the certificate's key.")
-    ] = None,
-    max_requests: Annotated[
-        int, typer.Option(min=1, help="Maximum number of concurrent requests.")
-    ] = 64,
-    max_texts: Annotated[
-        int, typer.Option(min=1, help="Maximum number of texts per request.")
-    ] = 64,
-    max_characters: Annotated[
-        int, typer.Option(min=1, help="Maximum number of characters of a text.")
-    ] = 100_000,
-    max_bytes: Annotated[
-        int, typer.Option(min=1, help="Maximum size of a request in bytes.")
-    ] = 4_000_000,
-    max_values: Annotated[
-        int, typer.Option(min=1, help="Maximum number of JSON values per request.")
-    ] = 20_000,
-    batch: Annotated[
-        bool,
-        typer.Option("--batch", help="Also take tables of notes, at POST /batch."),
-    ] = False,
-    device: Device = "cpu",
-    backbone: Backbone = None,
-    dictionary: Dictionary = None,
-) -> None:
-    """Serve a saved model's predictions over HTTP until Ctrl-C."""
-    from fednotes.apps.serving.server import Limits
-    from fednotes.apps.serving.server import serve as run
-    from fednotes.jobs.models import load
-
-    limits = Limits(
-        body=max_bytes,
-        values=max_values,
-        texts=max_texts,
-        characters=max_characters,
-        under_way=max_requests,
-    )
-    files: Any = {"token_file": token_file, "certificate": certificate, "key": key}
-    run(
-        load(model, device, dictionary or backbone),
-        host,
-        port,
-        limits=limits,
-        batch=batch,
-        tell=say,
-        **files,
-    )
-
-
-@app.command()
+@app.command(rich_help_panel=USE)
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     path: Annotated[
@@ -460,7 +366,7 @@ def evaluate(
         )
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def calibrate(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     notes: Annotated[
@@ -526,7 +432,7 @@ def calibrate(
     say(told)
 
 
-@app.command()
+@app.command(rich_help_panel=DATA)
 def check(
     targets: Annotated[
         list[str],
@@ -574,7 +480,7 @@ def check(
         sys.exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[
@@ -587,7 +493,7 @@ def report(
     say(f"report: {write_report(run, out)}")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def compare(
     a: Annotated[Path, typer.Argument(help="Folder of a run.")],
     b: Annotated[
@@ -614,114 +520,6 @@ def compare(
     from fednotes.jobs.compare import compare as run
 
     console.print(comparison_table(run(a, b, condition, against, metric, samples)))
-
-
-@app.command()
-def reproduce(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="An experiment, such as fedner-table2; without it, list them all."
-        ),
-    ] = "",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the runs; runs/reproduce by default."),
-    ] = None,
-    budget: Annotated[
-        bool,
-        typer.Option(
-            "--budget/--full", help="Size: about an hour on two cores, or the paper's."
-        ),
-    ] = True,
-    base: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NAME=]JOB",
-            help="Your own job in place of the experiment's; NAME: of another that it uses.",
-        ),
-    ] = None,
-    settings: Settings = None,
-    seed: Annotated[
-        list[int] | None,
-        typer.Option(help="A seed in place of the experiment's own; may be repeated."),
-    ] = None,
-    workers: Annotated[
-        int, typer.Option(min=1, help="Number of concurrent runs, one thread each.")
-    ] = 2,
-    device: Device = "cpu",
-    yes: Yes = False,
-) -> None:
-    """Repeat a paper's table or figure; resume if interrupted."""
-    from rich.markdown import Markdown
-
-    from fednotes.apps.experiments.reproduce import experiments
-    from fednotes.apps.experiments.reproduce import reproduce as run
-    from fednotes.apps.experiments.tables import markdown, plot
-    from fednotes.cli.display import experiment_list, runs_bar
-
-    if not name:
-        console.print(experiment_list(experiments()))
-        return
-    folder = out or Path("runs") / "reproduce"
-    with runs_bar(console, name) as shown, goes_on("the same command"):
-        table = run(
-            name,
-            folder,
-            full=not budget,
-            settings=tuple(settings or ()),
-            seeds=tuple(seed or ()),
-            base=tuple(base or ()),
-            workers=workers,
-            device=device,
-            tell=shown,
-            say=say,
-            agree=shown.confirm if _asks(yes) else None,
-        )
-    console.print(Markdown(markdown(table)))
-    folder /= table["name"]
-    drawn = f", {folder / 'figure.png'}" if plot(table, folder / "figure.png") else ""
-    say(f"results: {folder / 'results.md'}{drawn}")
-
-
-@app.command()
-def ui(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN…|MODEL [NOTES…]", help="Runs; a model and notes; a site's kit."
-        ),
-    ],
-    port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one."),
-    ] = 0,
-    format: Annotated[
-        str, typer.Option(help="Format of the notes; recognised if not given.")
-    ] = "",
-    on_error: OnErrorOption = OnError.refuse,
-    encoding: EncodingOption = "auto",
-    corrections: Annotated[
-        Path | None,
-        typer.Option(help="File for decisions; beside NOTES or RUN by default."),
-    ] = None,
-    device: Device = "cpu",
-    backbone: Backbone = None,
-) -> None:
-    """Open a local page of runs, errors in notes, or a ledger."""
-    from fednotes.apps.ui.pages import ui as run
-
-    run(
-        *paths,
-        port=port,
-        format=format,
-        corrections=corrections,
-        on_error=on_error.value,
-        encoding=encoding,
-        device=device,
-        backbone=backbone,
-        tell=say,
-    )
 
 
 def main() -> None:
@@ -754,30 +552,12 @@ def main() -> None:
 
 
 def _run() -> None:
-    _add_commands_of_packages()
     try:
         app(standalone_mode=False)
     except Exception as error:
         if type(error).__name__ != "NoArgsIsHelpError":
             raise
         print(error)  # a command without its arguments shows its help
-
-
-def _add_commands_of_packages() -> None:
-    """Add the commands that other packages register; one that cannot be loaded is left out."""
-    if not plugins.registered("commands"):
-        return  # building the group of all commands takes time at every start
-    group = typer.main.get_group(app)
-    for name, entry in plugins.added("commands", group.commands).items():
-        try:
-            command = plugins.load(entry, (typer.Typer, FunctionType))
-        except ConfigError as error:
-            print(f"warning: {one_line(error, None)}", file=sys.stderr)
-            continue
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
-        else:
-            app.command(name)(command)
 
 
 def fail(message: str, more: Sequence[Problem] = ()) -> None:

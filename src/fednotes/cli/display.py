@@ -698,14 +698,6 @@ def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
     return [table, shared]
 
 
-def experiment_list(titles: Mapping[str, str]) -> Table:
-    """Return a table of the experiments that `reproduce` knows, by name."""
-    table = Table("experiment", "what it shows", box=None, pad_edge=False)
-    for name, title in titles.items():
-        table.add_row(escape(name), escape(title))
-    return table
-
-
 def findings_table(findings: Sequence[Finding]) -> Table:
     """What `fednotes check` found, errors first."""
     table = sheet("level", "where", "what", "finding", left=4)

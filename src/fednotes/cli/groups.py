@@ -1,19 +1,26 @@
-"""Commands in groups (corpus, job, cache), and those that look at models' insides."""
+"""The core's commands in groups: corpus, job and cache; and `convert`."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
-from fednotes.core.cleaning import clean, one_line
+from fednotes.cli.shared import (
+    SKIP_REMEDY,
+    EncodingOption,
+    OnError,
+    OnErrorOption,
+    Settings,
+    console,
+    say,
+    tell,
+)
+from fednotes.core.cleaning import one_line
 from fednotes.core.errors import FednotesError, folded
 
 if TYPE_CHECKING:
@@ -25,51 +32,11 @@ corpus = typer.Typer(
 cache = typer.Typer(
     help="Manage the cache of features, tokens and concepts.", no_args_is_help=True
 )
-exports = typer.Typer(
-    help="Export a saved model for other programs.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 jobs = typer.Typer(
     help="Inspect jobs and the keys of job files.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-PIPED = 400  # columns where nobody looks at a screen: no label of a table is cut short there
-_SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
-console = Console(width=None if _SCREEN else PIPED)
-
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a key of the job, e.g. seed=2."
-    ),
-]
-
-
-class OnError(StrEnum):
-    """What becomes of a corpus with something wrong in it."""
-
-    refuse = "refuse"
-    skip = "skip"
-
-
-OnErrorOption = Annotated[
-    OnError,
-    typer.Option(help="refuse stops at bad data; skip leaves it out and counts it."),
-]
-
-
-EncodingOption = Annotated[
-    str,
-    typer.Option(
-        help="Encoding of files that are not UTF-8, such as cp1252; auto refuses them."
-    ),
-]
-
-
-SKIP_REMEDY = '--on-error skip (on_error = "skip" of a job\'s site) leaves these out'
 
 
 class Output(StrEnum):
@@ -78,18 +45,6 @@ class Output(StrEnum):
     jsonl = "jsonl"
     brat = "brat"
     conll = "conll"
-
-
-def say(*lines: str) -> None:
-    """Lines as they are: no colours, no markup, never wrapped, and nothing that moves a cursor."""
-    for line in lines:
-        console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
-
-
-def tell(notes: Iterable[str]) -> None:
-    """What was counted on the way; a warning stands out."""
-    for note in notes:
-        say(note if note.startswith("warning: ") else f"note: {note}")
 
 
 def show_checked(found: Checked) -> None:
@@ -321,68 +276,6 @@ def _group() -> None:
     """Job files."""
 
 
-Saved = Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model's folder.")]
-New = Annotated[
-    Path, typer.Argument(metavar="OUT", help="New or empty folder to write to.")
-]
-
-
-@exports.command("hf")
-def export_hf(model: Saved, out: New) -> None:
-    """Export a token classifier as a Hugging Face directory."""
-    from fednotes.apps.serving.exports import export
-
-    export(model, "hf", out)
-    say(f'{out}: for pipeline("token-classification", aggregation_strategy="first")')
-
-
-@exports.command("onnx")
-def export_onnx(
-    model: Saved,
-    out: New,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="Quantise the weights to eight bits.")
-    ] = False,
-) -> None:
-    """Export a light tagger or token classifier as an ONNX graph."""
-    from fednotes.apps.serving.exports import export
-
-    export(model, "onnx", out, int8=int8)
-    say(f"{out}: model.onnx, and what it reads; docs/use.md has a program for it")
-
-
-@exports.command("sklearn")
-def export_sklearn(
-    model: Saved,
-    out: New,
-    dictionary: Annotated[
-        str | None, typer.Option(help="Path of the frozen encoder, if it has moved.")
-    ] = None,
-) -> None:
-    """Export a phenotyping model as a scikit-learn pipeline."""
-    from fednotes.apps.serving.exports import export
-
-    export(model, "sklearn", out, dictionary=dictionary)
-    say(f'{out}: skops.io.load("{out}/pipeline.skops")')
-
-
-@exports.command("card")
-def export_card(
-    model: Saved,
-    out: Annotated[
-        Path | None, typer.Argument(help="File to write; stdout by default.")
-    ] = None,
-) -> None:
-    """Write a model's card: what it is, how it was trained, its scores."""
-    from fednotes.apps.serving.exports import export
-    from fednotes.jobs.card import card
-
-    if out is None:
-        sys.stdout.write(card(model))
-    else:
-        export(model, "card", out)
-
-
 @jobs.command("keys")
 def job_keys(
     table: Annotated[
@@ -431,38 +324,8 @@ def job_schema() -> None:
 @cache.command("clear")
 def cache_clear() -> None:
     """Delete the features, tokens and concepts that were made from notes."""
-    from fednotes.apps.deployment.status import clear_caches
     from fednotes.encoders.features import default_cache
+    from fednotes.encoders.token_cache import clear_caches
 
     folder = default_cache()
     say(f"{clear_caches(folder) / 1e6:.1f} MB freed in {folder}")
-
-
-def attention(
-    model: Annotated[
-        list[str],
-        typer.Option(metavar="NAME=DIR", help="Model to compare; may be repeated."),
-    ],
-    notes: Annotated[list[Path], typer.Option(help="Notes to read; may be repeated.")],
-    out: Annotated[Path, typer.Option(help="Folder for the results.")],
-    category: Annotated[
-        list[str] | None,
-        typer.Option(help="Read only notes of this category; may be repeated."),
-    ] = None,
-    sample: Annotated[int, typer.Option(min=1, help="Number of passages.")] = 200,
-    length: Annotated[int, typer.Option(min=3, help="Tokens per passage.")] = 128,
-    seed: Annotated[int, typer.Option(help="Seed of the drawn passages.")] = 1,
-) -> None:
-    """Compare the attention heads of several encoders."""
-    from rich.markdown import Markdown
-
-    from fednotes.apps.experiments.attention import markdown, run_attention
-    from fednotes.cli.display import runs_bar
-
-    chosen = tuple(category or ())
-    with runs_bar(console, "attention") as tell:
-        facts = run_attention(
-            model, notes, out, sample, length, seed, categories=chosen, progress=tell
-        )
-    console.print(Markdown(markdown(facts)))
-    say(f"results: {out / 'attention.md'}")

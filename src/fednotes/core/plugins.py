@@ -1,4 +1,4 @@
-"""What other installed packages add to fednotes, by entry points.
+"""What applications and other installed packages add to fednotes, by entry points.
 
 A package registers an object under a name in one of these groups of its `pyproject.toml`:
 
@@ -16,7 +16,8 @@ A package registers an object under a name in one of these groups of its `pyproj
     fednotes.attacks     a sequence of `Attack` of apps/audit/
     fednotes.commands    a function, or a `typer.Typer` with several commands
 
-Only what is installed beside fednotes is found here; nothing is imported before it is used.
+The applications of fednotes itself (`fednotes.apps`) register what they add in the same way.
+Nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -50,11 +51,16 @@ def registered(group: Group) -> Mapping[str, EntryPoint]:
     by_name: dict[str, EntryPoint] = {}
     for entry in entry_points(group=f"fednotes.{group}"):
         earlier = by_name.setdefault(entry.name, entry)
-        if earlier.value != entry.value:
-            raise ConfigError(
-                f"the packages {_package(earlier)} and {_package(entry)} both register "
-                f"{entry.name!r} in fednotes.{group}: uninstall one of them"
-            )
+        if earlier.value == entry.value:
+            continue
+        packages = (entry, earlier)
+        foreign = [each for each in packages if not _is_of_fednotes(each)]
+        if len(foreign) == 1:
+            raise ConfigError(_taken(foreign[0], group))
+        raise ConfigError(
+            f"the packages {_package(earlier)} and {_package(entry)} both register "
+            f"{entry.name!r} in fednotes.{group}: uninstall one of them"
+        )
     return by_name
 
 
@@ -67,10 +73,7 @@ def added(group: Group, built_in: Collection[str]) -> dict[str, EntryPoint]:
     """
     by_name = dict(registered(group))
     for name in by_name.keys() & set(built_in):
-        raise ConfigError(
-            f"the package {_package(by_name[name])} registers {name!r} in fednotes.{group}, "
-            "which is built in: uninstall the package, or ask its authors for another name"
-        )
+        raise ConfigError(_taken(by_name[name], group))
     return by_name
 
 
@@ -99,6 +102,18 @@ def load(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
             f"expected a {wanted}: update or uninstall it"
         )
     return loaded
+
+
+def _taken(entry: EntryPoint, group: Group) -> str:
+    """Return the message for a name of another package that fednotes has itself."""
+    return (
+        f"the package {_package(entry)} registers {entry.name!r} in fednotes.{group}, "
+        "which is built in: uninstall the package, or ask its authors for another name"
+    )
+
+
+def _is_of_fednotes(entry: EntryPoint) -> bool:
+    return entry.dist is not None and entry.dist.name == "fednotes"
 
 
 def _package(entry: EntryPoint) -> str:

@@ -34,6 +34,7 @@ from fednotes.core.parsing import read_json
 from fednotes.core.store import holding, write_folder
 from fednotes.data.clinical import RECIPE, sentences
 from fednotes.data.notes import Key, Note, patient_of
+from fednotes.encoders.features import clear_cache
 
 Tokenize = Callable[[list[str]], list[list[int]]]
 _BATCH = 2000  # sentences given to the tokenizer at once
@@ -104,6 +105,19 @@ def cached_tokens(
             f"{path}: the cache was written and cannot be read: is the disk sound?"
         )
     return written
+
+
+def clear_caches(cache: Path) -> int:
+    """Delete the features, tokens and concepts that were made from notes.
+
+    Args:
+        cache: The folder of all caches.
+
+    Returns:
+        The number of bytes freed.
+    """
+    folders = (cache / "tokens", cache / "concepts")
+    return clear_cache(cache) + sum(map(clear_tokens, folders))
 
 
 def clear_tokens(folder: Path) -> int:

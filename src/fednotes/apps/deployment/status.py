@@ -33,8 +33,8 @@ from fednotes.apps.deployment.waiting import waiting_text
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.core.parsing import kept_table, read_json
 from fednotes.core.store import LOCK
-from fednotes.encoders.features import clear_cache, default_cache
-from fednotes.encoders.token_cache import clear_tokens
+from fednotes.encoders.features import default_cache
+from fednotes.encoders.token_cache import clear_caches
 from fednotes.engines.launch import only_one, read_outcome
 
 TAIL = 200_000  # bytes of a log or a ledger that are looked at
@@ -300,13 +300,6 @@ def forget(kit: Path, run: str) -> dict[Path, int]:
         of_kit(kit).cache if (kit / SITE_FILE).exists() else None
     ) or default_cache()
     return freed | {cache: clear_caches(cache)}
-
-
-def clear_caches(cache: Path) -> int:
-    """Delete the features, tokens and concepts that were made from notes: bytes freed."""
-    return clear_cache(cache) + sum(
-        clear_tokens(cache / name) for name in ("tokens", "concepts")
-    )
 
 
 def _folders(kit: Path) -> dict[str, list[Path]]:

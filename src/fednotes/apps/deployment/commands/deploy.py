@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from fednotes.apps.deployment.commands.ledger import ledger
-from fednotes.apps.deployment.commands.server import Kit, certificates, server
-from fednotes.apps.deployment.commands.site import site
-from fednotes.cli.groups import Settings, console, say
+from fednotes.apps.deployment.commands.server import Kit
+from fednotes.cli.all_commands import DEPLOY, in_panel
+from fednotes.cli.shared import Settings, console, say
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 
@@ -27,20 +26,7 @@ if TYPE_CHECKING:
     from fednotes.jobs.results import RunResult
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    groups = (
-        ("site", site),
-        ("server", server),
-        ("ledger", ledger),
-        ("kit", certificates),
-    )
-    for name, group in groups:
-        app.add_typer(group, name=name)
-    for command in (provision, preflight, run):
-        app.command()(command)
-
-
+@in_panel(DEPLOY)
 def provision(
     project: Annotated[
         Path, typer.Argument(help="The project's TOML file: name, server, sites.")
@@ -188,6 +174,7 @@ def _passphrase(path: Path | None) -> Secret:
     return ask
 
 
+@in_panel(DEPLOY)
 def preflight(kit: Kit) -> None:
     """Check whether a kit can run, with a remedy for each problem."""
     from fednotes.apps.deployment.nvflare.kit import read_kit
@@ -229,6 +216,7 @@ def preflight(kit: Kit) -> None:
     say(f"next: {following[role]}")
 
 
+@in_panel(DEPLOY)
 def run(
     job: Annotated[
         str, typer.Argument(help="A job file, or the name of a built-in job.")

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fednotes.cli.groups import say
+from fednotes.cli.all_commands import DEPLOY
+from fednotes.cli.shared import say
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.processes import Status
 
-server = typer.Typer(help="Run the server of a network.", no_args_is_help=True)
+server = typer.Typer(
+    help="Run the server of a network.", no_args_is_help=True, rich_help_panel=DEPLOY
+)
 certificates = typer.Typer(
-    help="Renew a kit's certificate and update its trust.", no_args_is_help=True
+    help="Renew a kit's certificate and update its trust.",
+    no_args_is_help=True,
+    rich_help_panel=DEPLOY,
 )
 
 START_SECONDS = 20.0  # for a server to answer, or a site to be let in

@@ -24,7 +24,8 @@ from fednotes.apps.deployment.commands.server import (
     require_ready,
     require_sound,
 )
-from fednotes.cli.groups import console, say
+from fednotes.cli.all_commands import DEPLOY
+from fednotes.cli.shared import console, say
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError
 
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5  # between two looks for a job that asks for approval
 
 site = typer.Typer(
-    help="Run a site; manage its rules, approvals and data.", no_args_is_help=True
+    help="Run a site; manage its rules, approvals and data.",
+    no_args_is_help=True,
+    rich_help_panel=DEPLOY,
 )
 
 Job = Annotated[

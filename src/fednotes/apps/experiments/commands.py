@@ -1,0 +1,122 @@
+"""The commands of experiments: `reproduce` and `attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fednotes.cli.all_commands import TRAIN, in_panel
+from fednotes.cli.shared import Device, Settings, Yes, can_ask, console, say
+from fednotes.core.stopping import goes_on
+
+
+@in_panel(TRAIN)
+def reproduce(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="An experiment, such as fedner-table2; without it, list them all."
+        ),
+    ] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the runs; runs/reproduce by default."),
+    ] = None,
+    budget: Annotated[
+        bool,
+        typer.Option(
+            "--budget/--full", help="Size: about an hour on two cores, or the paper's."
+        ),
+    ] = True,
+    base: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]JOB",
+            help="Your own job in place of the experiment's; NAME: of another that it uses.",
+        ),
+    ] = None,
+    settings: Settings = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(help="A seed in place of the experiment's own; may be repeated."),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of concurrent runs, one thread each.")
+    ] = 2,
+    device: Device = "cpu",
+    yes: Yes = False,
+) -> None:
+    """Repeat a paper's table or figure; resume if interrupted."""
+    from rich.markdown import Markdown
+
+    from fednotes.apps.experiments.reproduce import experiments
+    from fednotes.apps.experiments.reproduce import reproduce as run
+    from fednotes.apps.experiments.tables import markdown, plot
+    from fednotes.cli.display import runs_bar
+
+    if not name:
+        console.print(_listed(experiments()))
+        return
+    folder = out or Path("runs") / "reproduce"
+    with runs_bar(console, name) as shown, goes_on("the same command"):
+        table = run(
+            name,
+            folder,
+            full=not budget,
+            settings=tuple(settings or ()),
+            seeds=tuple(seed or ()),
+            base=tuple(base or ()),
+            workers=workers,
+            device=device,
+            tell=shown,
+            say=say,
+            agree=shown.confirm if can_ask(yes) else None,
+        )
+    console.print(Markdown(markdown(table)))
+    folder /= table["name"]
+    drawn = f", {folder / 'figure.png'}" if plot(table, folder / "figure.png") else ""
+    say(f"results: {folder / 'results.md'}{drawn}")
+
+
+def _listed(titles: Mapping[str, str]) -> Table:
+    """Return a table of the experiments that `reproduce` knows, by name."""
+    table = Table("experiment", "what it shows", box=None, pad_edge=False)
+    for name, title in titles.items():
+        table.add_row(escape(name), escape(title))
+    return table
+
+
+@in_panel(TRAIN)
+def attention(
+    model: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=DIR", help="Model to compare; may be repeated."),
+    ],
+    notes: Annotated[list[Path], typer.Option(help="Notes to read; may be repeated.")],
+    out: Annotated[Path, typer.Option(help="Folder for the results.")],
+    category: Annotated[
+        list[str] | None,
+        typer.Option(help="Read only notes of this category; may be repeated."),
+    ] = None,
+    sample: Annotated[int, typer.Option(min=1, help="Number of passages.")] = 200,
+    length: Annotated[int, typer.Option(min=3, help="Tokens per passage.")] = 128,
+    seed: Annotated[int, typer.Option(help="Seed of the drawn passages.")] = 1,
+) -> None:
+    """Compare the attention heads of several encoders."""
+    from rich.markdown import Markdown
+
+    from fednotes.apps.experiments.attention import markdown, run_attention
+    from fednotes.cli.display import runs_bar
+
+    chosen = tuple(category or ())
+    with runs_bar(console, "attention") as tell:
+        facts = run_attention(
+            model, notes, out, sample, length, seed, categories=chosen, progress=tell
+        )
+    console.print(Markdown(markdown(facts)))
+    say(f"results: {out / 'attention.md'}")

@@ -1,0 +1,147 @@
+"""The commands that put a saved model to use elsewhere: `serve` and `export`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fednotes.cli.all_commands import USE, in_panel
+from fednotes.cli.shared import Backbone, Device, Dictionary, say
+
+export = typer.Typer(
+    help="Export a saved model for other programs.",
+    no_args_is_help=True,
+    rich_help_panel=USE,
+    rich_markup_mode=None,
+)
+
+
+Saved = Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model's folder.")]
+New = Annotated[
+    Path, typer.Argument(metavar="OUT", help="New or empty folder to write to.")
+]
+
+
+@export.command("hf")
+def export_hf(model: Saved, out: New) -> None:
+    """Export a token classifier as a Hugging Face directory."""
+    from fednotes.apps.serving import exports
+
+    exports.export(model, "hf", out)
+    say(f'{out}: for pipeline("token-classification", aggregation_strategy="first")')
+
+
+@export.command("onnx")
+def export_onnx(
+    model: Saved,
+    out: New,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Quantise the weights to eight bits.")
+    ] = False,
+) -> None:
+    """Export a light tagger or token classifier as an ONNX graph."""
+    from fednotes.apps.serving import exports
+
+    exports.export(model, "onnx", out, int8=int8)
+    say(f"{out}: model.onnx, and what it reads; docs/use.md has a program for it")
+
+
+@export.command("sklearn")
+def export_sklearn(
+    model: Saved,
+    out: New,
+    dictionary: Dictionary = None,
+) -> None:
+    """Export a phenotyping model as a scikit-learn pipeline."""
+    from fednotes.apps.serving import exports
+
+    exports.export(model, "sklearn", out, dictionary=dictionary)
+    say(f'{out}: skops.io.load("{out}/pipeline.skops")')
+
+
+@export.command("card")
+def export_card(
+    model: Saved,
+    out: Annotated[
+        Path | None, typer.Argument(help="File to write; stdout by default.")
+    ] = None,
+) -> None:
+    """Write a model's card: what it is, how it was trained, its scores."""
+    from fednotes.apps.serving import exports
+    from fednotes.jobs.card import card
+
+    if out is None:
+        sys.stdout.write(card(model))
+    else:
+        exports.export(model, "card", out)
+
+
+@in_panel(USE)
+def serve(
+    model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; any but loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one."),
+    ] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that requests must send.")
+    ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(help="PEM file of the server's certificate chain, for TLS."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="PEM file of the certificate's key.")
+    ] = None,
+    max_requests: Annotated[
+        int, typer.Option(min=1, help="Maximum number of concurrent requests.")
+    ] = 64,
+    max_texts: Annotated[
+        int, typer.Option(min=1, help="Maximum number of texts per request.")
+    ] = 64,
+    max_characters: Annotated[
+        int, typer.Option(min=1, help="Maximum number of characters of a text.")
+    ] = 100_000,
+    max_bytes: Annotated[
+        int, typer.Option(min=1, help="Maximum size of a request in bytes.")
+    ] = 4_000_000,
+    max_values: Annotated[
+        int, typer.Option(min=1, help="Maximum number of JSON values per request.")
+    ] = 20_000,
+    batch: Annotated[
+        bool,
+        typer.Option("--batch", help="Also take tables of notes, at POST /batch."),
+    ] = False,
+    device: Device = "cpu",
+    backbone: Backbone = None,
+    dictionary: Dictionary = None,
+) -> None:
+    """Serve a saved model's predictions over HTTP until Ctrl-C."""
+    from fednotes.apps.serving.server import Limits
+    from fednotes.apps.serving.server import serve as run
+    from fednotes.jobs.models import load
+
+    limits = Limits(
+        body=max_bytes,
+        values=max_values,
+        texts=max_texts,
+        characters=max_characters,
+        under_way=max_requests,
+    )
+    run(
+        load(model, device, dictionary or backbone),
+        host,
+        port,
+        limits=limits,
+        batch=batch,
+        tell=say,
+        token_file=token_file,
+        certificate=certificate,
+        key=key,
+    )

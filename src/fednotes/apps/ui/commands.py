@@ -1,0 +1,51 @@
+"""The command `ui`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fednotes.cli.all_commands import USE, in_panel
+from fednotes.cli.shared import Backbone, Device, EncodingOption, OnError, OnErrorOption, say
+
+
+@in_panel(USE)
+def ui(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN…|MODEL [NOTES…]", help="Runs; a model and notes; a site's kit."
+        ),
+    ],
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one."),
+    ] = 0,
+    format: Annotated[
+        str, typer.Option(help="Format of the notes; recognised if not given.")
+    ] = "",
+    on_error: OnErrorOption = OnError.refuse,
+    encoding: EncodingOption = "auto",
+    corrections: Annotated[
+        Path | None,
+        typer.Option(help="File for decisions; beside NOTES or RUN by default."),
+    ] = None,
+    device: Device = "cpu",
+    backbone: Backbone = None,
+) -> None:
+    """Open a local page of runs, errors in notes, or a ledger."""
+    from fednotes.apps.ui.pages import ui as open_ui
+
+    open_ui(
+        *paths,
+        port=port,
+        format=format,
+        on_error=on_error.value,
+        encoding=encoding,
+        corrections=corrections,
+        device=device,
+        backbone=backbone,
+        tell=say,
+    )

@@ -1,0 +1,119 @@
+"""All commands: those of the core, and those that applications and other packages register.
+
+A registered command is imported when it is run, or when the help is asked for. So a command starts
+as fast as if there were no other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint
+from types import FunctionType
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperGroup
+
+from fednotes.core import plugins
+from fednotes.core.cleaning import one_line
+from fednotes.core.errors import ConfigError
+
+DATA, TRAIN, USE, DEPLOY = "Data", "Train", "Use", "Deploy"
+PANELS = (DATA, TRAIN, USE, DEPLOY)
+OTHER = "More"  # the panel of a command that names none
+_GAP = 6  # columns of a line of the help beside the name and the text
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def in_panel(panel: str) -> Callable[[Command], Command]:
+    """Mark a function as a command that `fednotes --help` lists in a panel.
+
+    It is for functions that a package registers. A `typer.Typer` names its panel by
+    `rich_help_panel`.
+
+    Args:
+        panel: One of `PANELS`, or another heading.
+    """
+
+    def mark(function: Command) -> Command:
+        vars(function)["help_panel"] = panel
+        return function
+
+    return mark
+
+
+class CommandTable(UserDict[str, Any]):
+    """Commands by name. A registered one is imported when it is first looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a command.
+
+        Raises:
+            KeyError: There is no such command.
+            ConfigError: The package that registers it cannot be imported.
+        """
+        command = self.data[name]
+        if isinstance(command, EntryPoint):
+            command = _load(name, command)
+            self.data[name] = command
+        return command
+
+
+class AllCommands(TyperGroup):
+    """The group of all commands, in panels."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        registered = plugins.added("commands", self.commands)
+        table = CommandTable(self.commands)
+        table.update(registered)
+        self.commands = table
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of all commands, panel by panel."""
+        panels = self._panels()
+        width = max(len(name) for panel in panels.values() for name in panel)
+        limit = formatter.width - _GAP - width
+        order = [*PANELS, *sorted(panels.keys() - {*PANELS})]
+        for panel in order:
+            if commands := panels.get(panel):
+                rows = [
+                    (name.ljust(width), command.get_short_help_str(limit))
+                    for name, command in sorted(commands.items())
+                ]
+                with formatter.section(panel):
+                    formatter.write_dl(rows)
+
+    def _panels(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the commands by panel and name, with a warning for each that is broken."""
+        panels: dict[str, dict[str, Any]] = {}
+        for name in self.commands:
+            try:
+                command = self.commands[name]
+            except ConfigError as error:
+                print(f"warning: {one_line(error, None)}", file=sys.stderr)
+                continue
+            if not command.hidden:
+                panel = getattr(command, "rich_help_panel", None) or OTHER
+                panels.setdefault(panel, {})[name] = command
+        return panels
+
+
+def _load(name: str, entry: EntryPoint) -> Any:
+    """Import a registered command.
+
+    Raises:
+        ConfigError: The package cannot be imported, or the object is of another type.
+    """
+    loaded = plugins.load(entry, (typer.Typer, FunctionType))
+    parent = typer.Typer(rich_markup_mode=None)
+    if isinstance(loaded, typer.Typer):
+        panel = loaded.info.rich_help_panel
+        parent.add_typer(loaded, name=name, rich_help_panel=panel)
+    else:
+        panel = getattr(loaded, "help_panel", None)
+        parent.command(name, rich_help_panel=panel)(loaded)
+    return typer.main.get_group(parent).commands[name]

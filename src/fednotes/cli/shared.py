@@ -1,0 +1,92 @@
+"""What commands share: the console they print on, and options that several of them have.
+
+The commands of applications and of other packages import this too, so it imports nothing large.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fednotes.core.cleaning import clean
+
+PIPED = 400  # columns where nobody looks at a screen: no label of a table is cut short there
+_SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
+console = Console(width=None if _SCREEN else PIPED)
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a key of the job, e.g. seed=2."
+    ),
+]
+
+
+class OnError(StrEnum):
+    """What becomes of a corpus with something wrong in it."""
+
+    refuse = "refuse"
+    skip = "skip"
+
+
+OnErrorOption = Annotated[
+    OnError,
+    typer.Option(help="refuse stops at bad data; skip leaves it out and counts it."),
+]
+EncodingOption = Annotated[
+    str,
+    typer.Option(
+        help="Encoding of files that are not UTF-8, such as cp1252; auto refuses them."
+    ),
+]
+Backbone = Annotated[
+    str | None,
+    typer.Option(help="Path of the frozen encoder, if it has moved since training."),
+]
+Dictionary = Annotated[
+    str | None,
+    typer.Option(help="Path of a phenotyping model's dictionary, if it has moved."),
+]
+LabelMap = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="OLD=NEW", help="Rename a label of the file."),
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Do not ask before long runs or large transfers.")
+]
+Device = Annotated[str, typer.Option(help="Device to compute on: cpu, cuda, cuda:1 …")]
+SKIP_REMEDY = '--on-error skip (on_error = "skip" of a job\'s site) leaves these out'
+
+
+# ---- output --------------------------------------------------------------------------------------
+
+
+def say(*lines: str) -> None:
+    """Print lines as they are: no colours, no markup, no wrapping, no control characters."""
+    for line in lines:
+        console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
+
+
+def tell(notes: Iterable[str]) -> None:
+    """Print remarks, each as a note; a warning keeps its own word."""
+    for note in notes:
+        say(note if note.startswith("warning: ") else f"note: {note}")
+
+
+def can_ask(yes: bool) -> bool:
+    """Return whether a person can be asked a question.
+
+    Args:
+        yes: The option `--yes`: the person does not want to be asked.
+    """
+    return not yes and console.is_terminal and sys.stdin.isatty()
