@@ -190,14 +190,14 @@ def test_an_opened_model_is_as_good_as_its_folder(
         pages, "opened", lambda paths, *_, **__: seen.append(paths) or pages.Desk()
     )
     monkeypatch.setattr(pages, "run", lambda *_, **__: None)
-    fn.ui(model, notes)
+    fn.open_ui(model, notes)
     assert seen == [[place, notes]]
     with pytest.raises(DataError, match="5 are needed"):
         fn.calibrate(model, fn.read(notes)[:2])
     calls = [
         (fn.calibrate, notes),
         (fn.export, "card", tmp_path / "x"),
-        (fn.ui,),
+        (fn.open_ui,),
         (fn.serve,),
     ]
     for call, *more in calls:
@@ -221,7 +221,7 @@ def test_what_is_no_path_is_refused_in_one_line(sure: tuple[Path, Path]) -> None
         (fn.job, 5),
         (fn.simulate, "demo", None),
     ]
-    calls += [(fn.compare, None), (fn.report, None)]
+    calls += [(fn.compare, None), (fn.write_report, None)]
     calls += [(fn.convert, None, "out", "jsonl"), (fn.convert, "in", None, "jsonl")]
     for call, *given in [*calls, (fn.evaluate, sure[0], 5)]:
         with pytest.raises(
@@ -268,14 +268,14 @@ def test_a_runs_page_and_cards(run: tuple[Path, fn.RunResult], tmp_path: Path) -
 
     place = run[0] / "run"
     assert len([*place.rglob("model/README.md")]) == 4
-    page = fn.report(str(place), tmp_path / "page.html")
-    assert page.read_text() == fn.report(place).read_text()
-    assert fn.report(place) == place / "report.html"
+    page = fn.write_report(str(place), tmp_path / "page.html")
+    assert page.read_text() == fn.write_report(place).read_text()
+    assert fn.write_report(place) == place / "report.html"
     said = CliRunner().invoke(app, ["report", str(place)])
     assert said.stdout == f"report: {place / 'report.html'}\n"
     assert fednotes.report.html.write_report(place) == place / "report.html"
     with pytest.raises(ConfigError, match="is no model, no run and no kit"):
-        fn.ui(tmp_path)
+        fn.open_ui(tmp_path)
 
 
 def test_the_page_is_for_who_has_its_address(
@@ -289,7 +289,7 @@ def test_the_page_is_for_who_has_its_address(
         ready("http://127.0.0.1:8080")
 
     monkeypatch.setattr("fednotes.apps.ui.pages.run", listen)
-    fn.ui(run[0] / "run", port=8080, tell=told.append)
+    fn.open_ui(run[0] / "run", port=8080, tell=told.append)
     (page, *where), words = heard[0], told[0].split()
     assert where == ["127.0.0.1", 8080, "ui"]
     client = testclient.TestClient(page, base_url="http://127.0.0.1:8080")
@@ -315,7 +315,7 @@ def test_the_page_is_shown_from_a_notebook(run: tuple[Path, fn.RunResult]) -> No
         threading.Thread(target=asked).start()
 
     async def cell() -> str:
-        fn.ui(run[0] / "run", tell=look)
+        fn.open_ui(run[0] / "run", tell=look)
         return "next cell"
 
     loop = asyncio.new_event_loop()
@@ -329,7 +329,7 @@ def test_the_page_is_shown_from_a_notebook(run: tuple[Path, fn.RunResult]) -> No
         loop.close()
     assert status == [403]
     with pytest.raises(ConfigError, match="name a run"):
-        fn.ui()
+        fn.open_ui()
 
 
 def test_a_model_in_other_forms(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_a_device_that_is_not_here_is_named(
     calls: list[Any] = [
         lambda: fn.load(model, "gpu"),
         lambda: fn.simulate("demo", tmp_path / "out", device="gpu"),
-        lambda: fn.ui(model, device="gpu"),
+        lambda: fn.open_ui(model, device="gpu"),
     ]
     for call in calls:
         with pytest.raises(ConfigError, match="device 'gpu' is not available here"):
@@ -462,9 +462,9 @@ def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("convert", (None, "out", "brat"), "a corpus, not NoneType"),
         ("convert", ("notes", 5, "brat"), "a path to write, not int"),
         ("export", (None, "hf", "out"), "a model's folder, not NoneType"),
-        ("report", (None,), "a run's folder, not NoneType"),
+        ("write_report", (None,), "a run's folder, not NoneType"),
         ("job", (5,), "a job's file, name or table, not int"),
-        ("ui", (None,), "a run, a model or notes, not NoneType"),
+        ("open_ui", (None,), "a run, a model or notes, not NoneType"),
         ("check", (None,), "a corpus or a job, not NoneType"),
         ("serve", (None,), "a model's folder, not NoneType"),
     ],

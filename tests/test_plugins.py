@@ -61,6 +61,9 @@ oracle = acme_notes.oracle:ATTACKS
 
 [fednotes.commands]
 greet = acme_notes.greet:greet
+
+[fednotes.api]
+greet = acme_notes.greet:greet
 """
 SIMULATE = """
 import sys
@@ -148,6 +151,13 @@ def test_a_command_of_a_package_runs(environment: dict[str, str]) -> None:
     assert "Greet somebody." in _run(environment, "-m", "fednotes", "--help")
 
 
+def test_a_function_of_a_package_is_part_of_the_python_api(
+    environment: dict[str, str],
+) -> None:
+    program = "import fednotes as fn; fn.greet('Ada'); print('greet' in dir(fn))"
+    assert _run(environment, "-c", program) == "hello Ada\nTrue\n"
+
+
 def test_a_format_of_a_package_is_recognised_and_read(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -198,22 +208,44 @@ def test_an_attack_of_a_package_comes_after_the_built_in_ones(
 
 
 def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    """The other commands still work."""
+    """The other commands still work, and are listed."""
     broken = _install(
         tmp_path / "broken",
         "[fednotes.commands]\ngreet = acme_notes.greet:greet\n",
         {"greet": "raise RuntimeError('out of order')"},
     )
+
+    def done(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fednotes", *words]
+        return subprocess.run(command, capture_output=True, text=True, env=broken)
+
+    shown = done("--help")
+    assert shown.returncode == 0
+    assert "simulate" in shown.stdout
+    for told in (shown, done("greet")):
+        assert "the package 'acme-notes' cannot be loaded" in told.stderr
+        assert "out of order" in told.stderr
+    assert done("greet").returncode == 2
+    version = done("--version")
+    assert version.stdout.startswith("fednotes ")
+    assert version.stderr == ""
+
+
+def test_a_package_cannot_replace_a_command_of_an_application(tmp_path: Path) -> None:
+    greedy = _install(
+        tmp_path / "greedy",
+        "[fednotes.commands]\nserve = acme_notes.greet:greet\n",
+        {"greet": COMMAND},
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "fednotes", "--version"],
+        [sys.executable, "-m", "fednotes", "serve"],
         capture_output=True,
         text=True,
-        env=broken,
+        env=greedy,
     )
-    assert done.returncode == 0
-    assert "the package 'acme-notes' cannot be loaded" in done.stderr
-    assert "out of order" in done.stderr
-    assert done.stdout.startswith("fednotes ")
+    assert done.returncode == 2
+    assert "the package 'acme-notes' registers 'serve'" in done.stderr
+    assert "which is built in" in done.stderr
 
 
 def test_a_package_cannot_replace_what_is_built_in(tmp_path: Path) -> None:

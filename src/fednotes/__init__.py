@@ -1,14 +1,18 @@
 """Federated learning for clinical text: one model, many sites, notes stay where they are.
 
-`import fednotes as fn`: what stands in `__all__` is the public Python API (`docs/python.md`). It is
-read when it is first used, so that the import itself costs nothing.
+`import fednotes as fn`: the names in `__all__` are the public Python API of the core
+(`docs/python.md`). Applications and other packages add functions by entry points of the group
+`fednotes.api`, such as `fn.serve`; `dir(fn)` lists these too. Each name is imported when it is
+first used, so that the import of fednotes itself costs nothing.
 """
 
 import os
-import sys
+from collections.abc import Mapping
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __version__ = "0.1.0"
 
@@ -25,9 +29,6 @@ if TYPE_CHECKING:
         reliability,
         simulate,
     )
-    from fednotes.apps.serving.exports import export
-    from fednotes.apps.serving.server import serve
-    from fednotes.apps.ui.pages import ui
     from fednotes.core.errors import FednotesError
     from fednotes.core.federation import State
     from fednotes.core.types import Document, Span
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from fednotes.jobs.models import MentionModel, PatientModel, load
     from fednotes.jobs.results import RunResult
     from fednotes.jobs.show import ShownJob, show_job
-    from fednotes.report.html import write_report as report
+    from fednotes.report.html import write_report
 
 __all__ = [
     "Document",
@@ -58,16 +59,13 @@ __all__ = [
     "compare",
     "convert",
     "evaluate",
-    "export",
     "job",
     "load",
     "read",
     "reliability",
-    "report",
-    "serve",
     "show_job",
     "simulate",
-    "ui",
+    "write_report",
 ]
 _PLACES = {
     "core.errors": ("FednotesError",),
@@ -81,34 +79,37 @@ _PLACES = {
     "jobs.results": ("RunResult",),
     "jobs.show": ("ShownJob", "show_job"),
     "api": ("calibrate", "check", "evaluate", "job", "read", "reliability", "simulate"),
-    "apps.serving.exports": ("export",),
     "jobs.models": ("MentionModel", "PatientModel", "load"),
-    "apps.serving.server": ("serve",),
-    "apps.ui.pages": ("ui",),
+    "report.html": ("write_report",),
 }
-_CALLED = ("report",)  # rooms of the package, which can be called
 
 
-def called(room: str, module: str, name: str) -> None:
-    """A room that is imported can be called, as what one of its modules has by that name."""
+def _added() -> Mapping[str, "EntryPoint"]:
+    """Return the names that applications and other packages add.
 
-    class Room(ModuleType):
-        def __call__(self, *given: Any, **options: Any) -> Any:
-            return getattr(import_module(f"{room}.{module}"), name)(*given, **options)
+    Raises:
+        ConfigError: A package adds a name that fednotes has itself.
+    """
+    from fednotes.core import plugins
 
-    sys.modules[room].__class__ = Room
+    return plugins.added("api", __all__)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CALLED:
-        return import_module(f"{__name__}.{name}")
     for place, names in _PLACES.items():
         if name in names:
             found = getattr(import_module(f"{__name__}.{place}"), name)
             globals()[name] = found
             return found
+    if not name.startswith("_") and (entry := _added().get(name)) is not None:
+        from fednotes.core import plugins
+
+        found = plugins.load(entry, object)
+        globals()[name] = found
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    public = [*__all__, *_added()]
+    return sorted({*public, *(name for name in globals() if name.startswith("__"))})

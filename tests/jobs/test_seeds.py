@@ -208,7 +208,7 @@ def test_progress_names_the_seed(tmp_path: Path) -> None:
 
 def test_the_page_has_the_table(done) -> None:
     out, result = done
-    page = fn.report(out).read_text("utf-8")
+    page = fn.write_report(out).read_text("utf-8")
     f1 = result.mean["federated"]["strict"]["f1"]
     assert f"<td>{f1['mean']:.3f} ± {f1['std']:.3f}</td>" in page
     assert 'href="seed-7/report.html"' in page

@@ -111,7 +111,7 @@ def _load(name: str, entry: EntryPoint) -> Any:
     loaded = plugins.load(entry, (typer.Typer, FunctionType))
     parent = typer.Typer(rich_markup_mode=None)
     if isinstance(loaded, typer.Typer):
-        panel = loaded.info.rich_help_panel
+        panel = loaded.rich_help_panel
         parent.add_typer(loaded, name=name, rich_help_panel=panel)
     else:
         panel = getattr(loaded, "help_panel", None)

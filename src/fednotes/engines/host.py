@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
+from typing import Protocol
 
-from fednotes.apps.deployment.rules.guard import SiteGuard
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.federation import SiteTasks
@@ -44,6 +44,32 @@ ROUND_LINE_SECONDS = 60.0  # between two lines of a site's log that say how far 
 _FOLDERS = re.compile(r"""(?<![^\s'"(=:,\[])/(?:[^/\s:'"]+/)+(?=[^/\s:'"])""")
 
 
+class Guard(Protocol):
+    """A site's rules and its record, as far as the host needs them."""
+
+    def request(self, request: Request) -> None:
+        """Check a request before it is answered.
+
+        Raises:
+            RefusedError: A rule of the site does not permit it.
+        """
+
+    def leaving(
+        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
+    ) -> None:
+        """Check and record a reply before it leaves.
+
+        Args:
+            request: The request that it answers.
+            reply: The reply, encoded.
+            update: What the reply holds, before it is masked; None where there is none.
+            reason: The rule by which the request is refused.
+
+        Raises:
+            Exception: The reply must not leave.
+        """
+
+
 class SiteHost:
     """One site of one job, behind `handle`, which one thread calls at a time.
 
@@ -69,7 +95,7 @@ class SiteHost:
         *,
         job: str,
         name: str,
-        guard: SiteGuard | None = None,
+        guard: Guard | None = None,
         sealer: SecureSeal | None = None,
         public: Mapping[str, Callable[[SiteTasks], Tensors]] | None = None,
         max_norm: float = 0.0,

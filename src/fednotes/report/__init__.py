@@ -1,5 +1,1 @@
-"""Pages of results. Called, as `fednotes.report(…)`, `html.write_report`."""
-
-from fednotes import called
-
-called(__name__, "html", "write_report")
+"""Pages of results."""

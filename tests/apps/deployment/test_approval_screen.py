@@ -26,7 +26,7 @@ from fednotes.apps.deployment.rules.guard import (
 )
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.site_file import SITE_FILE, policy_of
-from fednotes.cli import groups
+from fednotes.cli import shared
 from fednotes.jobs.results import AUDIT, Audit, Leak
 
 SITES = ["h1", "h2", "h3"]
@@ -158,7 +158,7 @@ def test_a_job_s_words_cannot_show_another_job(
     asked(kit, forged)
     screen = io.StringIO()
     console = Console(width=60, force_terminal=True, color_system=None, file=screen)
-    for module in (groups, kit_cli):
+    for module in (shared, kit_cli):
         monkeypatch.setattr(module, "console", console)
     kit_cli._show_job(kit, forged, fingerprint(forged), policy_of(kit).quorum("h1"))
     rows = screen.getvalue().split("\n")

@@ -15,7 +15,7 @@ from fednotes.apps.deployment.agreement import Description, agreed_config
 from fednotes.apps.deployment.nvflare.processes import RateLimit
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_job
 from fednotes.apps.deployment.status import last_problem
-from fednotes.cli import app, groups
+from fednotes.cli import app, shared
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.messages import Reply, WireError, decode_reply, encode
 from fednotes.engines.host import explained
@@ -30,7 +30,7 @@ def plain(text: str) -> bool:
 
 
 def test_a_command_says_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    groups.say(f"job {EVIL}")
+    shared.say(f"job {EVIL}")
     with pytest.raises(SystemExit):
         app.fail(EVIL)
     said = capsys.readouterr()

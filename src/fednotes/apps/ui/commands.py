@@ -36,7 +36,7 @@ def ui(
     backbone: Backbone = None,
 ) -> None:
     """Open a local page of runs, errors in notes, or a ledger."""
-    from fednotes.apps.ui.pages import ui as open_ui
+    from fednotes.apps.ui.pages import open_ui
 
     open_ui(
         *paths,

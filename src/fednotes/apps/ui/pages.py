@@ -500,7 +500,7 @@ def opened(
     return desk
 
 
-def ui(
+def open_ui(
     *paths: str | Path | MentionModel | PatientModel,
     port: int = 0,
     format: str = "",

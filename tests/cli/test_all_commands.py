@@ -1,0 +1,147 @@
+"""Commands of applications and packages are found by entry points, and imported when needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import typer
+from typer.main import get_group
+from typer.testing import CliRunner
+
+from fednotes.cli.all_commands import OTHER, PANELS, AllCommands, in_panel
+from fednotes.cli.app import app
+from fednotes.core import plugins
+from fednotes.core.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+@in_panel("Use")
+def hello() -> None:
+    """Say hello."""
+    typer.echo("hello")
+
+
+farewells = typer.Typer(rich_help_panel="Deploy", help="Say farewell.")
+
+
+@farewells.callback()
+def _group() -> None:
+    """Say farewell."""
+
+
+@farewells.command()
+def bye() -> None:
+    """Say bye."""
+    typer.echo("bye")
+
+
+def plain() -> None:
+    """Say nothing."""
+
+
+@pytest.fixture
+def registering(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    """A program whose commands are registered by this module, and one by a module that fails."""
+    here = "tests_of_commands"
+    monkeypatch.setitem(sys.modules, here, sys.modules[__name__])
+    values = {
+        "hello": f"{here}:hello",
+        "farewell": f"{here}:farewells",
+        "plain": f"{here}:plain",
+        "broken": "there_is_no_such_module:command",
+    }
+    entries = {
+        name: EntryPoint(name, value, "fednotes.commands")
+        for name, value in values.items()
+    }
+    monkeypatch.setattr(plugins, "added", lambda group, built_in: entries)
+    program = typer.Typer(cls=AllCommands, rich_markup_mode=None)
+
+    @program.callback()
+    def program_itself() -> None:
+        """A program."""
+
+    @program.command(rich_help_panel="Data")
+    def own() -> None:
+        """Do a thing of our own."""
+
+    return program
+
+
+def test_the_help_lists_commands_in_panels(registering: typer.Typer) -> None:
+    result = CliRunner().invoke(registering, ["--help"])
+    assert result.exit_code == 0
+    at = [
+        result.stdout.index(line)
+        for line in (
+            *("Data:\n", "  own       Do a thing of our own."),
+            *("Use:\n", "  hello     Say hello."),
+            *("Deploy:\n", "  farewell  Say farewell."),
+            *(f"{OTHER}:\n", "  plain     Say nothing."),
+        )
+    ]
+    assert at == sorted(at)
+    assert "broken" not in result.stdout
+    assert "cannot be loaded (there_is_no_such_module:command" in result.stderr
+
+
+def test_registered_commands_run(registering: typer.Typer) -> None:
+    for words, said in ((["hello"], "hello\n"), (["farewell", "bye"], "bye\n")):
+        assert CliRunner().invoke(registering, words).stdout == said
+
+
+def test_a_command_that_cannot_be_imported_says_why(registering: typer.Typer) -> None:
+    result = CliRunner().invoke(registering, ["broken"])
+    assert isinstance(result.exception, ConfigError)
+    assert "there_is_no_such_module" in str(result.exception)
+
+
+def test_every_command_of_fednotes_names_a_panel_and_fits_80_columns() -> None:
+    group = get_group(app)
+    for name in group.commands:
+        assert group.commands[name].rich_help_panel in PANELS, name
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    listed = shown[shown.index("Data:") :]
+    assert "..." not in listed
+    assert max(map(len, listed.splitlines())) <= 80
+
+
+def test_the_installed_entry_points_are_those_of_the_project() -> None:
+    """Otherwise the package is to be installed anew: `pip install -e .`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for group, values in project["entry-points"].items():
+        if group.startswith("fednotes."):
+            found = plugins.registered(group.removeprefix("fednotes."))
+            own = {
+                name: entry.value
+                for name, entry in found.items()
+                if entry.dist is not None and entry.dist.name == "fednotes"
+            }
+            assert own == values, group
+
+
+def test_a_command_imports_no_other_command_and_the_help_no_large_package() -> None:
+    program = (
+        "import sys\n"
+        "from fednotes.cli.app import app\n"
+        "app([*sys.argv[1:]], standalone_mode=False)\n"
+        "names = [name for name in sys.modules if name.endswith('.commands')]\n"
+        "names += ['fednotes.apps.deployment'] * ('fednotes.apps.deployment' in sys.modules)\n"
+        "print('commands', names)\n"
+        "print('large', sorted({'torch', 'numba', 'pydantic'} & {*sys.modules}))\n"
+    )
+
+    def last_lines(*words: str) -> list[str]:
+        command = [sys.executable, "-c", program, *words]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+        return ran.stdout.splitlines()[-2:]
+
+    assert last_lines("simulate", "--help")[0] == "commands []"
+    assert last_lines("ui", "--help")[0] == "commands ['fednotes.apps.ui.commands']"
+    assert last_lines("--help")[1] == "large []"
