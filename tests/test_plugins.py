@@ -46,6 +46,12 @@ def greet(name: str) -> None:
     """Greet somebody."""
     print(f"hello {name}")
 '''
+JOB = """\
+method = "fedner"
+title = "A small job of Acme"
+[synthetic]
+sites = 3
+"""
 ENTRY_POINTS = """\
 [fednotes.methods]
 slow_fedner = acme_notes.slow_fedner:METHOD
@@ -64,6 +70,9 @@ greet = acme_notes.greet:greet
 
 [fednotes.api]
 greet = acme_notes.greet:greet
+
+[fednotes.jobs]
+acme = acme_notes
 """
 SIMULATE = """
 import sys
@@ -87,6 +96,7 @@ def _wheel(folder: Path, entry_points: str, modules: dict[str, str]) -> Path:
     info = "acme_notes-1.0.dist-info"
     files = {f"acme_notes/{name}.py": source for name, source in modules.items()}
     files["acme_notes/__init__.py"] = ""
+    files["acme_notes/acme/small.toml"] = JOB
     files[f"{info}/METADATA"] = (
         "Metadata-Version: 2.1\nName: acme-notes\nVersion: 1.0\n"
     )
@@ -156,6 +166,13 @@ def test_a_function_of_a_package_is_part_of_the_python_api(
 ) -> None:
     program = "import fednotes as fn; fn.greet('Ada'); print('greet' in dir(fn))"
     assert _run(environment, "-c", program) == "hello Ada\nTrue\n"
+
+
+def test_a_job_file_of_a_package_is_found_by_its_name(
+    environment: dict[str, str],
+) -> None:
+    shown = _run(environment, "-m", "fednotes", "job", "show", "acme/small")
+    assert 'title = "A small job of Acme"' in shown
 
 
 def test_a_format_of_a_package_is_recognised_and_read(

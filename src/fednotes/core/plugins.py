@@ -15,6 +15,7 @@ A package registers an object under a name in one of these groups of its `pyproj
     fednotes.formats     a module with `accepts` and `read`, as in data/formats/
     fednotes.attacks     a sequence of `Attack` of apps/audit/
     fednotes.commands    a function, or a `typer.Typer` with several commands
+    fednotes.jobs        a package, in whose folder job files lie
     fednotes.api         a function, found as `fednotes.NAME`
 
 The applications of fednotes itself (`fednotes.apps`) register what they add in the same way.
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError
@@ -39,14 +40,9 @@ Group = Literal[
     "formats",
     "attacks",
     "commands",
+    "jobs",
     "api",
 ]
-
-
-@cache
-def _all_entry_points() -> EntryPoints:
-    """Return the entry points of all installed packages: looking for them takes a while."""
-    return entry_points()
 
 
 @cache
@@ -57,7 +53,7 @@ def registered(group: Group) -> Mapping[str, EntryPoint]:
         ConfigError: Two packages register the same name.
     """
     by_name: dict[str, EntryPoint] = {}
-    for entry in _all_entry_points().select(group=f"fednotes.{group}"):
+    for entry in entry_points(group=f"fednotes.{group}"):
         earlier = by_name.setdefault(entry.name, entry)
         if earlier.value == entry.value:
             continue

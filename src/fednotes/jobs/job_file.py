@@ -18,9 +18,11 @@ from dataclasses import fields
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fednotes import methods
+from fednotes.core import plugins
 from fednotes.core.errors import ConfigError, nearest, within
 from fednotes.core.federation import Method
 from fednotes.core.settings import (
@@ -125,17 +127,28 @@ class TopConfig:
 
 @lru_cache(maxsize=1)
 def built_in_jobs() -> Mapping[str, Path]:
-    """The jobs that come with the package, by name: `demo`, `fedner/table2`, …"""
-    root = Path(str(resources.files("fednotes") / "apps" / "experiments"))
-    found = {
-        str(path.relative_to(root).with_suffix("")): path
-        for path in root.rglob("*.toml")
-    }
-    return {
-        name: path
-        for name, path in sorted(found.items())
-        if "base" not in read_toml(path)
-    }
+    """Return the job files that need no path, by name: `demo`, `fedner/table2`, …
+
+    `demo` is the core's. Applications and other packages register a package whose folder holds job
+    files, by entry points of the group `fednotes.jobs`; a job is named by its place in the folder.
+
+    Raises:
+        ConfigError: A package cannot be imported, or two of them have a job of the same name.
+    """
+    jobs = {"demo": Path(str(resources.files("fednotes") / "jobs" / "demo.toml"))}
+    for entry in plugins.registered("jobs").values():
+        folder = Path(str(resources.files(plugins.load(entry, ModuleType))))
+        for path in folder.rglob("*.toml"):
+            if "base" in read_toml(path):  # a grid over another job
+                continue
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            if name in jobs:
+                raise ConfigError(
+                    f"{path}: the job {name!r} is there already, {jobs[name]}: uninstall one of "
+                    "the packages"
+                )
+            jobs[name] = path
+    return dict(sorted(jobs.items()))
 
 
 def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:
