@@ -16,6 +16,7 @@ A package registers an object under a name in one of these groups of its `pyproj
     fednotes.attacks     a sequence of `Attack` of apps/audit/
     fednotes.commands    a function, or a `typer.Typer` with several commands
     fednotes.jobs        a package, in whose folder job files lie
+    fednotes.ledgers     a module with `is_kit` and `read_ledger`, as apps/deployment/kit_ledger.py
     fednotes.api         a function, found as `fednotes.NAME`
 
 The applications of fednotes itself (`fednotes.apps`) register what they add in the same way.
@@ -41,6 +42,7 @@ Group = Literal[
     "attacks",
     "commands",
     "jobs",
+    "ledgers",
     "api",
 ]
 

@@ -16,7 +16,6 @@ import logging
 import math
 import os
 import re
-import resource
 import time
 import traceback
 from bisect import bisect_left
@@ -33,7 +32,8 @@ from pydantic import BaseModel, Field
 
 from fednotes import __version__
 from fednotes.core.cleaning import NAME, clean
-from fednotes.core.errors import ConfigError, DataError, FednotesError, needs, readable
+from fednotes.core.errors import ConfigError, DataError, needs, readable
+from fednotes.core.http_server import Refused, read_body, run, too_large
 from fednotes.core.parsing import JsonError, parse_json, regular
 from fednotes.core.settings import checked
 from fednotes.core.types import Document, Span
@@ -54,9 +54,6 @@ BATCH, CHARACTERS = (
     32,
     200_000,
 )  # texts and characters that are put to the model at once
-FAREWELL = 30  # seconds that requests under way have to end
-HEAD = 10  # seconds in which a request's first lines must come
-_CONNECTIONS = 1000  # at a time, or half of the files that may be open
 _LONGEST = 60  # seconds that Retry-After says at most
 _FAILED, _GONE = 500, 499  # _GONE is counted, and never sent: its sender went away
 _MOST_BYTES = 4096  # of a file with a token
@@ -110,30 +107,22 @@ class Limits:
         return texts
 
 
-class Refused(Exception):
-    """A request is answered so, with nothing done."""
+async def _refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request by a refusal; where FHIR was sent, by an OperationOutcome."""
+    from starlette.responses import JSONResponse
 
-    def __init__(self, status: int, detail: str, **headers: str) -> None:
-        super().__init__(detail)
-        self.status_code, self.detail, self.headers = status, detail, headers
-
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from starlette.responses import JSONResponse
-
-        kind, told = "application/json", dict[str, Any](detail=self.detail)
-        if scope["path"] == "/fhir":
-            issue = {
-                "severity": "error",
-                "code": _ISSUES.get(self.status_code, "processing"),
-            }
-            told = {
-                "resourceType": "OperationOutcome",
-                "issue": [issue | {"diagnostics": self.detail}],
-            }
-            kind = _FHIR
-        await JSONResponse(told, self.status_code, self.headers, kind)(
-            scope, receive, send
-        )
+    told: dict[str, Any] = {"detail": refused.detail}
+    kind = "application/json"
+    if scope["path"] == "/fhir":
+        issue = {
+            "severity": "error",
+            "code": _ISSUES.get(refused.status_code, "processing"),
+            "diagnostics": refused.detail,
+        }
+        told = {"resourceType": "OperationOutcome", "issue": [issue]}
+        kind = _FHIR
+    answer = JSONResponse(told, refused.status_code, refused.headers, kind)
+    await answer(scope, receive, send)
 
 
 # ---- what is asked and answered --------------------------------------------------------------
@@ -356,7 +345,7 @@ class _Gate:
         try:
             await self._judged(scope, receive, telling)
         except Refused as no:
-            await no.answer(scope, receive, telling)
+            await _refuse(no, scope, receive, telling)
         except Exception as error:  # its words may hold text
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(where.filename).name}:{where.lineno}"
@@ -365,7 +354,7 @@ class _Gate:
                 failed = Refused(
                     _FAILED, "the model failed; the server's log says where"
                 )
-                await failed.answer(scope, receive, telling)
+                await _refuse(failed, scope, receive, telling)
         finally:
             self._meters.count(scope["path"], status, time.perf_counter() - begin)
 
@@ -377,7 +366,7 @@ class _Gate:
             return
         length, most = headers.get("content-length", b"0"), self._limits
         if not length.isdigit() or int(length) > most.body:
-            raise _too_large(most.body)
+            raise too_large(most.body)
         if self._room.locked():  # unread, the connection breaks before it is told
             await read_body(receive, most.body, most.patience, keep=False)
             detail = "too many requests are under way: come again"
@@ -422,40 +411,6 @@ class _Gate:
                 raise Refused(
                     401, "send the token: authorization: Bearer TOKEN", **more
                 )
-
-
-async def read_body(
-    receive: Receive, most: int, patience: float, keep: bool = True
-) -> bytes:
-    """A request's body, read no further than `most` bytes, in seconds of patience.
-
-    keep: False reads and forgets it. Raises Refused.
-    """
-    parts: list[bytes] = []
-    length, more = 0, True
-    try:
-        async with asyncio.timeout(patience):
-            while more:
-                message = await receive()
-                part, more = message.get("body", b""), message.get("more_body", False)
-                length += len(part)
-                if length > most:
-                    raise _too_large(most)
-                if keep:
-                    parts.append(part)
-    except TimeoutError:
-        raise Refused(
-            408, "the body did not come in time", connection="close"
-        ) from None
-    return b"".join(parts)
-
-
-def _too_large(most: int) -> Refused:
-    return Refused(
-        413,
-        f"a request has at most {most:,} bytes: send less at a time",
-        connection="close",
-    )
 
 
 async def _unless_gone(
@@ -779,105 +734,6 @@ def read_token(path: PathLike) -> str:
             "`openssl rand -hex 32` gives"
         )
     return token
-
-
-def prompt() -> Any:
-    """uvicorn's protocol, with a deadline for a request's first lines. Where there are too many
-    connections, the one goes that such lines have been missing on for longest."""
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    most = min(_CONNECTIONS, files // 2) if files > 0 else _CONNECTIONS  # -1: no limit
-
-    class Prompt(H11Protocol):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self.timeout_keep_alive, wait = HEAD, self.timeout_keep_alive_handler
-            self.timeout_keep_alive_task = self.loop.call_later(HEAD, wait)
-            if len(self.connections) > most:
-                every: Any = self.connections
-                silent = {each.timeout_keep_alive_task: each for each in every}
-                oldest = silent[min(task for task in silent if task is not None)]
-                oldest.transport.close()
-                oldest._unset_keepalive_if_required()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._unset_keepalive_if_required()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._unset_keepalive_if_required()  # of the next request
-
-        def _unset_keepalive_if_required(self) -> None:
-            if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
-                super()._unset_keepalive_if_required()
-
-    return Prompt
-
-
-def run(
-    app: Any,
-    host: str,
-    port: int,
-    ready: Callable[[str], None],
-    certificate: PathLike | None = None,
-    key: PathLike | None = None,
-    extra: str = "serve",
-) -> None:
-    """Listen until SIGINT or SIGTERM; requests under way are answered first.
-
-    port: 0 takes a free one. ready: is told the address once somebody can connect. certificate,
-    key: PEM files, for TLS. extra: that brings what this needs.
-    Raises FednotesError where nothing can listen there, MissingExtra.
-    """
-    with needs("uvicorn", extra):
-        import uvicorn
-
-    class Listening(uvicorn.Server):
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                number = self.servers[0].sockets[0].getsockname()[1]
-                name = f"[{host}]" if ":" in host else host
-                ready(f"http{'s' if certificate else ''}://{name}:{number}")
-
-    logging.getLogger("asyncio").addHandler(
-        logging.NullHandler()
-    )  # or lines without end
-    options: dict[str, Any] = {"ws": "none", "timeout_graceful_shutdown": FAREWELL}
-    options |= {"backlog": 128, "http": prompt()}
-    options |= {"access_log": False, "server_header": False, "proxy_headers": False}
-    options |= {
-        "log_config": None,
-        "log_level": "critical",
-    }  # its words of an error may hold text
-    options |= {"ssl_certfile": certificate, "ssl_keyfile": key}
-    server = Listening(uvicorn.Config(app, host, port, **options))
-    try:
-        _in_a_thread(server) if _of_a_notebook() else server.run()
-    except (SystemExit, OverflowError):
-        where = f"{host}:{port}: nothing can listen there"
-        raise FednotesError(
-            f"{where}: is the port in use, or the address another's?"
-        ) from None
-
-
-def _of_a_notebook() -> bool:
-    """Whether a loop runs here already, which is no server's."""
-    with suppress(RuntimeError):
-        return bool(asyncio.get_running_loop())
-    return False
-
-
-def _in_a_thread(server: Any) -> None:
-    """Run beside a notebook's loop, until its cell is interrupted."""
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            pool.submit(server.run).result()
-        except KeyboardInterrupt:
-            server.should_exit = True
 
 
 def serve(

@@ -18,15 +18,13 @@ from functools import partial
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from markupsafe import Markup, escape
 
 from fednotes.api import read
-from fednotes.apps.deployment.nvflare.kit import KIT_FILE
-from fednotes.apps.deployment.rules.ledger import ledger_of, show, verify
-from fednotes.apps.serving.server import Refused, read_body, run
 from fednotes.apps.ui.review import (
     Filter,
     Item,
@@ -37,8 +35,10 @@ from fednotes.apps.ui.review import (
     of_run,
     require_writable,
 )
+from fednotes.core import plugins
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, needs
+from fednotes.core.http_server import Refused, read_body, run
 from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, Span
 from fednotes.data.encodings import AUTO
@@ -283,12 +283,11 @@ class Pages:
         """What left each site, by its own ledger."""
         found = []
         for name, kit in self.desk.kits.items():
-            path = ledger_of(kit).path
-            lines = [*show(path)]
+            report, lines = _ledger_source(kit).read_ledger(kit)
             parts: dict[tuple[str, str], list[Any]] = {}
             for line in lines:
                 parts.setdefault((line["run"], line["task"]), []).append(line)
-            found.append((name, verify(path), parts, lines[: -_LINES - 1 : -1]))
+            found.append((name, report, parts, lines[: -_LINES - 1 : -1]))
         return self.page("ledger.html", here="/ledger", found=found, size=size)
 
     # ---- errors
@@ -405,6 +404,15 @@ class Pages:
         return self.page("try.html", here="/try", text=text, found=found, note=note)
 
 
+def _ledger_source(folder: Path) -> Any:
+    """Return the registered module that reads the ledger of a site's kit, if the folder is one."""
+    for entry in plugins.registered("ledgers").values():
+        source = plugins.load(entry, ModuleType)
+        if source.is_kit(folder):
+            return source
+    return None
+
+
 def _numbered(all: Sequence[T], request: Request, what: str) -> T:
     """The one that an address names by its number."""
     text = request.path_params["number"]
@@ -462,7 +470,7 @@ def opened(
     folders = {path: path.resolve().name for path in paths if path.is_dir()}
     models = [path for path in folders if is_model(path)]
     runs = [path for path in folders if path not in models and is_run(path)]
-    kits = [path for path in folders if (path / KIT_FILE).is_file()]
+    kits = [path for path in folders if _ledger_source(path) is not None]
     notes = [path for path in paths if path not in (*models, *runs, *kits)]
     if len(models) > 1 or (notes and not models):
         told = "two models" if models else f"{notes[0]} is no model, no run and no kit"
