@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from fednotes.cli.all_commands import USE, in_panel
-from fednotes.cli.shared import Backbone, Device, EncodingOption, OnError, OnErrorOption, say
+from fednotes.cli.shared import (
+    Backbone,
+    Device,
+    EncodingOption,
+    OnError,
+    OnErrorOption,
+    say,
+)
 
 
 @in_panel(USE)
