@@ -11,6 +11,7 @@ fails, the attack proves nothing. No result contains a word of any note.
     listening.py    what the server observes, and what the sites' models were trained on
     attacks/        the attacks, a family to a file
     shadow/         models trained at the audited site alone, to attack
+    commands.py     the command
     target.py       the job that the command line names
     run.py          all attacks on one job
 
@@ -18,10 +19,14 @@ Other packages add attacks with the entry point group `fednotes.attacks`
 (`core/plugins.py`).
 """
 
-from fednotes.apps.audit.attack import Attack, NotApplicable, Trial, all_attacks
-from fednotes.apps.audit.run import run_audit
-from fednotes.apps.audit.scene import Scene
-from fednotes.apps.audit.target import Target, open_target
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fednotes.apps.audit.attack import Attack, NotApplicable, Trial, all_attacks
+    from fednotes.apps.audit.run import run_audit
+    from fednotes.apps.audit.scene import Scene
+    from fednotes.apps.audit.target import Target, open_target
 
 __all__ = [
     "Attack",
@@ -33,3 +38,17 @@ __all__ = [
     "open_target",
     "run_audit",
 ]
+_PLACES = {
+    "attack": ("Attack", "NotApplicable", "Trial", "all_attacks"),
+    "run": ("run_audit",),
+    "scene": ("Scene",),
+    "target": ("Target", "open_target"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: the help of the command needs none."""
+    for place, names in _PLACES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{place}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

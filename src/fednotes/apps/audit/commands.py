@@ -1,0 +1,56 @@
+"""The command `audit`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fednotes.cli.all_commands import TRAIN, in_panel
+from fednotes.cli.shared import Settings, console, say
+
+
+@in_panel(TRAIN)
+def audit(
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|JOB", help="A run's folder, or a job.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to; by default the run's.")
+    ] = None,
+    settings: Settings = None,
+    site: Annotated[
+        str, typer.Option(help="Site to audit; by default the job's first.")
+    ] = "",
+    site_file: Annotated[
+        Path | None,
+        typer.Option(help="The site's file, to audit with its own notes alone."),
+    ] = None,
+    total: Annotated[
+        int, typer.Option(help="Training sentences of all sites; with --site-file.")
+    ] = 0,
+) -> None:
+    """Estimate locally what an attacker could recover.
+
+    Attacks on what a job would send are tried on your own notes. Nothing leaves this machine.
+    """
+    from fednotes.apps.audit import open_target, run_audit
+    from fednotes.cli.display import audit_table
+    from fednotes.core.store import held, write_json
+    from fednotes.jobs.results import AUDIT
+    from fednotes.report.html import write_report
+
+    job, key, folder = open_target(
+        target, tuple(settings or ()), site, site_file, total, out
+    )
+    command = shlex.join(["fednotes", *sys.argv[1:]])
+    with held(folder), console.status("") as shown:
+        found = run_audit(
+            job, site, fingerprint=key, command=command, progress=shown.update
+        )
+        write_json(folder / AUDIT, found.model_dump())
+    console.print(audit_table(found))
+    say(f"audit: {folder / AUDIT}", f"report: {write_report(folder)}")
