@@ -383,6 +383,10 @@ class SiteKind:
             job, with this site alone, and the site.
         stub: Makes a site without examples by its name and the description that has these facts;
             None if sites of this kind are described by their tag sets and encoder.
+        audit_subject: Makes what an audit trains shadow models on (`apps/audit/shadow/subject.py`),
+            with the job of these models. Gets the audit's scene, the audited site, a generator,
+            the most units to judge, and what the control judges by. None if the audit reads sites
+            of this kind itself.
         compare: Compares two sides of runs by a metric and a number of bootstrap samples; None if
             runs of this kind find nothing that can be compared.
         metrics: What the metrics are called by which runs are compared, by their names.
@@ -416,6 +420,7 @@ class SiteKind:
     training_examples: Callable[[Any], Mapping[str, Iterator[bytes]]] = lambda site: {}
     describe: Callable[[Job, Any], Mapping[str, Any]] = lambda job, site: {}
     stub: Callable[[str, Any], Any] | None = None
+    audit_subject: Callable[[Any, Any, Any, int, str], tuple[Any, Job]] | None = None
     compare: Callable[[Side, Side, str, int], Compared] | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
     one_sentence: Callable[[Any], Any] | None = None

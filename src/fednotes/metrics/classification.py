@@ -28,9 +28,13 @@ from fednotes.core.errors import DataError
 
 Floats = NDArray[np.float64]
 
+# The labels of a patient for a phenotype, or for another output.
+UNLABELLED: Final = -1
+ABSENT: Final = 0
+PRESENT: Final = 1
+QUESTIONABLE: Final = 2
 CLASSES: Final = ("absent", "present", "questionable")  # names of the labels 0, 1, 2
 _PREDICTED: Final = (*CLASSES, "none")  # "none": the prediction was -1
-_PRESENT: Final = 1
 _SCORES: Final = ("precision", "recall", "f1")
 _HEAD: Final = "classes"  # of the keys in `to_metrics`
 _CHUNK = 4_000_000  # drawn indices held at once: 32 MB
@@ -123,8 +127,8 @@ class ClassCounts:
                     by_output[name][CLASSES[c]] = own | {
                         "predicted": int(predicted[row, c])
                     }
-        of_present = _mean(by_class[:, _PRESENT], occurs[:, _PRESENT], 0)
-        present = [each[:, _PRESENT].sum() for each in sums]
+        of_present = _mean(by_class[:, PRESENT], occurs[:, PRESENT], 0)
+        present = [each[:, PRESENT].sum() for each in sums]
         return {
             "macro": _named(_macro(table), gold.sum()),
             "micro": _named(

@@ -23,11 +23,11 @@ import numpy as np
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import checked
+from fednotes.metrics.classification import ABSENT as ABSENT
+from fednotes.metrics.classification import PRESENT as PRESENT
+from fednotes.metrics.classification import QUESTIONABLE as QUESTIONABLE
+from fednotes.metrics.classification import UNLABELLED as UNLABELLED
 
-PRESENT: Final = 1
-ABSENT: Final = 0
-QUESTIONABLE: Final = 2
-UNLABELLED: Final = -1
 LABELS: Final = {"present": PRESENT, "absent": ABSENT, "questionable": QUESTIONABLE}
 _SHOWN = 5  # names in a message
 Rows = Sequence[int] | np.ndarray  # indices or a boolean mask

@@ -55,6 +55,7 @@ from fednotes.apps.phenotyping.job_tables import (
     tables_of,
 )
 from fednotes.apps.phenotyping.labels import PatientLabels, read_labels, read_obesity
+from fednotes.apps.phenotyping.shadow import audit_subject
 from fednotes.core.errors import ConfigError, DataError, FednotesError, within
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.data.notes import Note, left_out, read_notes
@@ -654,6 +655,7 @@ KIND = SiteKind(
     unit="patients",
     stand_in=_stand_in,
     hints=score_hints,
+    audit_subject=audit_subject,
     compare=compare_runs,
     describe=described,
     stub=stub,

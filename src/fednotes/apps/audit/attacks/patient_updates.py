@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fednotes.apps.audit.attack import Attack, NotApplicable, Trial
 from fednotes.apps.audit.scene import Scene, without_noise
-from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT
+from fednotes.metrics.classification import ABSENT, PRESENT
 from fednotes.privacy.training import NOISY
 
 CONTROL_PATIENTS = 16  # patients of the control, whose gradients are seen one by one

@@ -4,6 +4,7 @@ models.py     trains them and has them score what they may remember
 subject.py    what a site must offer for that
 mentions.py   a site with annotated notes
 notes.py      a site with notes that are not annotated
-patients.py   a site with patients
 secrets.py    names and numbers that are planted into the notes
+
+Another kind of sites brings a subject of its own (`SiteKind.audit_subject`), as patients do.
 """

@@ -23,7 +23,6 @@ import torch
 from fednotes.apps.audit.scene import Scene, require_gradients, without_noise
 from fednotes.apps.audit.shadow.mentions import AnnotatedNotes
 from fednotes.apps.audit.shadow.notes import PlainNotes
-from fednotes.apps.audit.shadow.patients import Patients
 from fednotes.apps.audit.shadow.secrets import (
     Planted,
     Secret,
@@ -116,9 +115,8 @@ def _subject(
     job = scene.job
     data = next(each for each in scene.sites.data if each.id == scene.site)
     most = CONTROL_UNITS if scene.is_control else UNITS
-    if scene.has_patients:
-        patients = Patients(scene, data, rng, most, control_of=control_of)
-        return patients, patients.job
+    if job.kind.audit_subject is not None:
+        return job.kind.audit_subject(scene, data, rng, most, control_of)
     if job.data == "notes":
         return PlainNotes(data, rng, most), job
     unit = "document" if len(data.train) >= CONTROL_UNITS else "sentence"

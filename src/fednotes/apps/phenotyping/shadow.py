@@ -1,4 +1,4 @@
-"""A site with patients, whose models predict codes and labels.
+"""What an audit trains shadow models on: a site of patients, in units that may be left out.
 
 A patient is judged by how likely his codes, or his labels, are under a model.
 """
@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fednotes.apps.audit.scene import Scene
-from fednotes.apps.audit.shadow.secrets import Planted, Secret, SecretKind
 from fednotes.apps.phenotyping.classifiers import CHOICES
 from fednotes.apps.phenotyping.codes import output_matrix
 from fednotes.apps.phenotyping.cohort import ABSENT, PRESENT, SitePatients
@@ -34,19 +32,41 @@ CONTROL_SETTINGS: dict[
 }
 
 
+def audit_subject(
+    scene: Any,
+    data: SitePatients,
+    rng: np.random.Generator,
+    most: int,
+    control_of: str,
+) -> tuple[Patients, Job]:
+    """Return a site's patients as the subject of an audit, and the job of its shadow models.
+
+    Args:
+        scene: The audit's scene: the job, its sites and the audited site.
+        data: The site's patients.
+        rng: The generator that the choice of judged patients is drawn with.
+        most: Number of patients to judge at most.
+        control_of: What the control judges by: "codes" or "labels".
+    """
+    patients = Patients(scene, data, rng, most, control_of=control_of)
+    return patients, patients.job
+
+
 class Patients:
-    """See `Subject`; a unit is a patient with codes or labels. There are no secrets.
+    """The subject of an audit (`SiteKind.audit_subject`), whose units are patients.
+
+    A patient counts if the site knows their codes or labels. No secrets are planted.
 
     Attributes:
         job: The job that the models are trained with.
     """
 
-    kinds: ClassVar[tuple[SecretKind, ...]] = ()
+    kinds: ClassVar[tuple[Any, ...]] = ()
     carriers = 0
 
     def __init__(
         self,
-        scene: Scene,
+        scene: Any,
         data: SitePatients,
         rng: np.random.Generator,
         most: int,
@@ -56,7 +76,7 @@ class Patients:
         """Choose the patients to judge.
 
         Args:
-            scene: The job.
+            scene: The audit's scene: the job, its sites and the audited site.
             data: The site's patients.
             rng: The generator that the choice is drawn with.
             most: Number of patients to judge at most.
@@ -78,7 +98,7 @@ class Patients:
         self._cohort = data.train.take(self.judged)
 
     def training_data(
-        self, is_member: np.ndarray, planted: Sequence[Planted], repeats: int
+        self, is_member: np.ndarray, planted: Sequence[Any], repeats: int
     ) -> SitePatients:
         """Return the site with its members, each once; see `repeats`.
 
@@ -115,19 +135,19 @@ class Patients:
             scores["labels"] = _log_likelihood(margins, machines.targets(cohort.labels))
         return scores
 
-    def guess_losses(self, site: Any, secret: Secret) -> np.ndarray:
+    def guess_losses(self, site: Any, secret: Any) -> np.ndarray:
         """Raise NotImplementedError: no secrets are planted among patients."""
         raise NotImplementedError
 
 
-def _job(scene: Scene, control_of: str) -> Job:
+def _job(scene: Any, control_of: str) -> Job:
     """Return the job that shadow models are trained with.
 
     The control trains long on few patients and holds nothing back; judged by labels,
     its classifiers read concepts themselves.
     """
     config = scene.training.config
-    job = scene.job
+    job: Job = scene.job
     settings: dict[str, Any] = {"least_occurrences": min(1, config.least_occurrences)}
     if config.learns and scene.observe():
         # The codes that all sites agreed on, by counts that are public then.
