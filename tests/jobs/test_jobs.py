@@ -470,9 +470,7 @@ def test_the_schema_has_bounds_and_choices(schema: dict[str, Any]) -> None:
     assert site["additionalProperties"] is False
     assert site["properties"]["on_error"]["enum"] == ["refuse", "skip"]
     assert schema["required"] == ["method"]
-    assert {"dictionary", "vectors"} <= set(
-        schema["properties"]["concepts"]["properties"]
-    )
+    assert {"design", "per_site"} <= set(schema["properties"]["tags"]["properties"])
     assert "seed" not in known["training"]["properties"]
 
 

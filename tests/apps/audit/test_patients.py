@@ -15,7 +15,8 @@ from patient_files import write, write_terms
 from fednotes.apps.audit import Scene, all_attacks, open_target
 from fednotes.apps.audit.attacks import membership, patient_counts, patient_updates
 from fednotes.apps.audit.attacks.membership import members
-from fednotes.apps.audit.shadow import models, patients
+from fednotes.apps.audit.shadow import models
+from fednotes.apps.phenotyping import shadow
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.job import Job, load_sites
@@ -171,7 +172,7 @@ def test_the_gradient_of_one_patient_names_codes_and_labels() -> None:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train fewer models, so that a test takes seconds."""
     monkeypatch.setattr(models, "MODELS", 2)
-    monkeypatch.setitem(patients.CONTROL_SETTINGS, "cycles", 3)
+    monkeypatch.setitem(shadow.CONTROL_SETTINGS, "cycles", 3)
     models.shadow_scores.cache_clear()
 
 
