@@ -2,11 +2,11 @@
 
     python benchmarks/concepts.py [--terms 1000000] [--characters 4000000]
 
-Terms of one to six words and texts are drawn from the same made-up vocabulary (Zipf), so that
-about one text word in five is part of a mention. The plain program keeps a dict of n-grams and, at
-each word, tries the longest n-gram first; both must give the same bags. Memory is the process's
-peak after building, of the matcher alone. "with context" drops negated, family and
-hypothetical mentions.
+Terms of one to six words and texts are drawn from the same made-up vocabulary (Zipf),
+so that about one text word in five is part of a mention. The plain program keeps a dict
+of n-grams and, at each word, tries the longest n-gram first; both must give the same
+bags. Memory is the process's peak after building, of the matcher alone. "with context"
+drops negated, family and hypothetical mentions.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python benchmarks/crf.py
 
-Batch 32, 40 and 128 tokens, 11 tags. Both programs get the same parameters, and losses, gradients
-and best sequences are compared before anything is timed. The two are timed in turns; medians.
-Expected of the loss: at least 10 times at 40 tokens and 15 times at 128.
+Batch 32, 40 and 128 tokens, 11 tags. Both programs get the same parameters, and losses,
+gradients and best sequences are compared before anything is timed. The two are timed in
+turns; medians. Expected of the loss: at least 10 times at 40 tokens and 15 times at
+128.
 """
 
 from __future__ import annotations

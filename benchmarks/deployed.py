@@ -1,10 +1,12 @@
-"""What real sites cost beside one process: NVIDIA FLARE on loopback, three sites and a server.
+"""What real sites cost beside one process: NVIDIA FLARE on loopback, three sites and a
+server.
 
     python benchmarks/deployed.py [--megabytes 0.1 5 120] [--exchanges 5] [--steps 40]
 
 Each case is a job of its own over real kits with mutual TLS: `Deployed` at the server,
-`SiteHost` with its journal at each site. A site's task of the table returns as many float32
-numbers as it is sent and computes nothing, so a row is what an exchange costs by itself:
+`SiteHost` with its journal at each site. A site's task of the table returns as many
+float32 numbers as it is sent and computes nothing, so a row is what an exchange costs
+by itself:
 
     exchange    seconds of a `federation.sum`, the median; the first one, which meets every site,
                 is told apart
@@ -18,11 +20,12 @@ numbers as it is sent and computes nothing, so a row is what an exchange costs b
 
 Its processes and its folder go with it, however it ends.
 
-On loopback every frame also passes between the two processes of each machine, which is no wire.
+On loopback every frame also passes between the two processes of each machine, which is
+no wire.
 
-The last line compares ten rounds of a method whose sites train 5 MB of parameters by --steps
-mini-batches a round with the same ten rounds in one process, where they train one after the
-other. Processes are started once, before any clock.
+The last line compares ten rounds of a method whose sites train 5 MB of parameters by
+--steps mini-batches a round with the same ten rounds in one process, where they train
+one after the other. Processes are started once, before any clock.
 """
 
 from __future__ import annotations

@@ -1,22 +1,25 @@
-"""What the engine costs: `fedner.train` in the embedded engine against a hand-written loop.
+"""What the engine costs: `fedner.train` in the embedded engine against a hand-written
+loop.
 
-    python benchmarks/engine.py [--sentences 300] [--epochs 2] [--repeats 5] [--ceiling 1.02]
+    python benchmarks/engine.py [--sentences 300] [--epochs 2] [--repeats 5] [--ceiling
+    1.02]
 
-Both train three sites by Algorithm 1 of FedNER: the same taggers, mini-batches, dropout and
-optimizers. The hand-written loop is what one writes for a single experiment: no tasks, no
-checkpoints, no counting of bytes, the weighted sum of the gradients in float32 in place. It
-keeps the tagger after each epoch as the engine's sites do; nothing is held out, so neither
-judges. Sites are built before the clock starts, and the shared layers that both end with are
-compared.
+Both train three sites by Algorithm 1 of FedNER: the same taggers, mini-batches, dropout
+and optimizers. The hand-written loop is what one writes for a single experiment: no
+tasks, no checkpoints, no counting of bytes, the weighted sum of the gradients in
+float32 in place. It keeps the tagger after each epoch as the engine's sites do; nothing
+is held out, so neither judges. Sites are built before the clock starts, and the shared
+layers that both end with are compared.
 
-One thread, CPU seconds: a shared machine's wall clock measures its other users. The two run
-in turns, round by round; the ratio is of whole runs, beginning and end included, and the
-median over repeats. glibc is told to keep freed memory: otherwise page faults, up to 5 %, hit
-now one and now the other.
+One thread, CPU seconds: a shared machine's wall clock measures its other users. The two
+run in turns, round by round; the ratio is of whole runs, beginning and end included,
+and the median over repeats. glibc is told to keep freed memory: otherwise page faults,
+up to 5 %, hit now one and now the other.
 
-Sizes: CNN-CLSTM-CRF over 4,096 hashed words, and ELMoNER over 384 random frozen features.
-Sentences: PsyTAR, BC5CDR and NCBI disease below $FEDNOTES_CORPORA where set, else generated
-ones, which are half as long. Exit code 1 above the ceiling.
+Sizes: CNN-CLSTM-CRF over 4,096 hashed words, and ELMoNER over 384 random frozen
+    features.
+Sentences: PsyTAR, BC5CDR and NCBI disease below $FEDNOTES_CORPORA where set, else
+generated ones, which are half as long. Exit code 1 above the ceiling.
 """
 
 from __future__ import annotations
@@ -93,7 +96,8 @@ class ByHand:
         self.kept: list[Tensor] = []
 
     def gradients(self, shared: list[Tensor], share: int) -> float:
-        """One mini-batch: gradients into `.grad` of the shared parameters, a private step."""
+        """One mini-batch: gradients into `.grad` of the shared parameters, a private
+        step."""
         epoch, position = divmod(self.step, -(-self.sentences // share))
         if position == 0:
             rng = rng_of(self.config.seed, "order", self.id, epoch)

@@ -1,11 +1,14 @@
-"""An exported model, whole and in eight bits, beside `fednotes predict`: F1 and sentences a second.
+"""An exported model, whole and in eight bits, beside `fednotes predict`: F1 and
+sentences a second.
 
     python benchmarks/exported.py [--model FOLDER --notes ANNOTATED]
 
-The program is the one that docs/use.md prints: one sentence at a time, one thread. Without a
-model, an untrained tagger of the paper's size reads generated notes: then F1 says nothing.
+The program is the one that docs/use.md prints: one sentence at a time, one thread.
+Without a model, an untrained tagger of the paper's size reads generated notes: then F1
+says nothing.
 
-A token classifier is also read by transformers' pipeline, with two ways of joining sub-words.
+A token classifier is also read by transformers' pipeline, with two ways of joining
+sub-words.
 
 The ratio is the speed of the graph in eight bits to that of the model.
 """

@@ -1,11 +1,13 @@
-"""Frozen features: a batch gathered from the cache against the same batch encoded on the fly.
+"""Frozen features: a batch gathered from the cache against the same batch encoded on
+the fly.
 
     python benchmarks/features.py                 the packaged MiniLM
     python benchmarks/features.py --elmo          ELMo at its published size, random weights
     python benchmarks/features.py --encoder PATH  any other encoder
 
-One thread. Sentences are random words of a clinical kind, 8 to 40 tokens each. Prints the
-encoder's speed, the median time of a batch of 32 both ways, and in the last line their ratio.
+One thread. Sentences are random words of a clinical kind, 8 to 40 tokens each. Prints
+the encoder's speed, the median time of a batch of 32 both ways, and in the last line
+their ratio.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ COMMON = (
 
 
 def corpus(sentences: int) -> tuple[list[Passage], np.ndarray]:
-    """Sentences and the bounds of their tokens; half of the tokens are long clinical words."""
+    """Sentences and the bounds of their tokens; half of the tokens are long clinical
+    words."""
     rng = np.random.default_rng(0)
     forms = (*COMMON, *(stem + ending for stem in STEMS for ending in ENDINGS))
     lengths = rng.integers(8, 41, sentences)

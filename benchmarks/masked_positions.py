@@ -1,12 +1,14 @@
-"""A step of masked language modelling: logits at masked positions against logits everywhere.
+"""A step of masked language modelling: logits at masked positions against logits
+everywhere.
 
     python benchmarks/masked_positions.py                  the packaged MiniLM, 32 x 32 tokens
     python benchmarks/masked_positions.py --encoder PATH   any other encoder
     python benchmarks/masked_positions.py --tokens 128 --train all --bfloat16
 
-One thread. Forward, backward and AdamW on random words, 15 % of them masked. "Everywhere" is
-the library's own model with `labels=`, on the same parameters. Prints both fastest times, the
-difference of the losses (without dropout), and in the last line the ratio.
+One thread. Forward, backward and AdamW on random words, 15 % of them masked.
+"Everywhere" is the library's own model with `labels=`, on the same parameters. Prints
+both fastest times, the difference of the losses (without dropout), and in the last line
+the ratio.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def batch(model: LanguageModel, rows: int, tokens: int) -> tuple[Sequences, Mask
 
 
 def best_seconds(steps: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Fastest run of each, taken in turn so that a busy machine slows all of them alike."""
+    """Fastest run of each, taken in turn so that a busy machine slows all of them
+    alike."""
     seconds = [[] for _ in steps]  # type: list[list[float]]
     for _ in range(repeats + 1):
         for step, times in zip(steps, seconds, strict=True):

@@ -2,10 +2,10 @@
 
     python benchmarks/metrics.py [--sentences 100000]
 
-Both give strict scores by type on the same random corpus. seqeval starts from tag lists,
-fednotes from documents (what a tagger returns); "with tags" adds the time of a plain loop that
-turns the tag lists into documents. fednotes computes micro and macro scores, both relaxed
-definitions and unseen forms in the same call.
+Both give strict scores by type on the same random corpus. seqeval starts from tag
+lists, fednotes from documents (what a tagger returns); "with tags" adds the time of a
+plain loop that turns the tag lists into documents. fednotes computes micro and macro
+scores, both relaxed definitions and unseen forms in the same call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Tags = list[list[str]]
 
 
 def random_tags(sentences: int, seed: int = 0) -> tuple[Tags, Tags]:
-    """Gold tags (about 1.5 mentions in 20 tokens) and predictions with one tag in twelve wrong."""
+    """Gold tags (about 1.5 mentions in 20 tokens) and predictions with one tag in
+    twelve wrong."""
     rng = np.random.default_rng(seed)
     types = ("ADR", "Chemical", "Disease", "Drug")
     gold, predicted = [], []

@@ -2,12 +2,13 @@
 
     python benchmarks/predict.py [--train 800] [--repeats 3] [--floor 5] [--no-encoder]
 
-Two models are trained on the same sentences: the light tagger of the demo, and a token classifier
-on MiniLM. Beside them stand what one would take else: spaCy's entity recogniser (a CNN on hashed
-words, of like size) trained on the same sentences and read by `nlp.pipe`, and the token classifier,
-exported, in transformers' pipeline, a sentence at a time as it is by default and in batches of 32.
-All predict test sentences from their text on one thread. Sentences: NCBI disease below
-$FEDNOTES_CORPORA where set, else generated ones. Exit code 1 below the floor.
+Two models are trained on the same sentences: the light tagger of the demo, and a token
+classifier on MiniLM. Beside them stand what one would take else: spaCy's entity
+recogniser (a CNN on hashed words, of like size) trained on the same sentences and read
+by `nlp.pipe`, and the token classifier, exported, in transformers' pipeline, a sentence
+at a time as it is by default and in batches of 32. All predict test sentences from
+their text on one thread. Sentences: NCBI disease below $FEDNOTES_CORPORA where set,
+else generated ones. Exit code 1 below the floor.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def trained(job: dict[str, Any], files: dict[str, str], out: Path) -> fn.Mention
 
 
 def spacy_model(train: Sequence[Document], valid: Sequence[Document]) -> Any:
-    """spaCy's entity recogniser after the best of 15 epochs, or None where there is no spaCy."""
+    """spaCy's entity recogniser after the best of 15 epochs, or None where there is no
+    spaCy."""
     try:
         import spacy
         from spacy.training import Example
@@ -244,7 +246,8 @@ def in_pipeline(model: fn.MentionModel, folder: Path, batch: int) -> Found:
 def measured(
     runs: dict[str, tuple[Found, int]], texts: Sequence[str], repeats: int
 ) -> dict[str, float]:
-    """Sentences a second, the median; in turn, so that other load on the machine meets all."""
+    """Sentences a second, the median; in turn, so that other load on the machine meets
+    all."""
     rates: dict[str, list[float]] = {label: [] for label in runs}
     for repeat in range(repeats + 1):
         for label, (find, count) in runs.items():

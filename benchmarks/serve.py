@@ -2,18 +2,18 @@
 
     python benchmarks/serve.py [--model FOLDER] [--clients 50] [--seconds 10]
 
-`fednotes serve` as a process of its own, with the limits of the command; notes of ten generated
-sentences, one a request; the model that `--model` names, or the demo's, trained here in a few
-seconds. In turn:
+`fednotes serve` as a process of its own, with the limits of the command; notes of ten
+generated sentences, one a request; the model that `--model` names, or the demo's,
+trained here in a few seconds. In turn:
 
     one at a time  a client that asks again once it is answered
     together       --clients of these; requests that wait are put to the model together
     flood          requests at three times the rate of the row above, whoever is answered; each is
                    answered with its prediction or with 429, and none is lost
 
-The clients are one process too: with two cores or more it takes none of the server's. "CPU, ms" is
-what the server's process takes for a prediction, its refusals included; it holds on a machine that
-does other things too.
+The clients are one process too: with two cores or more it takes none of the server's.
+"CPU, ms" is what the server's process takes for a prediction, its refusals included; it
+holds on a machine that does other things too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Told:
         return self.codes["200"] / self.took
 
     def row(self, name: str) -> str:
-        """Rate, median, 99th percentile and the server's part in milliseconds, and the codes."""
+        """Rate, median, 99th percentile and the server's part in milliseconds, and the
+        codes."""
         cuts = statistics.quantiles(self.seconds, n=100)
         codes = ", ".join(
             f"{code}: {number:,}" for code, number in sorted(self.codes.items())
@@ -89,7 +90,8 @@ def served(model: Path) -> Iterator[tuple[str, int]]:
 
 
 async def ask(address: str, note: str, told: Told) -> None:
-    """A request over a connection of its own: a library's pool would take more than the server."""
+    """A request over a connection of its own: a library's pool would take more than the
+    server."""
     host, _, port = address.removeprefix("http://").partition(":")
     body, begin = json.dumps({"text": note}).encode(), time.perf_counter()
     head = (

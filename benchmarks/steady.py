@@ -2,13 +2,15 @@
 
     python benchmarks/steady.py [--rounds 30] [--runs 6]
 
-Three sites of 20, 60 and 100 generated sentences train FedNER's tagger (two epochs a round) behind
-their hosts, under the secure sum of all three. The server's side times each answer by the wall
-clock and ranks the sites by their median over the rounds. One order of six is right, so a run is
-guessed right by chance in 17 % of all runs; without `steady_replies` nearly always.
+Three sites of 20, 60 and 100 generated sentences train FedNER's tagger (two epochs a
+round) behind their hosts, under the secure sum of all three. The server's side times
+each answer by the wall clock and ranks the sites by their median over the rounds. One
+order of six is right, so a run is guessed right by chance in 17 % of all runs; without
+`steady_replies` nearly always.
 
-The ratio is what a round takes with steady replies to what it takes without: sites answer one
-after the other here, so it is above what sites that work at the same time pay.
+The ratio is what a round takes with steady replies to what it takes without: sites
+answer one after the other here, so it is above what sites that work at the same time
+pay.
 """
 
 from __future__ import annotations

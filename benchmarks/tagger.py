@@ -1,15 +1,16 @@
-"""One training step of the FedNER tagger against the plain composition of the same parts.
+"""One training step of the FedNER tagger against the plain composition of the same
+parts.
 
     python benchmarks/tagger.py [--steps 12] [--repeats 3] [--floor 4]
 
-Plain: what one writes first with torch and pytorch-crf. Randomly drawn sentences padded to
-the longest, an embedding of words, a Conv1d over the characters of every token, Conv1d over
-words, a packed nn.LSTM, pytorch-crf. Both have the same parameters and see the same
-sentences; before timing, the losses of each batch are compared. A step is loss, backward and
-Adam on 32 sentences, one thread, dropout as in training. The frozen parts (300 columns of
-word vectors, 384 of contextual features) are at hand for both and random here: their values
-cost nothing. Sentences: PsyTAR below $FEDNOTES_CORPORA where set, else random words with
-lengths of a like distribution. Exit code 1 below the floor.
+Plain: what one writes first with torch and pytorch-crf. Randomly drawn sentences padded
+to the longest, an embedding of words, a Conv1d over the characters of every token,
+Conv1d over words, a packed nn.LSTM, pytorch-crf. Both have the same parameters and see
+the same sentences; before timing, the losses of each batch are compared. A step is
+loss, backward and Adam on 32 sentences, one thread, dropout as in training. The frozen
+parts (300 columns of word vectors, 384 of contextual features) are at hand for both and
+random here: their values cost nothing. Sentences: PsyTAR below $FEDNOTES_CORPORA where
+set, else random words with lengths of a like distribution. Exit code 1 below the floor.
 """
 
 from __future__ import annotations

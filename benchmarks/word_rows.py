@@ -2,11 +2,12 @@
 
     FEDNOTES_CORPORA=... python benchmarks/word_rows.py [--rounds 10]
 
-The paper's sizes: 40,000 words of 300 numbers, mini-batches of 64 sentences, the layers of section
-4.1 (no language model, which is frozen and does not travel), on the three corpora of `fedner/real`.
-The vectors are random; their words are those of the corpora and made-up ones. Both runs end with
-the same bits. What is counted are numbers in the memory of one process: a secure sum sends eight
-bytes for a number, up, where four are counted here.
+The paper's sizes: 40,000 words of 300 numbers, mini-batches of 64 sentences, the layers
+of section 4.1 (no language model, which is frozen and does not travel), on the three
+corpora of `fedner/real`. The vectors are random; their words are those of the corpora
+and made-up ones. Both runs end with the same bits. What is counted are numbers in the
+memory of one process: a secure sum sends eight bytes for a number, up, where four are
+counted here.
 """
 
 from __future__ import annotations

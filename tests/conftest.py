@@ -1,4 +1,5 @@
-"""What every test shares: one thread, a cache of its own, the real corpora where they are."""
+"""What every test shares: one thread, a cache of its own, the real corpora where they
+are."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ from tiny_models import save_bart, save_bert
 
 Give = Callable[..., tuple[int, str, str]]
 
-os.environ.pop(
-    "COLUMNS", None
-)  # xdist's, of no screen: what is printed is as in a pipe
+# xdist's, of no screen: what is printed is as in a pipe
+os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """The order of additions, and so the last bit, depends on the number of threads.
 
-    FEDNOTES_TEST_THREADS asks for more: what is compared within a test is then equal still.
+    FEDNOTES_TEST_THREADS asks for more: what is compared within a test is then equal
+    still.
     """
     torch.set_num_threads(int(os.environ.get("FEDNOTES_TEST_THREADS", "1")))
 
@@ -131,7 +132,8 @@ def give(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture
 def file(tmp_path: Path) -> Callable[..., Path]:
-    """file(content, name) writes a file below a folder of the test's and gives its path."""
+    """file(content, name) writes a file below a folder of the test's and gives its
+    path."""
 
     def make(content: str | bytes, name: str = "f.txt") -> Path:
         path = tmp_path / name

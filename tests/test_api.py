@@ -42,8 +42,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fn.RunResult]:
 
 @pytest.fixture(scope="module")
 def sure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model that learnt six notes by heart, and 60 others of which a third of the mentions is not
-    annotated: it is too sure of itself."""
+    """A model that learnt six notes by heart, and 60 others of which a third of the
+    mentions is not annotated: it is too sure of itself."""
     folder = tmp_path_factory.mktemp("sure")
     model = make("tagger", folder, stirred=False, dropout=0.0)
     notes = model.prepare(DOCUMENTS)
@@ -261,8 +261,8 @@ def test_runs_are_compared(run: tuple[Path, fn.RunResult]) -> None:
 
 
 def test_a_runs_page_and_cards(run: tuple[Path, fn.RunResult], tmp_path: Path) -> None:
-    """A simulation leaves a card beside each model; the page is written where one says. A room that
-    is called stays a room."""
+    """A simulation leaves a card beside each model; the page is written where one says.
+    A room that is called stays a room."""
     import fednotes.apps.ui.pages
     import fednotes.report.html
 
@@ -281,7 +281,8 @@ def test_a_runs_page_and_cards(run: tuple[Path, fn.RunResult], tmp_path: Path) -
 def test_the_page_is_for_who_has_its_address(
     run: tuple[Path, fn.RunResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would listen where nobody else's computer reaches it; its token is told to the caller."""
+    """It would listen where nobody else's computer reaches it; its token is told to the
+    caller."""
     testclient, told, heard = pytest.importorskip("starlette.testclient"), [], []
 
     def listen(page: Any, host: str, port: int, ready: Any, extra: str) -> None:
@@ -298,7 +299,8 @@ def test_the_page_is_for_who_has_its_address(
 
 
 def test_the_page_is_shown_from_a_notebook(run: tuple[Path, fn.RunResult]) -> None:
-    """A loop runs there already; interrupting the cell ends the page and not the kernel."""
+    """A loop runs there already; interrupting the cell ends the page and not the
+    kernel."""
     pytest.importorskip("uvicorn")
     status, main = list[int](), threading.main_thread().ident
     assert main is not None
@@ -319,9 +321,8 @@ def test_the_page_is_shown_from_a_notebook(run: tuple[Path, fn.RunResult]) -> No
         return "next cell"
 
     loop = asyncio.new_event_loop()
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # some shells ignore it
+    # some shells ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert loop.run_until_complete(cell()) == "next cell"
     finally:

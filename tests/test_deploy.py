@@ -1,4 +1,5 @@
-"""The units and the container file under deploy/: what they run exists, and they are closed."""
+"""The units and the container file under deploy/: what they run exists, and they are
+closed."""
 
 from __future__ import annotations
 
@@ -86,12 +87,10 @@ def test_a_unit_is_closed_and_restarts_what_failed(path: Path) -> None:
     assert found["UMask"] == "0077"
     assert found["Restart"] == "on-failure"
     assert found["RestartPreventExitStatus"] == "2"
-    assert (
-        found["KillMode"] == "mixed"
-    )  # the process ends its jobs itself; what is left is killed
-    assert (
-        "AF_UNIX" in found["RestrictAddressFamilies"]
-    )  # a kit's processes speak by a socket
+    # the process ends its jobs itself; what is left is killed
+    assert found["KillMode"] == "mixed"
+    # a kit's processes speak by a socket
+    assert "AF_UNIX" in found["RestrictAddressFamilies"]
 
 
 @each_unit
@@ -133,6 +132,5 @@ def test_a_container_is_nobodys_root_and_runs_what_there_is() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert {"deploy", "serve"} <= set(extras["optional-dependencies"])
     assert "'/build[deploy,serve]'" in CONTAINER
-    assert (
-        "procps" in instructions("RUN")[0]
-    )  # `ps`, by which a kit's processes are found
+    # `ps`, by which a kit's processes are found
+    assert "procps" in instructions("RUN")[0]

@@ -1,7 +1,9 @@
-"""No module imports what it must not: pickles, the network, packages outside the base install.
+"""No module imports what it must not: pickles, the network, packages outside the base
+install.
 
-Everything is read from the syntax tree; no module of the package is imported. The directions of
-imports inside the package are contracts of import-linter, in `pyproject.toml` (`make lint`).
+Everything is read from the syntax tree; no module of the package is imported. The
+directions of imports inside the package are contracts of import-linter, in
+`pyproject.toml` (`make lint`).
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ CALLS = ("eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_l
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module or name, absolute. `local`: inside a function or for types only."""
+    """One imported module or name, absolute. `local`: inside a function or for types
+    only."""
 
     target: str
     line: int
@@ -66,7 +69,8 @@ def module_name(path: Path) -> str:
 
 
 def imports(source: str, path: Path = SRC / "fednotes" / "example.py") -> list[Import]:
-    """Every import of a module, relative ones made absolute, `import_module("…")` as well."""
+    """Every import of a module, relative ones made absolute, `import_module("…")` as
+    well."""
     package = module_name(path).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
@@ -101,7 +105,8 @@ def _walk(node: ast.AST, package: list[str], local: bool) -> Iterator[Import]:
 
 
 def _dotted(node: ast.AST) -> str:
-    """`torch.load` of the expression torch.load; "" of anything that is not a dotted name."""
+    """`torch.load` of the expression torch.load; "" of anything that is not a dotted
+    name."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -242,8 +247,8 @@ def test_the_base_check_sees(line: str, wrong: bool) -> None:
 
 
 def test_methods_draw_by_the_draws_of_a_site() -> None:
-    """A draw by the job's seed is known to all: in methods it makes initial values, and nothing
-    else. Pass the use to `self.draws` of the site in its place."""
+    """A draw by the job's seed is known to all: in methods it makes initial values, and
+    nothing else. Pass the use to `self.draws` of the site in its place."""
     allowed = {
         "adversarial.py": {"seed_of"},  # first values of discriminators
         "fedner.py": {"rng_of"},  # marks of word tables, by a secret of their own

@@ -1,6 +1,8 @@
-"""A package of a third party adds a method, a tagger, a format, an attack and a command.
+"""A package of a third party adds a method, a tagger, a format, an attack and a
+command.
 
-It is built as a wheel and installed by pip into a folder of its own, as a user would install it.
+It is built as a wheel and installed by pip into a folder of its own, as a user would
+install it.
 """
 
 from __future__ import annotations

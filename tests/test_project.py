@@ -22,7 +22,8 @@ def _name(path: Path) -> str:
 
 
 def _project_files() -> list[Path]:
-    """What git holds or would hold; in a tree without git, everything but hidden and built."""
+    """What git holds or would hold; in a tree without git, everything but hidden and
+    built."""
     try:
         listing = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],

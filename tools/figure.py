@@ -2,10 +2,10 @@
 
     python tools/figure.py [--out docs/figures]
 
-silos: what silos have alone, by plain averaging and by the default, and what all notes in one place
-have ("What a federation pays"; `fednotes reproduce pays-silos`). privacy: scores by ε, and without
-a promise ("What differential privacy costs"; `pays-privacy`, `phenotype-privacy`). The pictures
-have no number of their own.
+silos: what silos have alone, by plain averaging and by the default, and what all notes
+in one place have ("What a federation pays"; `fednotes reproduce pays-silos`). privacy:
+scores by ε, and without a promise ("What differential privacy costs"; `pays-privacy`,
+`phenotype-privacy`). The pictures have no number of their own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Scores = dict[str, dict[int, tuple[float, float]]]
 
 
 def scores(page: str) -> Scores:
-    """row: silos: mean and standard deviation of F1; of notes in one place it is silos 1."""
+    """row: silos: mean and standard deviation of F1; of notes in one place it is silos
+    1."""
     found: Scores = {}
     for place, row, mean, spread in ROW.findall(page):
         silos = 1 if place == "one place" else int(place.split()[0])

@@ -1,12 +1,14 @@
 """Makes a small BART of a BERT: its encoder as it is, a decoder trained on public text.
 
-    python tools/graft.py OUT [--text PATH]... [--encoder minilm] [--layers 2] [--steps N]
+    python tools/graft.py OUT [--text PATH]... [--encoder minilm] [--layers 2] [--steps
+    N]
 
-BART's encoder layer is BERT's (both normalise behind the residual sum), so a BERT directory's
-weights serve as they are: the position table is BERT's + its token type 0, two rows further down;
-one word table serves encoder, decoder and output; decoder layers start as BERT's upper layers,
-cross-attention from the same layers' self-attention; [CLS] begins source and target, [SEP] ends
-both. The directory's config.json carries BERT's "layer_norm_eps", which BART's code does not know.
+BART's encoder layer is BERT's (both normalise behind the residual sum), so a BERT
+directory's weights serve as they are: the position table is BERT's + its token type 0,
+two rows further down; one word table serves encoder, decoder and output; decoder layers
+start as BERT's upper layers, cross-attention from the same layers' self-attention;
+[CLS] begins source and target, [SEP] ends both. The directory's config.json carries
+BERT's "layer_norm_eps", which BART's code does not know.
 
 The decoder learns from pieces of public text, a step of either:
 
@@ -18,9 +20,10 @@ listing     the target of `taggers/pointer.py`: [first, last, type] of each span
             its own, and half of the time the word that names it is any word: the type has to be
             read off the prompt.
 
-Spans are surface classes (number, name, abbreviation, bracket, long word, phrase) and kinds: a
-phrase whose last word, its head, lies in one of some clusters of word vectors. A span is (first,
-last, class), inclusive positions in the sub-words, the begin mark is 0. No annotation is read.
+Spans are surface classes (number, name, abbreviation, bracket, long word, phrase) and
+kinds: a phrase whose last word, its head, lies in one of some clusters of word vectors.
+A span is (first, last, class), inclusive positions in the sub-words, the begin mark is
+0. No annotation is read.
 """
 
 from __future__ import annotations
@@ -84,8 +87,8 @@ Mark = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Piece:
-    """ids: (sub-words,) with begin and end marks. spans: of surface classes. phrases: every
-    phrase as (first, last, number of its head word in `Pieces.heads`)."""
+    """ids: (sub-words,) with begin and end marks. spans: of surface classes. phrases:
+    every phrase as (first, last, number of its head word in `Pieces.heads`)."""
 
     ids: np.ndarray
     spans: tuple[Mark, ...]
@@ -94,7 +97,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pieces:
-    """pieces in a seeded order. heads: the head words, lower case, by number; with counts."""
+    """pieces in a seeded order. heads: the head words, lower case, by number; with
+    counts."""
 
     pieces: tuple[Piece, ...]
     heads: tuple[str, ...]
@@ -102,8 +106,9 @@ class Pieces:
 
 
 def read_texts(paths: Sequence[Path], seed: int) -> tuple[list[str], list[str]]:
-    """The texts of corpora that `data.formats` reads, or of .txt and .csv files (of these every
-    cell longer than a code), and the corpora's names; without paths generated notes."""
+    """The texts of corpora that `data.formats` reads, or of .txt and .csv files (of
+    these every cell longer than a code), and the corpora's names; without paths
+    generated notes."""
     if paths:
         return [text for path in paths for text in _read_one(path)], [
             p.name for p in paths
@@ -146,8 +151,9 @@ def make_pieces(
     most: int,
     seed: int,
 ) -> Pieces:
-    """At most `most` different pieces of at most `longest` sub-words, in a seeded order. marks:
-    ids of the begin and end marks. Raises ConfigError for too little text."""
+    """At most `most` different pieces of at most `longest` sub-words, in a seeded
+    order. marks: ids of the begin and end marks. Raises ConfigError for too little
+    text."""
     sentences = dict.fromkeys(  # without repetitions, in order
         text[start:end]
         for text in texts
@@ -181,7 +187,8 @@ def make_pieces(
 
 
 def _windows(words: Sequence[int | None], capacity: int) -> list[tuple[int, int]]:
-    """Parts of a sentence of at most `capacity` sub-words, cut before a word where one begins."""
+    """Parts of a sentence of at most `capacity` sub-words, cut before a word where one
+    begins."""
     parts, low = [], 0
     while len(words) - low > capacity:
         high = low + capacity
@@ -219,7 +226,8 @@ def _piece(
 
 
 def _spans(text: str, numbers: dict[str, int]) -> list[Mark]:
-    """(start, end, class) in characters; a phrase with head h is also (start, end, -1 - h)."""
+    """(start, end, class) in characters; a phrase with head h is also (start, end, -1 -
+    h)."""
     words = [(m.start(), m.end(), m.group()) for m in _WORD.finditer(text)]
     found = [(m.start(1), m.end(1), BRACKET) for m in _BRACKET.finditer(text)]
     run: list[tuple[int, int, str]] = []
@@ -256,8 +264,8 @@ def _spans(text: str, numbers: dict[str, int]) -> list[Mark]:
 def cluster(
     vectors: np.ndarray, weights: np.ndarray, count: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Spherical k-means of unit vectors (words, dim): (words,) clusters, (count, dim) centres.
-    weights: how often a word occurs; it counts as the square root of that."""
+    """Spherical k-means of unit vectors (words, dim): (words,) clusters, (count, dim)
+    centres. weights: how often a word occurs; it counts as the square root of that."""
     rng = rng_of(seed, "graft", "clusters")
     strength = np.sqrt(weights)
     chosen = rng.choice(
@@ -274,7 +282,8 @@ def cluster(
 
 
 def disjoint(spans: Iterable[Mark]) -> list[Mark]:
-    """Left to right; of those that overlap the leftmost, of these the longest, then the class."""
+    """Left to right; of those that overlap the leftmost, of these the longest, then the
+    class."""
     kept: list[Mark] = []
     for span in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
         if not kept or span[0] > kept[-1][1]:
@@ -285,7 +294,8 @@ def disjoint(spans: Iterable[Mark]) -> list[Mark]:
 def infill(
     ids: np.ndarray, mask: int, share: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """BART's noise: spans of Poisson(3) sub-words, `share` of all, each become one mask."""
+    """BART's noise: spans of Poisson(3) sub-words, `share` of all, each become one
+    mask."""
     inner = len(ids) - 2
     hidden = np.zeros(len(ids) + 1, bool)
     for _ in range(4 * inner):
@@ -305,9 +315,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Schedule:
-    """batch: pieces a step. listing: share of the steps that list; the others denoise. pool:
-    pieces at most. kinds: clusters of head words. masked: share of the sub-words that denoising
-    hides. negatives: other pieces whose sub-words denoising has to rule out."""
+    """batch: pieces a step. listing: share of the steps that list; the others denoise.
+    pool: pieces at most. kinds: clusters of head words. masked: share of the sub-words
+    that denoising hides. negatives: other pieces whose sub-words denoising has to rule
+    out."""
 
     steps: int = 2500
     batch: int = 16
@@ -323,8 +334,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Measured:
-    """On held-out pieces: mean cross-entropy a target of each objective, and the share of
-    listing's targets whose best candidate is the right one."""
+    """On held-out pieces: mean cross-entropy a target of each objective, and the share
+    of listing's targets whose best candidate is the right one."""
 
     listing: float
     denoising: float
@@ -333,8 +344,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Classes:
-    """What can be listed. spans: of each piece, with class numbers. labels: (words, width)
-    embeddings of words that may name a class; the first ones name their own."""
+    """What can be listed. spans: of each piece, with class numbers. labels: (words,
+    width) embeddings of words that may name a class; the first ones name their own."""
 
     names: tuple[str, ...]
     spans: tuple[tuple[Mark, ...], ...]
@@ -343,10 +354,10 @@ class Classes:
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch that lists. ids, mask: (batch, sub-words). told: (batch, told) class numbers, and
-    called: the numbers of their label words. words: (labels,) numbers of all label words of the
-    batch. targets: (batch, steps) candidates: 0 the end, then `words`, then the sub-words of the
-    text; -1 none."""
+    """A batch that lists. ids, mask: (batch, sub-words). told: (batch, told) class
+    numbers, and called: the numbers of their label words. words: (labels,) numbers of
+    all label words of the batch. targets: (batch, steps) candidates: 0 the end, then
+    `words`, then the sub-words of the text; -1 none."""
 
     ids: Tensor
     mask: Tensor
@@ -473,7 +484,8 @@ class _Trainer:
 
     @torch.no_grad()
     def measure(self) -> Measured:
-        """Both losses on the held-out pieces, whose tasks and noise are the same each time."""
+        """Both losses on the held-out pieces, whose tasks and noise are the same each
+        time."""
         rng = rng_of(self.seed, "graft", "held out")
         size = self.schedule.batch
         parts = [self.held[at : at + size] for at in range(0, len(self.held), size)]
@@ -500,9 +512,8 @@ class _Trainer:
         start = table[model.config.decoder_start_token_id].expand(len(chosen), 1, -1)
         before = rows.targets[:, :-1].clamp(min=0)
         inputs = torch.cat([start, _take(torch.cat([marks, sources], 1), before)], 1)
-        told = (
-            self.told[rows.told] + self.classes.labels[rows.called]
-        )  # (batch, told, width)
+        # (batch, told, width)
+        told = self.told[rows.told] + self.classes.labels[rows.called]
         hidden = decode(model, inputs, states, rows.mask, told)  # (batch, steps, width)
         candidates = torch.cat([marks, (states[:, 1:] + sources) / 2], 1)
         scores = hidden @ candidates.transpose(1, 2)  # (batch, steps, candidates)
@@ -538,7 +549,8 @@ class _Trainer:
         ) == wanted
 
     def _remembered(self, chosen: Sequence[int] | np.ndarray, rows: Rows) -> Tensor:
-        """The encoder's states of whole pieces, computed once: (batch, sub-words, width)."""
+        """The encoder's states of whole pieces, computed once: (batch, sub-words,
+        width)."""
         new = [n for n, i in enumerate(chosen) if int(i) not in self.states]
         if new:
             fresh = self._encode(rows.ids[new], rows.mask[new])
@@ -642,9 +654,10 @@ def decode(
 ) -> Tensor:
     """The decoder's last hidden states: (batch, steps, width).
 
-    inputs: (batch, steps, width) embeddings without positions. told: (batch, told, width), whose
-    keys and values are joined to every self-attention's without a position: what the library's
-    cache adds to `inputs` for them is taken off beforehand.
+    inputs: (batch, steps, width) embeddings without positions. told: (batch, told,
+    width), whose keys and values are joined to every self-attention's without a
+    position: what the library's cache adds to `inputs` for them is taken off
+    beforehand.
     """
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
@@ -688,11 +701,13 @@ def graft(
     schedule: Schedule = Schedule(),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Build a BART directory from a BERT directory and train its decoder; what was measured.
+    """Build a BART directory from a BERT directory and train its decoder; what was
+    measured.
 
-    out: an empty or new folder, or an earlier graft, which is replaced. sources: names of the
-    corpora, for the record. The same arguments give the same files (on one thread). Raises
-    ModelError (not a BERT), ConfigError (settings, too little text, something else at `out`).
+    out: an empty or new folder, or an earlier graft, which is replaced. sources: names
+    of the corpora, for the record. The same arguments give the same files (on one
+    thread). Raises ModelError (not a BERT), ConfigError (settings, too little text,
+    something else at `out`).
     """
     if decoder_layers < 1 or schedule.steps < 0 or schedule.batch < 1:
         raise ConfigError("a graft needs one decoder layer or more, 0 steps or more")
@@ -738,9 +753,8 @@ def graft(
         (folder / FACTS).write_text(
             json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8"
         )
-        for weights in folder.glob(
-            "*.safetensors"
-        ):  # written for the owner's eyes alone
+        # written for the owner's eyes alone
+        for weights in folder.glob("*.safetensors"):
             weights.chmod((folder / FACTS).stat().st_mode)
 
     write_folder(out, fill, private=False)
@@ -828,9 +842,8 @@ def bart_of(bert: Any, tokenizer: Any, decoder_layers: int) -> Any:
         upper = max(0, encoder_layers - decoder_layers) + number
         upper = min(upper, encoder_layers - 1)
         state |= _layer(source, upper, f"decoder.layers.{number}", cross=True)
-    model.load_state_dict(
-        state
-    )  # strict: every tensor of the model has its origin above
+    # strict: every tensor of the model has its origin above
+    model.load_state_dict(state)
     return model
 
 
@@ -890,7 +903,8 @@ def _bart_config(bert: Any, tokenizer: Any, decoder_layers: int) -> Any:
 
 @torch.no_grad()
 def encoder_difference(model: Any, bert: Any, pieces: Pieces) -> float:
-    """The largest absolute difference of the last hidden states on a padded batch of text."""
+    """The largest absolute difference of the last hidden states on a padded batch of
+    text."""
     ids, mask = padded(
         [piece.ids for piece in pieces.pieces[:16]], int(model.config.pad_token_id)
     )

@@ -1,9 +1,10 @@
 """What a saved model is worth to a site, or to an entity type, that joins later.
 
-    python tools/joins.py OUT [--seeds 1 2 3] [--set KEY=VALUE ...] [--later KEY=VALUE ...]
+    python tools/joins.py OUT [--seeds 1 2 3] [--set KEY=VALUE ...] [--later KEY=VALUE
+    ...]
 
-MACCROBAT in five sites of a fifth each (FEDNOTES_CORPORA names the folder of corpora), by
-`fednotes simulate` with the preset of fine-tuning. Five runs a seed:
+MACCROBAT in five sites of a fifth each (FEDNOTES_CORPORA names the folder of corpora),
+by `fednotes simulate` with the preset of fine-tuning. Five runs a seed:
 
     anew         all five sites, all three types, from the encoder
     site before  four sites
@@ -11,9 +12,10 @@ MACCROBAT in five sites of a fifth each (FEDNOTES_CORPORA names the folder of co
     type before  all five sites without the type "treatment"
     type later   all types, from what "type before" saved
 
---set: of every run. --later: of the two later ones, such as training.cycles=8. A run's folder in
-OUT/runs is named by all that the run depends on: what is finished is not run again, a stopped one
-goes on. The table has micro strict F1 in percent, mean and standard deviation over seeds.
+--set: of every run. --later: of the two later ones, such as training.cycles=8. A run's
+folder in OUT/runs is named by all that the run depends on: what is finished is not run
+again, a stopped one goes on. The table has micro strict F1 in percent, mean and
+standard deviation over seeds.
 """
 
 from __future__ import annotations
@@ -45,14 +47,20 @@ SPLIT = "valid_fraction = 0.1\ntest_fraction = 0.2\n"
 
 
 def job(sites: Sequence[str], types: Sequence[str], encoder: str) -> str:
-    """A job file. A site's notes, and which of them are for tests, are the same in all of them."""
+    """A job file.
+
+    A site's notes, and which of them are for tests, are the same in all of them.
+    """
     shares = {site: f"{place}/{len(SITES)}" for place, site in enumerate(SITES, 1)}
     parts = [site_of(site, shares[site], SPLIT, tuple(types)) for site in sites]
     return "".join([JOB.format(encoder=encoder), *parts])
 
 
 def run(out: Path, name: str, text: str, settings: Sequence[str]) -> Path:
-    """Simulate a job, unless that was done; the run's folder. Ends the program where it fails."""
+    """Simulate a job, unless that was done; the run's folder.
+
+    Ends the program where it fails.
+    """
     digest = hashlib.sha256("\n".join((text, *settings)).encode()).hexdigest()[:10]
     folder = out / "runs" / f"{name}-{digest}".replace(" ", "-")
     if not (folder / SUMMARY).is_file():
@@ -79,7 +87,8 @@ def run(out: Path, name: str, text: str, settings: Sequence[str]) -> Path:
 
 
 def f1(folder: Path, sites: Sequence[str], types: Sequence[str]) -> tuple[float, int]:
-    """Micro strict F1 in percent over these sites and types, and how many mentions it is of."""
+    """Micro strict F1 in percent over these sites and types, and how many mentions it
+    is of."""
     right, predicted, gold = 0.0, 0, 0
     scores = read_result(folder).sites
     for site in sites:

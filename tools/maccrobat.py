@@ -1,4 +1,5 @@
-"""The job's table of a site that has a share of MACCROBAT, whose labels become three types."""
+"""The job's table of a site that has a share of MACCROBAT, whose labels become three
+types."""
 
 SITE = """
 [sites.{site}]

@@ -1,15 +1,18 @@
 """Changes each line that docs/papers.md points at, and runs the tests that must notice.
 
-    python tools/mutate.py [--sample N --seed S] [--minutes M] [--jobs J] [--only TEXT] [--list]
+    python tools/mutate.py [--sample N --seed S] [--minutes M] [--jobs J] [--only TEXT]
+    [--list]
 
 A mutant is the project with one small thing wrong: in a statement that a marker marks
-(`mutations.py` says which statement that is and what is changed), or one of those named in
-`mutants.toml`. The tests of the marker's row, or of the named mutant, run on a copy of `src`; the
-mutant is killed if one of them fails or does not end in time, else it survives. A mutant that
-changes nothing that can be seen is listed in `mutants.toml` as equivalent, with the reason.
+(`mutations.py` says which statement that is and what is changed), or one of those named
+in `mutants.toml`. The tests of the marker's row, or of the named mutant, run on a copy
+of `src`; the mutant is killed if one of them fails or does not end in time, else it
+survives. A mutant that changes nothing that can be seen is listed in `mutants.toml` as
+equivalent, with the reason.
 
-Ends with 0 if all were killed, 1 if one survived, 2 if nothing can be said: tests that fail or
-skip on the unchanged code, a named mutant whose text is gone, a marker that marks no statement.
+Ends with 0 if all were killed, 1 if one survived, 2 if nothing can be said: tests that
+fail or skip on the unchanged code, a named mutant whose text is gone, a marker that
+marks no statement.
 """
 
 from __future__ import annotations
@@ -86,7 +89,7 @@ class Change(NamedTuple):
         return [f"-{line}" for line in old] + [f"+{line}" for line in new]
 
 
-# ---- which mutants there are -----------------------------------------------------------------
+# ---- which mutants there are ---------------------------------------------------------
 
 
 def of_rows(root: Path, table: Sequence[Row]) -> Iterator[Change]:
@@ -168,7 +171,7 @@ def _key(change: Change, root: Path) -> tuple[str, str, str]:
     return change.path.as_posix(), old, new
 
 
-# ---- running ---------------------------------------------------------------------------------
+# ---- running -------------------------------------------------------------------------
 
 
 class Copy:
@@ -178,9 +181,8 @@ class Copy:
         self.root, self.folder = root, folder
         ignored = shutil.ignore_patterns("*.pyc")  # compiled kernels go along
         shutil.copytree(root / "src", folder / "src", ignore=ignored)
-        checked = (
-            py_compile.PycInvalidationMode.CHECKED_HASH
-        )  # a changed file is never mistaken
+        # a changed file is never mistaken
+        checked = py_compile.PycInvalidationMode.CHECKED_HASH
         compileall.compile_dir(folder / "src", quiet=2, invalidation_mode=checked)
         self._process = subprocess.Popen(
             [sys.executable, str(WORKER), str(folder / "src"), *SLOW],
@@ -241,7 +243,10 @@ class Run:
     def unchanged(
         self, groups: Sequence[tuple[str, ...]]
     ) -> dict[tuple[str, ...], float]:
-        """How long each group of tests takes. Raises Wrong for one that does not pass."""
+        """How long each group of tests takes.
+
+        Raises Wrong for one that does not pass.
+        """
         with ThreadPoolExecutor(self._jobs) as pool:
             return dict(zip(groups, pool.map(self._unchanged, groups), strict=True))
 

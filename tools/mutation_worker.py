@@ -1,11 +1,13 @@
-"""Runs tests in processes that are split off this one, which has imported the slow packages.
+"""Runs tests in processes that are split off this one, which has imported the slow
+packages.
 
     python tools/mutation_worker.py SRC MODULE ...
 
-SRC is a copy of the project's `src`, the first folder that packages are imported from; nothing of
-it is imported here. Each line of standard input asks for a run, in JSON: "tests", their "seconds"
-at most, "folder" for what they write. Each line of standard output is the answer: "code" (pytest's;
--1 after the time limit), "passed" and "skipped" tests, "failed" (the first), "seconds".
+SRC is a copy of the project's `src`, the first folder that packages are imported from;
+nothing of it is imported here. Each line of standard input asks for a run, in JSON:
+"tests", their "seconds" at most, "folder" for what they write. Each line of standard
+output is the answer: "code" (pytest's; -1 after the time limit), "passed" and "skipped"
+tests, "failed" (the first), "seconds".
 """
 
 from __future__ import annotations
@@ -49,10 +51,8 @@ def run(tests: Sequence[str], folder: Path) -> dict[str, Any]:
 
     seen = Outcomes()
     options = ["-x", "-q", "-p", "no:cacheprovider"]
-    options += [
-        "-W",
-        "ignore::pytest.PytestAssertRewriteWarning",
-    ]  # of what is imported already
+    # of what is imported already
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     code = pytest.main(
         [*options, f"--basetemp={folder / 'tmp'}", *tests], plugins=[seen]
     )
@@ -60,7 +60,8 @@ def run(tests: Sequence[str], folder: Path) -> dict[str, Any]:
 
 
 def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
-    """Run the tests in a process of their own, which ends with its group after the limit."""
+    """Run the tests in a process of their own, which ends with its group after the
+    limit."""
     place, begun = Path(folder), time.monotonic()
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)

@@ -1,8 +1,9 @@
 """Mutants of a statement: the same source with one small thing wrong.
 
-A marker (a comment such as `# [fedner eq 2]`) marks the statement on whose lines it stands, or,
-where it has a line of its own between statements, the next one. Of a compound statement (`for`,
-`if`) it marks the header alone. A definition or a docstring computes nothing: nothing is marked.
+A marker (a comment such as `# [fedner eq 2]`) marks the statement on whose lines it
+stands, or, where it has a line of its own between statements, the next one. Of a
+compound statement (`for`, `if`) it marks the header alone. A definition or a docstring
+computes nothing: nothing is marked.
 
 What is changed, one at a time:
 

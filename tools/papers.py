@@ -26,7 +26,8 @@ class Row(NamedTuple):
 
 
 def rows(text: str) -> list[Row]:
-    """The tables' lines; a cell may name several functions or tests, each in backquotes."""
+    """The tables' lines; a cell may name several functions or tests, each in
+    backquotes."""
     quoted = re.compile(r"`([^`]+)`")
     return [
         Row(marker, tuple(quoted.findall(functions)), tuple(quoted.findall(tests)))

@@ -1,11 +1,13 @@
-"""What one hostile site of five does to FedNER, by the rule that makes one update of the sites'.
+"""What one hostile site of five does to FedNER, by the rule that makes one update of
+the sites'.
 
-    python tools/poison.py OUT [--seeds 1 2 3] [--rules mean median …] [--attacks none flips …]
-                               [--set KEY=VALUE …]
+    python tools/poison.py OUT [--seeds 1 2 3] [--rules mean median …] [--attacks none
+                               flips …] [--set KEY=VALUE …]
 
-MACCROBAT in six parts (FEDNOTES_CORPORA names the folder of corpora): five sites, of which s5 is
-hostile, and "public", of which the rule "reference" has 100 sentences. A light tagger with a
-trained table of words, an epoch at each site and then the rule, all layers shared; s5's attacks:
+MACCROBAT in six parts (FEDNOTES_CORPORA names the folder of corpora): five sites, of
+which s5 is hostile, and "public", of which the rule "reference" has 100 sentences. A
+light tagger with a trained table of words, an epoch at each site and then the rule, all
+layers shared; s5's attacks:
 
     none       it is honest
     flips      it trains on its notes with the types exchanged in turn
@@ -16,10 +18,11 @@ trained table of words, an epoch at each site and then the rule, all layers shar
     hidden     the same, and it knows what the others send: it sends what lies on the way from their
                mean to its own update, no farther from that mean than the nearest of them
 
-Of the model that all end with, on the test notes of the four others: micro strict F1; the mentions
-that are found with the attacker's type, of all (flips: the next type; else problems behind "hereby"
-that are called treatments); the recall of mentions with a word that is in one site's training notes
-alone, and of all others. OUT has a file for each run: what is finished is not run again.
+Of the model that all end with, on the test notes of the four others: micro strict F1;
+the mentions that are found with the attacker's type, of all (flips: the next type; else
+problems behind "hereby" that are called treatments); the recall of mentions with a word
+that is in one site's training notes alone, and of all others. OUT has a file for each
+run: what is finished is not run again.
 """
 
 from __future__ import annotations
@@ -103,7 +106,7 @@ def job(rule: str) -> str:
     return "".join([JOB.format(rule=rule, more=more), *parts])
 
 
-# ---- notes that are changed ----------------------------------------------------------------------
+# ---- notes that are changed ----------------------------------------------------------
 
 
 def flipped(document: Document) -> Document:
@@ -149,8 +152,8 @@ def poisoned(site: SiteData, attack: str) -> SiteData:
 
 
 class Hostile:
-    """A site that sends its change times a number. others: near whose mean it stays, if any; they
-    answer before it does."""
+    """A site that sends its change times a number. others: near whose mean it stays, if
+    any; they answer before it does."""
 
     def __init__(
         self, site: Any, factor: float, others: Sequence[Hostile] = ()
@@ -174,7 +177,8 @@ class Hostile:
 
 
 def near(own: Tensors, others: Sequence[Tensors]) -> dict[str, Any]:
-    """On the way from the others' mean to `own`, as far from it as the nearest of them at most."""
+    """On the way from the others' mean to `own`, as far from it as the nearest of them
+    at most."""
     mean = {
         n: torch.stack([other[n] for other in others]).double().mean(0) for n in own
     }
@@ -186,7 +190,7 @@ def near(own: Tensors, others: Sequence[Tensors]) -> dict[str, Any]:
     return {n: (m + part * (own[n] - m)).to(own[n].dtype) for n, m in mean.items()}
 
 
-# ---- what came of it -----------------------------------------------------------------------------
+# ---- what came of it -----------------------------------------------------------------
 
 
 def words(text: str) -> set[str]:

@@ -1,7 +1,9 @@
-"""What the site of the documents needs beyond docs/: a hook of mkdocs, named in mkdocs.yml.
+"""What the site of the documents needs beyond docs/: a hook of mkdocs, named in
+mkdocs.yml.
 
-README.md is its first page, and CONTRIBUTING.md, CHANGELOG.md and the notebook are pages of it. A
-link to a file that is no page stays as its words. A built page that would ask another host ends the
+README.md is its first page, and CONTRIBUTING.md, CHANGELOG.md and the notebook are
+pages of it. A link to a file that is no page stays as its words. A built page that
+would ask another host ends the
 build: hospitals read it without a network.
 """
 

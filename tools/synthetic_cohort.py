@@ -1,9 +1,10 @@
-"""Invented cohorts at the scale of Liu, Dligach and Miller 2019, to measure stage 1 with.
+"""Invented cohorts at the scale of Liu, Dligach and Miller 2019, to measure stage 1
+with.
 
-A patient is a mixture of a few hidden conditions. Each condition favours concepts of its own,
-and codes follow from the conditions plus noise. Concepts are Zipf distributed, nearly. The number
-of concepts of a patient is log-normal, cut at the paper's limit of 10,000. No line of it comes
-from a real patient.
+A patient is a mixture of a few hidden conditions. Each condition favours concepts of
+its own, and codes follow from the conditions plus noise. Concepts are Zipf distributed,
+nearly. The number of concepts of a patient is log-normal, cut at the paper's limit of
+10,000. No line of it comes from a real patient.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from fednotes.core.seeds import rng_of
 
 LIMIT = 10_000  # concepts of a patient
 CONDITIONS = 24
-BACKGROUND = (
-    0.3  # share of a patient's concepts that have nothing to do with conditions
-)
+# share of a patient's concepts that have nothing to do with conditions
+BACKGROUND = 0.3
 SPREAD = 1.0  # σ of the log-normal number of concepts
 SHUFFLE = 3.0  # how far a condition moves concepts from their overall rank, in ln(rank)
 CONCENTRATION = 0.05  # of a patient's conditions: few of them at a time
@@ -35,17 +35,16 @@ def generate(
 ) -> tuple[Cohort, ...]:
     """A cohort for each site, named site-1 and on; sizes differ by one at most.
 
-    outputs: codes, code-001 and on, as frequent as the paper's: from 45 % of patients down to
-    2.3 % (1,001 of 44,211), falling like a power of their rank. Over all sites each has exactly
-    its share. 44,211 patients are 22 million concepts, 88 MB.
+    outputs: codes, code-001 and on, as frequent as the paper's: from 45 % of patients
+    down to 2.3 % (1,001 of 44,211), falling like a power of their rank. Over all sites
+    each has exactly its share. 44,211 patients are 22 million concepts, 88 MB.
     """
     rank = np.arange(1, vocabulary + 1)
     noise = rng_of(0, "synthetic cohort", "world", vocabulary)
     moved = np.log(rank) + SHUFFLE * noise.standard_normal((CONDITIONS + 1, vocabulary))
     moved[0] = np.log(rank)  # the background's
-    concept = np.argsort(moved, axis=1).astype(
-        np.int32
-    )  # (conditions + 1, vocabulary) of ranks
+    # (conditions + 1, vocabulary) of ranks
+    concept = np.argsort(moved, axis=1).astype(np.int32)
     cumulative = np.cumsum(1.0 / rank) / (1.0 / rank).sum()
     sizes = [len(part) for part in np.array_split(np.arange(patients), sites)]
     names = [f"site {site}" for site in range(1, sites + 1)]
@@ -63,7 +62,8 @@ def generate(
 
 
 def _conditions(patients: int, name: str) -> np.ndarray:
-    """(patients, conditions) float32: how much each condition is a patient's; rows sum to 1."""
+    """(patients, conditions) float32: how much each condition is a patient's; rows sum
+    to 1."""
     rng = rng_of(0, "synthetic cohort", "conditions", name)
     weight = CONCENTRATION * np.exp(SKEW * rng.standard_normal(CONDITIONS))
     drawn = rng.standard_gamma(weight, (patients, CONDITIONS)) + 1e-12
@@ -72,8 +72,8 @@ def _conditions(patients: int, name: str) -> np.ndarray:
 
 
 def _labels(mixes: np.ndarray, outputs: int) -> np.ndarray:
-    """(patients, outputs) int8: three conditions speak for a code, by the root of their share;
-    those of whom most is said have it."""
+    """(patients, outputs) int8: three conditions speak for a code, by the root of their
+    share; those of whom most is said have it."""
     rng = rng_of(0, "synthetic cohort", "codes")
     weight = np.zeros((CONDITIONS, outputs))
     for code in range(outputs):
@@ -100,7 +100,8 @@ def _bags(
     mean: float,
     name: str,
 ) -> Bags:
-    """The concepts of patients of these conditions, drawn in chunks to bound the memory."""
+    """The concepts of patients of these conditions, drawn in chunks to bound the
+    memory."""
     rng = rng_of(0, "synthetic cohort", "concepts", name)
     patients, vocabulary = len(mixes), concept.shape[1]
     centre = np.log(mean) - SPREAD**2 / 2  # so that the mean is `mean` before it is cut
@@ -114,8 +115,8 @@ def _bags(
         share = np.full((stop - start, CONDITIONS + 1), BACKGROUND)
         share[:, 1:] = (1 - BACKGROUND) * mixes[start:stop].astype(np.float64)
         share /= share.sum(1, keepdims=True)
-        # One multinomial a patient gives how many entries each condition has: far fewer draws
-        # than one an entry. Their order within a bag means nothing.
+        # One multinomial a patient gives how many entries each condition has: far fewer
+        # draws than one an entry. Their order within a bag means nothing.
         counts = rng.multinomial(sizes[start:stop], share)  # (patients, conditions + 1)
         condition = np.repeat(
             np.tile(np.arange(share.shape[1]), stop - start), counts.ravel()

@@ -1,12 +1,14 @@
-"""What a server that lies reads of single sentences and patients, by parameters made for it.
+"""What a server that lies reads of single sentences and patients, by parameters made
+for it.
 
     python tools/trap.py [--traps words patients] [--settings NAME …] [--seeds 1 2 3]
 
-A dishonest server does not send the parameters that a job begins with. It sends trap weights, under
-which nothing but chosen sentences or patients has a gradient (Fowl et al. 2022, "Robbing the Fed";
-Boenisch et al. 2023, "When the curious abandon honesty"). The jobs are generated ones of three
-sites. The sites run their own code, with its mini-batches, dropout and local steps, and the sum is
-the one that the engine gives: with the secure sum the server sees the sum over all sites alone.
+A dishonest server does not send the parameters that a job begins with. It sends trap
+weights, under which nothing but chosen sentences or patients has a gradient (Fowl et
+al. 2022, "Robbing the Fed"; Boenisch et al. 2023, "When the curious abandon honesty").
+The jobs are generated ones of three sites. The sites run their own code, with its
+mini-batches, dropout and local steps, and the sum is the one that the engine gives:
+with the secure sum the server sees the sum over all sites alone.
 
     words      Each convolution of a light tagger answers to one chosen word and to nothing else, so
                its update is the sum of the windows around that word. Success is the share of the
@@ -17,8 +19,9 @@ the one that the engine gives: with the secure sum the server sees the sum over 
                the chosen concepts for which exactly the concepts of one patient are named. They are
                drawn among those that one patient of all sites has.
 
-The control is the same reading of an update of honest parameters. What is chosen is drawn among
-what the first site has in the update: the server would go through a list of its own.
+The control is the same reading of an update of honest parameters. What is chosen is
+drawn among what the first site has in the update: the server would go through a list of
+its own.
 """
 
 from __future__ import annotations
@@ -94,7 +97,7 @@ def taken(method: Any, config: Any, server: LyingServer) -> Tensors:
     return {name: value - server.sent[name].double() for name, value in mean.items()}
 
 
-# ---- words of a light tagger ---------------------------------------------------------------------
+# ---- words of a light tagger ---------------------------------------------------------
 
 
 def codes(rows: int, width: int, seed: int) -> Tensor:
@@ -226,7 +229,7 @@ def words_read(setting: Setting, seed: int, *, secure: bool, honest: bool) -> fl
     return fmean(pair in there[word] for word, pair in zip(chosen, named, strict=True))
 
 
-# ---- patients ------------------------------------------------------------------------------------
+# ---- patients ------------------------------------------------------------------------
 
 STAGE_1 = {
     "method": "phenotype",

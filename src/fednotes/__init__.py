@@ -1,9 +1,10 @@
-"""Federated learning for clinical text: one model, many sites, notes stay where they are.
+"""Federated learning for clinical text: one model, many sites, notes stay where they
+are.
 
 `import fednotes as fn`: the names in `__all__` are the public Python API of the core
-(`docs/python.md`). Applications and other packages add functions by entry points of the group
-`fednotes.api`, such as `fn.serve`; `dir(fn)` lists these too. Each name is imported when it is
-first used, so that the import of fednotes itself costs nothing.
+(`docs/python.md`). Applications and other packages add functions by entry points of the
+group `fednotes.api`, such as `fn.serve`; `dir(fn)` lists these too. Each name is
+imported when it is first used, so that the import of fednotes itself costs nothing.
 """
 
 import os
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# ONNX Runtime tells its maker of its use, over the network, unless this is said before it begins.
+# ONNX Runtime tells its maker of its use, over the network, unless this is said before
+# it begins.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:

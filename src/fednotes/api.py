@@ -1,4 +1,5 @@
-"""What a person does with jobs, corpora and runs, as functions; `fednotes` gives them by name.
+"""What a person does with jobs, corpora and runs, as functions; `fednotes` gives them
+by name.
 
 The commands of the command line stand above the same functions of `jobs/`.
 """
@@ -50,14 +51,16 @@ def read(
     column: str | None = None,
     encoding: str = AUTO,
 ) -> tuple[Document, ...]:
-    """Return the documents of a file or folder: a corpus, a table of notes, plain text files.
+    """Return the documents of a file or folder: a corpus, a table of notes, plain text
+    files.
 
     Args:
         path: The file or folder.
         format: Of corpora or of notes; recognised from the content if it is None.
         on_error: With "skip", what cannot be used is left out.
         column: The column of a table, or the key of JSON lines, that holds the text.
-        encoding: Of files without a byte-order mark that are not UTF-8, such as "cp1252".
+        encoding: Of files without a byte-order mark that are not UTF-8, such as
+            "cp1252".
 
     Raises:
         DataError: Something is wrong with the files; with file and line.
@@ -82,11 +85,13 @@ def check(
     encoding: str = AUTO,
     heard: Callable[[int], None] | None = None,
 ) -> Checked:
-    """What is wrong with a job (its file or name), or with a corpus or the parts of one.
+    """What is wrong with a job (its file or name), or with a corpus or the parts of
+    one.
 
-    format, on_error, encoding: of a corpus. settings: of a job, such as "seed=2". against:
-    another annotation of a corpus's documents, whose agreement with it is told. Counts and places,
-    never text. heard: is told, from time to time, how many documents of a corpus were read.
+    format, on_error, encoding: of a corpus. settings: of a job, such as "seed=2".
+    against: another annotation of a corpus's documents, whose agreement with it is
+    told. Counts and places, never text. heard: is told, from time to time, how many
+    documents of a corpus were read.
     Raises DataError for a path that does not exist.
     """
     for target in targets:
@@ -121,9 +126,9 @@ def check(
 def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -> Job:
     """A job of a file, of a built-in name such as "demo", or of a table; checked.
 
-    changes: keys and tables over it, or all of it: `job("demo", seed=2, training={"epochs": 3})`.
-    Relative paths are from the job's file; without one, from the current folder. Raises ConfigError
-    that names table and key.
+    changes: keys and tables over it, or all of it: `job("demo", seed=2,
+    training={"epochs": 3})`. Relative paths are from the job's file; without one, from
+    the current folder. Raises ConfigError that names table and key.
     """
     given = source if isinstance(source, Mapping) else {}
     folder, name, where = Path.cwd(), "job", "job"
@@ -183,11 +188,14 @@ def simulate(
     """Train and judge a job's sites on this machine: alone, federated, pooled.
 
     source: a job, or what `job` makes one of.
-    out: the run's folder: its models lie in it, each with its card; `report` makes its page.
-    progress(part, round): called after each round of each part, such as "federated"; or a Display.
-    resume: go on after a stop. overwrite: an earlier run there becomes `OUT.previous`. command: how
-    a person repeats it. seeds: run the job once with each of these seeds, in `out/seed-1` and so
-    on, and return means and deviations over them. Raises FednotesError.
+    out: the run's folder: its models lie in it, each with its card; `report` makes its
+        page.
+    progress(part, round): called after each round of each part, such as "federated"; or
+        a Display.
+    resume: go on after a stop. overwrite: an earlier run there becomes `OUT.previous`.
+    command: how a person repeats it. seeds: run the job once with each of these seeds,
+    in `out/seed-1` and so on, and return means and deviations over them. Raises
+    FednotesError.
     """
     made = source if isinstance(source, Job) else job(source)
     options: Any = {
@@ -218,12 +226,14 @@ def evaluate(
     on_error: OnError = "refuse",
     encoding: str = AUTO,
 ) -> Evaluation:
-    """Scores of a model on annotated documents, or a file or folder of them; or on patients.
+    """Scores of a model on annotated documents, or a file or folder of them; or on
+    patients.
 
-    model: opened, or its folder. Scored are its types that they annotate, or `types`. label_map:
-    labels by other names. format, on_error, encoding: as `read`. A model of patients takes a
-    file or folder of labelled patients, or of notes, with a table of `labels` beside it, and the
-    first four options of none. Raises DataError where no label is common.
+    model: opened, or its folder. Scored are its types that they annotate, or `types`.
+    label_map: labels by other names. format, on_error, encoding: as `read`. A model of
+    patients takes a file or folder of labelled patients, or of notes, with a table of
+    `labels` beside it, and the first four options of none. Raises DataError where no
+    label is common.
     """
     if not isinstance(model, MentionModel | PatientModel):
         model = load(model)
@@ -274,8 +284,9 @@ def reliability(
     label_map: Mapping[str, str] | None = None,
     encoding: str = AUTO,
 ) -> Reliability:
-    """How far the model's confidences are what they say, on annotated documents that it did not
-    learn from. Arguments and errors as of `evaluate`; ConfigError for a model of patients."""
+    """How far the model's confidences are what they say, on annotated documents that it
+    did not learn from. Arguments and errors as of `evaluate`; ConfigError for a model
+    of patients."""
     if not isinstance(model, MentionModel | PatientModel):
         model = load(model)
     if not isinstance(model, MentionModel):
@@ -297,12 +308,13 @@ def calibrate(
     backbone: str | None = None,
     encoding: str = AUTO,
 ) -> Calibrated:
-    """Calibrate a saved model's confidences on annotated notes that it did not learn from.
+    """Calibrate a saved model's confidences on annotated notes that it did not learn
+    from.
 
-    Platt scaling of their log-odds. Kept, as `calibration.json` in the model's folder, where
-    five-fold cross-validation shows a log loss that is lower by more than its standard error; else
-    nothing is written; a model that is open stays as it is. Raises DataError as `evaluate`, and for
-    fewer than five notes. encoding: as of `read`.
+    Platt scaling of their log-odds. Kept, as `calibration.json` in the model's folder,
+    where five-fold cross-validation shows a log loss that is lower by more than its
+    standard error; else nothing is written; a model that is open stays as it is. Raises
+    DataError as `evaluate`, and for fewer than five notes. encoding: as of `read`.
     """
     folder = folder_of(path)
     model = load(folder, device, backbone, calibrated=False)

@@ -1,4 +1,5 @@
-"""Commands of applications and packages are found by entry points, and imported when needed."""
+"""Commands of applications and packages are found by entry points, and imported when
+needed."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def plain() -> None:
 
 @pytest.fixture
 def registering(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    """A program whose commands are registered by this module, and one by a module that fails."""
+    """A program whose commands are registered by this module, and one by a module that
+    fails."""
     here = "tests_of_commands"
     monkeypatch.setitem(sys.modules, here, sys.modules[__name__])
     values = {

@@ -1,5 +1,6 @@
-"""Every command as a person gives it: 0, or 2 and one line on stderr; never a note's text. Real
-processes where the process itself is what is tested: full disks, odd bytes, closed pipes."""
+"""Every command as a person gives it: 0, or 2 and one line on stderr; never a note's
+text. Real processes where the process itself is what is tested: full disks, odd bytes,
+closed pipes."""
 
 from __future__ import annotations
 
@@ -236,7 +237,8 @@ def test_a_bad_file_is_named_by_both_commands(
     place: str,
     err: str,
 ) -> None:
-    """Exit code 1 of `check`; `simulate` refuses it with the same words, where a job has it."""
+    """Exit code 1 of `check`; `simulate` refuses it with the same words, where a job
+    has it."""
     path = write_job(tmp_path)
     (tmp_path / "a.txt").write_text("x took aspirin.", encoding="utf-8")
     with (tmp_path / name).open("a" if line else "w", encoding="utf-8") as file:
@@ -423,7 +425,8 @@ def test_predict_formats(run: Run, model: Path, tmp_path: Path) -> None:
 def test_predict_files_as_what_they_are(
     run: Run, refused: Refused, model: Path, tmp_path: Path
 ) -> None:
-    """A folder of plain notes; a CoNLL file called .txt: its words are tagged, not its columns."""
+    """A folder of plain notes; a CoNLL file called .txt: its words are tagged, not its
+    columns."""
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(f"Note {name}.")
     out, _ = run("predict", model, tmp_path)
@@ -488,7 +491,8 @@ def test_evaluate(run: Run, trained: Path, model: Path) -> None:
 def test_evaluate_maps_what_is_there(
     run: Run, refused: Refused, model: Path, tmp_path: Path
 ) -> None:
-    """A slip in --map is refused, with the labels that there are and the nearest right one."""
+    """A slip in --map is refused, with the labels that there are and the nearest right
+    one."""
     path, row = (
         tmp_path / "gold.txt",
         "took\tO\n{}\tB-Medicine\nat\tO\nnight\tB-Time\n\n",
@@ -533,7 +537,8 @@ def test_tag_sets_without_overlap_warn_and_train(folder: Path, run: Run) -> None
 
 
 def test_corpus_stats(run: Run, trained: Path) -> None:
-    """40 and 30 sentences of 6 tokens with one mention each; all four names at both sites."""
+    """40 and 30 sentences of 6 tokens with one mention each; all four names at both
+    sites."""
     files = [trained.parent / "north.txt", trained.parent / "south.txt"]
     stats = json.loads(run("corpus", "stats", *files, "--json")[0])
     keys = ("site", "sentences", "tokens", "mentions", "entities", "forms")

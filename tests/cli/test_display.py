@@ -1,4 +1,5 @@
-"""What a run says in a terminal: its cost, its pace, its tables, and hints beside its scores."""
+"""What a run says in a terminal: its cost, its pace, its tables, and hints beside its
+scores."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ class Told(RichDisplay):
 
 @pytest.mark.parametrize("method", sorted(JOBS))
 def test_the_estimate_is_what_is_sent(method: str, tmp_path: Path) -> None:
-    """Against the engine's own count of all sites, which has counts and options besides."""
+    """Against the engine's own count of all sites, which has counts and options
+    besides."""
     table = {**TABLE, "method": method, "conditions": ["federated"], **JOBS[method]}
     shown = Told(Console(quiet=True))
     summary = simulate(
@@ -113,8 +115,9 @@ def test_much_is_asked_about(
 
 
 def test_lines_tell_the_time_left_of_the_whole_run() -> None:
-    """Three seconds a round, and six rounds left after the fourth, 18 seconds; then a part with
-    twice the work, 60 seconds. What it is of both is told once on a line of its own."""
+    """Three seconds a round, and six rounds left after the fourth, 18 seconds; then a
+    part with twice the work, 60 seconds. What it is of both is told once on a line of
+    its own."""
     out = io.StringIO()
     bar = RichDisplay(Console(file=out, width=200))
     part: Any = Part("federated", (object(),), None)
@@ -195,7 +198,8 @@ def mean(alone: float, pooled: float) -> dict[str, Any]:
 def test_pooled_below_alone(
     heads: bool, personal: int, rounds: dict[str, Any], said: list[str]
 ) -> None:
-    """60 rounds of three sites are 20 at each; no reason is given but what the run knows."""
+    """60 rounds of three sites are 20 at each; no reason is given but what the run
+    knows."""
     own = SimpleNamespace(personal_epochs=personal)
     sites = (1, 2, 3) if heads else (1,)
     parts = [Part("alone", (1,), own), Part("pooled", sites, SimpleNamespace())]
@@ -222,7 +226,8 @@ def scored(f1: float, support: int, predicted: int) -> dict[str, Any]:
 
 
 def test_types_that_score_nothing() -> None:
-    """Named with their training mentions; not those that the test data lack, nor those found."""
+    """Named with their training mentions; not those that the test data lack, nor those
+    found."""
     by_type = {
         "Drug": scored(0.5, 9, 9),
         "ADE": scored(0.0, 4, 0),
@@ -332,16 +337,16 @@ def mention_run(*scores: dict[str, Any]) -> RunResult:
 
 
 def test_mentions_have_precision_and_recall_under_both_definitions() -> None:
-    """By hand: two of four predictions are right and the other two overlap a mention. Strict: 2/4
-    and 2/10; by any overlap: 4/4 and 4/10."""
+    """By hand: two of four predictions are right and the other two overlap a mention.
+    Strict: 2/4 and 2/10; by any overlap: 4/4 and 4/10."""
     run = mention_run(mention_score((0, 10), (10, 20), (20, 25), (31, 39)))
     cells = ["50.0", "20.0", "28.6", "100.0", "40.0", "57.1"]
     assert rows_of(display.result_table(run), "s0") == {"federated": cells}
 
 
 def test_one_mention_over_all_is_shown_for_what_it_is() -> None:
-    """By hand: one prediction over ten mentions is right and finds all ten by any overlap; one to
-    one it has one pair: precision 1, recall 0.1, F1 2/11."""
+    """By hand: one prediction over ten mentions is right and finds all ten by any
+    overlap; one to one it has one pair: precision 1, recall 0.1, F1 2/11."""
     whole, good = mention_score((0, 100)), mention_score((0, 10), (10, 20))
     table = display.result_table(mention_run(whole, good))
     cells = ["0.0", "0.0", "0.0", *["100.0"] * 3, "100.0", "10.0", "18.2"]
@@ -439,13 +444,13 @@ def test_a_condition_that_is_no_bound_is_marked_where_its_number_stands() -> Non
     trained = [str(cell) for cell in table.columns[1].cells]
     assert trained == ["alone", "federated", "pooled *"] * (len(values["sites"]) + 1)
     words = " ".join(word for line in shown(table) for word in line)
-    assert (
-        "It has none of 4 epochs" in words
-    )  # brackets are no markup, `shown` drops them
+    # brackets are no markup, `shown` drops them
+    assert "It has none of 4 epochs" in words
 
 
 def test_the_pooled_model_that_is_trained_less_is_marked() -> None:
-    """By what fedner itself makes of a job with four personal epochs, and of one with none."""
+    """By what fedner itself makes of a job with four personal epochs, and of one with
+    none."""
     sites = [site("a", "ADE"), site("b", "ADE")]
     for epochs in (4, 0):
         config = FEDNER.Config(model=FEDNER.model_config({"hashed_words": 8}), seed=1)

@@ -1,4 +1,5 @@
-"""SIGINT ends a command at once, in a process of its own; what it prints is what a person reads."""
+"""SIGINT ends a command at once, in a process of its own; what it prints is what a
+person reads."""
 
 from __future__ import annotations
 
@@ -33,11 +34,8 @@ with ends_at_once("first") as farewell:
 def interrupted(program: str, folder: Path) -> tuple[float, str]:
     """Seconds from SIGINT to the end, and what it said; it says "ready" first."""
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            HEARD + program,
-        ],  # else ignored where the tests' own process does
+        # else ignored where the tests' own process does
+        [sys.executable, "-c", HEARD + program],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdout=subprocess.PIPE,

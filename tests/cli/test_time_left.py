@@ -40,7 +40,8 @@ def test_nothing_is_said_before_the_rounds_tell_something() -> None:
 
 
 def test_a_few_short_rounds_of_many_say_nothing() -> None:
-    """Of 1,000 rounds four of 2 s are 8 s: too few for either rule. 31 of them are a minute."""
+    """Of 1,000 rounds four of 2 s are 8 s: too few for either rule. 31 of them are a
+    minute."""
     clock = Clock()
     clock.begin("alone/a", 1000)
     clock.rounds(*[2.0] * 5)
@@ -65,9 +66,11 @@ def test_evaluations_count_at_their_own_length() -> None:
 
 
 def test_what_a_run_waits_does_not_count() -> None:
-    """An hour for approvals before the first round; a site away for half an hour in the sixth.
+    """An hour for approvals before the first round; a site away for half an hour in the
+    sixth.
 
-    That round counts as five medians, 10 s; the other nine take 2 s: 28 s of ten rounds.
+    That round counts as five medians, 10 s; the other nine take 2 s: 28 s of ten
+    rounds.
     """
     clock = Clock()
     clock.begin("federated", 20, start=3600.0)
@@ -76,8 +79,8 @@ def test_what_a_run_waits_does_not_count() -> None:
 
 
 def test_the_time_is_that_of_all_parts() -> None:
-    """Part `a`: 2 s a round, 10 rounds, 100 examples, so 0.2 s an example. After its fifth round
-    10 s of its own, and 30 s and 60 s of the parts that have not begun."""
+    """Part `a`: 2 s a round, 10 rounds, 100 examples, so 0.2 s an example. After its
+    fifth round 10 s of its own, and 30 s and 60 s of the parts that have not begun."""
     clock = Clock(a=100.0, b=150.0, c=300.0)
     clock.begin("a", 10)
     clock.rounds(*[2.0] * 5)
@@ -88,9 +91,8 @@ def test_the_time_is_that_of_all_parts() -> None:
     clock.rounds(2.0)  # its own pace is not known yet: that of `a` is
     assert clock.left.seconds() == pytest.approx(0.2 * 150 * 14 / 15 + 60.0)
     assert not clock.left.stops_early
-    clock.rounds(
-        *[4.0] * 4
-    )  # twice as slow as `a`: 0.4 s an example, 0.3 s for both parts' mean
+    # twice as slow as `a`: 0.4 s an example, 0.3 s for both parts' mean
+    clock.rounds(*[4.0] * 4)
     assert clock.left.seconds() == pytest.approx(4.0 * 10 + 0.3 * 300)
 
 

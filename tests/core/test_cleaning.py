@@ -1,4 +1,5 @@
-"""What others wrote, made plain: characters that a screen does not show, bounds, joiners."""
+"""What others wrote, made plain: characters that a screen does not show, bounds,
+joiners."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def test_a_count_is_the_nearest_multiple_and_at_least_one_step(
 
 
 def test_the_bias_is_as_documented() -> None:
-    """Off by half a step at most, and by a step less one where there is less than half a step."""
+    """Off by half a step at most, and by a step less one where there is less than half
+    a step."""
     step = 10
     errors = np.array([round_count(n, step) - n for n in range(1_000)])
     assert np.abs(errors[5:]).max() == step / 2
@@ -68,8 +69,9 @@ def test_a_sum_keeps_its_mean() -> None:
 
 
 def test_a_sum_does_not_tell_the_exact_count_by_its_last_bits() -> None:
-    """A sum of a few float32 is a short number. Sent times 20 / 23 in all bits of a float64, it
-    would be short again for whoever multiplies by 23 / 20, and for no other number."""
+    """A sum of a few float32 is a short number. Sent times 20 / 23 in all bits of a
+    float64, it would be short again for whoever multiplies by 23 / 20, and for no other
+    number."""
 
     def bits(value: float) -> int:
         mantissa = struct.unpack("<Q", struct.pack("<d", value))[0] & (2**52 - 1)

@@ -1,4 +1,5 @@
-"""Messages as bytes: round trips, size, cost, one encoding each, and nothing but WireError."""
+"""Messages as bytes: round trips, size, cost, one encoding each, and nothing but
+WireError."""
 
 from __future__ import annotations
 
@@ -96,9 +97,8 @@ def test_every_message_comes_back_and_has_one_encoding(
 ) -> None:
     frame = encode(message)
     again = decode(frame)
-    if isinstance(
-        message, Request
-    ):  # names of options and sites are sorted on the wire
+    # names of options and sites are sorted on the wire
+    if isinstance(message, Request):
         assert again.counted == message.counted  # type: ignore[union-attr]
         assert again.options == message.options  # type: ignore[union-attr]
         assert same(again.tensors, message.tensors)  # type: ignore[union-attr]
@@ -388,7 +388,8 @@ KINDS: tuple[Callable[[random.Random, bytearray], bytearray], ...] = (
 
 
 def fuzz(count: int, seed: int) -> tuple[int, int]:
-    """How many frames were refused, and the most memory that decoding one took beside it."""
+    """How many frames were refused, and the most memory that decoding one took beside
+    it."""
     rng, refused, most = random.Random(seed), 0, 0
     for number in range(count):
         frame = rng.choice(KINDS)(rng, bytearray(rng.choice(SEEDS)))
@@ -419,7 +420,8 @@ def test_malformed_frames_do_no_harm(count: int) -> None:
 
 
 def heavy(part: str, items: str, separators: int) -> bytes:
-    """A header of the greatest length, with as many things in one of its parts as it may name."""
+    """A header of the greatest length, with as many things in one of its parts as it
+    may name."""
     count = 65_000 // separators
     table = {
         "job": "j",
@@ -461,8 +463,8 @@ def heavy(part: str, items: str, separators: int) -> bytes:
     ],
 )
 def test_what_a_header_may_cost(part: str, items: str, separators: int) -> None:
-    """32 MB whatever it says, and four times the message where that has 8 MB or more; before
-    there was a bound, 350 MB and five seconds for 8 MB of brackets."""
+    """32 MB whatever it says, and four times the message where that has 8 MB or more;
+    before there was a bound, 350 MB and five seconds for 8 MB of brackets."""
     frame = heavy(part, items, separators)
     assert 2_090_000 < len(frame) < 2_100_000
     tracemalloc.start()
@@ -470,9 +472,8 @@ def test_what_a_header_may_cost(part: str, items: str, separators: int) -> None:
         decode(frame)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert (
-        most + 6e6 < 32e6
-    )  # a body of 6 MB is copied once; that is four times the whole
+    # a body of 6 MB is copied once; that is four times the whole
+    assert most + 6e6 < 32e6
 
 
 def test_a_header_that_may_cost_more_is_not_read() -> None:

@@ -1,4 +1,5 @@
-"""JSON of others: a value or one reason, whatever the text, within bounds of memory and depth."""
+"""JSON of others: a value or one reason, whatever the text, within bounds of memory and
+depth."""
 
 from __future__ import annotations
 
@@ -119,7 +120,7 @@ def test_a_file(tmp_path: Path) -> None:
         read_json(path)
 
 
-# ---- what stands where a file of ours should be --------------------------------------------------
+# ---- what stands where a file of ours should be --------------------------------------
 
 
 @pytest.fixture

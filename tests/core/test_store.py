@@ -132,7 +132,8 @@ def test_a_folder_stays_whole_when_it_cannot_be_filled_or_named(
 def test_the_old_folder_is_never_deleted_while_there_is_no_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even if putting it back fails as well, its content is still there beside its place."""
+    """Even if putting it back fails as well, its content is still there beside its
+    place."""
     path = tmp_path / "model"
     store.write_folder(path, put("one"))
     monkeypatch.setattr(os, "replace", failing("model", "model"))
@@ -212,7 +213,8 @@ def test_a_damaged_manifest_is_an_error_not_a_crash(
 
 
 def test_writers_of_one_process_number_do_not_meet(tmp_path: Path) -> None:
-    """As of containers on one volume: another one writes the same while this one is at it."""
+    """As of containers on one volume: another one writes the same while this one is at
+    it."""
     path = tmp_path / "model"
 
     def fill(folder: Path) -> None:
@@ -231,9 +233,8 @@ def test_a_folder_that_comes_in_between_is_replaced_too(
     others = [put("two"), put("three")]
 
     def replace(source: Path, target: Path) -> None:
-        if (
-            target == path and others
-        ):  # the place is free for a moment, and another one takes it
+        # the place is free for a moment, and another one takes it
+        if target == path and others:
             path.mkdir()
             others.pop()(path)
         real(source, target)
@@ -245,8 +246,8 @@ def test_a_folder_that_comes_in_between_is_replaced_too(
 
 
 def synced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is synced and renamed below a folder from now on, in order, by first letters of words;
-    temporary names end in "~"."""
+    """What is synced and renamed below a folder from now on, in order, by first letters
+    of words; temporary names end in "~"."""
     calls: list[str] = []
     fsync, replace = os.fsync, os.replace
 
@@ -273,8 +274,8 @@ def synced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_bytes_and_names_are_on_disk_in_this_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file before its name, and the name before anything that builds on it: so a power cut
-    finds one of the two states that a kill finds."""
+    """A file before its name, and the name before anything that builds on it: so a
+    power cut finds one of the two states that a kill finds."""
     (tmp_path / "d").mkdir()
     calls = synced(tmp_path, monkeypatch)
     store.replace_file(tmp_path / "d" / "a", b"one")
@@ -325,7 +326,7 @@ def test_a_full_disk_while_tensors_are_written(tmp_path: Path, monkeypatch) -> N
     assert everything(tmp_path) == before
 
 
-# ---- `--out`: devices, FIFOs and links are what they were before ---------------------------------
+# ---- `--out`: devices, FIFOs and links are what they were before ---------------------
 
 
 def mode(path: Path) -> int:
@@ -391,7 +392,8 @@ def test_a_fifo_is_given_the_bytes_and_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["pipe", "file"])
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_stdout_by_name_is_stdout(tmp_path: Path, name: str, to: str) -> None:
-    """Also where the shell has led it into a file: what was printed before and after is there."""
+    """Also where the shell has led it into a file: what was printed before and after is
+    there."""
     program = (
         "import sys; from pathlib import Path; from fednotes.core.store import write_out\n"
         "print('before', flush=True); write_out(Path(sys.argv[1]), 'text\\n'); print('after')"
@@ -434,7 +436,7 @@ def test_a_folder_and_a_loop_are_errors(tmp_path: Path) -> None:
     assert (tmp_path / "loop").is_symlink()
 
 
-# ---- one process a folder, however the one before it ended ---------------------------------------
+# ---- one process a folder, however the one before it ended ---------------------------
 
 HOLD = """
 import sys, time
@@ -538,7 +540,8 @@ while done < 100:
 
 
 def test_there_is_never_more_than_one(tmp_path: Path) -> None:
-    """The lock's file comes and goes; who waited with an old one does not take it for the lock."""
+    """The lock's file comes and goes; who waited with an old one does not take it for
+    the lock."""
     (tmp_path / "number").write_text("")
     command = [sys.executable, "-c", COUNT, str(tmp_path)]
     processes = [subprocess.Popen(command, env=ENVIRONMENT) for _ in range(3)]

@@ -29,7 +29,10 @@ def updates(sites: int, size: int, dtype: torch.dtype = torch.float32) -> list[U
 @pytest.mark.parametrize("sites", [1, 2, 3, TOGETHER, TOGETHER + 1, 3 * TOGETHER + 2])
 @pytest.mark.parametrize("size", [1, 7, 2**15, 2**15 + 1, 100_003])
 def test_the_sum_is_numpys_in_float64_in_the_given_order(sites: int, size: int) -> None:
-    """NumPy: total = 0.0; for each site: total += weight * float64(value). Equal to the bit."""
+    """NumPy: total = 0.0; for each site: total += weight * float64(value).
+
+    Equal to the bit.
+    """
     given = updates(sites, size)
     expected = np.zeros(size)
     for update in given:
@@ -68,7 +71,8 @@ def test_other_types_and_layouts_give_the_same_sum(dtype: torch.dtype) -> None:
 def test_the_mean_of_one_site_is_its_value_to_the_last_bit(
     value: np.ndarray, weight: int
 ) -> None:
-    """24 bits times 28 are exact in 53, so dividing gives the value back, signed zeros too."""
+    """24 bits times 28 are exact in 53, so dividing gives the value back, signed zeros
+    too."""
     mean = Total.of([Update({"w": torch.from_numpy(value)}, weight)]).mean()["w"]
     assert mean.numpy().tobytes() == value.tobytes()
 

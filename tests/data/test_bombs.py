@@ -1,7 +1,7 @@
 """Files that are small and unpack to much, or are of a size that no note has.
 
-Each reader must end soon, in bounded memory, with a line that says where, what was expected and
-what to do. The bounds are set low here, so that the files are small.
+Each reader must end soon, in bounded memory, with a line that says where, what was
+expected and what to do. The bounds are set low here, so that the files are small.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ PACKING = {
 
 
 def refused(path: Path, message: str, format: str | None = None) -> None:
-    """Both ways to read a corpus refuse the file in one line, at most a few hundred long."""
+    """Both ways to read a corpus refuse the file in one line, at most a few hundred
+    long."""
     with pytest.raises(DataError, match=message) as caught:
         read(path, format)
     assert len(str(caught.value)) < 400
@@ -293,7 +294,8 @@ def test_lines_of_fhir_may_be_long_and_are_read_one_by_one(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["a.conll", "note.csv", "brat"])
 def test_a_check_reads_what_a_corpus_holds(tmp_path: Path, name: str) -> None:
-    """Read a document at a time, a corpus has as many documents and mentions as read whole."""
+    """Read a document at a time, a corpus has as many documents and mentions as read
+    whole."""
     path = tmp_path / name
     if name == "a.conll":
         path.write_text(
@@ -313,7 +315,8 @@ def test_a_check_reads_what_a_corpus_holds(tmp_path: Path, name: str) -> None:
 
 
 def test_a_long_line_with_bars_takes_no_time_that_grows_by_its_square() -> None:
-    """Recognised by its pattern, a line of 60,000 characters took 40 s; now it takes none."""
+    """Recognised by its pattern, a line of 60,000 characters took 40 s; now it takes
+    none."""
     line = "1|" + "a " * 1_000_000 + "|"
     began = time.process_time()
     assert ade._relation(line) is None

@@ -1,4 +1,5 @@
-"""What checks find, counts of corpora and text in common, each planted or counted by hand."""
+"""What checks find, counts of corpora and text in common, each planted or counted by
+hand."""
 
 from __future__ import annotations
 
@@ -69,16 +70,13 @@ def test_everything_that_is_wrong_is_counted() -> None:
     """One flaw at a time, planted by hand: the expected numbers are what was planted."""
     documents = [
         note("a", f"{SECRET} helped", Span(0, 4, "Drug")),  # off the token boundary
-        note(
-            "b", f"{SECRET} and {SECRET}", Span(0, 21, "Drug"), Span(0, 8, "Drug")
-        ),  # nested
-        note(
-            "c", "arm and leg pain", Span(0, 16, "Sign", ((0, 3), (12, 16)))
-        ),  # in pieces
-        # A bell, a byte-order mark and a joiner, which is seen as one where it joins two pictures.
-        note(
-            "d", "Odd\u0007 text \ufeff here a\u200db \U0001f468\u200d\U0001f469"
-        ),  # no mention
+        # nested
+        note("b", f"{SECRET} and {SECRET}", Span(0, 21, "Drug"), Span(0, 8, "Drug")),
+        # in pieces
+        note("c", "arm and leg pain", Span(0, 16, "Sign", ((0, 3), (12, 16)))),
+        # A bell, a byte-order mark and a joiner, which is seen as one where it joins
+        # two pictures. no mention
+        note("d", "Odd\u0007 text \ufeff here a\u200db \U0001f468\u200d\U0001f469"),
         note("d", "   "),  # blank; repeats an id
         note("e", "same thing here twice .\nand more"),
         note("f", "Same thing  here twice .\nand more"),
@@ -99,7 +97,8 @@ def test_everything_that_is_wrong_is_counted() -> None:
     assert counts(report, "repeated_sentences")["sentences"] == 2
     assert counts(report, "snapped")["snapped"] == 1
     assert counts(report, "not_flat") == {"nested": 1}
-    # longer than 4 tokens: "same … twice ." (5, two times), "many …" (5), "Odd^G text BOM here" (5)
+    # longer than 4 tokens: "same … twice ." (5, two times), "many …" (5), "Odd^G text
+    # BOM here" (5)
     assert counts(report, "long_sentences") == {"sentences": 4}
     assert not any(SECRET in str(f) or "Odd" in str(f) for f in report)
     without = check_documents(documents, None, "x")
@@ -140,8 +139,8 @@ def site(
 
 
 def test_leaks_within_and_between_sites() -> None:
-    """Site a: two of three test sentences are in train, one of them with five words or more.
-    Site b's test holds one sentence of a's train."""
+    """Site a: two of three test sentences are in train, one of them with five words or
+    more. Site b's test holds one sentence of a's train."""
     five = "one two three four five"
     test = [five.capitalize(), "short  one", "new"]
     a = site("a", ("Drug",), [five, "short one", "other"], test)
@@ -231,7 +230,8 @@ SITES = {
 
 
 def test_table_by_hand() -> None:
-    """Every number below was counted on the texts above; they are plain values for JSON."""
+    """Every number below was counted on the texts above; they are plain values for
+    JSON."""
     stats = corpus_stats(SITES)
     posts, wards, labs = stats["sites"]
     assert posts == {
@@ -307,7 +307,8 @@ texts = st.lists(st.lists(sentence, max_size=4), max_size=5)
 
 
 def _written(text: Text) -> str:
-    """Each sentence a paragraph of its own, so that there is no question where one ends."""
+    """Each sentence a paragraph of its own, so that there is no question where one
+    ends."""
     return "\n\n".join(" ".join(words).capitalize() + "." for words in text)
 
 
@@ -364,10 +365,8 @@ def test_each_collection_is_counted_by_itself() -> None:
     [
         ("He was given 5 mg of warfarin on day two.", True),
         ("HE WAS  given 5 mg\tof warfarin (on day two)", True),
-        (
-            "He was given ５ mg of warfarin, on day two!",
-            True,
-        ),  # compatibility forms are one digit
+        # compatibility forms are one digit
+        ("He was given ５ mg of warfarin, on day two!", True),
         (
             "Plan:\n1. Rest.\n\nHe was given 5 mg of warfarin on day two. Then home.",
             True,
@@ -411,7 +410,8 @@ def test_what_is_cut_differently_is_found_by_its_ngrams() -> None:
 
 
 def test_very_long_and_odd_texts() -> None:
-    """200,000 characters, without a stop and with many; marks only; half a million words."""
+    """200,000 characters, without a stop and with many; marks only; half a million
+    words."""
     rng = random.Random(1)
     words = [str(rng.randrange(10**6)) for _ in range(30_000)]
     index = index_documents([Document("d", " ".join(words))])
@@ -425,7 +425,8 @@ def test_very_long_and_odd_texts() -> None:
 
 @pytest.mark.corpora
 def test_a_corpus_is_found_in_itself(corpora: Path) -> None:
-    """Every n-gram of MACCROBAT's text files is in its documents; its sentences, by a plain scan.
+    """Every n-gram of MACCROBAT's text files is in its documents; its sentences, by a
+    plain scan.
 
     The scan takes whole lines that end in a full stop and hold no other one.
     """
@@ -447,7 +448,7 @@ def test_a_corpus_is_found_in_itself(corpora: Path) -> None:
     assert all(shares_sentence(line, index) for line in lines)
 
 
-# ---- identifiers ---------------------------------------------------------------------------------
+# ---- identifiers ---------------------------------------------------------------------
 
 IDENTIFIED = """Patient: Jane Roe, MRN: 00123456, seen by Dr. Okafor on 03/14/2021 and
 March 3rd, 2021. Mary Q. Contrary lives at 12 Old Mill Road, Springfield, IL 62704-1234.
@@ -459,7 +460,8 @@ May 5 to 10 mg. Call 911. T 36.6."""
 
 
 def test_identifiers_are_counted_by_kind() -> None:
-    """Counted by hand, in an invented note; placeholders and figures of clinical notes are none."""
+    """Counted by hand, in an invented note; placeholders and figures of clinical notes
+    are none."""
     found = check_documents([Document("a", IDENTIFIED), Document("b", CLEAN)])
     (finding,) = [f for f in found if f.code == "identifiers"]
     assert finding.counts == {

@@ -1,4 +1,5 @@
-"""From every format to every other: what a format cannot hold is named, and all else comes back.
+"""From every format to every other: what a format cannot hold is named, and all else
+comes back.
 
 `test_other_programs.py` has other programs judge what is written.
 """
@@ -40,7 +41,8 @@ from fednotes.jobs.inputs import inputs_of
 
 File = Callable[..., Path]
 ROOT = Path(__file__).parents[2]
-# Each format's name of a file, and what it may lose of documents that say it; kinds as patterns.
+# Each format's name of a file, and what it may lose of documents that say it; kinds as
+# patterns.
 ALL = "patient|codes|sentences|tokens|meta .*|confidences"
 MAY_LOSE = {
     "bioc": ("x.xml", "texts|labels|ids"),  # characters that XML forbids
@@ -59,7 +61,8 @@ MAY_LOSE = {
     "prodigy": ("x.jsonl", "mentions in pieces|tokens"),
 }  # fmt: skip
 
-# Every kind of character that offsets can be counted wrong in: astral, combining, line ends, tabs.
+# Every kind of character that offsets can be counted wrong in: astral, combining, line
+# ends, tabs.
 PIECE = st.sampled_from(
     ["He", "rash", "😀", "👩🏽\u200d⚕️", "é", "e\u0301", "\u0301", "\r\n", "\n", "\t", " ", ".",
      "&<>\"'", "]]>", "\x0b", "\x00", "\ufeff", "\u2028", "\xa0", "中", "\\"]
@@ -69,7 +72,8 @@ WORD = st.text(st.sampled_from("aB7_-: /é😀\t\x07"), min_size=1, max_size=5)
 
 @st.composite
 def documents(draw: st.DrawFn) -> Document:
-    """Mentions that are nested, crossing, adjacent, repeated and in pieces, in odd text."""
+    """Mentions that are nested, crossing, adjacent, repeated and in pieces, in odd
+    text."""
     pieces = draw(st.lists(PIECE, max_size=12))
     text = "".join(pieces)
     edges = [0, *accumulate(map(len, pieces))]
@@ -128,7 +132,8 @@ MADE = st.lists(documents(), min_size=1, max_size=3, unique_by=lambda d: d.id.st
 def test_what_comes_back_is_all_but_what_was_named(
     name: str, made: list[Document], instant_disk: None
 ) -> None:
-    """Nothing unnamed is missing, and no kind is named that the format's promise excludes."""
+    """Nothing unnamed is missing, and no kind is named that the format's promise
+    excludes."""
     there_and_back(name, made)
 
 
@@ -374,7 +379,7 @@ def test_meta_that_brat_never_wrote_is_compared(file: File, tmp_path: Path) -> N
     assert convert(source, tmp_path / "b.jsonl", "jsonl").lost == {}
 
 
-# ---- real corpora --------------------------------------------------------------------------------
+# ---- real corpora --------------------------------------------------------------------
 
 
 @pytest.mark.slow

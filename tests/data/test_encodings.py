@@ -78,7 +78,8 @@ def test_wide_text_without_a_mark_is_refused_until_it_is_named(
 def test_a_named_encoding_applies_to_the_files_that_are_not_utf8(
     tmp_path: Path,
 ) -> None:
-    """A folder may mix both: 0xe9 alone is not UTF-8, and two bytes of UTF-8 are not cp1252."""
+    """A folder may mix both: 0xe9 alone is not UTF-8, and two bytes of UTF-8 are not
+    cp1252."""
     for name, encoding in (("a", "utf-8"), ("b", "cp1252"), ("c", "utf-16")):
         (tmp_path / f"{name}.txt").write_bytes(LATIN.encode(encoding))
     notes = list(read_notes(tmp_path, encoding="cp1252"))

@@ -1,4 +1,5 @@
-"""The readers and writers of every format: what each holds, what is wrong, and what comes back.
+"""The readers and writers of every format: what each holds, what is wrong, and what
+comes back.
 
 Corpora and records are invented; the real ones are counted where they lie.
 """
@@ -42,7 +43,7 @@ def complains(path: Path, message: str, format: str | None = None) -> None:
     assert "Zyxwolan" not in str(caught.value)
 
 
-# ---- what all share: guessing, folders, ids, whole files, a new format ---------------------------
+# ---- what all share: guessing, folders, ids, whole files, a new format ---------------
 
 
 BIO = "He\tO\ntook\tO\nthe\tB-Drug\ndrug\tI-Drug\n\n#\tO\n1\tB-ADR\n\n"
@@ -161,7 +162,8 @@ def test_brat_round_trip(document: Document, tmp_path: Path) -> None:
 
 
 def test_a_format_is_one_file(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that is laid into the folder is found, guessed, read, and named in messages."""
+    """A module that is laid into the folder is found, guessed, read, and named in
+    messages."""
     known = (
         "ade bigbio bioc brat conll docbin doccano fhir i2b2 i2b2-2012 jsonl label-studio omop "
         "ontonotes parquet prodigy pubtator"
@@ -188,7 +190,7 @@ def test_a_format_is_one_file(file: File, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delattr(formats, name)
 
 
-# ---- what samples of every format say ------------------------------------------------------------
+# ---- what samples of every format say ------------------------------------------------
 
 
 def described(document: Document) -> dict[str, object]:
@@ -224,14 +226,14 @@ def test_a_sample_says_what_one_reads_in_it(
         assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
-# ---- ADE Corpus V2: mentions are found where the rows' offsets put them --------------------------
+# ---- ADE Corpus V2: mentions are found where the rows' offsets put them --------------
 
 
 def _corpus(seed: int) -> tuple[dict[str, str], dict[tuple[str, str], set[Span]]]:
     """Invented abstracts in the corpus' files, and the spans that were put into them.
 
-    Words repeat within a sentence, so that only the offsets tell which occurrence is meant;
-    each sentence has three rows or more, one of them a dose.
+    Words repeat within a sentence, so that only the offsets tell which occurrence is
+    meant; each sentence has three rows or more, one of them a dose.
     """
     rng = random.Random(seed)
     words = ["rash", "fever", "aspirin", "lithium", "and", "with", "rash", "aspirin"]
@@ -302,7 +304,7 @@ def test_ade_row_that_fits_nowhere(file: File) -> None:
     complains(file(bad), r"f.txt:1: a mention is not in its sentence \(1 of 1 rows\)")
 
 
-# ---- brat: pieces, counted offsets, lines that refer to each other, names of files ---------------
+# ---- brat: pieces, counted offsets, lines that refer to each other, names of files ---
 
 ANN = (SAMPLES / "note.ann").read_text()
 NOTE = "Had a upper belly pain after\naspirin.\n"
@@ -393,7 +395,8 @@ def test_brat_keeps_empty_notes(tmp_path: Path, blank: str) -> None:
 
 
 def test_brat_texts_and_annotations_alone(file: File) -> None:
-    """An empty text alone is no corpus, a mark alone no text; nothing is annotated in none."""
+    """An empty text alone is no corpus, a mark alone no text; nothing is annotated in
+    none."""
     folder = file("", "p/a.txt").parent
     complains(folder, "no file in this folder looks like brat", "brat")
     file("T1\tADE 0 4\tZyxwolan\n", "p/a.ann")
@@ -435,7 +438,8 @@ def test_brat_ids_of_other_tools(file: File, tmp_path: Path) -> None:
 
 
 def test_brat_folders_below(file: File, tmp_path: Path) -> None:
-    """Ids with and without a / beside each other: all of them come back, as each folder's own."""
+    """Ids with and without a / beside each other: all of them come back, as each
+    folder's own."""
     ids = ["a", "b", "b/c", "b/d/a", "e/a"]
     brat.write([Document(name, f"Text of {name}.") for name in ids], tmp_path / "o")
     documents = read(tmp_path / "o")
@@ -458,7 +462,8 @@ def test_brat_ids_cannot_leave_the_folder(tmp_path: Path) -> None:
 
 @pytest.mark.corpora
 def test_maccrobat(corpora: Path, tmp_path: Path) -> None:
-    """200 documents, 25,189 mentions, 44 in pieces; written again every file is the same."""
+    """200 documents, 25,189 mentions, 44 in pieces; written again every file is the
+    same."""
     documents = read(corpora / "maccrobat")
     spans = [s for d in documents for s in d.spans]
     assert (len(documents), len(spans)) == (200, 25_189)
@@ -470,7 +475,7 @@ def test_maccrobat(corpora: Path, tmp_path: Path) -> None:
     assert read(tmp_path / "m.jsonl") == documents
 
 
-# ---- CoNLL: documents, schemes, repairs, and the same bytes when written again -------------------
+# ---- CoNLL: documents, schemes, repairs, and the same bytes when written again -------
 
 
 def test_conll_from_other_sources(tmp_path: Path) -> None:
@@ -541,7 +546,7 @@ def test_real_conll_files_come_out_as_they_went_in(
     assert labels.total() > 5000
 
 
-# ---- i2b2 2010 (lines and tokens as offsets, texts beside or in another folder) and 2012 ---------
+# ---- i2b2 2010 (lines and tokens as offsets, texts beside or in another folder) and 20
 
 I2B2_TEXT = 'Admission Date :\nShe  had chest\tpain and " no " fever .\n\nA chest\nx-ray was done .\n'
 I2B2_CON = """c="had chest\tpain" 2:1 2:2||t="problem"
@@ -584,13 +589,15 @@ def test_i2b2_mismatches_are_counted(file: File) -> None:
     complains(file(I2B2_CON, "other/lone.con"), "its text lone.txt is neither")
 
 
-# i2b2 2012: an invented record, its dirt, and what is refused. No real record is public.
+# i2b2 2012: an invented record, its dirt, and what is refused. No real record is
+# public.
 
 RECORD = (SAMPLES / "i2b2_2012.xml").read_text()
 
 
 def test_folder_and_line_ends(file: File) -> None:
-    """Other files beside records are passed over; CRLF counts as one character, as in XML."""
+    """Other files beside records are passed over; CRLF counts as one character, as in
+    XML."""
     file(RECORD, "1.xml")
     file(RECORD.replace("\n", "\r\n"), "2.xml")
     one, two = read(file("x", "1.xml.extent").parent)
@@ -599,7 +606,8 @@ def test_folder_and_line_ends(file: File) -> None:
 
 
 def test_offsets_after_a_strip(file: File) -> None:
-    """Public readers strip the text and subtract one: with three line ends first, that fits."""
+    """Public readers strip the text and subtract one: with three line ends first, that
+    fits."""
     (document,) = read(file(RECORD.replace("[CDATA[\n", "[CDATA[\n\n\n"), "1.xml"))
     assert [form for form, _ in forms(document)] == [
         "chest pain",
@@ -618,7 +626,7 @@ def test_a_record_without_mentions(file: File) -> None:
     assert document.spans == ()
 
 
-# ---- OntoNotes in CoNLL-2012 columns -------------------------------------------------------------
+# ---- OntoNotes in CoNLL-2012 columns -------------------------------------------------
 
 SAMPLE = (SAMPLES / "ontonotes.conll").read_text()
 
@@ -695,7 +703,7 @@ def test_pubtator_of_bc5cdr(corpora: Path) -> None:
     assert sum(len(d.meta.get("relations", ())) for d in documents) == relations == 3116
 
 
-# ---- what is wrong, by path and line, never with the text ----------------------------------------
+# ---- what is wrong, by path and line, never with the text ----------------------------
 
 
 def _refused() -> Iterator[tuple[str, str, str]]:

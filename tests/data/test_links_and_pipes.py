@@ -1,4 +1,5 @@
-"""Links that lead out, FIFOs, sockets, devices among notes: named, never followed or waited for."""
+"""Links that lead out, FIFOs, sockets, devices among notes: named, never followed or
+waited for."""
 
 from __future__ import annotations
 
@@ -176,7 +177,8 @@ def test_a_link_within_the_corpus_is_read(tmp_path: Path) -> None:
 def test_a_file_that_becomes_a_fifo_after_the_listing_is_not_waited_for(
     tmp_path: Path,
 ) -> None:
-    """What is open is judged, not what lay there before: there is nothing in between to use."""
+    """What is open is judged, not what lay there before: there is nothing in between to
+    use."""
     pipe(tmp_path / "a.txt")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(DataError, match="a FIFO"):

@@ -1,4 +1,5 @@
-"""Notes in: what a file says is what comes out, one by one; and what the sites of them hold."""
+"""Notes in: what a file says is what comes out, one by one; and what the sites of them
+hold."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ Row = tuple[str, str, str | None, str | None]
 @pytest.mark.parametrize(
     ("name", "content", "options", "expected", "left"),
     [
-        # Text over lines, quotes doubled, blanks after a category, errors and empty notes out.
+        # Text over lines, quotes doubled, blanks after a category, errors and empty
+        # notes out.
         ("NOTEEVENTS.csv", MIMIC, {}, EVENTS, LEFT),
         ("n.csv.gz", gzip.compress(MIMIC.encode(), mtime=0), {}, EVENTS, LEFT),
         # The demo of MIMIC has lower-case names; spreadsheets write a mark and CRLF.
@@ -135,9 +137,8 @@ def test_what_a_file_says_comes_out(
     found = [(n.id, n.text, n.patient, n.category) for n in notes]
     assert found == [(a, content if t is ... else t, b, c) for a, t, b, c in expected]
     assert notes.counts == Counter({"notes": len(expected), **left})
-    assert (
-        csv.field_size_limit() >= 131_072
-    )  # the process's own: others may read what they could
+    # the process's own: others may read what they could
+    assert csv.field_size_limit() >= 131_072
 
 
 MANY = HEADER + "".join(f"\n{i},1,,,,,title {i},,,,x" for i in range(31))
@@ -246,7 +247,8 @@ def _complains(path: Path, message: str, **options: Any) -> None:
 
 
 def test_folder_of_texts(file: File, tmp_path: Path) -> None:
-    """Below as well; ids are paths; other files, and a table without text, are passed over."""
+    """Below as well; ids are paths; other files, and a table without text, are passed
+    over."""
     texts = {
         "b.txt": "two",
         "a/1.txt": "\ufeffone\r\nline",
@@ -314,7 +316,8 @@ def test_csv_written_by_the_library_is_read_back(
 
 @pytest.mark.corpora
 def test_real_corpora(corpora: Path) -> None:
-    """Numbers of notes as the corpora's own page gives them; csv.DictReader reads the same."""
+    """Numbers of notes as the corpora's own page gives them; csv.DictReader reads the
+    same."""
     cases = read_notes(corpora / "codiesp/background")
     assert sum(1 for _ in cases) == 3001
     mts = list(read_notes(corpora / "mts_dialog"))
@@ -391,7 +394,8 @@ some_keys = st.lists(st.tuples(st.sampled_from("abcdefgh")), min_size=1, max_siz
 def test_silos_partition_the_patients(
     keys: list[tuple[str]], silos: int, seed: int
 ) -> None:
-    """Brute force: each patient has one silo, sizes are even; the order of the notes is nothing."""
+    """Brute force: each patient has one silo, sizes are even; the order of the notes is
+    nothing."""
     units = len(set(keys))
     if units < silos:
         with pytest.raises(
@@ -537,7 +541,8 @@ def test_the_pool_has_every_sites_notes() -> None:
 
 
 def test_the_fingerprint_is_of_texts_patients_and_parts() -> None:
-    """The one made while dealing is that of a pass over the sources; any change changes it."""
+    """The one made while dealing is that of a pass over the sources; any change changes
+    it."""
     notes = _notes("aabbccdd")
     ((site,), _) = site_notes([_corpus(notes)], 1)
     assert fingerprint(site) == fingerprint(replace(site, content=""))
@@ -574,7 +579,8 @@ def _counted() -> Iterator[Note]:
 
 
 def test_no_more_than_two_texts_are_alive() -> None:
-    """The one that is read, and the one before it, which a caller's variable still holds."""
+    """The one that is read, and the one before it, which a caller's variable still
+    holds."""
     index = index_documents(
         [Document("d", "nothing of it occurs here at all, not one")]
     )

@@ -34,7 +34,7 @@ from fednotes.jobs.checking import check_files
 
 File = Callable[..., Path]
 
-# ---- BioC, by the package `bioc` -----------------------------------------------------------------
+# ---- BioC, by the package `bioc` -----------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "load"), [("n.xml", biocxml), ("n.json", biocjson)])
@@ -146,7 +146,7 @@ def test_bioc_meta_of_somebody_else_breaks_nothing(
     assert read(tmp_path / "a.xml")[0].spans == NOTE.spans
 
 
-# ---- Label Studio --------------------------------------------------------------------------------
+# ---- Label Studio --------------------------------------------------------------------
 
 
 def _task(
@@ -167,7 +167,8 @@ def _task(
 
 
 def test_label_studio_exports(file: File, tmp_path: Path) -> None:
-    """The last annotation counts, skipped tasks go, offsets as JavaScript counts are turned."""
+    """The last annotation counts, skipped tasks go, offsets as JavaScript counts are
+    turned."""
     text = "💩This is rash."
     right, utf16 = (9, 13, "rash", "ADE"), (10, 14, "rash", "ADE")
     twice = _task(text, [right])
@@ -235,7 +236,7 @@ def test_label_studio_that_is_wrong(file: File, tasks: Any, message: str) -> Non
         read(file(json.dumps(tasks), "t.json"), "label-studio")
 
 
-# ---- FHIR, by fhir.resources ---------------------------------------------------------------------
+# ---- FHIR, by fhir.resources ---------------------------------------------------------
 
 
 def test_fhir_is_what_another_program_holds_valid(tmp_path: Path) -> None:
@@ -267,7 +268,8 @@ def _attached(text: str, **more: Any) -> dict[str, Any]:
 
 
 def test_fhir_of_hospitals(file: File, tmp_path: Path) -> None:
-    """A Bundle, lines, and one resource; other resources and attachments are passed over."""
+    """A Bundle, lines, and one resource; other resources and attachments are passed
+    over."""
     report = {
         "resourceType": "DiagnosticReport", "id": "r", "status": "final", "code": {"text": "x"},
         "subject": {"reference": "https://h.example/Patient/9"},
@@ -296,7 +298,8 @@ def test_fhir_of_hospitals(file: File, tmp_path: Path) -> None:
 
 
 def test_what_else_a_bundle_holds_is_counted(file: File, tmp_path: Path) -> None:
-    """By type, as far as it is one; another's words are not repeated, and no list is endless."""
+    """By type, as far as it is one; another's words are not repeated, and no list is
+    endless."""
     note = {
         "resourceType": "DocumentReference",
         "id": "d",
@@ -391,11 +394,12 @@ def test_fhir_that_is_wrong(file: File, attachment: Any, message: str) -> None:
         read(file(json.dumps(resource), "f.json"))
 
 
-# ---- OMOP ----------------------------------------------------------------------------------------
+# ---- OMOP ----------------------------------------------------------------------------
 
 
 def test_omop_tables_have_the_columns_of_the_model(tmp_path: Path) -> None:
-    """What CDM 5.4 makes mandatory is filled, numbers are numbers, places are the text's."""
+    """What CDM 5.4 makes mandatory is filled, numbers are numbers, places are the
+    text's."""
     write([NOTE, replace(NOTE, id="12", spans=())], tmp_path / "o", "omop")
     note, term = (
         list(
@@ -445,7 +449,8 @@ def test_omop_of_another_system(file: File, tmp_path: Path) -> None:
 
 
 def test_numbers_of_omop_are_those_of_a_database(file: File, tmp_path: Path) -> None:
-    """007 and 7 are one number there, and ² is none: such notes keep their ids beside a number."""
+    """007 and 7 are one number there, and ² is none: such notes keep their ids beside a
+    number."""
     made = [Document(name, "a", (), name) for name in ("007", "7", "\u00b2")]
     assert write(made, tmp_path / "o", "omop", allow_loss=True) == {"patient": 2}
     rows = list(csv.DictReader(io.StringIO((tmp_path / "o/note.csv").read_text())))
@@ -489,7 +494,7 @@ def test_a_finding_that_omop_denies_stays_denied(file: File, tmp_path: Path) -> 
         convert(tmp_path / "o", tmp_path / "brat", "brat")
 
 
-# ---- DocBin by spaCy, Parquet by pyarrow ---------------------------------------------------------
+# ---- DocBin by spaCy, Parquet by pyarrow ---------------------------------------------
 
 
 def test_docbin_is_what_spacy_reads(tmp_path: Path) -> None:
@@ -508,9 +513,8 @@ def test_docbin_is_what_spacy_reads(tmp_path: Path) -> None:
         ents=["O", "B-Drug", "O"],
     )
     DocBin(docs=[bare]).to_disk(tmp_path / "b.spacy")
-    (document,) = read(
-        (tmp_path / "b.spacy").rename(tmp_path / "b")
-    )  # known by its content
+    # known by its content
+    (document,) = read((tmp_path / "b.spacy").rename(tmp_path / "b"))
     assert (document.text, document.spans) == ("Took aspirin.", (Span(5, 12, "Drug"),))
 
 
@@ -543,7 +547,8 @@ def test_parquet_is_what_pyarrow_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("old", [True, False])
 def test_parquet_and_arrow_of_others(tmp_path: Path, old: bool) -> None:
-    """Tokens and tags alone: numbers with a ClassLabel's names, in both ways to write it."""
+    """Tokens and tags alone: numbers with a ClassLabel's names, in both ways to write
+    it."""
     names = {"names": ["O", "B-Drug", "I-Drug"], "_type": "ClassLabel"}
     feature = [names] if old else {"feature": names, "_type": "Sequence"}
     meta = {"huggingface": json.dumps({"info": {"features": {"ner_tags": feature}}})}
@@ -600,7 +605,8 @@ def test_parquet_whose_tags_have_no_names(info: Any, tag: int, tmp_path: Path) -
 
 
 def test_parquet_that_grows_is_not_unpacked(tmp_path: Path, monkeypatch: Any) -> None:
-    """A million rows of one value are a few bytes of file: they are counted piece by piece."""
+    """A million rows of one value are a few bytes of file: they are counted piece by
+    piece."""
     table = pyarrow.table({"text": ["x" * 999] * 9999, "spans": [[]] * 9999})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     assert (tmp_path / "a.parquet").stat().st_size < 9999
@@ -629,7 +635,7 @@ def test_a_folder_that_datasets_saved(file: File, tmp_path: Path) -> None:
     assert read(folder)[0].spans == (Span(2, 6, "X"),)
 
 
-# ---- Prodigy, doccano, BigBIO, n2c2 --------------------------------------------------------------
+# ---- Prodigy, doccano, BigBIO, n2c2 --------------------------------------------------
 
 
 def test_prodigy_and_doccano_lines(tmp_path: Path) -> None:
@@ -653,7 +659,8 @@ def test_prodigy_and_doccano_lines(tmp_path: Path) -> None:
 
 
 def test_bigbio_rows(file: File, tmp_path: Path) -> None:
-    """Passages where their offsets say; relations come out again; JSON, lines and Parquet."""
+    """Passages where their offsets say; relations come out again; JSON, lines and
+    Parquet."""
     passages = [{"id": "p1", "type": "t", "text": ["Rash"], "offsets": [[0, 4]]},
                 {"id": "p2", "type": "a", "text": ["Had pain."], "offsets": [[5, 14]]}]  # fmt: skip
     entity = {"id": "e1", "type": "ADE", "text": ["pain"], "offsets": [[9, 13]],

@@ -1,4 +1,5 @@
-"""Splits: nothing lost, nothing on two sides; and the generator: seeded, aligned, ambiguous."""
+"""Splits: nothing lost, nothing on two sides; and the generator: seeded, aligned,
+ambiguous."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def document(
 
 
 def components(units: list[set[str]]) -> list[set[int]]:
-    """Connected components by breadth-first search over all pairs (independent of union-find)."""
+    """Connected components by breadth-first search over all pairs (independent of
+    union-find)."""
     left, found = set(range(len(units))), []
     while left:
         queue, group = [left.pop()], set()
@@ -158,7 +160,8 @@ def test_no_part_is_empty_and_the_seed_decides() -> None:
 
 
 def test_short_sentences_join_sentences_but_not_documents() -> None:
-    """The "OK" in every note joins no notes, but all its copies are in one part by sentence."""
+    """The "OK" in every note joins no notes, but all its copies are in one part by
+    sentence."""
     notes = [document(f"n{i}", "OK", f"note number {i} is short .") for i in range(20)]
     assert len(split(notes, THREE, "document")["train"]) == 16
     parts = split(notes, THREE, "sentence")
@@ -194,7 +197,8 @@ def test_impossible_splits_are_refused(
 
 
 def test_sentence_documents_keep_spans_and_tokens() -> None:
-    """Offsets by hand: "b drug1" starts at 4; a discontinuous mention moves piece by piece."""
+    """Offsets by hand: "b drug1" starts at 4; a discontinuous mention moves piece by
+    piece."""
     text = "a c\nb drug1 of x drug2"
     spans = (Span(6, 11, "X"), Span(6, 22, "Y", ((6, 11), (17, 22))))
     bounds, tokens = ((0, 3), (4, 22)), ((0, 1), (2, 3), (4, 5), (6, 11))
@@ -211,7 +215,8 @@ def test_sentence_documents_keep_spans_and_tokens() -> None:
 
 @given(st.text("ab .\n", min_size=1, max_size=30), st.data())
 def test_no_span_is_lost_or_changed(text: str, data: st.DataObject) -> None:
-    """Spans over any visible text, white space at their edges and over line ends as well."""
+    """Spans over any visible text, white space at their edges and over line ends as
+    well."""
     edges = st.integers(0, len(text))
     pairs = data.draw(st.lists(st.tuples(edges, edges), max_size=4))
     spans = {Span(a, b, "X") for a, b in pairs if text[a:b].strip()}
@@ -260,7 +265,8 @@ def test_masking_by_hand() -> None:
 
 
 def test_masking_where_the_source_cuts_a_mention_in_two() -> None:
-    """The sentence bounds of the file run through "drug one": both move behind its MASK."""
+    """The sentence bounds of the file run through "drug one": both move behind its
+    MASK."""
     text = "a drug one b"
     spans = (Span(2, 10, "X"),)
     cut = Document("d", text, spans, sentences=((0, 6), (7, 12)))
@@ -285,8 +291,8 @@ WORDS = st.lists(
 def test_masking_equals_replacing_words(
     sites: list[list[list[str]]], seed: int, ratio: float
 ) -> None:
-    """Independent program: replace words; the picked ones are told from the first site's
-    results, must number round(ratio · forms), and be the same at all sites."""
+    """Independent program: replace words; the picked ones are told from the first
+    site's results, must number round(ratio · forms), and be the same at all sites."""
     documents = [
         [document(f"{s}-{i}", " ".join(words)) for i, words in enumerate(site)]
         for s, site in enumerate(sites)
@@ -364,8 +370,8 @@ def test_sizes(sites: tuple[SyntheticSite, ...]) -> None:
 
 
 def test_offsets_sentences_and_tokens_agree(sites: tuple[SyntheticSite, ...]) -> None:
-    """Every mention lies in one sentence, is trimmed, and no two overlap; under the project's
-    tokenizer each falls on token boundaries (encode counts)."""
+    """Every mention lies in one sentence, is trimmed, and no two overlap; under the
+    project's tokenizer each falls on token boundaries (encode counts)."""
     for site in sites:
         for document in [*documents(site), *documents(site, complete=False)]:
             assert split_sentences(document) == list(document.sentences)
@@ -485,7 +491,8 @@ def test_impossible_requests_are_refused() -> None:
 def test_written_sites_read_back(
     sites: tuple[SyntheticSite, ...], format: str, tmp_path: Path
 ) -> None:
-    """The mentions are the same after writing and reading, spaces aside (CoNLL has none)."""
+    """The mentions are the same after writing and reading, spaces aside (CoNLL has
+    none)."""
     folders = write_sites(sites[:2], tmp_path, format)
     assert [f.name for f in folders] == ["discharge", "reports"]
     for site, folder in zip(sites, folders, strict=False):
@@ -508,7 +515,8 @@ def _mentions(document: Document) -> list[tuple[str, str]]:
 
 
 def test_speed() -> None:
-    """Well over the 5,000 sentences a second that scaling benchmarks need (best of three)."""
+    """Well over the 5,000 sentences a second that scaling benchmarks need (best of
+    three)."""
     best = 0.0
     for seed in range(3):
         start = time.process_time()

@@ -1,4 +1,5 @@
-"""Tags against seqeval, brute force and each other; tag sets drawn at random; encoded corpora."""
+"""Tags against seqeval, brute force and each other; tag sets drawn at random; encoded
+corpora."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def _aligned(draw: st.DrawFn) -> tuple[np.ndarray, list[Span]]:
 def test_decode_undoes_encode(
     scheme: Scheme, case: tuple[np.ndarray, list[Span]]
 ) -> None:
-    """Identity; under IO adjacent spans of one type come back as one, which `merged` counts."""
+    """Identity; under IO adjacent spans of one type come back as one, which `merged`
+    counts."""
     tokens, spans = case
     tagset = TagSet(TYPES, scheme)
     ids, alignment = encode(spans, tokens, tagset)
@@ -98,10 +100,11 @@ def test_decode_undoes_encode(
 @settings(max_examples=300, deadline=None)
 @given(TOKENS, st.data())
 def test_encode_of_any_flat_spans(tokens: np.ndarray, data: st.DataObject) -> None:
-    """Brute force: each token belongs to the first span that overlaps it; counts add up.
+    """Brute force: each token belongs to the first span that overlaps it; counts add
+    up.
 
-    exact and snapped spans come back at the union of their tokens, shortened ones as what is
-    left, merged and lost ones not at all.
+    exact and snapped spans come back at the union of their tokens, shortened ones as
+    what is left, merged and lost ones not at all.
     """
     edges = sorted(set(data.draw(st.lists(st.integers(0, 30), max_size=10))))
     pairs = zip(edges[::2], edges[1::2], strict=False)
@@ -187,7 +190,8 @@ def test_runs_equal_seqeval(scheme: Scheme, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_allowed_transitions_are_what_encode_writes(scheme: Scheme) -> None:
-    """All sequences of up to 4 tags: allowed if and only if encode(decode(sequence)) is it."""
+    """All sequences of up to 4 tags: allowed if and only if encode(decode(sequence)) is
+    it."""
     tagset = TagSet(("X", "Y"), scheme)
     start, transition, end = allowed_transitions(tagset)
     T = len(tagset.tags)
@@ -305,7 +309,8 @@ NAMES = tuple("GECAFBDHJI")  # in no alphabetic order: the order given is the or
 def misfit(draw: Callable[[int], TagSets], exact: Exact, draws: int) -> float:
     """How far the draws of seeds 0, 1, … are from the exact probabilities.
 
-    Pearson's statistic, standardised by Wilson and Hilferty (1931): near a standard normal.
+    Pearson's statistic, standardised by Wilson and Hilferty (1931): near a standard
+    normal.
     """
     counts = Counter(draw(seed) for seed in range(draws))
     assert set(counts) <= set(exact)
@@ -322,7 +327,8 @@ def in_order(types: str, sets: list[set[str]]) -> TagSets:
 
 
 def deals(types: str, sizes: tuple[int, ...]) -> Iterator[TagSets]:
-    """Every way to cut an order of the types into sets of these sizes; repeats are wanted."""
+    """Every way to cut an order of the types into sets of these sizes; repeats are
+    wanted."""
     for order in permutations(types):
         rest = list(order)
         yield in_order(types, [{rest.pop() for _ in range(size)} for size in sizes])
@@ -428,7 +434,8 @@ def test_appendix_d_comes_as_often_as_its_text_says(types: str, sites: int) -> N
 
 
 def test_a_coin_that_is_not_fair_would_be_seen() -> None:
-    """The measure that the tests above rely on: outcomes of another design are told apart."""
+    """The measure that the tests above rely on: outcomes of another design are told
+    apart."""
     exact = exact_appendix_d("abc", 2)
     one_place = [deal for deal in exact if sum(map(len, deal)) == 3]
     assert misfit(lambda seed: one_place[seed % len(one_place)], exact, 4000) > 10
@@ -520,8 +527,9 @@ def test_a_gold_span_outside_every_sentence_is_left_out() -> None:
 def test_long_sentences_are_cut_between_entities(
     scheme: str, data: st.DataObject
 ) -> None:
-    """Brute force: the pieces joined are the sentence encoded without a limit, and no entity
-    has tokens in two pieces; a piece is over the limit only by one entity that fills it."""
+    """Brute force: the pieces joined are the sentence encoded without a limit, and no
+    entity has tokens in two pieces; a piece is over the limit only by one entity that
+    fills it."""
     words = data.draw(st.integers(1, 40))
     limit = data.draw(st.integers(1, 8))
     text = " ".join(f"w{i:02d}" for i in range(words))
@@ -560,7 +568,8 @@ def test_long_sentences_are_cut_between_entities(
 def test_an_epoch_holds_every_sentence_once(
     lengths: list[int], batch: int, window: int, seed: int
 ) -> None:
-    """Counting: the batches' indices together are 0..n-1, and all but one batch are full."""
+    """Counting: the batches' indices together are 0..n-1, and all but one batch are
+    full."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches, "_WINDOW", window)
         epoch, again = (
@@ -577,8 +586,8 @@ def test_an_epoch_holds_every_sentence_once(
 
 
 def test_batches_hold_like_lengths_and_vary() -> None:
-    """Padding of 3,200 lengths from 1 to 60: random batches of 32 fill about half a padded
-    matrix (mean 30 of a maximum near 60); bucketed ones nearly all of it."""
+    """Padding of 3,200 lengths from 1 to 60: random batches of 32 fill about half a
+    padded matrix (mean 30 of a maximum near 60); bucketed ones nearly all of it."""
     lengths = np.random.default_rng(0).integers(1, 61, size=3200)
     first = buckets(lengths, 32, np.random.default_rng(1))
     second = buckets(lengths, 32, np.random.default_rng(2))
@@ -588,6 +597,5 @@ def test_batches_hold_like_lengths_and_vary() -> None:
         frozenset(b.tolist()) for b in second
     }
     means = [lengths[b].mean() for b in first]
-    assert (
-        abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.4
-    )  # not from short to long
+    # not from short to long
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.4

@@ -1,4 +1,5 @@
-"""Tokens and sentences against a character loop and hand-cut text; notes worked by hand."""
+"""Tokens and sentences against a character loop and hand-cut text; notes worked by
+hand."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def _is_mark(c: str) -> bool:
 
 
 def _tokens(text: str) -> list[tuple[int, int]]:
-    """The rule character by character: letters and digits run on, marks stay with what they mark.
+    """The rule character by character: letters and digits run on, marks stay with what
+    they mark.
 
     Independent of `re`: Unicode categories from `unicodedata` decide.
     """
@@ -149,7 +151,8 @@ def _annotated(draw: st.DrawFn) -> Document:
 @settings(max_examples=200, deadline=None)
 @given(_annotated())
 def test_sentences_hold_all_text_and_cut_no_span(document: Document) -> None:
-    """In order, apart, every visible character in one, each span in one, trimmed otherwise."""
+    """In order, apart, every visible character in one, each span in one, trimmed
+    otherwise."""
     bounds = split_sentences(document)
     text = document.text
     assert all(b <= c for (_, b), (c, _) in pairwise(bounds))
@@ -186,7 +189,8 @@ def test_join_cut_equals_brute_force(lengths: list[int], data: st.DataObject) ->
 def test_gold_spans_fall_on_tokens(
     corpora: Path, folder: str, pieces: int, most: int
 ) -> None:
-    """At most 0.14 % of the pieces of gold mentions are off the boundaries (sets of offsets)."""
+    """At most 0.14 % of the pieces of gold mentions are off the boundaries (sets of
+    offsets)."""
     off = total = 0
     for document in read(corpora / folder):
         tokens = tokenize(document.text)
@@ -208,7 +212,7 @@ def test_a_long_row_of_dots_takes_no_time() -> None:
     assert found[-1][1] == len(text)
 
 
-# ---- clinical preprocessing: invented notes worked by hand, and what must hold for any text
+# ---- clinical preprocessing: invented notes worked by hand, and what must hold for any
 
 
 NOTES = tomllib.loads(
@@ -265,7 +269,8 @@ _TEXTS = st.one_of(
 @example("a\n---\nb")
 @example(" Plan:  x")
 def test_nothing_visible_is_lost(text: str) -> None:
-    """All characters but white space stay, in order; runs of rule signs may go, no others."""
+    """All characters but white space stay, in order; runs of rule signs may go, no
+    others."""
     found = sentences(text)
     assert all(s and s == s.strip() and s == " ".join(s.split()) for s in found)
     if not _MARKUP.search(text):
@@ -276,12 +281,12 @@ def test_nothing_visible_is_lost(text: str) -> None:
 
 
 def test_a_very_long_note_in_linear_time() -> None:
-    """200,000 characters with stops, and without one; also runs that could make `re` go back."""
+    """200,000 characters with stops, and without one; also runs that could make `re` go
+    back."""
     text = "The patient was stable overnight. " * 6000
     assert len(sentences(text)) == 6000
-    dots = (
-        "Well. So " + "." * 200_000 + "x"
-    )  # each stop could begin the end of a sentence
+    # each stop could begin the end of a sentence
+    dots = "Well. So " + "." * 200_000 + "x"
     assert _visible("".join(sentences(dots))) == _visible(dots)
     for unit in (
         "x",
@@ -302,7 +307,8 @@ def test_a_very_long_note_in_linear_time() -> None:
 
 @pytest.mark.corpora
 def test_real_notes_lose_nothing(corpora: Path) -> None:
-    """ACI-Bench and every tenth CodiEsp case: same visible characters; sane sentence lengths."""
+    """ACI-Bench and every tenth CodiEsp case: same visible characters; sane sentence
+    lengths."""
     notes = list(read_notes(corpora / "aci_bench"))
     notes += list(read_notes(corpora / "codiesp/background"))[::10]
     total = words = 0

@@ -48,15 +48,15 @@ def test_words_of_a_type(label: str, words: str) -> None:
 
 
 def test_label_words(bart: Path) -> None:
-    """The mean of the words' sub-words, from the table of embeddings; refused where unclear."""
+    """The mean of the words' sub-words, from the table of embeddings; refused where
+    unclear."""
     model = build(bart, label_words={"ADE": "finding with"})
     backbone = load_backbone(bart)
     ids = backbone.tokenizer(" finding with", add_special_tokens=False)["input_ids"]
     table = backbone.model.shared.weight
     torch.testing.assert_close(model._fixed[4], table[ids].mean(0))
-    assert torch.equal(
-        model._fixed[:3], table[[2, 2, 1]]
-    )  # BEGIN: decoder_start_token_id
+    # BEGIN: decoder_start_token_id
+    assert torch.equal(model._fixed[:3], table[[2, 2, 1]])
     for words, message in (
         ({"Diseas": "x"}, "unknown type 'Diseas'; did you mean 'Disease'"),
         ({"ADE": "drug"}, r"'ADE' \('drug'\) cannot be told from 'Drug'"),
@@ -99,7 +99,8 @@ def test_refuses_what_cannot_be(
 
 
 def test_limits_are_the_backbones_or_less(bart: Path) -> None:
-    """40 positions: 38 sub-words beside two marks; 13 entities of three steps, and the end."""
+    """40 positions: 38 sub-words beside two marks; 13 entities of three steps, and the
+    end."""
     for settings, wanted in (
         ({}, (38, 13)),
         ({"max_subwords": 20, "max_entities": 5}, (20, 5)),

@@ -1,4 +1,5 @@
-"""Hugging Face encoders: a tiny random BERT and RoBERTa made here, and MiniLM where installed."""
+"""Hugging Face encoders: a tiny random BERT and RoBERTa made here, and MiniLM where
+installed."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reference(path: Path, sentence: list[str], layers: int, pooling: str) -> np.ndarray:
-    """One short sentence, by hand: pieces of each word, one unpadded run, a loop over words."""
+    """One short sentence, by hand: pieces of each word, one unpadded run, a loop over
+    words."""
     model = transformers.BertModel.from_pretrained(path).eval()
     vocabulary = {
         p: i for i, p in enumerate((path / "vocab.txt").read_text().split("\n"))
@@ -148,8 +150,9 @@ def test_word_longer_than_the_model(bert: Path) -> None:
 
 
 def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
-    """RoBERTa reads the text: a word has the blank before it, the first one has none, and a lone
-    mark of a blank is no part of a word. 14 positions from 2 on leave room for 10."""
+    """RoBERTa reads the text: a word has the blank before it, the first one has none,
+    and a lone mark of a blank is no part of a word. 14 positions from 2 on leave room
+    for 10."""
     letters = [*"abcdefghijklmnopqrstuvwxyz.", "Ġ"]
     marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     vocabulary = {p: i for i, p in enumerate([*marks, *letters, "Ġn", "Ġno"])}
@@ -182,7 +185,8 @@ def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
 
 
 def test_refuses_what_it_cannot_trust(bert: Path, tmp_path: Path) -> None:
-    """Incomplete weights or none that are numbers, too many layers: one clear line each."""
+    """Incomplete weights or none that are numbers, too many layers: one clear line
+    each."""
     with pytest.raises(ConfigError, match="has 4 layers, layers=5 is asked"):
         load_encoder(f"{bert}#layers=5")
     path = tmp_path / "m"

@@ -83,7 +83,8 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cached_equals_on_the_fly(tmp_path: Path) -> None:
-    """Both equal the loop above, equal sentences computed once; a second call computes nothing."""
+    """Both equal the loop above, equal sentences computed once; a second call computes
+    nothing."""
     form, bounds = corpus()
     encoder = Hashing()
     memory = cached_features(encoder, read(form, bounds), None)
@@ -159,8 +160,8 @@ def interrupt(done: int, total: int) -> None:
 
 
 def test_key_knows_encoder_and_corpus(tmp_path: Path) -> None:
-    """Another fingerprint, form, order, cut or text between words: another file, never another's
-    vectors."""
+    """Another fingerprint, form, order, cut or text between words: another file, never
+    another's vectors."""
     form, bounds = corpus()
     moved = bounds.copy()
     moved[1] += 1

@@ -184,7 +184,8 @@ def bart_loss(path: Path, masked: Masked, pad: int) -> Any:
 
 @pytest.mark.parametrize("chunk", [2048, 7])
 def test_denoising(bart: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loss and gradients against BartForConditionalGeneration's own, in chunks or at once."""
+    """Loss and gradients against BartForConditionalGeneration's own, in chunks or at
+    once."""
     monkeypatch.setattr(language_model, "CHUNK", chunk)
     model = build(bart, objective="denoise", train="all")
     sequences, _ = batch(model.specials, model.vocabulary)
@@ -236,7 +237,8 @@ def test_what_is_trained(saved: Callable[[str], Path]) -> None:
 def test_saved_directory(
     saved: Callable[[str], Path], kind: str, train: Any, tmp_path: Path
 ) -> None:
-    """The library's own classes load it and give the same logits and states, LoRA added."""
+    """The library's own classes load it and give the same logits and states, LoRA
+    added."""
     if train == "lora" and kind == "ModernBertForMaskedLM":
         with pytest.raises(ConfigError, match=r'set \[model\] maps = "all"'):
             build(saved(kind), train=train)  # one map for query, key and value
@@ -306,7 +308,8 @@ def test_fresh(saved: Callable[[str], Path]) -> None:
 
 
 def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """A directory without a head: from the seed, tied, near a uniform guess, state kept."""
+    """A directory without a head: from the seed, tied, near a uniform guess, state
+    kept."""
     transformers.BertModel.from_pretrained(saved("BertForMaskedLM")).save_pretrained(
         tmp_path
     )
@@ -320,8 +323,9 @@ def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:
     table = one.model.bert.embeddings.word_embeddings.weight
     assert predictions.decoder.weight is table
     assert not predictions.bias.any()
-    # What `initialise_head` says: 0.3 times the identity, 0.85, zero; and the library's own
-    # deviation of 0.02 for the rest, known to 10 % from the many weights of the pooler.
+    # What `initialise_head` says: 0.3 times the identity, 0.85, zero; and the library's
+    # own deviation of 0.02 for the rest, known to 10 % from the many weights of the
+    # pooler.
     transform = predictions.transform
     assert torch.equal(
         transform.dense.weight, 0.3 * torch.eye(len(transform.dense.weight))
@@ -342,7 +346,8 @@ def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:
 
 
 def test_autocast(saved: Callable[[str], Path]) -> None:
-    """bfloat16 around the call: a float32 loss within its precision, gradients in float32."""
+    """bfloat16 around the call: a float32 loss within its precision, gradients in
+    float32."""
     model = build(saved("BertForMaskedLM"))
     given = batch(model.specials, model.vocabulary)
     exact = float(model.loss(*given).loss.detach())
@@ -358,7 +363,8 @@ def test_autocast(saved: Callable[[str], Path]) -> None:
 
 
 def test_tokens(saved: Callable[[str], Path]) -> None:
-    """Ids of the vocabulary file by hand; RoBERTa counts positions from behind its padding."""
+    """Ids of the vocabulary file by hand; RoBERTa counts positions from behind its
+    padding."""
     model = build(saved("BertForMaskedLM"))
     assert model.tokenizer.tokenize(["w3 w4s", ""]) == [[8, 9, 35], []]
     assert model.specials == Specials(cls=2, sep=3, mask=4, pad=0)

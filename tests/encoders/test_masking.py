@@ -69,7 +69,8 @@ def test_every_place_is_as_likely(whole: bool) -> None:
 
 
 def test_words_are_masked_whole_or_not_at_all() -> None:
-    """Brute force over every row: a word's tokens share their fate, numbers never exceed."""
+    """Brute force over every row: a word's tokens share their fate, numbers never
+    exceed."""
     rng = np.random.default_rng(2)
     ids = _batch(rng, 300, 96)
     continues = np.arange(VOCABULARY) % 3 == 0
@@ -127,7 +128,8 @@ def test_rows_without_words() -> None:
 def test_infilling_keeps_what_it_does_not_mask(
     seed: int, length: int, rate: float
 ) -> None:
-    """Unique ids: what is left stands in order, the number gone is exact, none is longer."""
+    """Unique ids: what is left stands in order, the number gone is exact, none is
+    longer."""
     rng = np.random.default_rng(seed)
     ids = np.arange(10, 10 + length)
     ids[0], ids[-1], ids[length // 2] = 1, 2, 2
@@ -143,7 +145,8 @@ def test_infilling_keeps_what_it_does_not_mask(
         assert (np.diff(left) > 0).all()
         assert np.isin(left, words).all()
         assert (row[row > 0][0], (row == 2).sum()) == (1, (given_row == 2).sum())
-        # Between two words that stand side by side nothing is missing but where a [MASK] is.
+        # Between two words that stand side by side nothing is missing but where a
+        # [MASK] is.
         body = row[row > 0].tolist()
         for a, b in pairwise(body):
             if a >= 10 and b >= 10:
@@ -151,16 +154,18 @@ def test_infilling_keeps_what_it_does_not_mask(
 
 
 def test_span_lengths_are_poisson() -> None:
-    """One [MASK] a span: their number against words / mean, as NumPy's Poisson numbers say.
+    """One [MASK] a span: their number against words / mean, as NumPy's Poisson numbers
+    say.
 
-    Runs of missing words need not tell spans apart, so spans are counted by their [MASK]s.
+    Runs of missing words need not tell spans apart, so spans are counted by their
+    [MASK]s.
     """
     rng = np.random.default_rng(5)
     ids = np.tile(np.concatenate([[1], np.arange(10, 410), [2]]), (200, 1))
     made = denoise(ids, SPECIALS, rng, rate=0.3, mean=3.0)
     masks = int((made.inputs == SPECIALS.mask).sum())
-    # 120 words a row in spans of Poisson(3) (zeros among them): about 120 / 3 spans, the last
-    # one cut; simulated independently here.
+    # 120 words a row in spans of Poisson(3) (zeros among them): about 120 / 3 spans,
+    # the last one cut; simulated independently here.
     check = np.random.default_rng(6)
     spans = 0
     for _ in range(200):

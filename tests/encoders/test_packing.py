@@ -1,4 +1,5 @@
-"""Packing: every token once without pairs; pairs as the original BERT's program makes them."""
+"""Packing: every token once without pairs; pairs as the original BERT's program makes
+them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ SPECIALS = Specials(cls=1, sep=2, mask=3, pad=0)
 
 
 def _corpus(lengths: list[list[int]]) -> Tokens:
-    """Documents of sentences of these lengths; ids are 10, 11, 12 … so that each is unique."""
+    """Documents of sentences of these lengths; ids are 10, 11, 12 … so that each is
+    unique."""
     at = 10
     documents = []
     for document in lengths:
@@ -50,7 +52,8 @@ shapes = st.lists(
 def test_full_holds_every_token_once(
     lengths: list[list[int]], length: int, epoch: int
 ) -> None:
-    """Brute force over the gathered batch: ids are unique, so a sorted list says it all."""
+    """Brute force over the gathered batch: ids are unique, so a sorted list says it
+    all."""
     tokens = _corpus(lengths)
     plan = plan_full(tokens, length, 7, epoch)
     batch = gather(tokens, plan, np.arange(len(plan)), SPECIALS)
@@ -125,9 +128,11 @@ def test_pairs_are_what_their_labels_say() -> None:
 
 
 def test_half_of_the_pairs_are_random() -> None:
-    """Long documents: all but the last chunk of each have two sentences, so a coin decides.
+    """Long documents: all but the last chunk of each have two sentences, so a coin
+    decides.
 
-    Binomial: the count lies within four standard deviations, plus one forced pair a document.
+    Binomial: the count lies within four standard deviations, plus one forced pair a
+        document.
     """
     tokens = _corpus([[4] * 2000 for _ in range(10)])
     labels = plan_pairs(tokens, 64, 5, 0).random_next
@@ -152,7 +157,8 @@ def _google_truncate(a: list[int], b: list[int], room: int, rng: random.Random) 
 
 @pytest.mark.parametrize("room", [2, 3, 8, 13])
 def test_shortening_is_the_originals(room: int) -> None:
-    """Lengths equal the original's loop for all sizes; the ends that go are a fair coin's."""
+    """Lengths equal the original's loop for all sizes; the ends that go are a fair
+    coin's."""
     rng = np.random.default_rng(0)
     for na in range(1, 18):
         for nb in range(1, 18):
@@ -182,7 +188,8 @@ def test_shortening_is_the_originals(room: int) -> None:
 def _google_pairs(
     docs: list[list[int]], room: int, rng: random.Random
 ) -> list[tuple[int, bool]]:
-    """`create_instances_from_document` of the original: tokens used and label of each pair.
+    """`create_instances_from_document` of the original: tokens used and label of each
+    pair.
 
     The target length is drawn once, before the loop over a document's sentences.
     """
@@ -216,7 +223,8 @@ def _google_pairs(
 
 
 def test_pairs_have_the_originals_statistics() -> None:
-    """Number of pairs, mean length and share of random ones, against its loop; 2 % apart."""
+    """Number of pairs, mean length and share of random ones, against its loop; 2 %
+    apart."""
     draw = random.Random(8)
     shape = [
         [draw.randint(3, 25) for _ in range(draw.randint(1, 60))] for _ in range(300)
@@ -234,13 +242,15 @@ def test_pairs_have_the_originals_statistics() -> None:
 
 @pytest.mark.parametrize("room", [48, 3])
 def test_a_tenth_of_the_documents_has_short_pairs(room: int) -> None:
-    """Sentences of one token fill a pair to its target, so the pairs show each document's own.
+    """Sentences of one token fill a pair to its target, so the pairs show each
+    document's own.
 
-    A pair holds exactly `target` tokens, except the last one of a document, which holds what is
-    left, and random pairs whose B reaches the end of its document. So a document is short if and
-    only if no pair of it is full, and a short one with target t gives pairs of at most t tokens.
-    The draw of a short target from 2 to `room` includes the full length, so
-    P(short) = 1/10 · (room - 2) / (room - 1). Four standard deviations.
+    A pair holds exactly `target` tokens, except the last one of a document, which holds
+    what is left, and random pairs whose B reaches the end of its document. So a
+    document is short if and only if no pair of it is full, and a short one with target
+    t gives pairs of at most t tokens. The draw of a short target from 2 to `room`
+    includes the full length, so P(short) = 1/10 · (room - 2) / (room - 1). Four
+    standard deviations.
     """
     documents, length = 2000, 10 * room
     tokens = _corpus([[1] * length] * documents)
@@ -259,7 +269,8 @@ def test_a_tenth_of_the_documents_has_short_pairs(room: int) -> None:
 def test_a_pair_takes_no_sentence_beyond_its_target() -> None:
     """Sentences of one token reach each target exactly, so no pair has to be shortened.
 
-    A continuation therefore begins where A ends, and a pair is no longer than its target allows.
+    A continuation therefore begins where A ends, and a pair is no longer than its
+    target allows.
     """
     tokens = _corpus([[1] * 480] * 50)
     plan = plan_pairs(tokens, 48 + 3, 3, 0)
@@ -291,9 +302,11 @@ def test_a_random_b_begins_anywhere_in_its_document() -> None:
 
 
 def test_the_papers_preset_takes_a_tenth_of_its_steps_on_long_sequences() -> None:
-    """BERT: nine tenths of the steps on 128 tokens, the last tenth on 512; counted in pairs.
+    """BERT: nine tenths of the steps on 128 tokens, the last tenth on 512; counted in
+    pairs.
 
-    A cycle is an epoch, so a cycle of 512 tokens has about a quarter of the steps of one of 128.
+    A cycle is an epoch, so a cycle of 512 tokens has about a quarter of the steps of
+    one of 128.
     """
     settings = presets("pretrain")["paper"]["training"]
     draw = random.Random(4)
@@ -327,6 +340,5 @@ def test_what_is_refused() -> None:
             plan(empty, 128, 0, 0)
         with pytest.raises(ConfigError, match="hold no text"):
             plan(tokens, 2, 0, 0)
-    assert (
-        len(plan_pairs(tokens, 128, 0, 0)) == 1
-    )  # one document: B can only be its own
+    # one document: B can only be its own
+    assert len(plan_pairs(tokens, 128, 0, 0)) == 1

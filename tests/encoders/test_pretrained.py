@@ -68,7 +68,8 @@ def test_another_shape_is_new(bert: Path, tmp_path: Path) -> None:
 
 
 def test_refuses(bert: Path, tmp_path: Path) -> None:
-    """One clear line each: nothing there, no weights, no tokenizer, another model's tokenizer."""
+    """One clear line each: nothing there, no weights, no tokenizer, another model's
+    tokenizer."""
     with pytest.raises(ModelError, match="no such directory"):
         open_pretrained(tmp_path / "none", "AutoModel")
     with pytest.raises(ModelError, match="cannot be loaded"):
@@ -105,7 +106,8 @@ def test_written_folder_says_no_place(bert: Path, tmp_path: Path) -> None:
 def test_code_in_a_directory_is_never_run(
     bert: Path, tmp_path: Path, model_type: str
 ) -> None:
-    """Neither an `auto_map` of a known type of model nor one of an unknown type is followed."""
+    """Neither an `auto_map` of a known type of model nor one of an unknown type is
+    followed."""
     folder = tmp_path / "model"
     shutil.copytree(bert, folder)
     marker = tmp_path / "executed"

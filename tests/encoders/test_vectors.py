@@ -19,7 +19,8 @@ def _write(path: Path, text: str) -> Path:
 
 
 def test_numbers_are_those_of_float(tmp_path: Path) -> None:
-    """Python's float() of each column, rounded to float32, for all notations that occur."""
+    """Python's float() of each column, rounded to float32, for all notations that
+    occur."""
     columns = [
         ["0.1", "-0.010167", "1e-3", "+2.5E+2", "7"],
         ["-6.3371", ".5", "3.", "0.00000012", "-1.2345678e-05"],
@@ -35,8 +36,8 @@ def test_numbers_are_those_of_float(tmp_path: Path) -> None:
 
 
 def test_any_layout_of_the_file(tmp_path: Path) -> None:
-    """Header, tabs, carriage returns, trailing space, no last newline, words with spaces,
-    repeated words (the first counts)."""
+    """Header, tabs, carriage returns, trailing space, no last newline, words with
+    spaces, repeated words (the first counts)."""
     text = "5 2\nthe 1 2\r\nα\t3 4 \nat name.com 5 6\nthe 9 9\n7 7 8"
     loaded = load_vectors(_write(tmp_path / "v.txt", text))
     rows = {w: loaded.table[r].tolist() for w, r in loaded.index.items()}
@@ -127,8 +128,9 @@ def binary(
 
 @pytest.mark.parametrize("between", [b"", b"\n"])
 def test_the_binary_format_is_read(tmp_path: Path, between: bytes) -> None:
-    """With line ends as the program of 2013 writes them and without, as gensim; numbers that hold
-    the bytes of a space and of a line end; repeated words (the first counts)."""
+    """With line ends as the program of 2013 writes them and without, as gensim; numbers
+    that hold the bytes of a space and of a line end; repeated words (the first counts).
+    """
     odd = struct.unpack("<f", b"\n \n ")[0]
     values = np.array([[1, -2.5, odd], [odd, 0, 4], [7, 8, 9]], np.float32)
     words = [b"C0011849", "α".encode(), b"C0011849"]

@@ -1,4 +1,5 @@
-"""However a checkpoint is damaged: the one before it, or one error that says what to do."""
+"""However a checkpoint is damaged: the one before it, or one error that says what to
+do."""
 
 from __future__ import annotations
 

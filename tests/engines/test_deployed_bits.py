@@ -1,4 +1,5 @@
-"""The engine of real sites gives the bits of the embedded one, whatever goes wrong on the way."""
+"""The engine of real sites gives the bits of the embedded one, whatever goes wrong on
+the way."""
 
 from __future__ import annotations
 
@@ -151,7 +152,8 @@ METHODS = {
 
 
 def two_models(encoder: Path) -> tuple[Any, Any]:
-    """Sites with a private and a shared change, and a model of their own, distilled at the end."""
+    """Sites with a private and a shared change, and a model of their own, distilled at
+    the end."""
     sites = [tiny_site(number, 4 + number) for number in range(3)]
     sites[1:] = [replace(site, tags=TagSet(("Drug", "Dose"))) for site in sites[1:]]
     model = TokenClassifierConfig(encoder=str(encoder), train="lora", rank=2)
@@ -183,11 +185,10 @@ def test_the_bits_are_those_of_the_embedded_engine(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """With every site needed, whatever is lost, repeated or killed: the server's result and
-    what is private to each site."""
-    monkeypatch.setattr(
-        secrets, "randbits", lambda bits: 5
-    )  # of marks, part of a site's state
+    """With every site needed, whatever is lost, repeated or killed: the server's result
+    and what is private to each site."""
+    # of marks, part of a site's state
+    monkeypatch.setattr(secrets, "randbits", lambda bits: 5)
     make, job = METHODS[method] or two_models(request.getfixturevalue("bert"))
     members: list[SiteTasks] = [make(n) for n in range(3)]  # type: ignore[operator]
     expected = job(InProcess(members))
@@ -214,9 +215,7 @@ def test_with_some_sites_the_bits_follow_from_who_took_part(
     while found is None:
         try:
             found = toy_job(net.engine(SITES, policy), took)
-        except (
-            ServerKilled,
-            TrainingError,
-        ):  # too few were left in the middle of a round
+        except (ServerKilled, TrainingError):
+            # too few were left in the middle of a round
             continue
     assert found.tobytes() == by_hand(took).tobytes()

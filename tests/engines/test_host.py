@@ -1,4 +1,5 @@
-"""A site behind its host and its journal: what is done once, kept, undone, refused, let go."""
+"""A site behind its host and its journal: what is done once, kept, undone, refused, let
+go."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class Server:
         return reply
 
     def play(self, rounds: int, every: int) -> None:
-        """Rounds with a checkpoint after some: the marks of a request are those that there are."""
+        """Rounds with a checkpoint after some: the marks of a request are those that
+        there are."""
         for round in range(rounds):
             held = tuple(mark for mark, _ in self.marks[-2:])
             self.train(round, marks=held)
@@ -167,8 +169,8 @@ def test_a_restarted_site_goes_on_with_the_same_bits(
     nbytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Restarted between any two requests, with states written each round, or never but at
-    checkpoints, or by size."""
+    """Restarted between any two requests, with states written each round, or never but
+    at checkpoints, or by size."""
     monkeypatch.setattr("fednotes.engines.host.KEEP_BYTES", nbytes)
     for round in range(6):
         server.host = host(tmp_path, keeping=keeping)
@@ -418,7 +420,8 @@ def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:
 
 
 def test_an_update_that_may_not_leave_is_not_kept_for_later(tmp_path: Path) -> None:
-    """A repeated request gets the refusal again, also after a restart, and not the update."""
+    """A repeated request gets the refusal again, also after a restart, and not the
+    update."""
     guard = Watch(leaving="train")
     for _ in range(2):
         site = host(tmp_path, guard=guard)
@@ -449,7 +452,8 @@ def test_folders_do_not_leave(text: str, told: str) -> None:
 
 
 def test_another_job_does_not_go_on_from_what_one_left(tmp_path: Path) -> None:
-    """Same site, same folder, same run and numbers: neither its replies nor its state are given."""
+    """Same site, same folder, same run and numbers: neither its replies nor its state
+    are given."""
     folder = tmp_path / "run1" / "site"
     send(host(folder), train(1, 0))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -572,7 +576,8 @@ def answer(number: int) -> bytes:
 
 
 def test_a_request_without_its_reply_is_never_on_disk(tmp_path: Path) -> None:
-    """Killed before each of the two files: by then the entry is not there, or all of it."""
+    """Killed before each of the two files: by then the entry is not there, or all of
+    it."""
     for place in (1, 2, 3):
         kept, writes = Journal(tmp_path / str(place), "b", JOB), iter(range(1, 9))
 
@@ -598,7 +603,8 @@ def test_a_request_without_its_reply_is_never_on_disk(tmp_path: Path) -> None:
 
 @contextmanager
 def calls(root: Path) -> Iterator[list[tuple[str, str]]]:
-    """What is synced and renamed below a folder, in order; a file's temporary name is cut."""
+    """What is synced and renamed below a folder, in order; a file's temporary name is
+    cut."""
     found: list[tuple[str, str]] = []
 
     def name(path: Any) -> str:

@@ -165,8 +165,9 @@ def kept(members: list[fedner.Site]) -> int:
 def test_a_hundred_sites_train_and_grow_with_the_trainable_state_alone(
     tmp_path: Path,
 ) -> None:
-    """Frozen word vectors are held once. A site adds its parameters (p floats), their best
-    values (p), and the private ones' two moments (2 q) with a step each, and buffers."""
+    """Frozen word vectors are held once. A site adds its parameters (p floats), their
+    best values (p), and the private ones' two moments (2 q) with a step each, and
+    buffers."""
     vectors = tmp_path / "vectors.txt"
     rows = (" ".join([f"w{i}", *["0.5"] * 50]) for i in range(2000))
     vectors.write_text("\n".join(["aspirin" + " 0.1" * 50, *rows]) + "\n")
@@ -177,9 +178,8 @@ def test_a_hundred_sites_train_and_grow_with_the_trainable_state_alone(
         fedner.train(engine, config)
         sizes[number] = kept(members)
         assert all(m.scores["strict"]["f1"] >= 0 for m in members)
-    assert {m.share for m in members} == {
-        1
-    }  # a batch of 64 has one sentence for each of 100
+    # a batch of 64 has one sentence for each of 100
+    assert {m.share for m in members} == {1}
     member = members[0]
     parameters = sum(p.nbytes for p in member.model.trainable().values())
     private = sum(p.nbytes for p in member.private.values())

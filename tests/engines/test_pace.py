@@ -31,7 +31,8 @@ from fednotes.engines.secure import (
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
-# Seconds of the task "train" at sites of 20, 60 and 100 sentences, as an attacker measured them.
+# Seconds of the task "train" at sites of 20, 60 and 100 sentences, as an attacker
+# measured them.
 TOOK = {"a": 0.094, "b": 0.140, "c": 0.163}
 SITES, ROUNDS = tuple(TOOK), 30
 
@@ -83,7 +84,8 @@ class Worker(Giver):
 def seen_by_the_server(
     folder: Path, seed: int, *, steady: bool, jitter: float = 0.04
 ) -> dict[str, np.ndarray]:
-    """Site → seconds from each request to its answer, through hosts under the secure sum."""
+    """Site → seconds from each request to its answer, through hosts under the secure
+    sum."""
     net, rng = Net({}, folder), np.random.default_rng(seed)
     clocks = {site: Clock() for site in SITES}
     for site, clock in clocks.items():
@@ -104,7 +106,8 @@ def seen_by_the_server(
 
 
 def right_guesses(found: dict[str, np.ndarray], rng: np.random.Generator) -> bool:
-    """Whether the order of the sizes is guessed by the mean time; of equal ones by a coin."""
+    """Whether the order of the sizes is guessed by the mean time; of equal ones by a
+    coin."""
     means = {site: round(float(times.mean()), 9) for site, times in found.items()}
     order = sorted(SITES, key=lambda site: (means[site], rng.random()))
     return tuple(order) == SITES
@@ -113,8 +116,9 @@ def right_guesses(found: dict[str, np.ndarray], rng: np.random.Generator) -> boo
 def test_thirty_rounds_do_not_rank_three_sites_better_than_chance(
     tmp_path: Path,
 ) -> None:
-    """One order of six is right. Of 12 runs a coin gives 8 or more right ones in 0.1 % of
-    all tests (the binomial tail below); without the pace every run is ranked right."""
+    """One order of six is right. Of 12 runs a coin gives 8 or more right ones in 0.1 %
+    of all tests (the binomial tail below); without the pace every run is ranked right.
+    """
     rng, runs, most = np.random.default_rng(7), 12, 8
     chance = 1 / len(list(permutations(SITES)))
     tail = sum(
@@ -135,7 +139,8 @@ def test_thirty_rounds_do_not_rank_three_sites_better_than_chance(
 
 
 def test_all_answer_in_the_class_of_the_slowest(tmp_path: Path) -> None:
-    """0.163 s and a quarter more is 0.204 s: the class that ends at 2^(4/2) / 16 = 0.25 s."""
+    """0.163 s and a quarter more is 0.204 s: the class that ends at 2^(4/2) / 16 = 0.25
+    s."""
     found = seen_by_the_server(tmp_path, 1, steady=True, jitter=0.0)
     assert class_of(0.163 * 1.25) == 4
     for site in SITES:
@@ -146,8 +151,9 @@ def test_all_answer_in_the_class_of_the_slowest(tmp_path: Path) -> None:
 def test_a_refusal_and_a_state_made_anew_take_a_power_of_four_too(
     task: str, tmp_path: Path
 ) -> None:
-    """A task without the terms of a sum is refused after it was done, and "@begin" makes the site
-    anew where it was just undone: the time of either goes by the site's size."""
+    """A task without the terms of a sum is refused after it was done, and "@begin"
+    makes the site anew where it was just undone: the time of either goes by the site's
+    size."""
     took = {}
     for site, number in (("a", 1), ("b", 2), ("c", 3)):
         clock = Clock()
@@ -191,7 +197,8 @@ def test_a_server_that_tells_too_low_a_class_sees_a_power_of_four_alone() -> Non
 
 
 def test_a_server_that_tries_one_class_after_the_other_finds_a_power_of_four() -> None:
-    """The site takes 0.3 seconds, its own class ends at 0.5: from below, no answer ends there."""
+    """The site takes 0.3 seconds, its own class ends at 0.5: from below, no answer ends
+    there."""
     clock = Clock()
     pace = clock.pace()
     answered = [clock.answered(pace, 0.3, told) for told in (*([6] * 3), *range(12))]
@@ -225,7 +232,8 @@ def test_what_a_site_tells_is_one_under_its_class() -> None:
 def test_a_reported_class_of_hours_holds_no_answer_beyond_the_timeout(
     timeout: float, held: float
 ) -> None:
-    """Class k ends after 2^(k/2) / 16 seconds; the last one of the 36 after three hours."""
+    """Class k ends after 2^(k/2) / 16 seconds; the last one of the 36 after three
+    hours."""
     clock = Clock()
     pace = AnswerTimes(lambda: clock.now, clock.sleep, longest=timeout)
 

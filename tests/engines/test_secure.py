@@ -1,4 +1,5 @@
-"""The secure sum behind the engine: its messages, its terms, and what the server gets to see."""
+"""The secure sum behind the engine: its messages, its terms, and what the server gets
+to see."""
 
 from __future__ import annotations
 
@@ -44,9 +45,8 @@ def test_two_messages_a_sum_and_two_more_for_a_fresh_start(tmp_path: Path) -> No
     assert tasks(net) == [BEGIN, "@keys", "@shares", *["give", "@unmask"] * 3]
     frames = Counter(request.number for _, request, _ in net.sent)
     assert set(frames.values()) == {4}
-    assert len({id(frame) for _, _, frame in net.sent}) == len(
-        frames
-    )  # one frame for all sites
+    # one frame for all sites
+    assert len({id(frame) for _, _, frame in net.sent}) == len(frames)
 
 
 def test_where_sites_may_be_left_out_a_sum_has_one_message_more(tmp_path: Path) -> None:
@@ -91,9 +91,8 @@ def test_signed_keys_and_confirmed_lists(tmp_path: Path) -> None:
     for turn in range(2):
         check(engine.sum("give"), [updates[s][turn] for s in SITES])
     assert tasks(net)[3:] == ["give", "@confirm", "@unmask"] * 2
-    own["b"] = Ed25519Identity(
-        b"B" * 32, own["b"].known
-    )  # not the key that the others know
+    # not the key that the others know
+    own["b"] = Ed25519Identity(b"B" * 32, own["b"].known)
     net, engine, events, _ = network(tmp_path / "2", updates, identities=own)
     with pytest.raises(TrainingError, match="nothing was opened"):
         engine.sum("give")
@@ -108,9 +107,10 @@ def test_signed_keys_and_confirmed_lists(tmp_path: Path) -> None:
 def test_no_frame_that_the_server_receives_holds_a_sites_numbers(
     tmp_path: Path,
 ) -> None:
-    """The bytes of every value of every site (as sent in the clear, and times the weight in
-    float64) and the text of every count and weight, searched in all replies. In the clear they
-    are found, so the search can find them; and the server's own sum is right."""
+    """The bytes of every value of every site (as sent in the clear, and times the
+    weight in float64) and the text of every count and weight, searched in all replies.
+    In the clear they are found, so the search can find them; and the server's own sum
+    is right."""
     updates = {
         site: [
             replace(u, weight=1234.5 + i, metrics={"loss": 0.123456 + i}) for u in own
@@ -141,7 +141,8 @@ def test_no_frame_that_the_server_receives_holds_a_sites_numbers(
     ]
     needles += [str(number).encode() for number in numbers]
     needles += [np.float64(number).tobytes() for number in numbers]
-    # Without the heads: a length and a checksum look like a short number once in some dozen runs.
+    # Without the heads: a length and a checksum look like a short number once in some
+    # dozen runs.
     seen = b"".join(bytes(frame)[HEAD.size :] for _, frame in net.came)
     assert len(needles) > 300
     assert not [needle for needle in needles if needle in seen]
@@ -189,8 +190,9 @@ def test_a_site_that_makes_up_for_a_task_gives_nothing_away(tmp_path: Path) -> N
 
 
 def test_counts_that_only_some_sites_have(tmp_path: Path) -> None:
-    """The first sum finds the names; afterwards they are agreed. A name that comes later is
-    agreed anew; one that is in no update is in no total. No site does its task twice."""
+    """The first sum finds the names; afterwards they are agreed. A name that comes
+    later is agreed anew; one that is in no update is in no total. No site does its task
+    twice."""
     given = {
         "a": [{"n": 1, "x": 2}, {"x": 5}, {"n": 3, "x": 1}, {"n": 4}],
         "b": [{"n": 2}, {"n": 7}, {"y": 5, "n": 1}, {"n": 6}],
@@ -229,9 +231,8 @@ def test_values_beyond_the_limits_of_the_last_total(
         engine.sum("give")
     assert [event.site for event in events if event.kind == "refused"] == ["b"]
     assert "lower the learning rate" in events[-1].text
-    assert (
-        "'w'" not in events[-1].text
-    )  # which tensor, and how large, is in the site's own log
+    # which tensor, and how large, is in the site's own log
+    assert "'w'" not in events[-1].text
     assert not [frame for _, frame in net.came if b"2^31" in bytes(frame)]
     assert (
         "tensor 'w': weight times value exceeds the secure sum's limit 2^31"
@@ -316,7 +317,10 @@ def test_a_site_with_another_model_is_left_out_and_named(tmp_path: Path) -> None
 
 
 def test_a_restarted_site_masks_what_it_did_in_a_fresh_exchange(tmp_path: Path) -> None:
-    """It has no keys for the prepared exchange. All sites mask again; none does its task again."""
+    """It has no keys for the prepared exchange.
+
+    All sites mask again; none does its task again.
+    """
     updates = random_updates(5)
     net, engine, _, asked = network(tmp_path, updates, threshold=4)
     engine.sum("give")
@@ -326,12 +330,8 @@ def test_a_restarted_site_masks_what_it_did_in_a_fresh_exchange(tmp_path: Path) 
     check(total, [updates[s][1] for s in SITES])
     assert total.included == SITES
     assert tasks(net) == ["give", "@keys", "@shares", "@masked", "@unmask"]
-    assert asked == {
-        "a": 2,
-        "b": 3,
-        "c": 2,
-        "d": 2,
-    }  # b's first was done again from its journal
+    # b's first was done again from its journal
+    assert asked == {"a": 2, "b": 3, "c": 2, "d": 2}
 
 
 def test_a_message_in_another_sites_name_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ LOOSE = Patience(min_sites=3, timeout=10, knock=1, knock_every=0, pause=1, give_
 
 
 def _claiming(claims: dict[str, Sequence[str]]) -> mock._patch[object]:
-    """Let sites claim that the present sum was opened before, over sites of their choice."""
+    """Let sites claim that the present sum was opened before, over sites of their
+    choice."""
 
     def survivors(self: Opened, question: bytes) -> tuple[str, ...]:
         return tuple(claims.get(self._site, ()))
@@ -36,7 +37,8 @@ def _claiming(claims: dict[str, Sequence[str]]) -> mock._patch[object]:
 def _federation(
     folder: Path, updates: dict[str, list[Update]]
 ) -> tuple[Deployed, list[str]]:
-    """Return an engine over four sites, any three of which open a sum, and what it reports."""
+    """Return an engine over four sites, any three of which open a sum, and what it
+    reports."""
     net, *_ = network(folder, updates, threshold=3)
     events: list[str] = []
     engine = net.engine(
@@ -149,7 +151,8 @@ def test_a_count_with_an_impossible_name_costs_its_site_the_sum(
 def test_a_site_with_too_many_counts_is_refused(
     names: list[str], tmp_path: Path
 ) -> None:
-    """Names of all sites are agreed on and sent to each, so one site must not fill the message."""
+    """Names of all sites are agreed on and sent to each, so one site must not fill the
+    message."""
     engine, events = _federation(tmp_path, random_updates(seed=1))
 
     with _answers({"d": {"names": names, "again": "other counts", "message": None}}):
@@ -161,7 +164,8 @@ def test_a_site_with_too_many_counts_is_refused(
 
 
 def _answers(facts: dict[str, dict[str, Any]]) -> mock._patch[object]:
-    """Let sites replace facts of their answers to a task; without a message there are no words."""
+    """Let sites replace facts of their answers to a task; without a message there are
+    no words."""
     sealed = SecureSeal._sealed
 
     def claimed(self: SecureSeal, *arguments: Any) -> Attached:

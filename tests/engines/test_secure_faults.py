@@ -1,4 +1,5 @@
-"""The secure sum when sites, the server and messages fail: what is lost, what is not shown."""
+"""The secure sum when sites, the server and messages fail: what is lost, what is not
+shown."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ pytestmark = pytest.mark.usefixtures("instant_disk")
 
 @pytest.fixture(scope="module")
 def reference() -> bytes:
-    """The toy job under the secure sum in one process, without faults; NumPy says it is right."""
+    """The toy job under the secure sum in one process, without faults; NumPy says it is
+    right."""
     took: dict[tuple[int, str], tuple[str, ...]] = {}
     found = toy_job(InProcess([Toy(site) for site in SITES], secure=True), took)
     np.testing.assert_allclose(found, by_hand(took), rtol=1e-6)
@@ -82,9 +84,8 @@ def test_faults_at_the_protocols_own_messages(
             continue  # so early in a run there is nothing old
         loose = faults.run(fault, phase, 2, tmp_path / fault / "2", **at)
         assert loose.struck
-        if (
-            stage != "@confirm"
-        ):  # where all are needed there is one list, and nothing to confirm
+        # where all are needed there is one list, and nothing to confirm
+        if stage != "@confirm":
             strict = faults.run(fault, phase, 3, tmp_path / fault / "3", **at)
             assert strict.struck
             assert strict.found.tobytes() == reference, fault
@@ -132,7 +133,8 @@ def test_random_faults_with_two_of_three(seed: int, tmp_path: Path) -> None:
 
 
 def test_below_the_threshold_it_waits_and_asks_nobody_to_open(tmp_path: Path) -> None:
-    """A policy of one site is lifted to two of three; the third's update alone stays masked."""
+    """A policy of one site is lifted to two of three; the third's update alone stays
+    masked."""
     net = net_of(tmp_path)
     patience = fault_net.Patience(
         min_sites=1, timeout=10, knock=1, knock_every=0, pause=1, give_up=90
@@ -151,12 +153,8 @@ def test_below_the_threshold_it_waits_and_asks_nobody_to_open(tmp_path: Path) ->
     assert engine.sum("count").included == SITES
     asked = [request.task for site, request, _ in net.sent[before:] if site == "a"]
     opened = ["@confirm", "@unmask"]
-    assert asked == [
-        "@keys",
-        "@shares",
-        "count",
-        *opened,
-    ]  # what was masked is not used again
+    # what was masked is not used again
+    assert asked == ["@keys", "@shares", "count", *opened]
 
 
 def private(engine: Any) -> float:
@@ -174,10 +172,11 @@ def private(engine: Any) -> float:
 def test_sites_lost_while_a_sum_is_opened_begin_afresh(
     task: str, lost: str, tmp_path: Path
 ) -> None:
-    """a and b are killed between their updates and the opening: too few can open, so the task
-    is done again, once as far as what is private is concerned. What was masked before is never
-    opened. A site that lost its disk too makes up for what it missed before the first round; in
-    the middle of a round it is left out, and then too few remain."""
+    """a and b are killed between their updates and the opening: too few can open, so
+    the task is done again, once as far as what is private is concerned. What was masked
+    before is never opened. A site that lost its disk too makes up for what it missed
+    before the first round; in the middle of a round it is left out, and then too few
+    remain."""
     net = net_of(tmp_path)
     engine = net.engine(SITES, summing=SecureSum(SITES, job=JOB))
 
@@ -199,7 +198,8 @@ def test_sites_lost_while_a_sum_is_opened_begin_afresh(
 
 
 def test_a_site_that_is_gone_when_the_sum_is_opened_is_in_it(tmp_path: Path) -> None:
-    """The other two open it, though three are needed in a sum; nobody waits for its return."""
+    """The other two open it, though three are needed in a sum; nobody waits for its
+    return."""
     net = net_of(tmp_path)
     engine = net.engine(SITES, STRICT, summing=SecureSum(SITES, job=JOB))
     net.after["count"] = lambda: net.down.add("b")
@@ -210,8 +210,8 @@ def test_a_site_that_is_gone_when_the_sum_is_opened_is_in_it(tmp_path: Path) -> 
 
 
 def test_a_site_whose_disk_is_lost_catches_up_at_a_fresh_start(tmp_path: Path) -> None:
-    """Its private value is gone, as it is in the clear: there the same is done, and told to be
-    right by `test_deployed`."""
+    """Its private value is gone, as it is in the clear: there the same is done, and
+    told to be right by `test_deployed`."""
     found = []
     for name, summing in (("secure", SecureSum(SITES, job=JOB)), ("clear", None)):
         net = net_of(tmp_path / name)
@@ -247,8 +247,7 @@ def test_a_restarted_server_has_new_keys_and_never_uses_an_exchange_again(
             if "sharing" in own:
                 keys += [own["sharing"], own["masking"], own["commitment"]]
                 exchanges.append((own["exchange"], own["site"]))
-    assert (
-        len(keys) == 4 * 3 * 3 * 2
-    )  # starts, sites, parts; this exchange and the next
+    # starts, sites, parts; this exchange and the next
+    assert len(keys) == 4 * 3 * 3 * 2
     assert len(set(keys)) == len(keys)
     assert len(set(exchanges)) == len(exchanges)

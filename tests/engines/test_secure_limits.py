@@ -1,4 +1,5 @@
-"""What a server can find out of the size of a site's values by asking for narrower limits."""
+"""What a server can find out of the size of a site's values by asking for narrower
+limits."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ LARGEST = 37.0 * 0.02  # weight times value, in 2^-1 … 2^0
 
 
 class Prober(ByHand):
-    """A server that asks for a task again and again, each time with limits of its choice.
+    """A server that asks for a task again and again, each time with limits of its
+    choice.
 
     told: all that site a said of its values.
     """
@@ -58,8 +60,9 @@ class Prober(ByHand):
 
 
 def test_a_search_for_the_largest_value_ends_at_once() -> None:
-    """By halves, from above and from below: without the bound each finds the power of two. What
-    is known after the answers that are given is as many as these tell apart: a few bits."""
+    """By halves, from above and from below: without the bound each finds the power of
+    two. What is known after the answers that are given is as many as these tell apart:
+    a few bits."""
     prober, low, high = Prober(), -40, 40
     answers = []
     while low < high and "over" not in answers:
@@ -85,8 +88,8 @@ def test_a_search_for_the_largest_value_ends_at_once() -> None:
 
 
 def test_a_redo_and_a_restart_of_the_server_do_not_begin_the_count_anew() -> None:
-    """The same question has the same answer, so that an honest server can do a task again; other
-    values under the same limits are another question."""
+    """The same question has the same answer, so that an honest server can do a task
+    again; other values under the same limits are another question."""
     prober = Prober()
     for _ in range(4):
         assert prober.ask(-9) == "beyond"
@@ -97,9 +100,8 @@ def test_a_redo_and_a_restart_of_the_server_do_not_begin_the_count_anew() -> Non
     assert prober.ask(-8) == "over"
     assert prober.ask(-9, round=1) == "beyond"
     other = Prober()
-    assert (
-        other.ask(3, name="other") == "fits"
-    )  # no limit of any value: the widest grid
+    # no limit of any value: the widest grid
+    assert other.ask(3, name="other") == "fits"
     assert [other.ask(e) for e in (5, 6, 7)] == ["fits", "fits", "over"]
 
 
@@ -116,10 +118,8 @@ def test_the_bound_holds_for_updates_that_are_masked_again() -> None:
     for exponent in (-8, -7):
         note = wire.packed(replace(terms, limits={"secret": exponent}))
         told.append(seal.stage(prober.request("@masked", note, counted=number)).facts)
-    assert [note["wide"] for note in told] == [
-        False,
-        False,
-    ]  # no keys: nothing said of the size
+    # no keys: nothing said of the size
+    assert [note["wide"] for note in told] == [False, False]
     note = wire.packed(replace(terms, limits={"secret": -6}))
     last = seal.stage(prober.request("@masked", note, counted=number)).facts
     assert last["wide"] is True
@@ -133,8 +133,9 @@ def test_the_bound_holds_for_updates_that_are_masked_again() -> None:
 
 @pytest.mark.parametrize("sites", range(3, 11))
 def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> None:
-    """At both ends of a deployed job, at every `min_sites`: lists are confirmed wherever a lying
-    server could open a sum of fewer (`test_least_sum_of_a_lying_server`)."""
+    """At both ends of a deployed job, at every `min_sites`: lists are confirmed
+    wherever a lying server could open a sum of fewer
+    (`test_least_sum_of_a_lying_server`)."""
     names = tuple(f"s{i}" for i in range(sites))
     for least in range(sites + 1):
         job: Any = SimpleNamespace(

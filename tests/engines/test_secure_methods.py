@@ -1,7 +1,9 @@
-"""Every method under the secure sum: each sum, and what the job ends with, against plain sums.
+"""Every method under the secure sum: each sum, and what the job ends with, against
+plain sums.
 
-The plain sum (`Total.of`, float64) is the independent program: the secure one rounds each
-weight · value to a grid first, so the two differ by at most half a step of it a site.
+The plain sum (`Total.of`, float64) is the independent program: the secure one rounds
+each weight · value to a grid first, so the two differ by at most half a step of it a
+site.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ class Compared(InProcess):
 
 
 def check_sums(engine: Compared) -> None:
-    """Weights, counts, integers: equal. Other numbers: S steps of a grid of 2^-29 at first,
-    and of 2^-47 of the largest sum once there is a last total."""
+    """Weights, counts, integers: equal. Other numbers: S steps of a grid of 2^-29 at
+    first, and of 2^-47 of the largest sum once there is a last total."""
     seen: dict[tuple[str, str], float] = {}
     names = [site.id for site in engine._sites]
     for task, secure, plain in engine.pairs:
@@ -96,7 +98,8 @@ def check_sums(engine: Compared) -> None:
 def compare(
     method: Any, data: Sequence[Any], settings: Any, **options: Any
 ) -> tuple[Compared, list[Any], Any, Any]:
-    """The job under both; what it returns must be close. options: of a site, and `close`."""
+    """The job under both; what it returns must be close. options: of a site, and
+    `close`."""
     close = options.pop("close", {"rtol": 1e-5, "atol": 1e-6})
     engine, plain = (
         make([method.Site(own, settings, **options) for own in data])
@@ -123,7 +126,8 @@ def sites() -> list[SiteData]:
     ("exchange", "words"), [("gradients", 50), ("weights", 50), ("gradients", 1500)]
 )
 def test_fedner(sites: list[SiteData], exchange: str, words: int) -> None:
-    """The shares of the mini-batch follow from one sum, which must be exact, and so must marks."""
+    """The shares of the mini-batch follow from one sum, which must be exact, and so
+    must marks."""
     tags = sites[0].tags
     for site in sites[1:]:
         tags = tags.union(site.tags)
@@ -171,7 +175,8 @@ def test_adversarial(sites: list[SiteData]) -> None:
 
 @pytest.mark.parametrize("representation", ["", "none"])
 def test_phenotype(representation: str) -> None:
-    """Counts of patients are exact; stage 2 sends float64 sums; two stages share task names."""
+    """Counts of patients are exact; stage 2 sends float64 sums; two stages share task
+    names."""
     model = PhenotypeConfig(representation="none") if representation else None
     config = config_of(model=model) if model else config_of()
     own = sites_of(3)
@@ -186,8 +191,8 @@ def test_phenotype(representation: str) -> None:
 
 
 def test_pretrain_and_finetune(tmp_path: Path) -> None:
-    """A tiny BERT: pre-trained by three sites with the server's optimizer and compression, then
-    fine-tuned with private layers."""
+    """A tiny BERT: pre-trained by three sites with the server's optimizer and
+    compression, then fine-tuned with private layers."""
     pytest.importorskip("transformers")
     bert = save_bert(tmp_path / "bert")
     model = LanguageModelConfig(encoder=str(bert))
@@ -212,7 +217,8 @@ def test_pretrain_and_finetune(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", ["none", "packed"])
 def test_personal(tmp_path: Path, compression: Any) -> None:
-    """Sites with one type in common, of which each sum says how many notes are behind it."""
+    """Sites with one type in common, of which each sum says how many notes are behind
+    it."""
     pytest.importorskip("transformers")
     model = TokenClassifierConfig(
         encoder=str(save_bert(tmp_path / "bert")), train="lora"

@@ -1,4 +1,5 @@
-"""A site's end of the secure sum against a server that repeats, lies, or sends nonsense."""
+"""A site's end of the secure sum against a server that repeats, lies, or sends
+nonsense."""
 
 from __future__ import annotations
 
@@ -140,9 +141,8 @@ def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
     with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
         seals["b"].stage(request("@masked", 20, attached=attached))
     again = seals["c"].stage(request("@masked", 20, attached=attached)).facts
-    assert (
-        "stands at 'masked'" in again["again"]
-    )  # only this exchange cannot take it twice
+    # only this exchange cannot take it twice
+    assert "stands at 'masked'" in again["again"]
 
 
 def test_a_number_of_the_run_before_is_no_repeated_message() -> None:

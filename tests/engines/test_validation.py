@@ -125,8 +125,8 @@ def test_a_sites_own_refusal_says_no_value_of_its_own(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The refusals are listed by hand: nothing in them depends on the update's numbers, which are
-    in the site's own log. A server quotes what it was sent."""
+    """The refusals are listed by hand: nothing in them depends on the update's numbers,
+    which are in the site's own log. A server quotes what it was sent."""
     most = bound.get("norm", 0.0)
     for name, number in bound.items() - {("norm", most)}:
         monkeypatch.setattr(summing, f"MOST_{name}", number)
@@ -152,7 +152,8 @@ def test_what_is_just_within_a_bound_passes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_largest_metric_of_as_many_sites_as_there_may_be_adds_up_to_a_number() -> (
     None
 ):
-    """2^52 each is the bound of the secure sum too; a float64 sum of 2^10 of them is finite."""
+    """2^52 each is the bound of the secure sum too; a float64 sum of 2^10 of them is
+    finite."""
     update = Update({}, 1.0, {"count": 2.0**52, "below": -(2.0**52)})
     check_update(update, "s")
     total = Total.of([update] * 2**10)

@@ -1,4 +1,5 @@
-"""A headless Chromium that reaches 127.0.0.1 alone, told what to do by the WebDriver protocol."""
+"""A headless Chromium that reaches 127.0.0.1 alone, told what to do by the WebDriver
+protocol."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ class Browser:
 
 @contextmanager
 def chromium(width: int = 1280, height: int = 900) -> Iterator[Browser]:
-    """A browser with a new profile; both processes, and the profile, go however this ends."""
+    """A browser with a new profile; both processes, and the profile, go however this
+    ends."""
     profile = tempfile.mkdtemp(prefix="fednotes-browser-")
     options = {
         "binary": shutil.which(TOOLS[0]),

@@ -1,7 +1,9 @@
-"""What the owner of a machine can do with its key: a server and a site that change NVFlare.
+"""What the owner of a machine can do with its key: a server and a site that change
+NVFlare.
 
-`serve` makes a real server send its sites another job than the one that was handed in, by the
-name of the run; `ask_as_others` sends messages from a site's job process under other names.
+`serve` makes a real server send its sites another job than the one that was handed in,
+by the name of the run; `ask_as_others` sends messages from a site's job process under
+other names.
 """
 
 from __future__ import annotations
@@ -102,7 +104,8 @@ def changed(archive: bytes, change: Change) -> bytes:
 
 
 def serve() -> None:
-    """Make this process a server that sends sites another job; its own copy is as it was."""
+    """Make this process a server that sends sites another job; its own copy is as it
+    was."""
     from nvflare.private.fed.server.job_runner import JobRunner
 
     honest = JobRunner._make_deploy_message
@@ -121,7 +124,8 @@ def serve() -> None:
 
 
 def ask_as_others(mine: str, other: str, job_id: str) -> dict[str, str]:
-    """Messages from a site's job process that it has no right to: what each was answered."""
+    """Messages from a site's job process that it has no right to: what each was
+    answered."""
     from nvflare.apis.shareable import Shareable
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell
     from nvflare.fuel.f3.cellnet.defs import (
@@ -184,8 +188,8 @@ def ask_as_others(mine: str, other: str, job_id: str) -> dict[str, str]:
 
 
 def give_orders() -> None:
-    """Let this server give site h1 the orders of a file, and keep what each was answered in
-    another: JSON lists of [topic, body, job], and of text."""
+    """Let this server give site h1 the orders of a file, and keep what each was
+    answered in another: JSON lists of [topic, body, job], and of text."""
     from nvflare.fuel.f3.cellnet.core_cell import CoreCell
     from nvflare.private.admin_defs import Message
     from nvflare.private.defs import CellChannel, new_cell_message

@@ -65,8 +65,8 @@ def make(
     stirred: bool = True,
     **settings: Any,
 ) -> Any:
-    """A model of this kind; its backbone is written below the folder. stirred: its parameters are
-    away from their start."""
+    """A model of this kind; its backbone is written below the folder. stirred: its
+    parameters are away from their start."""
     backbone = folder / ("bart" if which.startswith("prompt-bart") else "bert")
     if which != "tagger" and not backbone.exists():
         write_backbone(backbone, backbone.name)

@@ -32,11 +32,14 @@ def seal_of(folder: Path, site: str, threshold: int | None = None) -> SecureSeal
 
 @dataclass
 class Net:
-    """Hosts in this process and a simulated clock. `chaos` loses, repeats and kills at random.
+    """Hosts in this process and a simulated clock. `chaos` loses, repeats and kills at
+    random.
 
-    down: sites that cannot be reached. left: kills of the server that are still to come.
-    seal: makes a site's part in a secure sum. came: every reply. before: called with each task that
-    is asked. after: by task, what happens once when it was asked the first time.
+    down: sites that cannot be reached. left: kills of the server that are still to
+        come.
+    seal: makes a site's part in a secure sum. came: every reply. before: called with
+    each task that is asked. after: by task, what happens once when it was asked the
+    first time.
     """
 
     makes: Mapping[str, Any]

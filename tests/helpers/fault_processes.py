@@ -1,4 +1,5 @@
-"""The toy job with a process for the server and for each site, that can be killed with -9.
+"""The toy job with a process for the server and for each site, that can be killed with
+-9.
 
 A process kills itself at the place that the file `kill` in its folder names, once.
 """
@@ -134,7 +135,8 @@ def server(folder: Path) -> None:
 
 
 def run(folder: Path, kills: Mapping[str, str]) -> tuple[np.ndarray, int]:
-    """The job with all processes; whoever is killed is started again. Also how many were.
+    """The job with all processes; whoever is killed is started again. Also how many
+    were.
 
     kills: who ("a" or "server") → where.
     """

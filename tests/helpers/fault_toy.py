@@ -18,8 +18,9 @@ Took = dict[tuple[int, str], tuple[str, ...]]  # (round, task) → who was in th
 
 
 class Toy:
-    """A few float operations with all that real methods have: private values, a prologue, a
-    second task that needs the first, and tensors that are not sent twice."""
+    """A few float operations with all that real methods have: private values, a
+    prologue, a second task that needs the first, and tensors that are not sent twice.
+    """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
         {"count", "share", "train", "send", "evaluate", "finish"}

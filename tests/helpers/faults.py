@@ -58,8 +58,8 @@ class Killed(BaseException):
 class Line(Net):
     """A transport of hosts in this process, with one fault at one place.
 
-    secure: under the secure sum, of `threshold`. task, round: where the phases in the middle of a
-    round are. left: tries that the fault still lasts.
+    secure: under the secure sum, of `threshold`. task, round: where the phases in the
+    middle of a round are. left: tries that the fault still lasts.
     """
 
     def __init__(
@@ -172,10 +172,8 @@ class Line(Net):
         if self.phase == "after the round":
             self.left = 1  # busy when the next request comes
             return [self.host(site).handle(frame)]
-        if self.phase in (
-            "training",
-            "sending",
-        ):  # done, but its answer comes after the deadline
+        # done, but its answer comes after the deadline
+        if self.phase in ("training", "sending"):
             self.late.append((site, self.host(site).handle(frame)))
         return []
 
@@ -190,7 +188,8 @@ class Line(Net):
         return [first, first if self.phase == "sending" else host.handle(frame)]
 
     def stale(self, site: str, frame: Frame) -> list[Frame]:
-        """An old request comes (before or after the new one), or an old reply in its place."""
+        """An old request comes (before or after the new one), or an old reply in its
+        place."""
         old = [(f, r) for s, f, r in self.seen if s == site]
         if not old:
             return [self.host("a").handle(frame), *self._ordinary(site, frame)]
@@ -207,14 +206,12 @@ class Line(Net):
     def corrupt(self, site: str, frame: Frame) -> list[Frame]:
         if self.phase == "sending":
             return [_flipped(self.host(site).handle(frame))]
-        if (
-            self.phase == "training"
-        ):  # a number that is none, made by the site's own training
+        # a number that is none, made by the site's own training
+        if self.phase == "training":
             with mock.patch.object(Toy, "train", return_value=_nan()):
                 return [self.host(site).handle(frame)]
-        if (
-            self.phase == "after the round"
-        ):  # its newest state on disk, found at its next start
+        # its newest state on disk, found at its next start
+        if self.phase == "after the round":
             reply = self.host(site).handle(frame)
             newest = max((self.folder / site / "states").iterdir())
             (newest / "facts.json").write_text("{}")
@@ -304,9 +301,11 @@ def run(
     took: Took | None = None,
     **options: Any,
 ) -> Outcome:
-    """The toy job with one fault; the server is started again when it is killed or gives up.
+    """The toy job with one fault; the server is started again when it is killed or
+    gives up.
 
-    took: of an earlier run in the same folder, which this one goes on from. options: of `Line`.
+    took: of an earlier run in the same folder, which this one goes on from. options: of
+        `Line`.
     """
     line, events = (
         Line(folder, fault, phase, threshold=min_sites, **options),

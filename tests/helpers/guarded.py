@@ -1,4 +1,5 @@
-"""Sites behind their rules and their ledger, with updates given in advance; and who asks them."""
+"""Sites behind their rules and their ledger, with updates given in advance; and who
+asks them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ TABLE = {"name": "job", "sites": list(SITES), "min_sites": 3}
 
 
 class Trainer(Giver):
-    """Gives one update after the other, the last one for ever, whatever it is asked for."""
+    """Gives one update after the other, the last one for ever, whatever it is asked
+    for."""
 
     tasks: ClassVar[frozenset[str]] = frozenset(
         {"train", "evaluate", "calibrate", "noisy_gradients"}

@@ -1,4 +1,5 @@
-"""Three hospitals in three folders, and a network in this process between them and a server."""
+"""Three hospitals in three folders, and a network in this process between them and a
+server."""
 
 from __future__ import annotations
 
@@ -115,10 +116,11 @@ class ServerKilled(BaseException):
 
 
 class Network:
-    """What NVFlare would be: asks sites one after the other, and starts those that are not up.
+    """What NVFlare would be: asks sites one after the other, and starts those that are
+    not up.
 
-    A site that raises when it starts, or is in `down`, does not answer. kill: (a site or
-    "server", after so many more answers). failed: why sites have no answer.
+    A site that raises when it starts, or is in `down`, does not answer. kill: (a site
+    or "server", after so many more answers). failed: why sites have no answer.
     """
 
     def __init__(self, setups: Mapping[str, Setup]) -> None:
@@ -154,9 +156,8 @@ class Network:
                     self.members[site] = site_main(self.setups[site])
                 reply = self.members[site].handle(bytes(frame))
             except FednotesError as error:
-                self.failed[site] = placeless(
-                    explained(error, site)
-                )  # as a site's executor
+                # as a site's executor
+                self.failed[site] = placeless(explained(error, site))
                 continue
             self.frames += [bytes(frame), reply]
             who, left = self.kill
@@ -235,7 +236,8 @@ class Hospitals:
                 continue
 
     def refusal(self) -> str:
-        """Begin the run, and end it when a site has no answer; why it has none, as it is told."""
+        """Begin the run, and end it when a site has no answer; why it has none, as it
+        is told."""
 
         def stop() -> None:
             if told := list(self.network.failed.values()):

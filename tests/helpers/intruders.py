@@ -55,9 +55,8 @@ def project(port: int, *sites: str) -> ProjectConfig:
     return ProjectConfig("ward", "localhost", sites, port=port)
 
 
-PROJECT = project(
-    free_port(), "a", "b", "c", "d", "h1", "h2"
-)  # of the fixtures `made` and `kits`
+# of the fixtures `made` and `kits`
+PROJECT = project(free_port(), "a", "b", "c", "d", "h1", "h2")
 
 
 def said(kits: Mapping[str, Path]) -> bytes:
@@ -105,7 +104,8 @@ def certified(
 
 
 def copied(kit: Path, to: Path) -> Path:
-    """Another folder of the same participant; the socket of a running one cannot be copied."""
+    """Another folder of the same participant; the socket of a running one cannot be
+    copied."""
     shutil.copytree(kit, to, ignore=shutil.ignore_patterns(kit_files.INSIDE))
     return to
 
@@ -143,7 +143,8 @@ def self_signed(kit: Path) -> None:
 
 
 def false_kits(base: Path, true: Path, member: Path, port: int) -> dict[str, Path]:
-    """Kits in the name of a true one, each wrong in one way. member: another's of the project."""
+    """Kits in the name of a true one, each wrong in one way. member: another's of the
+    project."""
     other = provision(project(port, true.name), base / "other")[true.name]
     made = {"other authority": other}
     for name, source in (
@@ -199,7 +200,8 @@ class Network:
         return self.kits["server"]
 
     def start(self, *kits: Path, **variables: str) -> None:
-        """Begin the processes of these kits, unchecked. variables: of their environment."""
+        """Begin the processes of these kits, unchecked. variables: of their
+        environment."""
         ours = {
             launch.SERVER_MAIN: "refusal_mains:server_main",
             launch.SITE_MAIN: "refusal_mains:site_main",
@@ -245,9 +247,9 @@ class Network:
 def answered(port: int, kit: Path) -> bool:
     """Whether the server takes up a connection with a kit's certificate, by TLS alone.
 
-    With TLS 1.3 a server judges the certificate after the client's handshake: one that is taken
-    gets the first frame of HTTP/2, one that is not a closed connection. Raises SSLError where
-    the kit's authority did not sign the server.
+    With TLS 1.3 a server judges the certificate after the client's handshake: one that
+    is taken gets the first frame of HTTP/2, one that is not a closed connection. Raises
+    SSLError where the kit's authority did not sign the server.
     """
     context = ssl.create_default_context(cafile=str(kit / "startup/rootCA.pem"))
     context.set_alpn_protocols(["h2"])

@@ -31,13 +31,14 @@ TAGGER = TaggerConfig(
 )
 
 
-# ---- the methods ---------------------------------------------------------------------------------
+# ---- the methods ---------------------------------------------------------------------
 
 DRUGS, THINGS = TagSet(("drug",)), TagSet(("thing",))
 
 
 def documents(number: int = 4, count: int = 24) -> list[SiteData]:
-    """Sites of as many sentences each, so that a job's batch can be chosen for equal parts."""
+    """Sites of as many sentences each, so that a job's batch can be chosen for equal
+    parts."""
     return [mentions(name, seed, count) for seed, name in enumerate(NAMES[:number])]
 
 
@@ -62,7 +63,8 @@ def of_two_types() -> list[SiteData]:
 
 
 def dense_patients() -> list[SitePatients]:
-    """Sites whose patients are vectors of numbers, for classifiers without a first stage."""
+    """Sites whose patients are vectors of numbers, for classifiers without a first
+    stage."""
     rng = np.random.default_rng(5)
     space = FeatureSpace(12, True, {"fingerprint": "twelve"})
 

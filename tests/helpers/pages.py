@@ -16,7 +16,8 @@ VOID = {"meta", "br", "link", "img", "hr", "input"}
 
 
 class Tree(HTMLParser):
-    """Checks that tags nest, and keeps every table as rows of cell texts and every attribute."""
+    """Checks that tags nest, and keeps every table as rows of cell texts and every
+    attribute."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

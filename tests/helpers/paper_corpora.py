@@ -1,4 +1,5 @@
-"""Invented stand-ins for the papers' corpora and models, in the layout of the originals.
+"""Invented stand-ins for the papers' corpora and models, in the layout of the
+originals.
 
 Every text is made of a few templates, so that tiny models find something to learn.
 """
@@ -101,7 +102,8 @@ def spans_of(words: Sentence) -> Iterator[tuple[int, int, str, str]]:
 def write_brat(
     texts: Path, annotations: Path, types: Sequence[str], number: int
 ) -> None:
-    """Write one note of two sentences for each number, as CADEC has them in two folders."""
+    """Write one note of two sentences for each number, as CADEC has them in two
+    folders."""
     texts.mkdir(parents=True, exist_ok=True)
     annotations.mkdir(parents=True, exist_ok=True)
     for i in range(number):
@@ -174,7 +176,8 @@ def write_ontonotes(folder: Path) -> None:
 
 
 def write_clinic(folder: Path) -> None:
-    """Write the three corpora annotated anew, as brat and JSONL; CADEC says ADR for ADE."""
+    """Write the three corpora annotated anew, as brat and JSONL; CADEC says ADR for
+    ADE."""
     cadec = tuple("ADR" if label == "ADE" else label for label in CLINIC_TYPES)
     write_brat(folder / "cadec" / "text", folder / "cadec" / "original", cadec, 15)
     for name, first in (("ade", 100), ("smm4h", 200)):
@@ -304,7 +307,8 @@ def write_i2b2_2010(folder: Path) -> None:
 
 
 def write_i2b2_2012(folder: Path) -> None:
-    """Write the XML of the temporal challenge; offsets count the line break before the text."""
+    """Write the XML of the temporal challenge; offsets count the line break before the
+    text."""
     types = (
         "TREATMENT",
         "PROBLEM",
@@ -477,9 +481,8 @@ def write_all(folder: Path) -> dict[str, str]:
     write_i2b2_2012(folder / "i2b2-2012")
     words = (*WORDS, "took", *DRUGS, *EFFECTS, *DISEASES, *PLAIN)
     save_bert(folder / "bert-base", words=words, max_position_embeddings=512)
-    package = (
-        folder / "packages" / "tiny_minilm"
-    )  # as the published encoder's is laid out
+    # as the published encoder's is laid out
+    package = folder / "packages" / "tiny_minilm"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     shape = {"num_hidden_layers": 6, "max_position_embeddings": 512}

@@ -107,7 +107,8 @@ def trained(
     folder: Path | None = None,
     **options: Any,
 ) -> tuple[State, list[Site]]:
-    """Train at these sites; the first writes its model to `folder`. options: of the engine.
+    """Train at these sites; the first writes its model to `folder`. options: of the
+    engine.
 
     `config` is taken as it is where it knows the phenotypes already.
     """
@@ -174,7 +175,7 @@ def counted(bags: Bags) -> np.ndarray:
     return table
 
 
-# ---- the same numbers by NumPy alone ---------------------------------------------------------
+# ---- the same numbers by NumPy alone -------------------------------------------------
 
 
 def network_of(state: State) -> dict[str, np.ndarray]:
@@ -212,7 +213,8 @@ def code_chances(network: dict[str, np.ndarray], cohort: Cohort) -> np.ndarray:
 def code_labels(
     cohort: Cohort, codes: Mapping[str, frozenset[str]], outputs: Sequence[str]
 ) -> np.ndarray:
-    """(patients, outputs) whether any code begins so; -1 in the row of an uncoded patient."""
+    """(patients, outputs) whether any code begins so; -1 in the row of an uncoded
+    patient."""
     return np.array(
         [
             [

@@ -1,4 +1,5 @@
-"""Kits of a server and sites as processes on loopback, and the commands that a user gives them."""
+"""Kits of a server and sites as processes on loopback, and the commands that a user
+gives them."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ def alive(folder: Path) -> list[str]:
 
 
 def opened(folder: Path) -> list[Path]:
-    """What below a folder, and the folder, somebody else than its owner may read or change."""
+    """What below a folder, and the folder, somebody else than its owner may read or
+    change."""
     paths = [path for path in (folder, *folder.rglob("*")) if not path.is_symlink()]
     return [path for path in paths if path.stat().st_mode & 0o077]
 

@@ -1,4 +1,5 @@
-"""A small job over a real network, as its processes run it: its frames are kept for the test.
+"""A small job over a real network, as its processes run it: its frames are kept for the
+test.
 
 SIZES    how much each site counts
 total    what the server's x is after each round, for the sites that took part
@@ -89,7 +90,8 @@ class Recorder:
 def server_main(setup: Setup, transport: Any) -> None:
     """Some rounds with the sites that are there; what each was made of is the result.
 
-    A job may say how many `numbers` x has, and after which round the process is to `die`, once.
+    A job may say how many `numbers` x has, and after which round the process is to
+    `die`, once.
     """
     recorder = Recorder(transport, setup.state / "frames")
     often = {"checkpoint_seconds": 0.0} if "die" in setup.job else {}

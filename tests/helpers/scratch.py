@@ -1,8 +1,9 @@
 """A folder whose processes end with the process that used it, however that ends.
 
-A second process waits for the end of its standard input, which the system brings about after
-`kill -9` as well. Then it ends every process that works in the folder (its working directory, or
-a word of its command line, is the folder or lies in it). Linux alone: it reads /proc.
+A second process waits for the end of its standard input, which the system brings about
+after `kill -9` as well. Then it ends every process that works in the folder (its
+working directory, or a word of its command line, is the folder or lies in it). Linux
+alone: it reads /proc.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ class Exchange:
         boxes: Mapping[str, Mapping[str, bytes]] | None = None,
         **how: Any,
     ) -> dict[str, MaskedMessage]:
-        """Masked updates of the sites in `updates`, in that order; boxes: where they are there."""
+        """Masked updates of the sites in `updates`, in that order; boxes: where they
+        are there."""
         boxes, messages = self.set_up() if boxes is None else boxes, {}
         for name, update in updates.items():
             messages[name] = self.sites[name].masked(boxes[name], update, **how)
@@ -139,8 +140,8 @@ def powers(sites: Sequence[str]) -> dict[str, Update]:
 
 @dataclass(frozen=True)
 class Ed25519Identity:
-    """By keys that were exchanged without the server. private: 32 bytes. known: site → its public
-    key, 32 bytes."""
+    """By keys that were exchanged without the server. private: 32 bytes. known: site →
+    its public key, 32 bytes."""
 
     private: bytes
     known: Mapping[str, bytes]

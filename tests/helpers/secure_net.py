@@ -32,7 +32,8 @@ SITES = ("a", "b", "c", "d")
 
 
 class Giver:
-    """A site that gives what it is told to, the last one for ever, and counts how often."""
+    """A site that gives what it is told to, the last one for ever, and counts how
+    often."""
 
     tasks: ClassVar[frozenset[str]] = frozenset({"give"})
 
@@ -55,7 +56,8 @@ class Giver:
 
 
 def network(folder: Path, updates: Mapping[str, list[Update]], **options: Any) -> Any:
-    """A net of givers, an engine over it, what it told, and how often each site was asked."""
+    """A net of givers, an engine over it, what it told, and how often each site was
+    asked."""
     asked, events = Counter[str](), list[Event]()
     identities = options.pop("identities", {})
     makes = {s: lambda s=s: Giver(s, updates[s], asked) for s in updates}
@@ -72,7 +74,10 @@ def network(folder: Path, updates: Mapping[str, list[Update]], **options: Any) -
 
 
 class ByHand:
-    """Sites' ends of the secure sum, asked message by message. Each message has its own number."""
+    """Sites' ends of the secure sum, asked message by message.
+
+    Each message has its own number.
+    """
 
     def __init__(self, sites: Sequence[str]) -> None:
         self.names, self.run, self.number = tuple(sites), 0, 0

@@ -1,4 +1,5 @@
-"""Every tag sequence of a sentence, one by one: what a CRF's recursions are held against."""
+"""Every tag sequence of a sentence, one by one: what a CRF's recursions are held
+against."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def computing(crf: CRF, backend: str) -> CRF:
 
 @dataclass
 class Enumerated:
-    """All allowed sequences of one sentence (paths, tokens), their scores and probabilities."""
+    """All allowed sequences of one sentence (paths, tokens), their scores and
+    probabilities."""
 
     paths: np.ndarray
     scores: np.ndarray

@@ -1,4 +1,5 @@
-"""Notes of a tiny BERT's few words with findings and drugs marked, and classifiers on it."""
+"""Notes of a tiny BERT's few words with findings and drugs marked, and classifiers on
+it."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def document(
 
 
 def lines(count: int = 7, longest: int = 6) -> tuple[Document, ...]:
-    """Documents of one sentence of 1 to `longest` words, the last the longest; of up to six words
-    none is longer than the encoder's positions."""
+    """Documents of one sentence of 1 to `longest` words, the last the longest; of up to
+    six words none is longer than the encoder's positions."""
     rng = np.random.default_rng(0)
     words = ["no", "pain", "took", "and", "nausea", "metoprolol", ".", "unheard"]
     lengths = [*rng.integers(1, min(longest, 8), count - 1), longest]

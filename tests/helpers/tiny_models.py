@@ -80,8 +80,8 @@ def save_encoder(
     seed: int = 0,
     **more: Any,
 ) -> Path:
-    """An encoder of this class of the library and its tokenizer: 3 layers of 16, and room for 12
-    sub-words between the marks, if `more` does not say otherwise."""
+    """An encoder of this class of the library and its tokenizer: 3 layers of 16, and
+    room for 12 sub-words between the marks, if `more` does not say otherwise."""
     import transformers
 
     save_tokenizer(path, words)
@@ -103,7 +103,8 @@ PIECES = "Cloz ind ak ath isia child ren schiz drug ade dis ease find ing with i
 
 
 def pieces() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A byte-level vocabulary: every letter, and the pieces above built letter by letter."""
+    """A byte-level vocabulary: every letter, and the pieces above built letter by
+    letter."""
     letters = [*"abcdefghijklmnopqrstuvwxyzACDE.,", "Ġ"]
     words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *letters]
     merges: list[tuple[str, str]] = []

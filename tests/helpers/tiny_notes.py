@@ -11,7 +11,8 @@ TEXTS = (
     ("She felt well.", ()),
 )
 DRUGS = TagSet(("Drug",))
-# A mention in pieces, a confidence, a character of two code units, a line end of Windows.
+# A mention in pieces, a confidence, a character of two code units, a line end of
+# Windows.
 NOTE = Document(
     "n1",
     "Upper 😀 belly pain.\r\nTook aspirin.",
@@ -21,7 +22,8 @@ NOTE = Document(
 
 
 def tiny_site(number: int, size: int = 4) -> SiteData:
-    """Site s`number`: its documents begin at another one of four; all three parts are the same."""
+    """Site s`number`: its documents begin at another one of four; all three parts are
+    the same."""
     documents = tuple(
         Document(f"{number}-{i}", *TEXTS[(i + number) % len(TEXTS)])
         for i in range(size)

@@ -1,4 +1,5 @@
-"""A tagger that trains in a blink, an encoder of hashes, plain training, and equal bits."""
+"""A tagger that trains in a blink, an encoder of hashes, plain training, and equal
+bits."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def generated(sentences: int, sites: int = 3) -> list[SiteData]:
 
 
 def resumed(run: Callable[..., Any], folder: Path, kill: int) -> Any:
-    """What a run gives that was killed in the round `kill` and goes on from its checkpoints."""
+    """What a run gives that was killed in the round `kill` and goes on from its
+    checkpoints."""
 
     def stop(result: Any) -> None:
         if result.round == kill:
@@ -65,7 +67,8 @@ def plain_adamw(
     config: Any,
     losses: Sequence[Callable[[], Tensor]],
 ) -> None:
-    """Ordinary training: torch's AdamW in two groups, a linear rise and fall, gradients clipped.
+    """Ordinary training: torch's AdamW in two groups, a linear rise and fall, gradients
+    clipped.
 
     config: an `Averaging`. losses: a step's mean loss each.
     """
@@ -90,7 +93,8 @@ def plain_adamw(
 
 @dataclass(frozen=True)
 class HashEncoder:
-    """A frozen encoder for tests: each word's features follow from its letters and place."""
+    """A frozen encoder for tests: each word's features follow from its letters and
+    place."""
 
     layers: int = 1
     dim: int = 6
@@ -108,7 +112,8 @@ class HashEncoder:
 
 
 def save_three_words(path: Path) -> Path:
-    """A saved tagger with numbers set by hand: it marks three words, of one it is less sure."""
+    """A saved tagger with numbers set by hand: it marks three words, of one it is less
+    sure."""
     flat = TaggerConfig(
         hashed_words=997,
         word_dim=2,

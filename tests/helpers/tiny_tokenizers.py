@@ -1,4 +1,5 @@
-"""Small tokenizers of the families that models come with, trained on the spot, and encoders."""
+"""Small tokenizers of the families that models come with, trained on the spot, and
+encoders."""
 
 from __future__ import annotations
 
@@ -53,10 +54,8 @@ def save_family(
         "xlm-roberta": "XLMRoberta",
         "deberta-v2": "DebertaV2",
     }[family]
-    shifted = family in (
-        "roberta",
-        "xlm-roberta",
-    )  # they count positions behind the padding id
+    # they count positions behind the padding id
+    shifted = family in ("roberta", "xlm-roberta")
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=len(tokenizer),
         hidden_size=16,
@@ -79,7 +78,8 @@ def save_family(
 
 
 def _word_piece(texts: Sequence[str]) -> dict[str, int]:
-    """The texts' words as BERT parts them, and letters; its trainer's order is not fixed."""
+    """The texts' words as BERT parts them, and letters; its trainer's order is not
+    fixed."""
     from tokenizers import normalizers, pre_tokenizers
 
     lower, split = (
@@ -98,7 +98,8 @@ def _word_piece(texts: Sequence[str]) -> dict[str, int]:
 
 
 def _byte_level(family: str, texts: Sequence[str]) -> Any:
-    """RoBERTa's own class; ModernBERT's is the library's general one, around tokenizer.json."""
+    """RoBERTa's own class; ModernBERT's is the library's general one, around
+    tokenizer.json."""
     import transformers
     from tokenizers import (
         Tokenizer,

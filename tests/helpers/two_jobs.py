@@ -1,13 +1,16 @@
-"""Two jobs of the same seed, one of which has a site more, are no way to that site's update.
+"""Two jobs of the same seed, one of which has a site more, are no way to that site's
+update.
 
-Sites a, b and c are in both jobs, d is in the first one alone. The attack subtracts the sums of
-the first round: where the others' draws follow from the job's seed, their parts cancel and what
-is left is d's own part. The independent number is the update that d's own site object returned.
+Sites a, b and c are in both jobs, d is in the first one alone. The attack subtracts the
+sums of the first round: where the others' draws follow from the job's seed, their parts
+cancel and what is left is d's own part. The independent number is the update that d's
+own site object returned.
 
-With secret draws what is left is d's part and, for each other site, the difference of two draws of
-its part: u − u′. These are independent and alike, so their expected square is twice the variance
-of a site's part over its draws. `LEAST` is far above what rounding leaves of the attack (below
-1e-6) and below the deviation that each of these small sites has.
+With secret draws what is left is d's part and, for each other site, the difference of
+two draws of its part: u − u′. These are independent and alike, so their expected square
+is twice the variance of a site's part over its draws. `LEAST` is far above what
+rounding leaves of the attack (below 1e-6) and below the deviation that each of these
+small sites has.
 """
 
 from __future__ import annotations
@@ -56,8 +59,8 @@ class Reached(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """One sum of one method. is_change: what is summed are parameters, of which the attack takes
-    off those that the server sent."""
+    """One sum of one method. is_change: what is summed are parameters, of which the
+    attack takes off those that the server sent."""
 
     method: Method
     settings: Callable[[Sequence[Any]], Any]
@@ -94,14 +97,15 @@ def missed(
 ) -> float:
     """Return how much the attack misses of what is special to d.
 
-    That is |difference − part| / |part − guess|, where the guess is what the mean of the smaller
-    job's sum says of any site: who knows no more than that has 1.
+    That is |difference − part| / |part − guess|, where the guess is what the mean of
+    the smaller job's sum says of any site: who knows no more than that has 1.
 
     Args:
         more: The sum of the job that d is in.
         less: The sum of the other job.
         alone: What d added to the former.
-        starts: The parameters that each job's sum began with; empty where the sum is of changes.
+        starts: The parameters that each job's sum began with; empty where the sum is of
+            changes.
     """
     wide, narrow, own = (
         summed(total, start)

@@ -50,7 +50,8 @@ def head(text: str) -> dict[str, Any]:
 
 
 def test_every_model_of_a_run_has_its_card(run: Path) -> None:
-    """The numbers are those of summary.json; the size of the training data is a sum over sites."""
+    """The numbers are those of summary.json; the size of the training data is a sum
+    over sites."""
     summary = json.loads((run / "summary.json").read_text())
     cards = {path.parent.relative_to(run): path for path in run.rglob("README.md")}
     assert len(cards) == 6
@@ -115,7 +116,8 @@ def test_of_two_sites_nothing_tells_the_others(
 
 
 def test_a_real_sites_card_is_of_what_it_knows(run: Path, tmp_path: Path) -> None:
-    """Of one of two sites: its own scores and their interval, the job; nothing that is of both."""
+    """Of one of two sites: its own scores and their interval, the job; nothing that is
+    of both."""
     summary = json.loads((run / "summary.json").read_text())
     (name, own), (other, _), _ = sorted(summary["sites"].items())
     model = tmp_path / "results" / "run1" / "model"

@@ -1,4 +1,5 @@
-"""`fednotes check` finds everything, of files and of jobs; readers leave out what they must."""
+"""`fednotes check` finds everything, of files and of jobs; readers leave out what they
+must."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def brat(folder: Path) -> Path:
 
 
 def test_all_problems_of_all_files(tmp_path: Path) -> None:
-    """The refusal lists all; skipping leaves out the line, mention or document and counts it."""
+    """The refusal lists all; skipping leaves out the line, mention or document and
+    counts it."""
     folder = brat(tmp_path / "notes")
     found = check_files([folder]).to_dict()
     assert [
@@ -131,7 +133,8 @@ def test_every_line_that_is_wrong(
 
 
 def test_ids_that_repeat(tmp_path: Path) -> None:
-    """Each is named with its line; ids that a reader makes of files and lines do not count."""
+    """Each is named with its line; ids that a reader makes of files and lines do not
+    count."""
     path = tmp_path / "a.jsonl"
     rows = [{"id": name, "text": f"note {i}"} for i, name in enumerate("xyx")]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -148,7 +151,8 @@ def test_ids_that_repeat(tmp_path: Path) -> None:
 
 
 def lines(path: Path, numbers: range, patient: int = 0, same: str = "") -> Path:
-    """Notes of two sentences; `patient` of them share one, `same` is the id of the first."""
+    """Notes of two sentences; `patient` of them share one, `same` is the id of the
+    first."""
     rows: list[dict[str, Any]] = []
     for i in numbers:
         text = f"Case number {i} took aspirin today.\nShe went home on day {i} of it."
@@ -414,8 +418,8 @@ def test_only_annotated_types_are_scored(
     silent: tuple[str, ...],
     left: tuple[str, ...],
 ) -> None:
-    """Ten notes with one drug each that is found, and no word on side effects: what is found of
-    these is wrong only where they are asked for."""
+    """Ten notes with one drug each that is found, and no word on side effects: what is
+    found of these is wrong only where they are asked for."""
     path = tmp_path / "gold.jsonl"
     row = json.dumps({"text": "drug rash", "spans": [[0, 4, "Drug"]]}) + "\n"
     path.write_text(row * 10)
@@ -484,7 +488,8 @@ def test_two_annotators(tmp_path: Path) -> None:
 
 
 def test_annotators_who_say_nothing_agree_in_nothing(tmp_path: Path) -> None:
-    """No mention on either side: no kappa, no division by zero; an empty text has no token."""
+    """No mention on either side: no kappa, no division by zero; an empty text has no
+    token."""
     for name in "ab":
         write(
             [Document("d", "x y"), Document("e", "")],

@@ -13,17 +13,16 @@ from fednotes.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SHOWN = [
-    ROOT / "docs" / name for name in ("privacy.md", "security.md")
-]  # by the tests they name
-BLOCK = re.compile(
-    r"^ *```\w*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL
-)  # also in a list
+# by the tests they name
+SHOWN = [ROOT / "docs" / name for name in ("privacy.md", "security.md")]
+# also in a list
+BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 
 
 def code(text: str) -> list[str]:
-    """Code spans, and the lines of blocks without comments; a span may go on in a second line."""
+    """Code spans, and the lines of blocks without comments; a span may go on in a
+    second line."""
     lines = [
         line.split(" #")[0].strip()
         for block in BLOCK.findall(text)
@@ -35,7 +34,8 @@ def code(text: str) -> list[str]:
 
 
 def unknown_commands(text: str) -> list[str]:
-    """Commands `fednotes …` that our program has not, and options that a command has not."""
+    """Commands `fednotes …` that our program has not, and options that a command has
+    not."""
     wrong = []
     for piece in code(text):
         for words in re.findall(
@@ -60,7 +60,8 @@ def unknown_commands(text: str) -> list[str]:
 
 
 def unknown_tests(text: str) -> list[str]:
-    """Tests that there are none of: by path, by `::name` of the path before, by a name alone."""
+    """Tests that there are none of: by path, by `::name` of the path before, by a name
+    alone."""
     files = {
         path.name: path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")
     }

@@ -1,4 +1,5 @@
-"""Job files: what they may say, how a mistake is told, and a reference that holds every key."""
+"""Job files: what they may say, how a mistake is told, and a reference that holds every
+key."""
 
 from __future__ import annotations
 
@@ -278,8 +279,9 @@ def test_built_in_jobs_are_found_by_name(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_every_built_in_job_is_right(tmp_path: Path, monkeypatch) -> None:
-    """Each setting is the file's, else the preset's that it names ("best" where it names none),
-    else the method's default; read by tomllib. Nothing of a file is left unread."""
+    """Each setting is the file's, else the preset's that it names ("best" where it
+    names none), else the method's default; read by tomllib. Nothing of a file is left
+    unread."""
     for variable in ("FEDNOTES_CORPORA", "BERT_BASE"):
         monkeypatch.setenv(variable, str(tmp_path))
     for name, path in built_in_jobs().items():
@@ -319,8 +321,8 @@ def test_every_built_in_job_is_right(tmp_path: Path, monkeypatch) -> None:
 
 
 def says(written: Any, found: Any) -> bool:
-    """Whether a setting is what a table says: lists are tuples, tables dataclasses; a path that a
-    variable begins is longer."""
+    """Whether a setting is what a table says: lists are tuples, tables dataclasses; a
+    path that a variable begins is longer."""
     if isinstance(written, dict) and not isinstance(found, Mapping):
         return all(says(value, getattr(found, key)) for key, value in written.items())
     if isinstance(written, str) and "$" in written:
@@ -333,9 +335,8 @@ def test_model_files_beside_the_job_are_found_from_anywhere(tmp_path: Path) -> N
     table = {**BASE, "synthetic": {}, "model": {"word_vectors": "vectors.txt"}}
     made = parse_job(table, "j", tmp_path, "j.toml")
     assert made.config.model.word_vectors == str(tmp_path / "vectors.txt")
-    assert (
-        made.table["model"]["word_vectors"] == "vectors.txt"
-    )  # the record moves with the job
+    # the record moves with the job
+    assert made.table["model"]["word_vectors"] == "vectors.txt"
     table["model"] = {"contextual": "minilm"}
     assert parse_job(table, "j", tmp_path, "j.toml").config.model.contextual == "minilm"
 
@@ -354,7 +355,8 @@ def test_the_complete_tag_set_keeps_the_order_of_the_sites() -> None:
 
 @cache
 def listed(name: str) -> set[str]:
-    """The keys of the tables with this name in the reference, and the tables inside them."""
+    """The keys of the tables with this name in the reference, and the tables inside
+    them."""
     found = set()
     for table in tables():
         if table.name == name:

@@ -1,4 +1,5 @@
-"""A run that goes on: nobody else writes into its folder, and who stops it knows how to go on."""
+"""A run that goes on: nobody else writes into its folder, and who stops it knows how to
+go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Saved models in use: the same spans as `fednotes predict`, in order, whatever comes in."""
+"""Saved models in use: the same spans as `fednotes predict`, in order, whatever comes
+in."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def texts(number: int) -> list[str]:
 
 
 def test_the_import_reads_nothing() -> None:
-    """Neither torch nor NumPy, nor a module of ours, until a name is used; a wrong name is told."""
+    """Neither torch nor NumPy, nor a module of ours, until a name is used; a wrong name
+    is told."""
     code = (
         "import sys, fednotes as fn; "
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy', 'pydantic'}), "
@@ -54,8 +56,8 @@ def test_the_import_reads_nothing() -> None:
 
 
 def test_patients(tmp_path: Path) -> None:
-    """One note, several, or all of each patient, as `fednotes predict` has them; who has no concept
-    has a count of 0. (`test_phenotype_predict.py` has the command.)"""
+    """One note, several, or all of each patient, as `fednotes predict` has them; who
+    has no concept has a count of 0. (`test_phenotype_predict.py` has the command.)"""
     place = save_patients(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
     model = fn.load(place)
     assert isinstance(model, fn.PatientModel)

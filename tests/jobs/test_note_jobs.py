@@ -1,4 +1,5 @@
-"""Jobs on notes without annotations: their tables, their sites, the commands that look at them."""
+"""Jobs on notes without annotations: their tables, their sites, the commands that look
+at them."""
 
 from __future__ import annotations
 
@@ -289,7 +290,8 @@ def test_attention_names_what_is_wrong(tmp_path: Path, run: Any) -> None:
 
 @pytest.mark.corpora
 def test_the_built_in_jobs_load(corpora: Path) -> None:
-    """4,909 notes, each a patient's; none shares a sentence with what models are tuned on."""
+    """4,909 notes, each a patient's; none shares a sentence with what models are tuned
+    on."""
     names = ("bert/pretrain", "bert/pretrain-sources")
     dealt, by_source = (read_toml(built_in_jobs()[name]) for name in names)
     made = load_sites(parse_job(dealt, "pretrain", corpora, "pretrain.toml"))
@@ -342,6 +344,7 @@ def test_the_papers_job_loads(
     ],
 )
 def test_a_sentence_is_found_as_another_copy_has_it(document: str, note: str) -> None:
-    """Tokenised otherwise; or de-identified anew: other dates, other numbers of a hospital."""
+    """Tokenised otherwise; or de-identified anew: other dates, other numbers of a
+    hospital."""
     (found,) = shared_text([note], [index_documents([Document("d", document)])])
     assert found.shared_sentences == 1

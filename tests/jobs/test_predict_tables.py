@@ -1,4 +1,5 @@
-"""`fednotes predict` and the Python API on hospitals' tables: as data, note by note, with ids."""
+"""`fednotes predict` and the Python API on hospitals' tables: as data, note by note,
+with ids."""
 
 from __future__ import annotations
 

@@ -15,7 +15,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 def test_the_blocks_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one namespace, in a folder of their own. Every public function is named in the page."""
+    """In one namespace, in a folder of their own.
+
+    Every public function is named in the page.
+    """
     text = PAGE.read_text("utf-8")
     monkeypatch.chdir(tmp_path)
     found = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
@@ -23,9 +26,8 @@ def test_the_blocks_of_the_page_run(
     space: dict[str, object] = {}
     for block in found:
         line = text.count("\n", 0, block.start(1))
-        exec(
-            compile("\n" * line + block[1], str(PAGE), "exec"), space
-        )  # its own lines in errors
+        # its own lines in errors
+        exec(compile("\n" * line + block[1], str(PAGE), "exec"), space)
     assert "discharge federated" in capsys.readouterr().out
     public = [name for name in dir(fn) if not name.startswith("_")]
     assert [name for name in public if not re.search(rf"\bfn\.{name}\b", text)] == []

@@ -49,16 +49,16 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "notes.jsonl:3: 3:30 is no stretch of the text (8 characters)" in shown[0]
     assert shown[1] == "[2, 2, 0]"
     assert "'federated': " in shown[2]
-    assert (
-        len(shown[3].splitlines()) == 8
-    )  # three sites and their mean, alone and federated
+    # three sites and their mean, alone and federated
+    assert len(shown[3].splitlines()) == 8
     assert "not calibrated" in shown[4]
     assert "Drug      lisinopril" in shown[4]  # what a reader sees first is right
     assert [line.split()[2] for line in shown[5].splitlines()] == ["21", "19", "36"]
     assert "'O': " in shown[6]
 
 
-# The mentions of README's sentence, by the types that each of the demo's sites annotates.
+# The mentions of README's sentence, by the types that each of the demo's sites
+# annotates.
 MENTIONS = [("lisinopril", "Drug"), ("10 mg daily", "Dosage"), ("atenolol", "Drug")]
 
 
@@ -80,8 +80,8 @@ def test_other_pages_show_the_same_sentence() -> None:
 
 @pytest.mark.slow
 def test_the_demo_reads_the_sentence_of_the_readme(tmp_path: Path) -> None:
-    """Its federated models find every mention of the types that their site annotates, and no
-    other."""
+    """Its federated models find every mention of the types that their site annotates,
+    and no other."""
     place, text = readme_example()
     job = fn.job("demo", conditions=["federated"])
     fn.simulate(job, tmp_path / "demo")

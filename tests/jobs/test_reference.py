@@ -1,7 +1,9 @@
-"""What `fednotes job keys`, docs/job.md and the JSON schema say is what a job really gets.
+"""What `fednotes job keys`, docs/job.md and the JSON schema say is what a job really
+gets.
 
-The expected values come from `parse_job`: a job of a method, a preset and a kind of model that
-gives nothing else has the documented defaults, whatever route the documents take to them.
+The expected values come from `parse_job`: a job of a method, a preset and a kind of
+model that gives nothing else has the documented defaults, whatever route the documents
+take to them.
 """
 
 from __future__ import annotations
@@ -52,9 +54,8 @@ def job(method: str, preset: str, kind: str = "", **more: Any) -> Job:
     data = {"synthetic": {}} if holds == "patients" else {"sites": sites}
     model = {"kind": kind} if kind else {}
     if kind == "prompt-bart" and preset == "best":
-        more["training"] = {
-            "unannotated": "pseudo"
-        }  # it has no CRF for what the preset asks
+        # it has no CRF for what the preset asks
+        more["training"] = {"unannotated": "pseudo"}
     table = {"method": method, "preset": preset, "model": model, **data, **more}
     return parse_job(table, "j", Path(), "j.toml")
 
@@ -91,7 +92,8 @@ def table_of(heading: str) -> Table:
 
 
 def value_of(key: Key, *labels: str) -> Any:
-    """What a key's row says where these circumstances hold, the first of them that it names."""
+    """What a key's row says where these circumstances hold, the first of them that it
+    names."""
     for label in labels:
         if label in key.elsewhere:
             return written(key.elsewhere[label])
@@ -284,9 +286,8 @@ def test_every_built_in_job_has_the_documented_defaults(
                 assert expected == found[key.name], (name, key.name)
         model = raw.get("model", {})
         kind = getattr(made.config.model, "kind", "")
-        if (
-            "tagger" in model
-        ):  # a light tagger of the job's own starts from its own defaults
+        # a light tagger of the job's own starts from its own defaults
+        if "tagger" in model:
             rows = {key.name: key for key in table_of('[model] kind = "tagger"').keys}
             shown = {
                 n: value_of(row, f'tagger = "{model["tagger"]}"')

@@ -1,4 +1,5 @@
-"""Kinds of sites and models of patients are found by entry points; the core names none of them."""
+"""Kinds of sites and models of patients are found by entry points; the core names none
+of them."""
 
 from __future__ import annotations
 

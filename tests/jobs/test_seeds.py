@@ -103,7 +103,8 @@ def test_each_seed_is_the_run_of_that_seed(done, tmp_path: Path) -> None:
 
 
 def test_means_and_deviations_are_over_the_seeds(done) -> None:
-    """Oracles: `statistics` for the table, SciPy's test of two related samples for the pairs."""
+    """Oracles: `statistics` for the table, SciPy's test of two related samples for the
+    pairs."""
     out, result = done
     runs = [read_result(out / f"seed-{seed}") for seed in (1, 2, 7)]
     assert result.seeds == [1, 2, 7]

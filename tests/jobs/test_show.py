@@ -51,7 +51,8 @@ def found(file: Path, *settings: str) -> dict[str, ShownSetting]:
 def test_what_is_shown_is_the_job_that_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read again as a job, the text gives the same settings, method, sites and promises."""
+    """Read again as a job, the text gives the same settings, method, sites and
+    promises."""
     for path in built_in_jobs().values():
         for variable in re.findall(r"\$(\w+)", path.read_text("utf-8")):
             monkeypatch.setenv(variable, str(tmp_path))

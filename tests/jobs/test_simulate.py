@@ -59,8 +59,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
 
 
 def test_the_verdict_of_a_run_is_that_of_compare(done) -> None:
-    """`compare` opens the saved models and tags the test data again: the same test of the same
-    documents, to the last bit."""
+    """`compare` opens the saved models and tags the test data again: the same test of
+    the same documents, to the last bit."""
     out, result = done
     compared = compare(out, out)
     for site in SITES:
@@ -100,9 +100,8 @@ def test_the_folder_is_as_documented(done) -> None:
     parts |= {"federated": list(SITES), "pooled": ["pooled"]}
     for part, sites in parts.items():
         assert (out / part / "done.json").is_file()
-        assert not (
-            out / part / "checkpoints"
-        ).exists()  # private modules do not stay about
+        # private modules do not stay about
+        assert not (out / part / "checkpoints").exists()
         for site in sites:
             folder = out / part / "sites" / site
             assert {p.name for p in folder.iterdir()} == {"model", "scores.json"}
@@ -149,7 +148,8 @@ def test_the_summary_has_the_documented_keys(done) -> None:
 
 
 def test_that_the_pooled_model_is_trained_less_stands_beside_its_scores(done) -> None:
-    """The preset's five personal epochs; in the summary, on the page and in the pooled card."""
+    """The preset's five personal epochs; in the summary, on the page and in the pooled
+    card."""
     out, summary = done
     told = "none of the 5 personal epochs that end alone and federated"
     assert [*summary.marks] == ["pooled"]
@@ -193,7 +193,8 @@ def test_the_validation_scores_are_of_the_models_that_were_kept(done) -> None:
 
 
 def test_a_line_for_each_evaluation(done) -> None:
-    """Two epochs of each part, by the part's own rounds; every site's F1 on its own line."""
+    """Two epochs of each part, by the part's own rounds; every site's F1 on its own
+    line."""
     out, summary = done
     rows = lines(out)
     parts = [*(f"alone/{site}" for site in SITES), "federated", "pooled"]
@@ -215,9 +216,8 @@ def test_a_line_for_each_evaluation(done) -> None:
         assert set(row["sites"]) == known[row["condition"]]
     federated = [row for row in rows if row["part"] == "federated"]
     assert federated[-1]["round"] + 1 == summary.conditions["federated"]["rounds"]
-    assert (
-        federated[-1]["bytes_up"] < summary.bytes_up
-    )  # the last counts travel after it
+    # the last counts travel after it
+    assert federated[-1]["bytes_up"] < summary.bytes_up
 
 
 def test_the_same_job_gives_the_same_bits(done, tmp_path: Path) -> None:
@@ -277,9 +277,8 @@ def test_killed_and_resumed_is_bit_identical_to_never_killed(tmp_path: Path) -> 
     assert not (killed / "federated" / "done.json").exists()
     assert not (killed / "summary.json").exists()
     with (killed / "metrics.jsonl").open("a") as log:
-        log.write(
-            '{"part": "federated", "rou'
-        )  # what a kill in the middle of a line leaves
+        # what a kill in the middle of a line leaves
+        log.write('{"part": "federated", "rou')
     whole = simulate(job(tmp_path, **LONG), tmp_path / "whole")
     again = simulate(job(tmp_path, **LONG), killed, resume=True)
     assert again.sites == whole.sites

@@ -1,4 +1,5 @@
-"""Pre-training and fine-tuning jobs from the job to the report, with a tiny random BERT."""
+"""Pre-training and fine-tuning jobs from the job to the report, with a tiny random
+BERT."""
 
 from __future__ import annotations
 
@@ -92,8 +93,8 @@ def personal(bert: Path, **changes: Any) -> Job:
 def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
     bert: Path, tmp_path: Path
 ) -> None:
-    """Without a word in the job. The control's scores do not depend on the partners: with another
-    federation, in which less is shared, they stay as they are."""
+    """Without a word in the job. The control's scores do not depend on the partners:
+    with another federation, in which less is shared, they stay as they are."""
     out = tmp_path / "run"
     assert personal(bert).conditions == ("federated", "pooled")
     default = personal(bert, conditions=None)
@@ -177,7 +178,8 @@ def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:
 def test_bytes_under_the_secure_sum_are_told(
     bert: Path, tmp_path: Path, compression: str
 ) -> None:
-    """A number takes eight there, whatever it was; some 40 KB of keys a site come on top."""
+    """A number takes eight there, whatever it was; some 40 KB of keys a site come on
+    top."""
     training = {"cycles": 2, "batch_size": 32, "compression": compression}
     made: dict[str, Any] = {"training": training, "conditions": ["federated"]}
     made |= {
@@ -198,9 +200,8 @@ def test_a_stopped_run_goes_on_to_the_same_model(
     summary = simulate(asked, tmp_path / "whole", display=display)
     # what was told of its cost, against the engine's count of both sites
     assert summary.conditions["federated"]["rounds"] == display.traffic.rounds
-    assert 2 * display.traffic.up == pytest.approx(
-        summary.bytes_up, rel=0.05
-    )  # counts travel too
+    # counts travel too
+    assert 2 * display.traffic.up == pytest.approx(summary.bytes_up, rel=0.05)
     assert 2 * display.traffic.down == pytest.approx(summary.bytes_down, rel=0.02)
     with pytest.raises(KeyboardInterrupt):
         simulate(asked, tmp_path / "cut", display=Stop(2))

@@ -1,5 +1,5 @@
-"""A job's sites from files: mapped, flattened, split, reduced, dealt into silos; and what is wrong
-is named."""
+"""A job's sites from files: mapped, flattened, split, reduced, dealt into silos; and
+what is wrong is named."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def conll(
 def load(
     folder: Path, seed: int = 4, tables: Any = None, **sites: dict[str, Any]
 ) -> Sites:
-    """The sites of a job; tables: its others. Which method would train on them is of no account."""
+    """The sites of a job; tables: its others.
+
+    Which method would train on them is of no account.
+    """
     table = {
         "method": "fedner",
         "model": {"hashed_words": 8},
@@ -153,8 +156,8 @@ def test_a_type_may_be_missing_from_a_part_but_not_from_all(tmp_path: Path) -> N
 
 
 def test_masking_hides_the_forms_that_another_site_annotates(tmp_path: Path) -> None:
-    """Both sites annotate the same eight drugs, and only the first one findings: at a ratio of 1
-    no drug is left in its training data, and every finding is."""
+    """Both sites annotate the same eight drugs, and only the first one findings: at a
+    ratio of 1 no drug is left in its training data, and every finding is."""
     a, b = (
         conll(tmp_path / "a", 0, 100),
         conll(tmp_path / "b", 200, 100, ("Drug", "ADE")),
@@ -231,9 +234,8 @@ def test_generated_sites_come_twice() -> None:
     for own, complete in zip(made.data, made.complete, strict=True):
         assert [d.text for d in own.train] == [d.text for d in complete.train]
         assert set(own.tags.types) < set(complete.tags.types)
-    drawn = load(
-        Path(), tables=GENERATED | {"tags": {"design": "disjoint"}}
-    )  # can be sampled too
+    # can be sampled too
+    drawn = load(Path(), tables=GENERATED | {"tags": {"design": "disjoint"}})
     assert drawn.complete is not None
     types = [t for site in drawn.data for t in site.tags.types]
     assert sorted(types) == sorted(drawn.complete[0].tags.types)
@@ -251,7 +253,8 @@ def rich(
     number: int,
     labels: tuple[str, ...] = ("ADE", "Dose", "Drug"),
 ) -> str:
-    """Sentences with a drug, an effect, a dose and a sign each; only `labels` are annotated."""
+    """Sentences with a drug, an effect, a dose and a sign each; only `labels` are
+    annotated."""
     lines = []
     for i in range(first, first + number):
         if i % 3 == 0:
@@ -339,7 +342,8 @@ def test_a_site_may_be_drawn_a_type_that_its_text_lacks(tmp_path: Path) -> None:
 
 
 def test_given_types_are_tested_on_more(tmp_path: Path) -> None:
-    """Trained on one type each, at sites that share none; tested on what the files annotate."""
+    """Trained on one type each, at sites that share none; tested on what the files
+    annotate."""
     a, b = rich(tmp_path / "a", 0, 60), rich(tmp_path / "b", 100, 60)
     sites = {
         "a": {"path": a, "types": ["Drug"], "test_types": ["ADE", "Drug"]},
@@ -356,9 +360,8 @@ def test_given_types_are_tested_on_more(tmp_path: Path) -> None:
     assert types_of(second.test) == ("ADE",)
     (alone,) = load(tmp_path, a=sites["a"]).data  # needs no [tags]
     assert alone == first
-    (same,) = load(
-        tmp_path, a=sites["a"]
-    ).data  # the tag set is part of what a run is on
+    # the tag set is part of what a run is on
+    (same,) = load(tmp_path, a=sites["a"]).data
     more = replace(same, test_types=("Drug",))
     assert fingerprint(alone) == fingerprint(same) != fingerprint(more)
 
@@ -556,7 +559,8 @@ def silos(folder: Path, table: dict[str, Any], **sites: dict[str, Any]) -> Sites
 
 
 def test_silos_share_out_every_part_by_document(tmp_path: Path) -> None:
-    """`assign` on the documents of the undealt site, part by part, as the job's table says."""
+    """`assign` on the documents of the undealt site, part by part, as the job's table
+    says."""
     name = conll(tmp_path / "all", 0, 180)
     site = {"path": name, "split": "document", "scheme": "BIOES"}
     (whole,) = load(tmp_path, 1, a=site).data
@@ -745,7 +749,8 @@ def test_the_papers_jobs_of_fine_tuning_train_on_every_training_note(
     test: str,
     mentions: int,
 ) -> None:
-    """On invented records of which the test data repeat some: nothing is held out or dropped."""
+    """On invented records of which the test data repeat some: nothing is held out or
+    dropped."""
     monkeypatch.setenv(f"I2B2_{year}", str(tmp_path))
     monkeypatch.setenv("BERT_BASE", str(tmp_path))
     for part, number in ((train, 12), (test, 7)):

@@ -1,5 +1,5 @@
-"""The adversarial baselines: their parts against NumPy and finite differences, whole runs against
-`distill` and each other."""
+"""The adversarial baselines: their parts against NumPy and finite differences, whole
+runs against `distill` and each other."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_reversal_against_finite_differences() -> None:
 
 
 def test_a_state_that_tells_no_site_is_left_alone() -> None:
-    """Rows whose own site has a probability above 1 / K by NumPy climb the loss, the others
-    stay; the discriminator learns from all."""
+    """Rows whose own site has a probability above 1 / K by NumPy climb the loss, the
+    others stay; the discriminator learns from all."""
     states, weight = draw(12, 4, seed=1), draw(3, 4, seed=2)
     told = softmax(states.detach().numpy() @ weight.detach().numpy().T)[:, 1] > 1 / 3
     assert 3 < told.sum() < 9
@@ -114,8 +114,8 @@ def test_a_state_that_tells_no_site_is_left_alone() -> None:
 
 
 def test_strengths_unless_a_job_says_otherwise() -> None:
-    """docs/papers.md: with strength 1 training collapses, "the default strength is 0.1"; and
-    Ganin's schedule 2 / (1 + exp(-10 p)) - 1, which is tanh(5 p)."""
+    """docs/papers.md: with strength 1 training collapses, "the default strength is
+    0.1"; and Ganin's schedule 2 / (1 + exp(-10 p)) - 1, which is tanh(5 p)."""
     settings = adversarial.Config()
     assert (settings.strength, settings.entropy) == (0.1, 0.1)
     assert reversal_strength(0.0) == 0.0
@@ -172,8 +172,9 @@ def plain_scores(states: np.ndarray, project: Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_loss_of_each_variant(variant: str) -> None:
-    """[tagsets appendix a] NumPy, and central differences for the hidden states: minus the
-    strength times the slope where they tell the site, for "hong" of half the square."""
+    """[tagsets appendix a] NumPy, and central differences for the hidden states: minus
+    the strength times the slope where they tell the site, for "hong" of half the
+    square."""
     losses, weights, project = made()
     settings = adversarial.Config(variant=variant, strength=0.7, entropy=0.2)
     value = adversarial_loss(losses, weights, 2, 0.25, settings)
@@ -206,8 +207,9 @@ def test_the_loss_of_each_variant(variant: str) -> None:
 
 
 def test_entropy_is_made_low_on_pseudo_targets_alone() -> None:
-    """By NumPy over the open candidates; a known target's state has no gradient, a pseudo
-    target's that of finite differences, and closed candidates make nothing NaN."""
+    """By NumPy over the open candidates; a known target's state has no gradient, a
+    pseudo target's that of finite differences, and closed candidates make nothing NaN.
+    """
     losses, _, project = made()
     value = pseudo_entropy(losses)
     scores = plain_scores(losses.outputs.detach().numpy(), project)
@@ -228,8 +230,8 @@ def test_entropy_is_made_low_on_pseudo_targets_alone() -> None:
 
 
 def test_the_projection_parts_a_state() -> None:
-    """NumPy's pseudo-inverse; what tells the site is in it, the rest is orthogonal to it and
-    to every row of the discriminator."""
+    """NumPy's pseudo-inverse; what tells the site is in it, the rest is orthogonal to
+    it and to every row of the discriminator."""
     states, weight = draw(7, 9, seed=1, grad=False), draw(3, 9, seed=2, grad=False)
     specific = domain_specific(states, weight)
     own = weight.numpy()
@@ -257,7 +259,8 @@ WIDE = draw(3, 9, seed=2, grad=False).float()
     ],
 )
 def test_the_projection_of_rows_that_depend_on_each_other(weight: Tensor) -> None:
-    """In float32: finite with a finite gradient, and the pseudo-inverse's to three digits."""
+    """In float32: finite with a finite gradient, and the pseudo-inverse's to three
+    digits."""
     weight.requires_grad_()
     states = draw(7, weight.shape[1], seed=1, grad=False).float().requires_grad_()
     specific = domain_specific(states, weight)
@@ -269,8 +272,8 @@ def test_the_projection_of_rows_that_depend_on_each_other(weight: Tensor) -> Non
 
 
 def test_disentanglement_leaves_what_predicts_alone() -> None:
-    """States and discriminator get the slope of the (negative) entropy by finite differences;
-    the output layer, which Peng et al. hold fixed, gets none."""
+    """States and discriminator get the slope of the (negative) entropy by finite
+    differences; the output layer, which Peng et al. hold fixed, gets none."""
     losses, weights, project = made()
     weight = weights["domain.outputs"]
     value = disentanglement(losses, weight)
@@ -293,9 +296,9 @@ def test_pengs_own_discriminator_does_not_move_the_states() -> None:
 
 
 def test_the_parts_on_a_prompt_tuned_bart(bart: Path) -> None:
-    """The scores of other states than the model's own, closed candidates among them: a known
-    target's state has no gradient of the entropy, all gradients are finite, and the projection
-    onto all of R^d is the state itself, whose entropy NumPy gives."""
+    """The scores of other states than the model's own, closed candidates among them: a
+    known target's state has no gradient of the entropy, all gradients are finite, and
+    the projection onto all of R^d is the state itself, whose entropy NumPy gives."""
     settings = PromptBartConfig(backbone=str(bart), prompts=3, prompt_hidden=8)
     model: Any = build_model(settings, TagSet(("Drug", "ADE")), 1)
     documents = [
@@ -387,9 +390,10 @@ def reference(sites) -> tuple[InProcess, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_nothing_else_travels(sites, reference, variant: str) -> None:
-    """A matrix K × d a layer, the CNN's and the BiLSTM's, and for Peng below the outputs: four
-    bytes a number more than `distill`, in each copy: two rounds of θ down twice (to train, to
-    evaluate) and up once, and the final one down, at three sites."""
+    """A matrix K × d a layer, the CNN's and the BiLSTM's, and for Peng below the
+    outputs: four bytes a number more than `distill`, in each copy: two rounds of θ down
+    twice (to train, to evaluate) and up once, and the final one down, at three sites.
+    """
     settings = config(sites, variant=variant)
     members = [adversarial.Site(site, settings) for site in sites]
     engine = InProcess(members)
@@ -437,10 +441,11 @@ def test_the_global_discriminators_are_the_mean_of_the_sites(
 
 
 def test_discriminators_begin_as_unit_noise(sites) -> None:
-    """Normal numbers of variance 1 / d, so that a row has length 1 on average, whatever d is.
+    """Normal numbers of variance 1 / d, so that a row has length 1 on average, whatever
+    d is.
 
-    SciPy tests the scaled numbers against the standard normal distribution. Rows, layers and
-    seeds differ; the sites begin alike.
+    SciPy tests the scaled numbers against the standard normal distribution. Rows,
+    layers and seeds differ; the sites begin alike.
     """
     wide = replace(MODEL, cnn_filters=900, lstm_units=300)
     settings = config(sites, variant="peng", model=wide)
@@ -471,8 +476,9 @@ def test_discriminators_begin_as_unit_noise(sites) -> None:
 
 
 def test_each_site_learns_its_own_name(sites) -> None:
-    """NumPy's softmax over the discriminators' scores: a round at a site makes its place in
-    `platforms` more probable for its sentences, and that name's row alone does so."""
+    """NumPy's softmax over the discriminators' scores: a round at a site makes its
+    place in `platforms` more probable for its sentences, and that name's row alone does
+    so."""
     settings = config(sites, rounds=1, strength=0.0)
     start = adversarial.initial(settings)
     for label, site in enumerate(sites):

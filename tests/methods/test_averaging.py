@@ -1,5 +1,5 @@
-"""Averaging against NumPy and a plain torch loop, on sites that fit a small linear map; codes for
-updates that add."""
+"""Averaging against NumPy and a plain torch loop, on sites that fit a small linear map;
+codes for updates that add."""
 
 from __future__ import annotations
 
@@ -160,7 +160,8 @@ def by_hand(
 
 @pytest.mark.parametrize("local", [1, 2])
 def test_one_site_federated_is_central_training_bit_for_bit(local: int) -> None:
-    """Moments and schedule go on over cycles: the judge is one plain loop over all epochs."""
+    """Moments and schedule go on over cycles: the judge is one plain loop over all
+    epochs."""
     config = replace(CONFIG, local_epochs=local)
     site = Fit(1, config)
     assert_same(run([site], config), by_hand(site, config, 3 * local))
@@ -196,8 +197,8 @@ def test_the_mean_is_weighted_by_sample_sizes() -> None:
 @pytest.mark.parametrize("rate", [0.1, 0.0])
 @pytest.mark.parametrize("server", ["adam", "yogi"])
 def test_adaptive_servers_follow_reddi(server: str, rate: float) -> None:
-    """Algorithm 2 of Reddi et al. 2021 in NumPy, float64, over three given means; at 1e-3 where
-    no rate is given."""
+    """Algorithm 2 of Reddi et al. 2021 in NumPy, float64, over three given means; at
+    1e-3 where no rate is given."""
     config = replace(
         CONFIG, server=server, server_learning_rate=rate, betas=(0.8, 0.95)
     )
@@ -247,7 +248,8 @@ def test_nesterov_at_the_server_is_torchs(rate: float) -> None:
 
 
 def test_shared_batches_take_as_many_steps_as_one_place() -> None:
-    """Parts of 12 for 12, 24 and 60 points: 1, 3 and 8, so that each takes about 8 steps."""
+    """Parts of 12 for 12, 24 and 60 points: 1, 3 and 8, so that each takes about 8
+    steps."""
     config = replace(CONFIG, cycles=2, batch="shared", batch_size=12)
     sites = [Fit(number, config, size) for number, size in enumerate((12, 24, 60))]
     trained(sites, config)
@@ -259,7 +261,8 @@ def test_shared_batches_take_as_many_steps_as_one_place() -> None:
 
 
 def test_more_sites_than_examples_in_a_batch_take_as_many_steps_as_one_place() -> None:
-    """24 points in batches of 2 are 12 steps an epoch; a site of 2, of four, takes at most 4."""
+    """24 points in batches of 2 are 12 steps an epoch; a site of 2, of four, takes at
+    most 4."""
     config = replace(CONFIG, cycles=2, batch="shared", batch_size=2, sites=4)
     sizes = (2, 6, 6, 10)
     sites = [Fit(number, config, size) for number, size in enumerate(sizes)]
@@ -268,9 +271,8 @@ def test_more_sites_than_examples_in_a_batch_take_as_many_steps_as_one_place() -
     assert [site.taken for site in sites] == [8, 24, 24, 24]
     assert [site.covered("train")["steps"] for site in sites] == [4, 12, 12, 12]
     assert examples_of(config, sizes) == 48
-    sites[1].take_share(
-        {}, examples=10**9
-    )  # no sum that a server tells makes more of them
+    # no sum that a server tells makes more of them
+    sites[1].take_share({}, examples=10**9)
     assert sites[1].covered("train")["steps"] == 12
     again = Fit(1, config, 6)
     again.restore(sites[1].state())
@@ -281,7 +283,8 @@ def test_more_sites_than_examples_in_a_batch_take_as_many_steps_as_one_place() -
 def test_a_site_alone_has_the_batch_that_it_has_in_the_federation(
     accumulate: int,
 ) -> None:
-    """Of 60, 6 and 5 examples, where the smallest has the least part; in parts as large."""
+    """Of 60, 6 and 5 examples, where the smallest has the least part; in parts as
+    large."""
     sizes = (60, 6, 5)
     config = replace(
         CONFIG, batch="shared", batch_size=32, sites=3, accumulate=accumulate
@@ -306,9 +309,11 @@ def test_a_site_alone_has_the_batch_that_it_has_in_the_federation(
 def test_training_in_one_place_has_nothing_of_a_federation(
     changes: dict[str, Any],
 ) -> None:
-    """The server's step, the code for updates, robust rules and FedProx serve a federation alone.
+    """The server's step, the code for updates, robust rules and FedProx serve a
+    federation alone.
 
-    Without them, for the conditions "pooled" and "alone", training is a plain loop of AdamW.
+    Without them, for the conditions "pooled" and "alone", training is a plain loop of
+    AdamW.
     """
     config = replace(CONFIG, **changes)
     (shared_batch,) = parts(replace(config, batch="shared"), [12])
@@ -341,7 +346,8 @@ def test_no_sum_that_a_server_tells_makes_a_part_too_small(
 
 @pytest.mark.parametrize("local", [1, 3, 4, 7])
 def test_local_steps_go_through_the_epochs_in_turn(local: int) -> None:
-    """Two cycles of 7 steps are the first 14 mini-batches of epochs of 3, whatever the cut."""
+    """Two cycles of 7 steps are the first 14 mini-batches of epochs of 3, whatever the
+    cut."""
     cycles = 14 // local
     config = replace(CONFIG, cycles=cycles, local_steps=local)
     site = Fit(1, config)
@@ -389,8 +395,8 @@ def test_parts_of_a_batch_add_to_the_whole() -> None:
 def test_the_proximal_term_is_the_gradient_of_its_penalty(clip: float) -> None:
     """One epoch with μ against autograd on loss + μ/2 |w - w_t|².
 
-    FedProx changes the objective, so the gradient that is clipped is that of loss and penalty
-    together. The norm of each step's gradient is far above this clip.
+    FedProx changes the objective, so the gradient that is clipped is that of loss and
+    penalty together. The norm of each step's gradient is far above this clip.
     """
     config = replace(
         CONFIG, cycles=1, proximal=3.0, clip=clip, weight_decay=0.0, warmup=0.0
@@ -474,8 +480,9 @@ def test_private_parameters_stay_and_train() -> None:
 def test_shared_and_private_gradients_are_clipped_by_their_common_norm() -> None:
     """One site with a private head trains as a model without private layers does.
 
-    `plain_adamw` clips the gradient of all parameters by torch's own function. The clip is far
-    below every norm, so a norm over the shared layers alone would give other steps.
+    `plain_adamw` clips the gradient of all parameters by torch's own function. The clip
+    is far below every norm, so a norm over the shared layers alone would give other
+    steps.
     """
     config = replace(CONFIG, clip=0.05)
     site = Fit(1, config, private=HEAD)
@@ -485,7 +492,8 @@ def test_shared_and_private_gradients_are_clipped_by_their_common_norm() -> None
 
 
 def test_a_private_layer_is_not_pulled_back() -> None:
-    """FedProx holds the shared parameters near those that the server sent, and no others."""
+    """FedProx holds the shared parameters near those that the server sent, and no
+    others."""
     config = replace(
         CONFIG, cycles=1, proximal=3.0, clip=0.0, weight_decay=0.0, warmup=0.0
     )
@@ -510,7 +518,8 @@ def test_a_private_layer_is_not_pulled_back() -> None:
 
 @pytest.mark.parametrize("server", ["average", "nesterov", "yogi"])
 def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate(server: Any) -> None:
-    """Against a loop of torch's Adam over the head; the server's own step waits for its end."""
+    """Against a loop of torch's Adam over the head; the server's own step waits for its
+    end."""
     config = replace(CONFIG, cycles=1, weight_decay=0.0, server=server)
     site = Fit(1, config, before=2, warm_up=HEAD, first_rate=0.01)
     initial = values(dict(net().named_parameters()))
@@ -530,7 +539,8 @@ def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate(server: Any) -> N
 
 
 def test_a_site_trains_the_parameters_of_the_job_alone() -> None:
-    """All of them, or in the cycles of the warm-up its own: no request narrows them down."""
+    """All of them, or in the cycles of the warm-up its own: no request narrows them
+    down."""
     site = Fit(1, CONFIG, before=1, warm_up=HEAD, first_rate=0.01)
     whole = values(dict(net().named_parameters()))
     head = {name: whole[name] for name in HEAD}
@@ -545,7 +555,8 @@ def test_a_site_trains_the_parameters_of_the_job_alone() -> None:
 
 
 def test_the_asked_cycle_is_kept() -> None:
-    """It is the last that is run, and what a run of all cycles had then: rates are of all."""
+    """It is the last that is run, and what a run of all cycles had then: rates are of
+    all."""
     found, runs = {}, {}
     for kept in (0, 2, -1):
         config = replace(CONFIG, cycles=4, keep_cycle=kept)
@@ -567,10 +578,11 @@ class Worsening(Fit):
 
 
 def test_a_cycle_of_the_warm_up_is_never_kept() -> None:
-    """Of two warm-up cycles and two of training, the first cycle of training is the best one.
+    """Of two warm-up cycles and two of training, the first cycle of training is the
+    best one.
 
-    A warm-up trains the head alone, and its models are judged better here. What is private must
-    be of the same cycle as what is shared.
+    A warm-up trains the head alone, and its models are judged better here. What is
+    private must be of the same cycle as what is shared.
     """
     config = replace(CONFIG, cycles=2, keep_cycle=-1)
     warming = {"before": 2, "warm_up": HEAD, "first_rate": 0.01}
@@ -583,7 +595,8 @@ def test_a_cycle_of_the_warm_up_is_never_kept() -> None:
 def test_the_best_cycle_is_kept_though_a_restart_came_before_any(
     tmp_path: Path,
 ) -> None:
-    """A run that is stopped in its warm-up has judged no cycle yet, and any number is better.
+    """A run that is stopped in its warm-up has judged no cycle yet, and any number is
+    better.
 
     The losses of the two cycles of training are 2 and 3, so both scores are below -1.
     """
@@ -601,8 +614,9 @@ def test_the_best_cycle_is_kept_though_a_restart_came_before_any(
 
 
 def test_a_cycle_is_the_best_against_all_before_it() -> None:
-    """Of the held-out numbers 3, 1, 2, 4 the first and the last are the best so far, not the
-    third, which is only better than the one before it; equal ones stay behind the earlier."""
+    """Of the held-out numbers 3, 1, 2, 4 the first and the last are the best so far,
+    not the third, which is only better than the one before it; equal ones stay behind
+    the earlier."""
     config = replace(CONFIG, cycles=5, keep_cycle=-1)
     acting = Server(config, {"w": torch.zeros(1)}, lambda told: dict(told), None)
     kept = []
@@ -673,8 +687,8 @@ def test_parameters_travel_down_once_a_cycle() -> None:
 
 
 def test_what_was_not_sent_goes_with_the_next_change() -> None:
-    """By hand: the second change told is the training's own and what the first left. Each tensor
-    is one block; the share of one of the four goes to the last bias."""
+    """By hand: the second change told is the training's own and what the first left.
+    Each tensor is one block; the share of one of the four goes to the last bias."""
     config = replace(CONFIG, compression="top-k", top_share=0.25)
     site = Fit(1, config)
     start = values(dict(net().named_parameters()))
@@ -713,7 +727,8 @@ def test_cycles_are_judged_by_their_own_numbers() -> None:
 
 
 def test_a_rate_is_of_its_own_step() -> None:
-    """By hand: Adam's first step is the rate, and so is one along the same gradient again."""
+    """By hand: Adam's first step is the rate, and so is one along the same gradient
+    again."""
     weight = torch.zeros(1)
     adam, gradient = Adam({"w": weight}, 0.25), {"w": torch.ones(1)}
     for rate, wanted in ((None, -0.25), (0.5, -0.75), (None, -1.0)):
@@ -784,8 +799,9 @@ def change(seed: int) -> dict[str, torch.Tensor]:
 def test_packed_numbers_add_and_what_they_lack_is_kept(
     weights: tuple[int, ...],
 ) -> None:
-    """Python's integers: nearest multiples of 4 rms / 12 of a change times its weight, of which the
-    mean is 1, at most 12 times the weight; and of a sum nothing is lost."""
+    """Python's integers: nearest multiples of 4 rms / 12 of a change times its weight,
+    of which the mean is 1, at most 12 times the weight; and of a sum nothing is lost.
+    """
     count, whole = len(weights), sum(weights)
     sites = [change(seed) for seed in range(count)]
     means = Total.of(
@@ -838,8 +854,8 @@ def test_packed_numbers_at_their_largest_do_not_carry(sites: int) -> None:
 
 
 def test_digits_do_not_carry_where_weights_are_not_whole() -> None:
-    """By hand: two sites of 5 and 195 notes are weighed by 0.05 and 1.95. A digit is at most 12
-    times that, rounded up, so 1 and 24: together more than 12 a site."""
+    """By hand: two sites of 5 and 195 notes are weighed by 0.05 and 1.95. A digit is at
+    most 12 times that, rounded up, so 1 and 24: together more than 12 a site."""
     one, code = {"w": torch.tensor([1e9, -1e9, 1e9, 1e9])}, {"w": torch.tensor([1.0])}
     parts = (0.05, 1.95)
     sent = [
@@ -884,7 +900,8 @@ def test_the_blocks_with_the_largest_sums_are_sent() -> None:
 
 @pytest.mark.parametrize("compression", ["packed", "top-k"])
 def test_error_feedback_sends_everything_in_time(compression: Any) -> None:
-    """A site that keeps changing by the same amount: what was sent tends to t times that."""
+    """A site that keeps changing by the same amount: what was sent tends to t times
+    that."""
     constant = {name: value / value.std() for name, value in change(1).items()}
     left = {name: torch.zeros_like(value) for name, value in constant.items()}
     total: dict[str, torch.Tensor] = {}
@@ -908,16 +925,16 @@ def test_error_feedback_sends_everything_in_time(compression: Any) -> None:
 def test_a_small_site_is_late_by_as_much_as_the_page_says(
     part: float, cycle: int
 ) -> None:
-    """Each number changes by the root mean square. A step is a third of that, and half of one is
-    sent: by hand, after 1 / (6 part) cycles. What was sent and what is left are the whole."""
+    """Each number changes by the root mean square. A step is a third of that, and half
+    of one is sent: by hand, after 1 / (6 part) cycles. What was sent and what is left
+    are the whole."""
     moved, left, sent = torch.ones(4), torch.zeros(4), torch.zeros(4)
     code = agreed({"w": moved.square().mean(0, keepdim=True)}, "packed", 0)
     first = 0
     for now in range(1, 40):
         words, rest = encode({"w": moved + left}, code, "packed", part, 5)
-        total = Total.of(
-            [Update(words, metrics={"part": 5.0})]
-        )  # of all five, only this one moves
+        # of all five, only this one moves
+        total = Total.of([Update(words, metrics={"part": 5.0})])
         got = decode(
             opened(total, {"w": moved}, "packed", 5).mean(),
             code,

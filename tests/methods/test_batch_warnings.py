@@ -32,7 +32,8 @@ def test_a_thousand_sites_make_a_batch_of_64_a_thousand() -> None:
 
 
 def test_a_least_share_is_named() -> None:
-    """By hand: each of ten equal sites has 6.4 of 64, so 6, and the job wants 20 of each."""
+    """By hand: each of ten equal sites has 6.4 of 64, so 6, and the job wants 20 of
+    each."""
     config = fedner.Config(batch_size=64, least_share=20, sites=10)
     (told,) = fedner.size_warnings(config, [100] * 10)
     assert told.startswith(
@@ -41,8 +42,8 @@ def test_a_least_share_is_named() -> None:
 
 
 def test_rounding_is_not_warned_of() -> None:
-    """By hand: three equal sites have 21.33 of 64, so 21 each and 63 together; one without notes
-    adds nothing."""
+    """By hand: three equal sites have 21.33 of 64, so 21 each and 63 together; one
+    without notes adds nothing."""
     config = fedner.Config(batch_size=64, sites=3)
     assert fedner.size_warnings(config, [100] * 3) == ()
     assert fedner.size_warnings(config, [100, 100, 100, 0]) == ()

@@ -1,6 +1,7 @@
 """What a site says is behind an update: each token once, however often it is read.
 
-Expected numbers of words are lines of the files; of sub-words, those of the tokenizer itself.
+Expected numbers of words are lines of the files; of sub-words, those of the tokenizer
+itself.
 """
 
 from __future__ import annotations

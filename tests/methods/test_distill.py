@@ -77,8 +77,8 @@ def shared(state) -> dict[str, torch.Tensor]:
 def plain_training(
     data: SiteData, settings: distill.Config, start, round: int, corpus, loss
 ):
-    """Epochs as anybody would write them, torch's Adam. corpus(model): what is trained on; loss:
-    of a mini-batch, of the losses of its sentences."""
+    """Epochs as anybody would write them, torch's Adam. corpus(model): what is trained
+    on; loss: of a mini-batch, of the losses of its sentences."""
     model = build_model(settings.model, settings.tags, settings.seed)
     load_into(model.trainable(), start)
     read = corpus(model)
@@ -251,8 +251,8 @@ def plain_weights(members, settings, included) -> list[np.ndarray]:
 
 
 def test_eq_11_and_12_from_sums_alone(sites) -> None:
-    """[tagsets eq 12] The weights that a site gets from a total are those of Eq. 11 and 12
-    computed in the open."""
+    """[tagsets eq 12] The weights that a site gets from a total are those of Eq. 11 and
+    12 computed in the open."""
     settings, members, _ = weighed(sites)
     for member, expected in zip(
         members, plain_weights(members, settings, [s.id for s in sites]), strict=True
@@ -263,8 +263,9 @@ def test_eq_11_and_12_from_sums_alone(sites) -> None:
 
 
 def test_a_sentence_without_a_gradient_keeps_its_weight(sites) -> None:
-    """Its cosine is undefined; the others' weights are those of Eq. 12, from whatever they were:
-    α more for each that a weight is above the 1 that `plain_weights` begins with."""
+    """Its cosine is undefined; the others' weights are those of Eq. 12, from whatever
+    they were: α more for each that a weight is above the 1 that `plain_weights` begins
+    with."""
     settings, members, federation = begun(sites)
     names, quiet = [s.id for s in sites], [0, 7]
     for member in members:
@@ -292,8 +293,8 @@ def test_a_site_that_is_not_in_the_sum_takes_nothing_out(sites) -> None:
 
 
 def test_a_round_trains_with_the_weights_of_the_round_before(sites) -> None:
-    """Algorithm 1 computes w_{t+1} and trains with Eq. 10's w_t: round 0 is one without weights,
-    round 1 is one with the weights that round 0 made."""
+    """Algorithm 1 computes w_{t+1} and trains with Eq. 10's w_t: round 0 is one without
+    weights, round 1 is one with the weights that round 0 made."""
     settings, members, _ = weighed(sites)
     plain = [distill.Site(site, settings) for site in sites]
     start = distill.initial(settings)
@@ -320,9 +321,8 @@ def test_a_round_trains_with_the_weights_of_the_round_before(sites) -> None:
 def test_weights_of_a_round_that_a_site_did_not_train_in_are_not_lost(sites) -> None:
     settings, members, federation = weighed(sites)
     made, member = next_weights(members[0]), members[0]
-    member.begin(
-        distill.initial(settings), round=0
-    )  # the same round again: nothing is due yet
+    # the same round again: nothing is due yet
+    member.begin(distill.initial(settings), round=0)
     assert (member.weights == 1).all()
     distill._update_weights(federation, federation.totals["begin"], 0)
     members[1].begin(distill.initial(settings), round=1)
@@ -336,9 +336,8 @@ def test_two_contributors_are_refused_on_both_sides(sites) -> None:
     members = [distill.Site(site, settings) for site in sites[:2]]
     with pytest.raises(RefusedError, match="need 3 sites"):
         distill.train(InProcess(members), settings)
-    with pytest.raises(
-        RefusedError, match="need 3 sites"
-    ):  # before anything is trained
+    # before anything is trained
+    with pytest.raises(RefusedError, match="need 3 sites"):
         config(sites[:2])
     _, members, federation = begun(sites)
     total = federation.totals["begin"]
@@ -353,8 +352,8 @@ def test_two_contributors_are_refused_on_both_sides(sites) -> None:
 
 
 def test_a_site_that_contributes_nothing_is_not_counted(sites, complete) -> None:
-    """One site annotates all types: of the two others each would receive the other's vector. And
-    weights rest until a round distils."""
+    """One site annotates all types: of the two others each would receive the other's
+    vector. And weights rest until a round distils."""
     mixed = [replace(complete[0], id="all"), *sites[1:]]
     for own, changes, contributing in ((mixed, {}, 2), (sites, {"warmup": 1}, 0)):
         _, members, federation = weighed(own, **changes)
@@ -366,7 +365,8 @@ def test_a_site_that_contributes_nothing_is_not_counted(sites, complete) -> None
 def test_a_site_of_one_sentence_has_a_target_gradient_by_secret_draws_too(
     sites,
 ) -> None:
-    """A half of an odd number of sentences is rounded up, so the only sentence is always in it."""
+    """A half of an odd number of sentences is rounded up, so the only sentence is
+    always in it."""
     member = distill.Site(sites[0], config(sites), draws=Draws.of_secret(bytes(32)))
     assert member.num_examples == 45
     assert member.covered("begin")["batch"] == member._counted(0).sum() == 23
@@ -407,17 +407,16 @@ def test_a_part_of_an_epoch_is_so_many_of_its_batches(
     assert told["tokens"] == least <= lengths[np.unique(np.concatenate(found))].sum()
     member.begin(distill.initial(settings), round=0)
     metrics = member.train({}, round=0).metrics
-    assert (
-        metrics["examples"] == 45
-    )  # the loss is the mean over what was seen, times these
+    # the loss is the mean over what was seen, times these
+    assert metrics["examples"] == 45
     assert 0 < metrics["source"] / 45 < 200
 
 
 def test_local_training_is_two_weighted_epochs_on_the_completed_annotation(
     sites,
 ) -> None:
-    """Site.train against a loop written out: predicted mentions added by hand, w_i on the
-    source loss alone, E_loc = 2; and what a round of warm-up trains on instead."""
+    """Site.train against a loop written out: predicted mentions added by hand, w_i on
+    the source loss alone, E_loc = 2; and what a round of warm-up trains on instead."""
     settings = config(
         sites, model=NO_DROPOUT, weighting=False, local_epochs=2, warmup=1
     )
@@ -508,8 +507,9 @@ def test_weights_never_leave_the_site(sites) -> None:
 
 
 def test_figure_2() -> None:
-    """Clozapine induced akathisia in children with schizophrenia: ADE from the platform's own
-    annotation, Drug and Disease from the global model, whose own ADE is not taken."""
+    """Clozapine induced akathisia in children with schizophrenia: ADE from the
+    platform's own annotation, Drug and Disease from the global model, whose own ADE is
+    not taken."""
     text = "Clozapine induced akathisia in children with schizophrenia."
     at = {
         word: (text.index(word), text.index(word) + len(word))
@@ -533,8 +533,8 @@ def test_gold_wins_where_spans_overlap() -> None:
 
 
 def test_mentions_side_by_side_do_not_overlap() -> None:
-    """Half-open offsets: one that ends where gold begins stays, one that begins where it ends
-    too; one character more, and the gold one wins."""
+    """Half-open offsets: one that ends where gold begins stays, one that begins where
+    it ends too; one character more, and the gold one wins."""
     gold = Document("1", "abcdefgh", (Span(2, 5, "ADE"),))
     beside = (Span(0, 2, "Drug"), Span(5, 8, "Drug"))
     made = pseudo_complete(gold, replace(gold, spans=beside), {"ADE"})
@@ -544,7 +544,8 @@ def test_mentions_side_by_side_do_not_overlap() -> None:
 
 
 def test_pseudo_annotation_is_what_the_global_model_predicts(sites) -> None:
-    """[tagsets eq 4] by predicting and merging in the open, from a model that says a lot."""
+    """[tagsets eq 4] by predicting and merging in the open, from a model that says a
+    lot."""
     settings = config(sites, model=NO_DROPOUT, weighting=False)
     start = talkative(distill.initial(settings))
     model = build_model(settings.model, settings.tags, settings.seed)
@@ -558,8 +559,8 @@ def test_pseudo_annotation_is_what_the_global_model_predicts(sites) -> None:
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(sites, tmp_path: Path) -> None:
-    """Rounds 0 and 1, a restart from disk, rounds 2 and 3, against four rounds in one go; the
-    distribution of weights is kept at the site."""
+    """Rounds 0 and 1, a restart from disk, rounds 2 and 3, against four rounds in one
+    go; the distribution of weights is kept at the site."""
     whole = config(sites, rounds=4)
     _, expected = federate(sites, whole)
     federate(sites, replace(whole, rounds=2), directory=tmp_path)
@@ -596,7 +597,8 @@ def test_the_best_model_is_kept_where_asked(sites) -> None:
 
 
 class Scripted(distill.Site):
-    """A site whose validation counts are given: so many of ten mentions are found, by round."""
+    """A site whose validation counts are given: so many of ten mentions are found, by
+    round."""
 
     found: ClassVar[tuple[int, ...]] = (2, 9, 9, 5)
 
@@ -610,7 +612,8 @@ class Scripted(distill.Site):
 def test_sites_and_the_job_end_with_the_selected_model(
     sites, tmp_path, select, rounds
 ) -> None:
-    """The F1 of four rounds is 0.2, 0.9, 0.9 and 0.5; the later of two equal models is better.
+    """The F1 of four rounds is 0.2, 0.9, 0.9 and 0.5; the later of two equal models is
+    better.
 
     The expected model is that of a plain run that ends after the selected round.
     """
@@ -630,7 +633,8 @@ def test_sites_and_the_job_end_with_the_selected_model(
 
 
 def test_rounds_are_judged_at_their_period_and_at_the_end(sites) -> None:
-    """Of five rounds with `evaluate_every = 2` the second, the fourth and the last one are."""
+    """Of five rounds with `evaluate_every = 2` the second, the fourth and the last one
+    are."""
     settings = config(sites, rounds=5, evaluate_every=2, weighting=False, **QUICK)
     judged: list[int] = []
 
@@ -652,7 +656,8 @@ def test_rounds_are_judged_at_their_period_and_at_the_end(sites) -> None:
 
 
 def test_a_restored_site_has_the_state_that_was_kept(sites) -> None:
-    """Weights, history and the number of rounds, whether or not the next weights are in use."""
+    """Weights, history and the number of rounds, whether or not the next weights are in
+    use."""
     _, members, _ = weighed(sites)
     member = members[0]
     for trained in (False, True):
@@ -701,11 +706,8 @@ def test_clipping_and_normalising_are_switches(sites) -> None:
     expected = np.maximum(np.linspace(-1, 1, member.num_examples), 0)
     np.testing.assert_allclose(made, expected / expected.mean())
     member.weights[:] = 0.0
-    member.weights[:3] = (
-        -0.3,
-        -0.1,
-        0.1,
-    )  # by hand: one positive weight, so it counts n times
+    # by hand: one positive weight, so it counts n times
+    member.weights[:3] = (-0.3, -0.1, 0.1)
     assert member._effective_weights().tolist() == pytest.approx(
         [0, 0, member.num_examples] + [0] * (member.num_examples - 3)
     )
@@ -717,7 +719,8 @@ def test_clipping_and_normalising_are_switches(sites) -> None:
 
 
 def test_alone_a_pointer_model_has_the_words_of_its_own_types(sites) -> None:
-    """The job names every type's words; a model refuses those of a type that it does not have."""
+    """The job names every type's words; a model refuses those of a type that it does
+    not have."""
     words = {label: label.lower() for label in config(sites).tags.types}
     whole = replace(config(sites), model=PromptBartConfig(label_words=words))
     for site, own in zip(sites, distill.alone(whole, sites), strict=True):
@@ -729,7 +732,8 @@ def test_alone_a_pointer_model_has_the_words_of_its_own_types(sites) -> None:
 
 
 def test_a_site_without_mentions_of_its_types_takes_part(sites) -> None:
-    """Its model counts in the mean like the others', after training on sentences of O alone.
+    """Its model counts in the mean like the others', after training on sentences of O
+    alone.
 
     The expected mean is NumPy's, of models that are trained here one by one.
     """

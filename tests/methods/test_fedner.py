@@ -1,5 +1,6 @@
-"""FedNER against plain loops: one site, equal sites, restarts, shares of the mini-batch; rows of
-word tables instead of whole tables: the same numbers, fewer bytes, nothing missed."""
+"""FedNER against plain loops: one site, equal sites, restarts, shares of the
+mini-batch; rows of word tables instead of whole tables: the same numbers, fewer bytes,
+nothing missed."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ def plain_epochs(
 ) -> Iterator[int]:
     """Training alone as anybody would write it: one tagger, one Adam, all parameters.
 
-    for each epoch: for each mini-batch: loss.backward(); Adam.step(). losses: receives the
-    mini-batches'.
+    for each epoch: for each mini-batch: loss.backward(); Adam.step(). losses: receives
+    the mini-batches'.
     """
     train = tagger.prepare(data.train)
     rate = settings.learning_rate
@@ -114,15 +115,17 @@ def strict_f1(gold, predicted, tags) -> float:
     ],
 )
 def test_one_platform_federated_is_trained_alone_bitwise(sites, changes) -> None:
-    """With one platform Eq. 2 is the identity, so Algorithm 1 is `plain_loop`, to the bit; a mean
-    of weights over one is its value, and its moments persist between rounds."""
+    """With one platform Eq. 2 is the identity, so Algorithm 1 is `plain_loop`, to the
+    bit; a mean of weights over one is its value, and its moments persist between
+    rounds."""
     settings = config(sites[:1], **changes)
     (member,), _ = federate(sites[:1], settings)
     assert_same(weights(member), plain_loop(sites[0], settings))
 
 
 def test_equal_platforms_all_shared_are_one_large_batch(sites) -> None:
-    """Equal sizes and no dropout: the mean of K mini-batch means is the mean over their union.
+    """Equal sizes and no dropout: the mean of K mini-batch means is the mean over their
+    union.
 
     The plain loop below sees the union of the platforms' mini-batches as one batch.
     """
@@ -165,8 +168,8 @@ def test_equal_platforms_all_shared_are_one_large_batch(sites) -> None:
 
 
 def test_loss_is_the_mean_of_the_sentences_negative_log_likelihoods() -> None:
-    """Eq. 1: p(y | s) = exp(-loss) sums to one over every tag sequence that BIO permits, and
-    the loss of several sentences is the mean of theirs."""
+    """Eq. 1: p(y | s) = exp(-loss) sums to one over every tag sequence that BIO
+    permits, and the loss of several sentences is the mean of theirs."""
     tags = TagSet(("Drug",))
     documents = [
         Document("a", "Took aspirin today", (Span(5, 12, "Drug"),)),
@@ -200,7 +203,8 @@ def test_loss_is_the_mean_of_the_sentences_negative_log_likelihoods() -> None:
 
 @pytest.mark.parametrize("left_over", [0, 1, 11])
 def test_an_epoch_ends_with_what_is_left_over(sites, left_over: int) -> None:
-    """Every sentence is in each epoch once, so an epoch has ⌈|S| / N⌉ rounds and then a judgement.
+    """Every sentence is in each epoch once, so an epoch has ⌈|S| / N⌉ rounds and then a
+    judgement.
 
     Checked against `plain_epochs`, whose epoch is one walk over all mini-batches.
     """
@@ -232,7 +236,8 @@ def unequal(sites: list[SiteData]) -> list[SiteData]:
 
 
 def first_batch(data: SiteData, settings: fedner.Config, share: int):
-    """A tagger with the gradients of a platform's first mini-batch, by torch; and its loss."""
+    """A tagger with the gradients of a platform's first mini-batch, by torch; and its
+    loss."""
     tagger = build_tagger(settings.model, data.tags, settings.seed)
     corpus = tagger.prepare(data.train)
     order = buckets(corpus.lengths, share, rng_of(settings.seed, "order", data.id, 0))
@@ -243,8 +248,9 @@ def first_batch(data: SiteData, settings: fedner.Config, share: int):
 
 
 def test_eq_2_weighs_gradients_by_sentences_and_steps_once(sites) -> None:
-    """Σ |S_i| g_i / Σ |S_j| in NumPy's float64, a step of torch's Adam along it for the shared
-    layers, one along its own gradient for each platform's private ones; the loss likewise."""
+    """Σ |S_i| g_i / Σ |S_j| in NumPy's float64, a step of torch's Adam along it for the
+    shared layers, one along its own gradient for each platform's private ones; the loss
+    likewise."""
     platforms = unequal(sites)
     settings = config(
         platforms, rounds=1, batch_size=16, least_share=1, tags=platforms[0].tags
@@ -336,10 +342,8 @@ def test_alone_a_platform_has_its_own_part_of_the_mini_batch(sites) -> None:
     assert [each.batch_size for each in own] == shares == [8, 5, 3]
     for data, part, share in zip(platforms, own, shares, strict=True):
         (member,), _ = federate([data], replace(part, tags=data.tags))
-        assert (member.share, member.steps) == (
-            share,
-            2 * 3,
-        )  # epochs, mini-batches of each
+        # epochs, mini-batches of each
+        assert (member.share, member.steps) == (share, 2 * 3)
         plain = plain_loop(data, replace(settings, tags=data.tags, batch_size=share))
         assert_same(weights(member), plain)
 
@@ -355,10 +359,12 @@ def test_alone_a_platform_has_its_own_part_of_the_mini_batch(sites) -> None:
 def test_pooled_heads_train_as_long_as_a_federation_that_exchanges_weights(
     sites, changes: dict[str, Any], epochs: int
 ) -> None:
-    """One tag set a site has no single output layer, so pooling is a federation of mini-batches.
+    """One tag set a site has no single output layer, so pooling is a federation of
+    mini-batches.
 
-    Layers that are trained on all sentences need one gradient of all sites in each step. Every
-    sentence is read as often as where sites train for rounds of whole epochs.
+    Layers that are trained on all sentences need one gradient of all sites in each
+    step. Every sentence is read as often as where sites train for rounds of whole
+    epochs.
     """
     platforms = sites[:2]
     assert platforms[0].tags != platforms[1].tags
@@ -383,7 +389,8 @@ def test_pooled_heads_train_as_long_as_a_federation_that_exchanges_weights(
 
 
 class Spy(InProcess):
-    """Remembers the names of every tensor that crosses; judging changes nothing private."""
+    """Remembers the names of every tensor that crosses; judging changes nothing
+    private."""
 
     crossed: ClassVar[set[str]] = set()
 
@@ -408,7 +415,8 @@ def test_the_private_module_is_never_sent_nor_changed_by_aggregation(sites) -> N
 
 
 def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
-    """After training every platform has its own CRF, trained on; θ_s is the server's at all."""
+    """After training every platform has its own CRF, trained on; θ_s is the server's at
+    all."""
     settings = config(sites, epochs=1)
     members, state = federate(sites, settings)
     own = {member.model.crf.project.weight.shape for member in members}
@@ -431,8 +439,8 @@ def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
 
 
 def test_mixed_schemes_train_together(sites) -> None:
-    """BIO at one platform, BIOES at another: only the private CRF differs. What a tagger that
-    says a lot finds in their test data is counted by hand."""
+    """BIO at one platform, BIOES at another: only the private CRF differs. What a
+    tagger that says a lot finds in their test data is counted by hand."""
     other = replace(sites[1], tags=TagSet(sites[1].tags.types, "BIOES"))
     members, _ = federate([sites[0], other], config(sites[:2], epochs=1))
     types = [len(site.tags.types) for site in sites[:2]]
@@ -573,7 +581,8 @@ def judge(server: fedner.Server, found: int) -> None:
 def test_training_stops_when_validation_stops_improving(
     sites, patience, right, stops
 ) -> None:
-    """F1 0, 0.5, then never better: the first two count as progress, then `patience` more."""
+    """F1 0, 0.5, then never better: the first two count as progress, then `patience`
+    more."""
     server = fedner.Server(config(sites, patience=patience), None)
     history = []
     for found in right:
@@ -583,7 +592,8 @@ def test_training_stops_when_validation_stops_improving(
 
 
 def test_patience_goes_on_after_a_restart(sites) -> None:
-    """The evaluations before and after it count together: 0.5, 0, restart, 0 are two in a row."""
+    """The evaluations before and after it count together: 0.5, 0, restart, 0 are two in
+    a row."""
     settings = config(sites, patience=2)
     server = fedner.Server(settings, None)
     judge(server, 5)
@@ -596,7 +606,8 @@ def test_patience_goes_on_after_a_restart(sites) -> None:
 
 
 def test_epochs_are_judged_at_their_period_and_at_the_end(sites) -> None:
-    """Of five epochs with `evaluate_every = 2`: after the second, the fourth and the last one."""
+    """Of five epochs with `evaluate_every = 2`: after the second, the fourth and the
+    last one."""
     settings = config(sites, epochs=5, evaluate_every=2, select="last")
     seen = []
     _, state = federate(sites, settings, observer=seen.append)
@@ -611,8 +622,9 @@ def test_epochs_are_judged_at_their_period_and_at_the_end(sites) -> None:
 
 
 def test_a_platform_keeps_the_tagger_of_most_exact_mentions(sites, monkeypatch) -> None:
-    """Exactly found, of two: one, none (both by half), one and one by half, none. The first and
-    no later one is better than all before; the third only finds more by half."""
+    """Exactly found, of two: one, none (both by half), one and one by half, none. The
+    first and no later one is better than all before; the third only finds more by half.
+    """
     gold = Document("1", "a b c d e f", (Span(0, 3, "Drug"), Span(4, 7, "Drug")))
     exact, half, other = gold.spans[0], Span(4, 5, "Drug"), Span(0, 1, "Drug")
     member = fedner.Site(sites[0], config(sites[:1]))
@@ -643,7 +655,8 @@ def test_without_a_mention_in_validation_the_last_tagger_is_kept(sites) -> None:
 def test_all_rounds_are_run_and_the_last_is_kept_where_that_is_selected(
     sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though validation data speak for the first epoch (told so); and with nothing held out."""
+    """Though validation data speak for the first epoch (told so); and with nothing held
+    out."""
     last = config(sites[:1], select="last", epochs=3, patience=1)
     (bare,), again = federate([replace(sites[0], valid=())], last)
     f1 = iter([9, 8, 7, 6, 9, 8, 7, 6])  # of three epochs and the test data
@@ -667,8 +680,9 @@ def test_all_rounds_are_run_and_the_last_is_kept_where_that_is_selected(
 
 
 def test_personal_epochs_go_on_from_the_best_tagger(sites) -> None:
-    """A plain loop over two epochs with a new Adam, from the tagger that was kept and not from
-    the last one; a validation F1 below any makes it keep what the loop makes."""
+    """A plain loop over two epochs with a new Adam, from the tagger that was kept and
+    not from the last one; a validation F1 below any makes it keep what the loop makes.
+    """
     data, settings = sites[0], config(sites[:1], personal_epochs=2)
     member = fedner.Site(data, settings)
     kept = build_tagger(MODEL, data.tags, seed=77)
@@ -712,9 +726,10 @@ def large(sites: list[SiteData], **changes: Any) -> fedner.Config:
 def test_a_run_has_the_bits_of_whole_tables(
     sites, private, secure, monkeypatch
 ) -> None:
-    """Server, its optimizer's moments and every site; moments move rows that no batch has. Under
-    the secure sum marks are integers, exact there: a row that nobody reads stays out; the grid of
-    rounding is of the largest sum, which is that of the whole table."""
+    """Server, its optimizer's moments and every site; moments move rows that no batch
+    has. Under the secure sum marks are integers, exact there: a row that nobody reads
+    stays out; the grid of rounding is of the largest sum, which is that of the whole
+    table."""
     settings = large(sites, private=private, epochs=1 if secure else 2)
     by_rows, state = federate(sites, settings, secure=secure)
     assert by_rows[0].tables == ("words.hashed",)
@@ -729,7 +744,8 @@ def test_a_run_has_the_bits_of_whole_tables(
 
 
 class Lossy:
-    """A federation that loses chosen sites' replies to tasks, by how often each was asked."""
+    """A federation that loses chosen sites' replies to tasks, by how often each was
+    asked."""
 
     def __init__(
         self,
@@ -751,7 +767,8 @@ class Lossy:
 def rounds(
     federation: Lossy, settings: fedner.Config, number: int, **changes: Any
 ) -> fedner.Server:
-    """The loop of `fedner.train`, a round a turn. changes: tables = () sends them whole."""
+    """The loop of `fedner.train`, a round a turn. changes: tables = () sends them
+    whole."""
     server = fedner.Server(settings, None)
     server._tables = changes.get("tables", server._tables)
     fedner.agree_on_shares(federation)  # type: ignore[arg-type]
@@ -763,8 +780,8 @@ def rounds(
 
 
 def test_after_a_lost_reply_rows_are_asked_for_anew(sites) -> None:
-    """With the third site's reply of round 1 its marks for round 2 are lost; the run has the bits
-    of whole tables with the same reply lost."""
+    """With the third site's reply of round 1 its marks for round 2 are lost; the run
+    has the bits of whole tables with the same reply lost."""
     settings = large(sites)
     lost = {("gradients", 1): (2,)}
     by_rows = Lossy([fedner.Site(site, settings) for site in sites], lost)
@@ -782,7 +799,8 @@ def test_after_a_lost_reply_rows_are_asked_for_anew(sites) -> None:
 
 
 def test_a_site_that_misses_the_marks_too_trains_on_the_rows_it_had(sites) -> None:
-    """Its gradient counts in the rows that came; marks are asked for until all sites are back."""
+    """Its gradient counts in the rows that came; marks are asked for until all sites
+    are back."""
     settings = large(sites)
     lost = {
         ("gradients", 1): (2,),
@@ -798,8 +816,8 @@ def test_a_site_that_misses_the_marks_too_trains_on_the_rows_it_had(sites) -> No
 
 
 def test_a_server_that_leaves_rows_out_learns_less(sites) -> None:
-    """The same weight and counts, and the whole table's gradient in the rows that were asked for:
-    nothing tells whether the site reads others."""
+    """The same weight and counts, and the whole table's gradient in the rows that were
+    asked for: nothing tells whether the site reads others."""
     settings = large(sites)
     one, other = fedner.Site(sites[0], settings), fedner.Site(sites[0], settings)
     shared = values(one.shared)
@@ -817,8 +835,8 @@ def test_a_server_that_leaves_rows_out_learns_less(sites) -> None:
 
 
 def test_marks_are_of_the_rows_that_a_batch_reads(sites) -> None:
-    """Against the gradient of a dense table: not zero there and nowhere else; and no two sites or
-    steps have the same numbers."""
+    """Against the gradient of a dense table: not zero there and nowhere else; and no
+    two sites or steps have the same numbers."""
     settings = large(sites)
     member = fedner.Site(sites[0], settings)
     marks = member.mark({}, round=0).tensors["words.hashed.marks"]
@@ -869,8 +887,8 @@ def test_rows_that_do_not_fit_are_refused(sites, change, message) -> None:
 
 
 def test_bytes_of_a_round(sites) -> None:
-    """A table of 20,000 rows of 50: 4 MB whole each way; by rows four bytes a row for the marks,
-    and the union's rows."""
+    """A table of 20,000 rows of 50: 4 MB whole each way; by rows four bytes a row for
+    the marks, and the union's rows."""
     settings = large(sites, model=replace(LARGE, hashed_words=20_000, word_dim=50))
     federation = Lossy([fedner.Site(site, settings) for site in sites], {})
     server = rounds(federation, settings, 3)

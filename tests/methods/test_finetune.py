@@ -1,4 +1,5 @@
-"""Fine-tuning against plain torch loops and NumPy, on tiny random models and generated notes."""
+"""Fine-tuning against plain torch loops and NumPy, on tiny random models and generated
+notes."""
 
 from __future__ import annotations
 
@@ -76,8 +77,9 @@ def train(sites: Sequence[SiteData], config: Config, **options: Any) -> list[Sit
 
 
 def test_it_is_trained_with_differential_privacy(bert: Path, tmp_path: Path) -> None:
-    """Two rounds of three silos whose classifiers are private: a document's gradient has length C
-    over encoder and classifier together, by NumPy; sites end with one encoder and save models."""
+    """Two rounds of three silos whose classifiers are private: a document's gradient
+    has length C over encoder and classifier together, by NumPy; sites end with one
+    encoder and save models."""
     sites = [site_data(name, seed, 5) for seed, name in enumerate("abc")]
     settings = {**finetune.METHOD.private.settings, "cycles": 1, "local_steps": 2}
     made = config(bert, sites, private=("classifier",), **settings)
@@ -130,7 +132,8 @@ def test_one_silo_is_ordinary_fine_tuning_bit_for_bit(bert: Path) -> None:
 
 
 def test_an_earlier_classifier_is_told_of(bert: Path, tmp_path: Path) -> None:
-    """With the types that are taken over; of a job whose types are not known yet all of them."""
+    """With the types that are taken over; of a job whose types are not known yet all of
+    them."""
     earlier = build_model(
         TokenClassifierConfig(encoder=str(bert)), TagSet(("Dose", "ADR")), 7
     )
@@ -177,8 +180,8 @@ def test_notes_of_two_patients_are_two_whatever_they_are_called() -> None:
 
 
 def test_the_cycle_is_judged_by_exact_mentions() -> None:
-    """By hand: of three mentions one is found exactly and one by half, and one is invented:
-    strict F1 2/6, where any overlap would be 4/6."""
+    """By hand: of three mentions one is found exactly and one by half, and one is
+    invented: strict F1 2/6, where any overlap would be 4/6."""
     gold = Document(
         "1", "a b c d e f", (Span(0, 3, "x"), Span(4, 5, "x"), Span(8, 9, "x"))
     )
@@ -191,7 +194,8 @@ def test_the_cycle_is_judged_by_exact_mentions() -> None:
 
 
 def test_a_cycle_is_not_judged_where_no_site_annotates_a_held_out_note() -> None:
-    """A wrong mention among notes without any has an F1 of 0, and says nothing of the cycle."""
+    """A wrong mention among notes without any has an F1 of 0, and says nothing of the
+    cycle."""
     gold = Document("1", "a b c d e f")
     found = replace(gold, spans=(Span(0, 1, "x"),))
     for predicted in (gold, found):
@@ -238,16 +242,16 @@ def test_private_classifiers_over_a_common_encoder(bert: Path) -> None:
 
 
 def test_silence_about_a_type_is_no_negative_example(bert: Path) -> None:
-    """What is trained does not fall when a word that may be a foreign type is called O: the loss
-    by hand is -log of the probability of all that the site's annotation allows, a mean a word."""
+    """What is trained does not fall when a word that may be a foreign type is called O:
+    the loss by hand is -log of the probability of all that the site's annotation
+    allows, a mean a word."""
     sites = [site_data("a", 1, 40, "drug"), site_data("b", 2, 40, "finding")]
     settings = config(bert, sites, cycles=1)
     site = Site(sites[0], settings)
     site.model.train(False)
     with torch.no_grad():
-        site.parameters["classifier.bias"][3:] = (
-            50.0  # "finding" everywhere costs site a nothing
-        )
+        # "finding" everywhere costs site a nothing
+        site.parameters["classifier.bias"][3:] = 50.0
     model: Any = site.model
     part = _Sentences(model, site._read, np.arange(6))
     words = model._read(site._read, np.arange(6))
@@ -287,7 +291,8 @@ def test_sites_with_different_types_make_one_model_of_all(bert: Path) -> None:
 
 @pytest.mark.parametrize("kept", [1, -1])
 def test_private_layers_are_of_the_cycle_that_is_kept(bert: Path, kept: int) -> None:
-    """A run of the kept cycle alone, under the same schedule, ends with the same classifier."""
+    """A run of the kept cycle alone, under the same schedule, ends with the same
+    classifier."""
     sites = [site_data("a", 1, 9, "drug"), site_data("b", 2, 7, "finding")]
     settings = config(bert, sites, cycles=3, private=("classifier",), keep_cycle=kept)
     seen: list[tuple[float, list[dict[str, torch.Tensor]]]] = []
@@ -332,7 +337,8 @@ def test_pooling(bert: Path) -> None:
 
 
 def test_alone_a_batch_is_of_what_is_trained(bert: Path) -> None:
-    """Six notes of three sentences and six of one: where notes are read whole, half of it each."""
+    """Six notes of three sentences and six of one: where notes are read whole, half of
+    it each."""
     long, short = site_data("a", 1, 6), site_data("b", 2, 6)
     first = tuple(Document(d.id, d.text.split(".")[0]) for d in short.train)
     sites = [long, replace(short, train=first)]

@@ -79,8 +79,8 @@ def train(sites: Sequence[SiteData], config: Any, **options: Any) -> list[Any]:
 
 
 def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
-    """The judge: the library's BERT with W + s B A + s B' A' for its weights, sentence by sentence,
-    and torch's AdamW over both changes and the classifier."""
+    """The judge: the library's BERT with W + s B A + s B' A' for its weights, sentence
+    by sentence, and torch's AdamW over both changes and the classifier."""
     data = site_data("a", 1, 10, *BOTH)
     settings = config(encoder, [data], distil_epochs=0, model={"maps": "attention"})
     (site,) = train([data], settings)
@@ -114,9 +114,8 @@ def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
         for at, name in enumerate(maps):
             for change in ("lora", "private"):
                 product = trained[f"{change}.up"][at] @ trained[f"{change}.down"][at]
-                weights[f"{name}.weight"] = (
-                    weights[f"{name}.weight"] + 8.0 * product
-                )  # 16 / 2
+                # 16 / 2
+                weights[f"{name}.weight"] = weights[f"{name}.weight"] + 8.0 * product
         whole.eval()
         ids = read["input_ids"]
         out = torch.func.functional_call(
@@ -147,8 +146,9 @@ def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
 
 
 def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) -> None:
-    """By NumPy in float64: of B-ADR sites a and b (9 and 7 notes), of B-Drug b and c (7 and 6), of
-    the change all three; and all send the same names and shapes, nothing private among them."""
+    """By NumPy in float64: of B-ADR sites a and b (9 and 7 notes), of B-Drug b and c (7
+    and 6), of the change all three; and all send the same names and shapes, nothing
+    private among them."""
     sites = three()
     settings = config(encoder, sites)
     tags = ("B-ADR", "I-ADR", "B-Drug", "I-Drug")
@@ -178,9 +178,8 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
         notes = {k: (9, 7, 6)[k] for k in places}
         wanted = sum(notes[k] * each[k] for k in places) / sum(notes.values())
         np.testing.assert_array_equal(mean[name].numpy(), wanted.astype(np.float32))
-    apart = server.mean(
-        Total.of(updates[:1])
-    )  # b and c dropped out: a row of theirs stays
+    # b and c dropped out: a row of theirs stays
+    apart = server.mean(Total.of(updates[:1]))
     assert torch.equal(
         apart["classifier.weight.B-Drug"], server.sent["classifier.weight.B-Drug"]
     )
@@ -199,7 +198,8 @@ def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) 
 def test_which_rows_are_shared(
     encoder: Path, how: str, types: Sequence[Sequence[str]], wanted: str
 ) -> None:
-    """By hand; and the sites end with equal ones of these, and each with its own of the others."""
+    """By hand; and the sites end with equal ones of these, and each with its own of the
+    others."""
     sites = [site_data(f"s{n}", n, 5, *own) for n, own in enumerate(types)]
     settings = config(encoder, sites, share_outputs=how, cycles=1)
     assert settings.shared_tags == tuple(wanted.split())
@@ -246,8 +246,8 @@ def test_the_own_model_is_the_one_alone(encoder: Path, changes: dict[str, Any]) 
 def test_where_nothing_is_shared_a_site_has_two_models_of_its_own(
     encoder: Path, batch: str
 ) -> None:
-    """No number but counts leaves it, and both models have the bits that they have where the other
-    sites hold other notes."""
+    """No number but counts leaves it, and both models have the bits that they have
+    where the other sites hold other notes."""
     sites = three()
     control = {
         "share_change": False,
@@ -273,7 +273,8 @@ def test_where_nothing_is_shared_a_site_has_two_models_of_its_own(
 
 
 def test_the_own_model_does_not_miss_what_its_site_missed(encoder: Path) -> None:
-    """A site that was away for a cycle, and for the last one, has the own model of the others."""
+    """A site that was away for a cycle, and for the last one, has the own model of the
+    others."""
     sites = three()
     settings = config(encoder, sites, cycles=4, decay="constant")
     always = train(sites, settings)[1]
@@ -286,7 +287,8 @@ def test_the_own_model_does_not_miss_what_its_site_missed(encoder: Path) -> None
 
 
 def test_a_site_that_holds_nothing_out_keeps_its_last_own_model(encoder: Path) -> None:
-    """The best is asked for, which the others can say; of its own model this site cannot."""
+    """The best is asked for, which the others can say; of its own model this site
+    cannot."""
     sites = three()
     sites[1] = replace(sites[1], valid=())
     settings = config(encoder, sites, keep_cycle=-1)
@@ -297,8 +299,8 @@ def test_a_site_that_holds_nothing_out_keeps_its_last_own_model(encoder: Path) -
 
 
 def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:
-    """NumPy: half the gold tags, half the normalised geometric mean of both models' probabilities;
-    and a step on the cross-entropy with these is torch's."""
+    """NumPy: half the gold tags, half the normalised geometric mean of both models'
+    probabilities; and a step on the cross-entropy with these is torch's."""
     sites = three()
     settings = config(encoder, sites, mix=0.25)
     site = train(sites, settings)[1]
@@ -340,8 +342,9 @@ def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_saved_is_what_was_tested(encoder: Path, tmp_path: Path) -> None:
-    """The saved model's predictions have the scores told; of both ends of the mix the parts have
-    those of one model; and distilling changed the student, and no other model."""
+    """The saved model's predictions have the scores told; of both ends of the mix the
+    parts have those of one model; and distilling changed the student, and no other
+    model."""
     sites = three(5)
     for mix, name in ((0.0, "own"), (1.0, "federated")):
         rates: Any = {"learning_rate": 0.02, "lora_learning_rate": 0.002, "cycles": 8}
@@ -377,8 +380,8 @@ def test_what_is_saved_is_what_was_tested(encoder: Path, tmp_path: Path) -> None
 
 
 def test_compressed_rows_have_their_own_weights(encoder: Path) -> None:
-    """Within the steps of the code the rows are those that are sent whole: were they divided by the
-    notes of all sites, they would have moved about half as far."""
+    """Within the steps of the code the rows are those that are sent whole: were they
+    divided by the notes of all sites, they would have moved about half as far."""
     sites = three()
     whole, eight = (
         train(sites, config(encoder, sites, cycles=1, compression=how))[1]
@@ -415,9 +418,9 @@ def test_a_killed_run_resumes_to_the_same_bits(
 def test_a_site_that_drops_out_does_not_stop_the_others(
     encoder: Path, tmp_path: Path, least: int
 ) -> None:
-    """Between hosts. "c", one of the two that have "Drug", cannot be reached in the second of three
-    cycles: where two sites are enough the others go on, else they wait for it. Expected is what
-    the tasks give that are called here one by one."""
+    """Between hosts. "c", one of the two that have "Drug", cannot be reached in the
+    second of three cycles: where two sites are enough the others go on, else they wait
+    for it. Expected is what the tasks give that are called here one by one."""
     sites = three()
     settings = config(encoder, sites, cycles=3, distil_epochs=0)
     made: dict[str, Site] = {}

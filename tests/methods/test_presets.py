@@ -1,8 +1,9 @@
-"""Every preset "paper", and every job on a paper's corpora, is what docs/papers.md says it is.
+"""Every preset "paper", and every job on a paper's corpora, is what docs/papers.md says
+it is.
 
-A table below a heading `### Preset "paper"` has a line a setting: `METHOD.TABLE.KEY` (of the
-method's preset) or `JOB KEY` (of a built-in job, `*` for every site), its value as in TOML, and
-where the paper says so.
+A table below a heading `### Preset "paper"` has a line a setting: `METHOD.TABLE.KEY`
+(of the method's preset) or `JOB KEY` (of a built-in job, `*` for every site), its value
+as in TOML, and where the paper says so.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from fednotes.core.settings import read_toml
 from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
 
 TEXT = (Path(__file__).parents[2] / "docs" / "papers.md").read_text("utf-8")
-METHODS = {  # by the section of docs/papers.md; a section that is not here has a test of its own
+# by the section of docs/papers.md; a section that is not here has a test of its own
+METHODS = {
     "FedNER": ("fedner",),
     "Federated domain adaptation with heterogeneous tag sets": (
         "distill",
@@ -131,10 +133,8 @@ def test_a_preset_is_the_tables(section: str, method: str) -> None:
     table = {"method": method, "preset": "paper", "model": model, "sites": sites}
     got = dict(settings_of(parse_job(table, "j", Path(), "j.toml").config))
     assert {key: listed(got[key]) for key in told} == told
-    for key in (
-        "kind",
-        "tagger",
-    ):  # a job that names the preset's own model gets it too
+    # a job that names the preset's own model gets it too
+    for key in ("kind", "tagger"):
         if name := preset.get(f"model.{key}"):
             again = parse_job(
                 table | {"model": {**model, key: name}}, "j", Path(), "j.toml"

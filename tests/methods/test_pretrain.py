@@ -1,4 +1,5 @@
-"""Pre-training against plain torch loops and NumPy, on tiny random models and short notes."""
+"""Pre-training against plain torch loops and NumPy, on tiny random models and short
+notes."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def train(
 def test_one_silo_is_ordinary_pretraining_bit_for_bit(
     bert: Path, tmp_path: Path
 ) -> None:
-    """The judge: one plain loop with torch's AdamW, masks and order by their documented seeds."""
+    """The judge: one plain loop with torch's AdamW, masks and order by their documented
+    seeds."""
     settings = config(bert)
     own = notes(1, 12, 12)
     _, found = train([site_notes("a", own)], settings, tmp_path)
@@ -110,8 +112,8 @@ def test_one_silo_is_ordinary_pretraining_bit_for_bit(
 
 
 def test_silos_count_by_their_patients(bert: Path, tmp_path: Path) -> None:
-    """Eq. 1 in NumPy float64, over what each silo trains to by itself: 9 notes of 3 patients
-    count 3, 4 notes of 4 patients 4."""
+    """Eq. 1 in NumPy float64, over what each silo trains to by itself: 9 notes of 3
+    patients count 3, 4 notes of 4 patients 4."""
     settings = config(bert, cycles=1)
     sites = [site_notes("a", notes(1, 9, 3)), site_notes("b", notes(2, 4, 4))]
     apart = [train([site], settings, tmp_path / site.id)[1] for site in sites]
@@ -149,7 +151,8 @@ def test_the_result_is_a_hugging_face_directory(bert: Path, tmp_path: Path) -> N
 def test_held_out_loss_is_the_mean_over_masked_tokens(
     bert: Path, tmp_path: Path
 ) -> None:
-    """Hugging Face's own loss over the same masked batch, masks by their documented seed."""
+    """Hugging Face's own loss over the same masked batch, masks by their documented
+    seed."""
     import transformers
 
     own = notes(2, 6, 6)
@@ -275,7 +278,8 @@ def test_a_killed_run_resumes_to_the_same_bits(
 def test_parts_of_a_batch_add_to_the_whole_with_pairs_too(
     bert: Path, tmp_path: Path
 ) -> None:
-    """Equal masks in one part and in three; pairs count by rows, tokens by what is masked."""
+    """Equal masks in one part and in three; pairs count by rows, tokens by what is
+    masked."""
     own, found = notes(1, 24, 24), []
     for accumulate in (1, 3):
         model = {"objective": "mlm+nsp"}
@@ -305,7 +309,8 @@ def test_parts_of_a_batch_add_to_the_whole_with_pairs_too(
 def test_another_run_of_the_process_leaves_nothing_behind(
     bare_bert: Path, tmp_path: Path
 ) -> None:
-    """A warm-up sends the head alone: the encoder below must be the published one again."""
+    """A warm-up sends the head alone: the encoder below must be the published one
+    again."""
     settings = config(bare_bert, cycles=1, learning_rate=0.01)
     first, second = site_notes("a", notes(1, 8, 8)), site_notes("b", notes(2, 8, 8))
     fresh = train([second], settings, tmp_path)[1]
@@ -391,7 +396,8 @@ def test_a_small_update_of_the_embeddings_is_refused(
 def test_the_sign_of_the_bias_gradient_tells_the_masked_words(
     bert: Path, tmp_path: Path
 ) -> None:
-    """Why the default leaves the bias alone: its gradient is negative at masked words alone."""
+    """Why the default leaves the bias alone: its gradient is negative at masked words
+    alone."""
     settings = config(bert, model={"train": "all"}, min_tokens=0, min_steps=0)
     site = Site(site_notes("a", notes(1, 2, 2)), settings, cache=tmp_path)
     ((part,), *_) = list(site.steps(0))

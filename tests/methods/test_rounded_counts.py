@@ -1,7 +1,8 @@
-"""With a `count_step` no exact count leaves a site, whatever the method; 1 changes no bit.
+"""With a `count_step` no exact count leaves a site, whatever the method; 1 changes no
+bit.
 
-What leaves is seen where an engine takes a site's updates, so a count that a method sends anew is
-found without being named here.
+What leaves is seen where an engine takes a site's updates, so a count that a method
+sends anew is found without being named here.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def run(case: Case, **options: Any) -> tuple[Recording, Any]:
     return engine, case.method.train(engine, settings)
 
 
-# ---- every method ----------------------------------------------------------------------------
+# ---- every method --------------------------------------------------------------------
 
 
 def with_settings(case: Case, **changes: Any) -> Case:
@@ -132,7 +133,8 @@ def is_whole(values: np.ndarray) -> bool:
 
 
 def exact_counts(engine: Recording) -> set[tuple[str, str]]:
-    """Where numbers left that can be counts and are no multiples of STEP: task and name."""
+    """Where numbers left that can be counts and are no multiples of STEP: task and
+    name."""
     found = set()
     for _, task, update in engine.sent:
         numbers = {name: np.array([value]) for name, value in update.metrics.items()}
@@ -184,7 +186,7 @@ def test_every_method_rounds_its_counts(name: str) -> None:
     assert find(name).Site.rounds_counts
 
 
-# ---- the numbers of equations ----------------------------------------------------------------
+# ---- the numbers of equations --------------------------------------------------------
 
 
 def three_sites(**changes: Any) -> Case:
@@ -224,8 +226,9 @@ def test_equation_2_weighs_by_reported_numbers() -> None:
 
 
 def test_parts_of_a_mini_batch_follow_from_reported_numbers() -> None:
-    """By hand: of 16 sentences, 10 / 50, 10 / 50 and 30 / 50 are 3.2, 3.2 and 9.6, and a quarter of
-    an equal part is 16 / 12, so 2. The smallest site has no more than 3 sentences."""
+    """By hand: of 16 sentences, 10 / 50, 10 / 50 and 30 / 50 are 3.2, 3.2 and 9.6, and
+    a quarter of an equal part is 16 / 12, so 2. The smallest site has no more than 3
+    sentences."""
     engine, _ = run(three_sites(), count_step=STEP)
     shares = {
         s: u.metrics["share"] for s, task, u in engine.sent if task == "take_share"
@@ -234,8 +237,8 @@ def test_parts_of_a_mini_batch_follow_from_reported_numbers() -> None:
 
 
 def test_a_loss_is_weighed_by_the_reported_number() -> None:
-    """Oracle: the mean of each site's loss, from the same run with exact counts. Its mini-batches
-    are set to the same parts, so that only the weight differs."""
+    """Oracle: the mean of each site's loss, from the same run with exact counts. Its
+    mini-batches are set to the same parts, so that only the weight differs."""
     means = []
     for step in (1, STEP):
         case = three_sites()
@@ -273,7 +276,8 @@ def test_averaging_accepts_the_sum_of_reported_numbers(bert: Path) -> None:
 
 
 def test_platt_scaling_counts_patients_in_steps() -> None:
-    """Oracle: the sums of NumPy over patients, each class of a machine times reported / exact."""
+    """Oracle: the sums of NumPy over patients, each class of a machine times reported /
+    exact."""
     case = phenotype_case(without_stage_1(calibrate=True))
     engine, _ = run(case, count_step=STEP)
     exact, _ = run(case)
@@ -289,7 +293,7 @@ def test_platt_scaling_counts_patients_in_steps() -> None:
     np.testing.assert_allclose(found[:, 5], numbers.sum(1) / 4, rtol=2**-23)
 
 
-# ---- what stays exact, and what has noise -----------------------------------------------------
+# ---- what stays exact, and what has noise --------------------------------------------
 
 
 def test_scores_at_the_site_stay_exact(tmp_path: Path) -> None:
@@ -312,8 +316,9 @@ def test_scores_at_the_site_stay_exact(tmp_path: Path) -> None:
 
 
 def test_with_differential_privacy_no_count_leaves_at_all() -> None:
-    """Weights are the constant 1 and there are no metrics. What leaves has the same bits whatever
-    the step: all of it is sums of gradients with noise, in whole numbers."""
+    """Weights are the constant 1 and there are no metrics. What leaves has the same
+    bits whatever the step: all of it is sums of gradients with noise, in whole numbers.
+    """
     privacy = Privacy(noise=1.0, rate=0.5, where="site", unit="document")
     base = fedner.Config(
         model=TAGGER,

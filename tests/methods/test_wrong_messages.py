@@ -1,8 +1,10 @@
-"""Wrong tensors and counts, in both directions, end in one clear error for every method.
+"""Wrong tensors and counts, in both directions, end in one clear error for every
+method.
 
-A job of three sites runs over the engine of real sites, and the transport changes the first
-message of one task. Whatever comes of it is an error that a user can read, which names the tensor
-or the count, and the site where one site alone sent it; the run keeps nothing that is not finite.
+A job of three sites runs over the engine of real sites, and the transport changes the
+first message of one task. Whatever comes of it is an error that a user can read, which
+names the tensor or the count, and the site where one site alone sent it; the run keeps
+nothing that is not finite.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ WRONG_COUNTS: dict[str, Callable[[Mapping[str, float]], dict[str, float]]] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One change. down: of what the server sends. sites: how many of the sites it concerns."""
+    """One change. down: of what the server sends. sites: how many of the sites it
+    concerns."""
 
     task: str
     kind: str

@@ -1,4 +1,5 @@
-"""Confidences against what comes true: scikit-learn computes the same numbers another way."""
+"""Confidences against what comes true: scikit-learn computes the same numbers another
+way."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ DOCUMENTS, EACH = 80, 25
 
 
 def drawn(slope: float, intercept: float, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Confidences of whom `slope · log-odds + intercept` are the true log-odds; 25 a document."""
+    """Confidences of whom `slope · log-odds + intercept` are the true log-odds; 25 a
+    document."""
     rng = np.random.default_rng(seed)
     chances = rng.beta(4, 1, DOCUMENTS * EACH)
     truth = 1 / (1 + np.exp(-(slope * np.log(chances / (1 - chances)) + intercept)))
@@ -71,8 +73,8 @@ def test_the_reliability_table_is_scikit_learns() -> None:
 
 
 def test_the_picture_has_the_tables_numbers(tmp_path: Path, monkeypatch: Any) -> None:
-    """Points are the bins, bars SciPy's Wilson intervals, columns the counts; both of a calibration
-    stand in one picture, and in a notebook beside the numbers."""
+    """Points are the bins, bars SciPy's Wilson intervals, columns the counts; both of a
+    calibration stand in one picture, and in a notebook beside the numbers."""
     pytest.importorskip("matplotlib")
     stats = pytest.importorskip("scipy.stats")
     found = fitted(0.5, -0.7)
@@ -121,7 +123,8 @@ def test_the_fit_is_scikit_learns() -> None:
 
 
 def test_what_is_wrong_is_mended_and_what_is_right_is_left() -> None:
-    """A calibration that is needed is found and kept; one that changes nothing is not kept."""
+    """A calibration that is needed is found and kept; one that changes nothing is not
+    kept."""
     found = fitted(0.5, -0.7)
     assert found.calibration is not None
     assert (found.calibration.slope, found.calibration.intercept) == pytest.approx(
@@ -137,10 +140,12 @@ def test_what_is_wrong_is_mended_and_what_is_right_is_left() -> None:
 
 
 def test_each_document_is_judged_by_a_fit_that_did_not_see_it() -> None:
-    """scikit-learn fits and predicts the five folds; a loop over documents has the error.
+    """scikit-learn fits and predicts the five folds; a loop over documents has the
+    error.
 
-    With few spans the loss on what was fitted is clearly lower than on the documents left out.
-    The spans of a document are in one fold, and folds are as equal as they can be.
+    With few spans the loss on what was fitted is clearly lower than on the documents
+    left out. The spans of a document are in one fold, and folds are as equal as they
+    can be.
     """
     curves = pytest.importorskip("sklearn.calibration")
     metrics = pytest.importorskip("sklearn.metrics")
@@ -184,7 +189,8 @@ def test_each_document_is_judged_by_a_fit_that_did_not_see_it() -> None:
 
 
 def test_spans_are_judged_by_document() -> None:
-    """Right is who has the same offsets and label in its own document; other types do not count."""
+    """Right is who has the same offsets and label in its own document; other types do
+    not count."""
     gold = [
         Document("a", "x" * 9, (Span(0, 2, "A"),)),
         Document("b", "x" * 9, (Span(3, 5, "B"),)),
@@ -212,7 +218,8 @@ def test_spans_are_judged_by_document() -> None:
 
 
 def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:
-    """Written and read again; damaged or of other weights it is refused, with the remedy."""
+    """Written and read again; damaged or of other weights it is refused, with the
+    remedy."""
     with pytest.raises(ModelError, match="no model here"):
         weights_digest(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"weights")
@@ -248,10 +255,11 @@ def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:
 
 
 def test_a_gain_within_its_standard_error_is_not_kept() -> None:
-    """Ten notes with a span each, of confidence 1/2, and a fit that adds 0.01 to the log-odds.
+    """Ten notes with a span each, of confidence 1/2, and a fit that adds 0.01 to the
+    log-odds.
 
-    By hand: a right span gains log 2 - log(1 + exp(-0.01)), a wrong one loses about as much. The
-    standard error is SciPy's.
+    By hand: a right span gains log 2 - log(1 + exp(-0.01)), a wrong one loses about as
+    much. The standard error is SciPy's.
     """
 
     def add(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:

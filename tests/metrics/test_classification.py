@@ -60,7 +60,8 @@ def random_labels(patients: int = 80, seed: int = 0) -> tuple[np.ndarray, np.nda
 
 
 def scikit_learn(labels: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """(precision, recall, f1): macro of each output, then the mean over those with labels."""
+    """(precision, recall, f1): macro of each output, then the mean over those with
+    labels."""
     rows = []
     for gold, said in zip(labels.T, predicted.T, strict=True):
         kept = gold >= 0
@@ -154,7 +155,8 @@ def test_counts_add_over_sites() -> None:
 
 
 def test_questionable_left_out_and_no_prediction() -> None:
-    """Oracle: scikit-learn on the pairs that are left; -1 as a fourth class without a score."""
+    """Oracle: scikit-learn on the pairs that are left; -1 as a fourth class without a
+    score."""
     labels, predicted = random_labels()
     labels, predicted = labels[:, :2], np.minimum(predicted[:, :2], 1)
     counts = ClassCounts.of(labels, predicted, NAMES[:2], ((0, 1), (0, 1)))
@@ -171,8 +173,9 @@ def test_questionable_left_out_and_no_prediction() -> None:
 
 
 def test_the_papers_average_is_the_mean_over_diseases() -> None:
-    """Oracle: Table 3 of the paper, whose last line says .753, .715 and .724; its F1 is no
-    harmonic mean of precision and recall (Gallstones), so it is a mean over classes."""
+    """Oracle: Table 3 of the paper, whose last line says .753, .715 and .724; its F1 is
+    no harmonic mean of precision and recall (Gallstones), so it is a mean over classes.
+    """
     table = np.array(
         """.941 .919 .930 .605 .606 .605 .583 .588 .585 .844 .774 .801 .879 .873 .876 .578 .543
         .558 .775 .619 .650 .948 .929 .938 .891 .894 .892 .877 .854 .865 .725 .519 .524 .531 .520
@@ -183,15 +186,14 @@ def test_the_papers_average_is_the_mean_over_diseases() -> None:
     precision, recall, f1 = table[6]
     assert abs(2 * precision * recall / (precision + recall) - f1) > 0.03
     gold = np.array([1] * 10 + [0] * 90)[:, None]
-    said = np.array([1] * 2 + [0] * 98)[
-        :, None
-    ]  # as rare a disease: high precision, low recall
+    # as rare a disease: high precision, low recall
+    said = np.array([1] * 2 + [0] * 98)[:, None]
     macro = ClassCounts.of(gold, said, ["d"]).scores()["macro"]
     assert macro["f1"] == pytest.approx(np.mean([2 * 2 / 12, 2 * 90 / 188]))
     assert macro["f1"] < 2 / (1 / macro["precision"] + 1 / macro["recall"]) - 0.05
 
 
-# ---- bootstrap -------------------------------------------------------------------------------
+# ---- bootstrap -----------------------------------------------------------------------
 
 
 def is_the_loop(
@@ -227,9 +229,8 @@ def test_paired_areas_are_the_loop() -> None:
     rng = np.random.default_rng(1)
     labels = (rng.random((40, 3)) < 0.3).astype(np.int8)
     labels[rng.random((40, 3)) < 0.1] = -1
-    labels[:, 2] = np.where(
-        labels[:, 2] == 1, 0, labels[:, 2]
-    )  # nobody has the last one
+    # nobody has the last one
+    labels[:, 2] = np.where(labels[:, 2] == 1, 0, labels[:, 2])
     labels[0, 2] = 2
     a, b = (labels * s + rng.normal(size=labels.shape).round(1) for s in (1.5, 0.2))
 
@@ -246,12 +247,13 @@ def test_paired_areas_are_the_loop() -> None:
     )
 
 
-# ---- rankings --------------------------------------------------------------------------------
+# ---- rankings ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_areas_are_scikit_learns(ties: bool) -> None:
-    """Oracle: roc_auc_score and average_precision_score, unlabelled and questionable left out."""
+    """Oracle: roc_auc_score and average_precision_score, unlabelled and questionable
+    left out."""
     rng = np.random.default_rng(0)
     labels = rng.choice([-1, 0, 0, 1, 2], 200)
     scores = rng.normal(size=200) + (labels == 1)
@@ -265,7 +267,8 @@ def test_areas_are_scikit_learns(ties: bool) -> None:
 
 
 def test_intervals_are_the_loop() -> None:
-    """Oracle: a loop over the same draws, scikit-learn's areas in each that has both classes."""
+    """Oracle: a loop over the same draws, scikit-learn's areas in each that has both
+    classes."""
     rng = np.random.default_rng(0)
     labels = rng.choice([-1, 0, 0, 0, 1], (40, 3))
     labels[:, 2] = 0
@@ -424,10 +427,8 @@ def test_bootstrap_equals_explicit_resampling(
         left, right = [gold[i] for i in draw], [system[i] for i in draw]
         return float(SpanCounts.of(left, right).scores()[metric]["f1"])
 
-    for chunk in (
-        classification._CHUNK,
-        15 * 7,
-    ):  # all at once, and seven resamples at a time
+    # all at once, and seven resamples at a time
+    for chunk in (classification._CHUNK, 15 * 7):
         monkeypatch.setattr(classification, "_CHUNK", chunk)
         is_the_loop(paired_bootstrap(gold, a, b, metric, 200, 5), f1, a, b, 15)
 
@@ -435,7 +436,8 @@ def test_bootstrap_equals_explicit_resampling(
 def test_p_values_are_uniform_when_systems_are_alike() -> None:
     """Two systems of one error rate: about one in ten comparisons has p < 0.1.
 
-    Of 100 comparisons, more than 24 or fewer than 2 has a probability below 1e-4 (binomial).
+    Of 100 comparisons, more than 24 or fewer than 2 has a probability below 1e-4
+    (binomial).
     """
     p = [
         paired_bootstrap(*systems(60, (0.3, 0.3), seed), samples=200, seed=seed).p_value
@@ -445,7 +447,8 @@ def test_p_values_are_uniform_when_systems_are_alike() -> None:
 
 
 def test_large_corpus_is_fast() -> None:
-    """10,000 resamples over 5,000 documents (about a second; the bound is for slow machines)."""
+    """10,000 resamples over 5,000 documents (about a second; the bound is for slow
+    machines)."""
     gold, a, b = systems(5000, (0.2, 0.21))
     begin = time.perf_counter()
     paired_bootstrap(gold, a, b)
@@ -486,7 +489,8 @@ def test_a_number_that_exists_nowhere_is_none() -> None:
 
 
 def test_the_mean_of_the_diseases_is_the_macro_score() -> None:
-    """An identity where all sites judge the same diseases: the mean of means, either way."""
+    """An identity where all sites judge the same diseases: the mean of means, either
+    way."""
     means = mean_scores([site_score(seed) for seed in (1, 2, 3)])
     for key in ("precision", "recall", "f1"):
         each = [found[key] for found in means["by_output"].values()]
@@ -508,7 +512,8 @@ def test_intervals_stay_where_all_sites_say_the_same() -> None:
 
 
 def test_sums_are_the_scores_of_all_patients_together() -> None:
-    """Oracle: scikit-learn's macro F1 of each disease over both sites' labelled patients."""
+    """Oracle: scikit-learn's macro F1 of each disease over both sites' labelled
+    patients."""
     parts = [drawn(seed) for seed in (1, 2)]
     labels, predicted = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
     found = summed_scores([site_score(1), codes_alone(3), site_score(2)])
@@ -541,8 +546,9 @@ def document_table(seed: int, documents: int) -> np.ndarray:
 def test_the_means_over_sites_are_compared_by_draws_of_each_site() -> None:
     """Oracle: another generator, and a loop over resamples of each site by itself.
 
-    Two sites have the same counts of documents. Their draws must not go together: the deviation of
-    the mean of the two would be √2 larger. 2,000 resamples estimate a deviation to 2 %.
+    Two sites have the same counts of documents. Their draws must not go together: the
+    deviation of the mean of the two would be √2 larger. 2,000 resamples estimate a
+    deviation to 2 %.
     """
     sizes = {"a": 40, "c": 25, "empty": 0}
     counts = {

@@ -1,4 +1,5 @@
-"""The share of a gap that is closed, against draws of test data and scipy's own t interval."""
+"""The share of a gap that is closed, against draws of test data and scipy's own t
+interval."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def mentions(right: int, predicted: int, gold: int) -> dict[str, Any]:
 def test_the_error_of_f1_is_that_of_drawn_mentions(
     right: int, predicted: int, gold: int
 ) -> None:
-    """Right, false and missed mentions drawn anew, 200,000 times; half a percent of F1's error
-    comes from the drawing, and the delta method is good to some percent."""
+    """Right, false and missed mentions drawn anew, 200,000 times; half a percent of
+    F1's error comes from the drawing, and the delta method is good to some percent."""
     rng = np.random.default_rng(1)
     parts = np.array([right, predicted - right, gold - right])
     tp, fp, fn = rng.multinomial(parts.sum(), parts / parts.sum(), 200_000).T
@@ -82,7 +83,8 @@ def test_a_site_of_few_mentions_has_no_share_and_one_of_many_has() -> None:
 def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
     federated: int, use: str
 ) -> None:
-    """Two F1s of 1,000 mentions each, drawn anew: 95 % of their differences are in an interval."""
+    """Two F1s of 1,000 mentions each, drawn anew: 95 % of their differences are in an
+    interval."""
     one, two = (right / 1000 for right in (500, federated))
     found = verdict(
         [
@@ -121,7 +123,8 @@ def test_sites_without_a_condition_are_left_out() -> None:
 
 
 def test_diseases_count_by_their_classes() -> None:
-    """One disease, two classes: F1 is their mean, and so is the error of independent ones."""
+    """One disease, two classes: F1 is their mean, and so is the error of independent
+    ones."""
     table = np.array([[50, 10, 0, 0], [20, 40, 0, 0], [0, 0, 0, 0]], np.float64)
     counts = ClassCounts({"Asthma": table})
     scores = {
@@ -144,9 +147,8 @@ def test_masked_words_are_better_with_less_loss() -> None:
     found = of_sites([each])
     assert found is not None
     assert found.closed == pytest.approx(0.8)
-    each["pooled"] = {
-        "masked": {"loss": 2.95, "tokens": 10_000}
-    }  # two errors are 0.084
+    # two errors are 0.084
+    each["pooled"] = {"masked": {"loss": 2.95, "tokens": 10_000}}
     assert of_sites([each]) == Gap(None, WITHIN)
 
 

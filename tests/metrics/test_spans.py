@@ -107,9 +107,8 @@ NESTED = [
 
 @settings(deadline=None, max_examples=300)
 @given(sides)
-@example(
-    [(NESTED[0], NESTED[1])]
-)  # (0,9) must leave (0,2) to (0,3): no choice from left to right
+# (0,9) must leave (0,2) to (0,3): no choice from left to right
+@example([(NESTED[0], NESTED[1])])
 def test_all_definitions_equal_a_double_loop(
     drawn: list[tuple[list[Span], list[Span]]],
 ) -> None:
@@ -129,7 +128,8 @@ def test_all_definitions_equal_a_double_loop(
 def test_shards_add_and_order_is_nothing(
     drawn: list[tuple[list[Span], list[Span]]], rng: random.Random
 ) -> None:
-    """The counts of the whole are the sum of its parts, in any order, over the wire or not."""
+    """The counts of the whole are the sum of its parts, in any order, over the wire or
+    not."""
     gold, predicted = corpus(drawn)
     seen = {"abc", "d"}
     whole = SpanCounts.of(gold, predicted, seen, TYPES)
@@ -195,7 +195,8 @@ def test_strict_equals_seqeval(seed: int) -> None:
 
 
 def slots() -> tuple[list[Document], list[Document]]:
-    """Documents of five slots of ten characters with at most one mention a side in each."""
+    """Documents of five slots of ten characters with at most one mention a side in
+    each."""
     rng = np.random.default_rng(5)
     sides: list[list[list[Span]]] = [[], []]
     for _ in range(60):
@@ -231,7 +232,8 @@ def nervaluated(
 
 
 def test_kinds_of_errors_equal_nervaluate_where_the_definitions_coincide() -> None:
-    """nervaluate 1.2.1: "exact" looks at the place alone, "ent_type" at the type of an overlap."""
+    """nervaluate 1.2.1: "exact" looks at the place alone, "ent_type" at the type of an
+    overlap."""
     sides = slots()
     theirs = nervaluated(*sides)["overall"]
     ours = Counter(
@@ -266,7 +268,8 @@ def test_what_has_most_in_common_is_paired_first() -> None:
 
 
 def test_many_mentions_in_each_other_are_judged_at_once() -> None:
-    """Each overlaps all 3,000 of the other side: no pair is tried that need not be (else 15 s)."""
+    """Each overlaps all 3,000 of the other side: no pair is tried that need not be
+    (else 15 s)."""
     gold = [Span(place, 9000 - place, "D") for place in range(3000)]
     begin = time.process_time()
     for kind, label in (("correct", "D"), ("type", "E")):
@@ -294,10 +297,11 @@ def test_every_mention_is_judged_once(
 def test_relaxed_equals_nervaluate_where_the_definitions_coincide() -> None:
     """nervaluate 1.2.1 "ent_type" and "strict", by type.
 
-    They coincide where no mention overlaps two of the other side. Elsewhere nervaluate pairs
-    predictions from left to right with the nearest free gold mention, even if that leaves a
-    possible pair unused, and its strict pass lets an overlap use up a gold mention that a
-    later prediction equals. So each slot of ten tokens here holds at most one mention a side.
+    They coincide where no mention overlaps two of the other side. Elsewhere nervaluate
+    pairs predictions from left to right with the nearest free gold mention, even if
+    that leaves a possible pair unused, and its strict pass lets an overlap use up a
+    gold mention that a later prediction equals. So each slot of ten tokens here holds
+    at most one mention a side.
     """
     gold, predicted = slots()
     theirs = nervaluated(gold, predicted)["entities"]
@@ -438,7 +442,8 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_the_macro_mean_counts_a_type_that_is_only_predicted() -> None:
-    """By hand: ADR is right, Drug is only predicted, and nobody has Dose, which has no score."""
+    """By hand: ADR is right, Drug is only predicted, and nobody has Dose, which has no
+    score."""
     gold = [Document("1", "a b c", (Span(0, 1, "ADR"),))]
     found = [Document("1", "a b c", (Span(0, 1, "ADR"), Span(2, 3, "Drug")))]
     macro = SpanCounts.of(gold, found, types=("ADR", "Drug", "Dose")).scores()["macro"]
@@ -447,7 +452,8 @@ def test_the_macro_mean_counts_a_type_that_is_only_predicted() -> None:
 
 
 def test_the_longer_overlap_pairs_two_mentions() -> None:
-    """By hand: 0-10 shares one character with 9-20 and four with 2-6, so it is paired with 2-6."""
+    """By hand: 0-10 shares one character with 9-20 and four with 2-6, so it is paired
+    with 2-6."""
     gold = [Span(0, 10, "ADR")]
     found = [Span(2, 6, "ADR"), Span(9, 20, "ADR")]
     kinds = {

@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from fednotes.core.errors import MissingExtra, RefusedError, TrainingError
 from fednotes.privacy.secure_sum import Parties, crypto
 
-# RFC 8439, appendix A.1: keystream of test vectors 1 and 2 (key 0, nonce 0, counters 0 and 1).
+# RFC 8439, appendix A.1: keystream of test vectors 1 and 2 (key 0, nonce 0, counters 0
+# and 1).
 ZERO_KEY_STREAM = bytes.fromhex(
     "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
     "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
@@ -113,7 +114,8 @@ def shares_of(
 
 @mock.patch.object(crypto, "PRIME", 1613)
 def test_published_shares() -> None:
-    """The worked example of Wikipedia's article (f(x) = 1234 + 166x + 94x², modulo 1613)."""
+    """The worked example of Wikipedia's article (f(x) = 1234 + 166x + 94x², modulo
+    1613)."""
     published = {1: 1494, 2: 329, 3: 965, 4: 176, 5: 1188, 6: 775}
     assert shares_of(1234, [166, 94], range(1, 7)) == published
     for three in combinations(published, 3):
@@ -134,8 +136,8 @@ def test_the_prime_is_the_least_above_2_to_the_256() -> None:
 
 @mock.patch.object(crypto, "PRIME", 7)
 def test_fewer_shares_than_the_threshold_fit_every_secret_alike() -> None:
-    """Brute force over all polynomials modulo 7: for t - 1 given shares, each secret is left
-    with equally many polynomials."""
+    """Brute force over all polynomials modulo 7: for t - 1 given shares, each secret is
+    left with equally many polynomials."""
     made = [
         (secret, shares_of(secret, factors, (1, 2, 4, 6)))
         for secret, *factors in product(range(7), repeat=3)
@@ -161,7 +163,8 @@ def test_any_threshold_of_shares_gives_the_secret(n: int) -> None:
 
 
 def test_a_polynomials_factors_are_drawn_from_the_whole_field() -> None:
-    """By hand: with the largest factors, which are -1, f(x) = 5 - x - x² modulo the prime.
+    """By hand: with the largest factors, which are -1, f(x) = 5 - x - x² modulo the
+    prime.
 
     Factors from a part of the field would leave some secrets more likely than others.
     """

@@ -1,4 +1,5 @@
-"""Fixed-point words: against Python's exact fractions, over ranges, dtypes and edge cases."""
+"""Fixed-point words: against Python's exact fractions, over ranges, dtypes and edge
+cases."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ sizes = st.floats(-1e3, 1e3, width=32)
     )
 )
 def test_one_word_sums_are_the_sums_of_rounded_values(case: tuple[int, list]) -> None:
-    """Against Fraction: each value rounded half to even at 2^-e, summed exactly; and within
-    the stated bound of the sum of unrounded values."""
+    """Against Fraction: each value rounded half to even at 2^-e, summed exactly; and
+    within the stated bound of the sum of unrounded values."""
     sites, rows = case
     updates = [Update({"w": torch.tensor(v)}, float(k), {"n": k / 8}) for v, k in rows]
     layout = SumLayout.of(updates[0], sites)
@@ -133,8 +134,9 @@ def test_what_the_first_word_leaves_is_rounded_to_the_nearest_unit_of_the_second
 
 
 def test_float32_loses_nothing_with_limits_from_the_last_total() -> None:
-    """Gradients over six decades, weights of hospitals; Fraction is the judge: the mean, cast to
-    float32, has the bits of the exact mean wherever the value is within 2^-20 of the largest."""
+    """Gradients over six decades, weights of hospitals; Fraction is the judge: the
+    mean, cast to float32, has the bits of the exact mean wherever the value is within
+    2^-20 of the largest."""
     draw = np.random.default_rng(3)
     before, now = (
         [
@@ -158,9 +160,8 @@ def test_float32_loses_nothing_with_limits_from_the_last_total() -> None:
     large = wanted.abs() >= wanted.abs().max() * 2**-20
     assert large.sum() > 1000
     different = (total.mean()["g"] != wanted) & large
-    assert (
-        different.float().mean() < 0.01
-    )  # a tie between two float32 may fall the other way
+    # a tie between two float32 may fall the other way
+    assert different.float().mean() < 0.01
     assert torch.allclose(total.mean()["g"], wanted, rtol=2**-23, atol=1e-16)
 
 
@@ -206,7 +207,8 @@ def test_strided_and_long_tensors() -> None:
 @pytest.mark.parametrize("sites", [1, 2, 3, 4, 5, 8, 9, 50, 64, 1024])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_no_sum_of_all_sites_at_the_limit_wraps(sites: int, sign: float) -> None:
-    """Every site sends the largest value allowed, either sign; the next float32 is refused."""
+    """Every site sends the largest value allowed, either sign; the next float32 is
+    refused."""
     largest = SumLayout.of(Update({"w": torch.zeros(1)}), sites).largest
     field = SumLayout.of(Update({"w": torch.zeros(1)}), sites).fields[0]
     limit = largest / 2.0**field.exponent

@@ -16,7 +16,8 @@ KEY = bytes(range(32))
 
 
 def exact(scale: int, values: np.ndarray) -> np.ndarray:
-    """exp(-x² / 2 s²) over its sum, by math.fsum; beyond 40 s nothing is left in float64."""
+    """exp(-x² / 2 s²) over its sum, by math.fsum; beyond 40 s nothing is left in
+    float64."""
     whole = math.fsum(
         math.exp(-x * x / (2 * scale**2)) for x in range(-40 * scale, 40 * scale + 1)
     )
@@ -25,7 +26,8 @@ def exact(scale: int, values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
 def test_its_frequencies_are_the_exact_probabilities(bits: int) -> None:
-    """χ² over all values that are expected five times and more, the rest as one; p > 1e-4."""
+    """χ² over all values that are expected five times and more, the rest as one; p >
+    1e-4."""
     count, scale = 200_000, 2**bits
     found = discrete_gaussian(Stream(KEY), count, bits)
     values = np.arange(-6 * scale, 6 * scale + 1)
@@ -38,7 +40,8 @@ def test_its_frequencies_are_the_exact_probabilities(bits: int) -> None:
 
 
 def test_at_its_own_scale_it_is_a_gaussian() -> None:
-    """Mean 0 and variance 1 within five standard errors (1 / √n, √(2 / n)); Kolmogorov-Smirnov."""
+    """Mean 0 and variance 1 within five standard errors (1 / √n, √(2 / n));
+    Kolmogorov-Smirnov."""
     found = discrete_gaussian(Stream(KEY), 200_000) / SCALE
     assert abs(found.mean()) < 5 / math.sqrt(len(found))
     assert abs(found.var() - 1) < 5 * math.sqrt(2 / len(found))
@@ -79,7 +82,8 @@ def test_units_are_drawn_at_their_rate(rate: float) -> None:
 
 @pytest.mark.parametrize("bits", [1, 3])
 def test_what_candidates_are_drawn_from_is_laplace(bits: int) -> None:
-    """P(y) ∝ exp(-|y| / s): with r = exp(-1 / s) it is (1 - r) / (1 + r) · r^|y|. χ², p > 1e-4."""
+    """P(y) ∝ exp(-|y| / s): with r = exp(-1 / s) it is (1 - r) / (1 + r) · r^|y|. χ², p
+    > 1e-4."""
     count, ratio = 100_000, math.exp(-1 / 2**bits)
     found = noise._laplace(Stream(KEY), count, bits)
     values = np.arange(-5 * 2**bits, 5 * 2**bits + 1)
@@ -108,9 +112,9 @@ def test_a_unit_is_drawn_below_its_rate_of_all_words() -> None:
 
 
 def test_a_toss_of_a_fraction_is_of_its_own_words() -> None:
-    """By hand, γ = 8/16: with k = 1 a nibble below 8 goes on; then one of k = 2 (a word that 2
-    divides) and a nibble below 8 goes on to k = 3. It ends at an odd k as True: 8 at once, 7 and
-    then no 2 as False, 7, 2, 7 and then no 3 as True."""
+    """By hand, γ = 8/16: with k = 1 a nibble below 8 goes on; then one of k = 2 (a word
+    that 2 divides) and a nibble below 8 goes on to k = 3. It ends at an odd k as True:
+    8 at once, 7 and then no 2 as False, 7, 2, 7 and then no 3 as True."""
 
     def toss(*words: int) -> bool:
         rest = list(words)
@@ -134,9 +138,10 @@ def test_a_toss_of_a_fraction_is_of_its_own_words() -> None:
 
 
 def test_what_is_cut_is_as_long_as_it_may_be() -> None:
-    """By hand, in fractions: (3, -4) of length 5 to the length 2, less the margin of 1e-9, is (1.2,
-    -1.6) less it: in steps of 2^-30 and 2^-31 1288490187.51 and -3435973833.36, towards zero. What
-    is shorter stays, what is zero too; what is not finite is nothing."""
+    """By hand, in fractions: (3, -4) of length 5 to the length 2, less the margin of
+    1e-9, is (1.2, -1.6) less it: in steps of 2^-30 and 2^-31 1288490187.51 and
+    -3435973833.36, towards zero. What is shorter stays, what is zero too; what is not
+    finite is nothing."""
     grids = {"a": 2.0**-30, "b": 2.0**-31}
 
     def given(a: float, b: float) -> dict[str, torch.Tensor]:

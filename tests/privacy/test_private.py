@@ -1,4 +1,5 @@
-"""Differential privacy of FedNER and of fine-tuning: what leaves, how long it is, what is in it."""
+"""Differential privacy of FedNER and of fine-tuning: what leaves, how long it is, what
+is in it."""
 
 from __future__ import annotations
 
@@ -64,8 +65,9 @@ def without_noise(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], 
 def test_a_unit_moves_all_layers_together_by_the_clip_at_most(
     clip: float, without_noise: Any
 ) -> None:
-    """By brute force: of what a site answers and of what moves its private layers, with each unit
-    and without it, in every company; private layers included, the length is min(C, |g_u|)."""
+    """By brute force: of what a site answers and of what moves its private layers, with
+    each unit and without it, in every company; private layers included, the length is
+    min(C, |g_u|)."""
     moved: dict[str, torch.Tensor] = {}
 
     def sums(units: Sequence[int]) -> np.ndarray:
@@ -95,8 +97,8 @@ def test_a_unit_moves_all_layers_together_by_the_clip_at_most(
 
 
 def test_a_unit_adds_the_same_bits_in_every_company(without_noise: Any) -> None:
-    """Whole numbers, dropout included: who else is drawn moves no bit of it, also where parameters
-    are so large that rounding decides."""
+    """Whole numbers, dropout included: who else is drawn moves no bit of it, also where
+    parameters are so large that rounding decides."""
     for factor in (1.0, 5.0):
 
         def sums(
@@ -153,10 +155,11 @@ def test_a_clipped_gradient_is_that_of_the_units_own_loss() -> None:
 
 @pytest.mark.parametrize("size", [64, 65, 150])
 def test_a_large_units_gradient_is_that_of_its_mean_loss(size: int) -> None:
-    """A unit of more sentences than fit into one pass, against one pass of torch over them all.
+    """A unit of more sentences than fit into one pass, against one pass of torch over
+    them all.
 
-    The loss is a mean over the unit, so it matters how each pass is weighted: the last one has
-    1 of 65 sentences, or 22 of 150. Nothing is clipped and there is no dropout.
+    The loss is a mean over the unit, so it matters how each pass is weighted: the last
+    one has 1 of 65 sentences, or 22 of 150. Nothing is clipped and there is no dropout.
     """
     model = FEDNER.model_config({**MODEL, "dropout": 0.0})
     site = made(
@@ -172,9 +175,8 @@ def test_a_large_units_gradient_is_that_of_its_mean_loss(size: int) -> None:
     for (name, _), gradient in zip(parameters.items(), own, strict=True):
         wanted = gradient.double().numpy()
         unit_of_grid = site._grids[name]
-        close = (
-            unit_of_grid + 1e-5 * np.abs(wanted).max()
-        )  # cut to the grid; float32 sums
+        # cut to the grid; float32 sums
+        close = unit_of_grid + 1e-5 * np.abs(wanted).max()
         np.testing.assert_allclose(
             found[name].numpy() * unit_of_grid, wanted, rtol=0, atol=close
         )
@@ -182,7 +184,8 @@ def test_a_large_units_gradient_is_that_of_its_mean_loss(size: int) -> None:
 
 
 def test_all_that_is_of_a_patient_is_one_unit() -> None:
-    """Six notes, a sentence each, of three patients; two documents of one note are one note."""
+    """Six notes, a sentence each, of three patients; two documents of one note are one
+    note."""
     site = patients()
     notes = tuple(
         replace(d, meta={"document": f"n{i // 3}"}) for i, d in enumerate(site.train)
@@ -200,7 +203,8 @@ def test_all_that_is_of_a_patient_is_one_unit() -> None:
 
 
 def test_a_patients_name_may_be_written_in_several_ways() -> None:
-    """Case and blanks make nobody another patient; notes of one number may be of two patients."""
+    """Case and blanks make nobody another patient; notes of one number may be of two
+    patients."""
     names = ("Ann B", "ann b", "Cy", " cy ", "ANN  B", "D")
     site = patients()
     notes = tuple(replace(d, patient=p) for d, p in zip(site.train, names, strict=True))
@@ -232,8 +236,8 @@ def test_a_delta_that_gives_a_unit_away_is_refused() -> None:
 
 
 def test_the_same_question_has_the_same_answer_and_no_other_has_its_noise() -> None:
-    """Noise that was added to two answers would go with their difference: of no two questions is
-    the difference as short as without noise (σ √2 per number)."""
+    """Noise that was added to two answers would go with their difference: of no two
+    questions is the difference as short as without noise (σ √2 per number)."""
     site, again = made(), made()
     first = site.noisy_gradients(theta(site), round=0).tensors
     same = again.noisy_gradients(theta(again), round=0).tensors
@@ -276,8 +280,9 @@ def test_the_same_question_has_the_same_answer_and_no_other_has_its_noise() -> N
 def test_no_two_steps_have_the_same_noise() -> None:
     """A site without private layers that is sent the same parameters in each round.
 
-    Nothing else differs between the steps, so a key without their number would add the same noise
-    to two sums. The difference of two answers has the noise of both, √2 of one, and units besides.
+    Nothing else differs between the steps, so a key without their number would add the
+    same noise to two sums. The difference of two answers has the noise of both, √2 of
+    one, and units besides.
     """
     site = made(private=(), rounds=3)
     answers = [site.noisy_gradients(theta(site), round=0).tensors for _ in range(3)]
@@ -291,8 +296,9 @@ def test_no_two_steps_have_the_same_noise() -> None:
 def test_an_answer_has_the_noise_that_is_promised(
     without_noise: Any, monkeypatch: Any
 ) -> None:
-    """A site's share, σ C / √2 of three sites, in what leaves; all of σ C in what moves its
-    private layers. χ² of the sum of squares of numbers with nobody in the round, p > 1e-4."""
+    """A site's share, σ C / √2 of three sites, in what leaves; all of σ C in what moves
+    its private layers. χ² of the sum of squares of numbers with nobody in the round, p
+    > 1e-4."""
     monkeypatch.setattr(
         private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
     )
@@ -310,7 +316,8 @@ def test_an_answer_has_the_noise_that_is_promised(
 def test_an_answer_is_the_sum_of_units_and_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Noise that is 7 everywhere, and gradients that are 1000 a unit in each number: 3007."""
+    """Noise that is 7 everywhere, and gradients that are 1000 a unit in each number:
+    3007."""
     monkeypatch.setattr(
         private, "chosen", lambda stream, count, rate: np.ones(count, bool)
     )
@@ -326,8 +333,8 @@ def test_an_answer_is_the_sum_of_units_and_noise(
 
 
 def test_the_server_descends_the_sum_of_all_by_the_constant_n() -> None:
-    """By hand: σ = 1.5, C = 1/4, three sites of which one counts as none, and N = 4: a step of the
-    grid is 1.5 / 4 / √2 / 2^26 / 4."""
+    """By hand: σ = 1.5, C = 1/4, three sites of which one counts as none, and N = 4: a
+    step of the grid is 1.5 / 4 / √2 / 2^26 / 4."""
     site = made()
     config: Any = config_of(patients())
     server = private.Server(config, site.promise, theta(site), None)
@@ -401,7 +408,8 @@ def run(
 def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(
     tmp_path: Path,
 ) -> None:
-    """Whole numbers add exactly in any sum; what is done again has the noise that it had."""
+    """Whole numbers add exactly in any sum; what is done again has the noise that it
+    had."""
     whole, secure = run(), run(secure=True)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, until=5)
@@ -412,8 +420,8 @@ def test_a_resumed_run_and_one_under_the_secure_sum_have_the_same_bits(
 
 
 def test_a_restored_site_has_its_own_secret_again() -> None:
-    """A new process draws a new secret; the kept one comes back, or what is done again after a
-    fault would have a second answer, with other noise and other units."""
+    """A new process draws a new secret; the kept one comes back, or what is done again
+    after a fault would have a second answer, with other noise and other units."""
     site = made()
     site.noisy_gradients(theta(site), round=0)
     kept = site.state()
@@ -460,9 +468,8 @@ def test_a_run_says_what_it_promises_and_nothing_of_losses(
         for line in (f"epsilon: {told['epsilon']}", "delta: 1e-05", "unit: document"):
             assert f"- {line}\n" in text
         assert "No promise" not in text
-        assert (
-            "examples of all sites" not in text
-        )  # a number of units is none to publish
+        # a number of units is none to publish
+        assert "examples of all sites" not in text
 
 
 ABLE = ("distill", "fedner", "finetune", "personal", "phenotype", "pretrain")
@@ -525,12 +532,13 @@ def test_unknown_keys_of_the_table_are_named() -> None:
         job(training={"privacy": {}})
 
 
-# ---- an audit: is what is promised kept? ----------------------------------------------------
+# ---- an audit: is what is promised kept? ---------------------------------------------
 
 
 class Canaries:
-    """A model of one number a unit, whose gradient is long and that unit's alone; the audit of
-    Steinke, Nasr, Jagielski 2023 ("Privacy auditing with one (1) training run"), Algorithm 1."""
+    """A model of one number a unit, whose gradient is long and that unit's alone; the
+    audit of Steinke, Nasr, Jagielski 2023 ("Privacy auditing with one (1) training
+    run"), Algorithm 1."""
 
     def __init__(self, count: int) -> None:
         self.shared = {"w": torch.nn.Parameter(torch.zeros(count))}
@@ -539,8 +547,8 @@ class Canaries:
 
 
 def least_epsilon(canaries: int, right: int, guesses: int, delta: float) -> float:
-    """The largest ε that so many right guesses refute at 95 %: the paper's Theorem 5.2, as in its
-    Appendix D."""
+    """The largest ε that so many right guesses refute at 95 %: the paper's Theorem 5.2,
+    as in its Appendix D."""
 
     def chance(epsilon: float) -> float:
         own = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))

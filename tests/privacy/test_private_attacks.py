@@ -1,4 +1,5 @@
-"""Who lies to a site that promises differential privacy, or is clumsy, learns no more than that."""
+"""Who lies to a site that promises differential privacy, or is clumsy, learns no more
+than that."""
 
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ def apart(one: Any, other: Any) -> float:
 def test_sums_that_differ_by_one_have_other_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A graphics card, a new version of a library or another file of word vectors computes another
-    gradient of the same parameters: with the same noise the difference would be free of it."""
+    """A graphics card, a new version of a library or another file of word vectors
+    computes another gradient of the same parameters: with the same noise the difference
+    would be free of it."""
     first, again = made(), made()
     exact = PrivateSite.clipped
 
@@ -59,8 +61,9 @@ def test_sums_that_differ_by_one_have_other_noise(
 def test_dropout_is_of_no_seed_that_others_know(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By a public seed and a unit's place, a unit that is left out would change the dropout of all
-    behind it, and the sum could move by any number of clips: it has to be by chance."""
+    """By a public seed and a unit's place, a unit that is left out would change the
+    dropout of all behind it, and the sum could move by any number of clips: it has to
+    be by chance."""
     monkeypatch.setattr(
         private, "chosen", lambda stream, count, rate: np.ones(count, bool)
     )
@@ -80,9 +83,9 @@ def test_dropout_is_of_no_seed_that_others_know(
 def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(
     tmp_path: Path,
 ) -> None:
-    """Two of three sites may be summed. The server has a sum of all, sends all back, and asks the
-    same of two in another round: with the same answers the difference would be the third's, hidden
-    by its share of the noise alone."""
+    """Two of three sites may be summed. The server has a sum of all, sends all back,
+    and asks the same of two in another round: with the same answers the difference
+    would be the third's, hidden by its share of the noise alone."""
     answers: dict[str, list[Any]] = {site: [] for site in SITES}
 
     def make(name: str) -> PrivateSite:
@@ -135,9 +138,10 @@ def test_no_refusal_tells_which_tags_a_site_has(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A CRF in which a tag may not stand has no loss for a sentence that has it. To say so would
-    ask the site whether a unit of this round has it, and cost nothing: such a unit adds nothing.
-    One of three patients has a note that begins with a drug, two have notes with one behind it."""
+    """A CRF in which a tag may not stand has no loss for a sentence that has it. To say
+    so would ask the site whether a unit of this round has it, and cost nothing: such a
+    unit adds nothing. One of three patients has a note that begins with a drug, two
+    have notes with one behind it."""
     monkeypatch.setattr(
         private, "chosen", lambda stream, count, rate: np.ones(count, bool)
     )
@@ -168,8 +172,8 @@ def test_patients_are_one_where_their_names_differ_in_case_or_blanks_alone() -> 
 
 
 def test_scores_do_not_say_which_forms_training_had(tmp_path: Path) -> None:
-    """Scores of test mentions may be shared; which of their forms are new is a count of training
-    data without noise."""
+    """Scores of test mentions may be shared; which of their forms are new is a count of
+    training data without noise."""
     site = made(directory=tmp_path)
     site.finish(theta(site))
     kept = json.loads((tmp_path / "scores.json").read_text())
@@ -180,8 +184,8 @@ def test_scores_do_not_say_which_forms_training_had(tmp_path: Path) -> None:
 
 
 def test_a_sentence_is_no_unit_of_a_model_that_reads_documents(tmp_path: Path) -> None:
-    """What it reads at once is a document: one sentence less would be another gradient of the rest,
-    2 C away, and not C."""
+    """What it reads at once is a document: one sentence less would be another gradient
+    of the rest, 2 C away, and not C."""
     pytest.importorskip("transformers")
     encoder = str(save_bert(tmp_path / "bert"))
     model: dict[str, Any] = {"encoder": encoder, "context": "document"}

@@ -1,4 +1,5 @@
-"""Counts of an evaluation with differential privacy: what a unit moves, their noise, how often."""
+"""Counts of an evaluation with differential privacy: what a unit moves, their noise,
+how often."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ def ended(
     valid: tuple[Document, ...] = NOTES,
     **settings: Any,
 ) -> PrivateSite:
-    """A site after the one round of its job, whose model finds every other mention, and one in
-    each note that is none."""
+    """A site after the one round of its job, whose model finds every other mention, and
+    one in each note that is none."""
     site = made(site_of(valid), rounds=1, **{"privacy": ASKED, **settings})
     site.noisy_gradients(theta(site), round=0)
 
@@ -79,8 +80,8 @@ def told(site: PrivateSite) -> np.ndarray:
 def test_a_unit_moves_counts_by_the_most_at_most(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By hand: right, found and annotated mentions of each patient; 20, 21 and 40 are scaled to a
-    length of 20 together."""
+    """By hand: right, found and annotated mentions of each patient; 20, 21 and 40 are
+    scaled to a length of 20 together."""
     without_noise(monkeypatch)
     whole = told(ended(monkeypatch))
     wanted = {"p": [2.0, 4.0, 3.0], "q": [20.0, 21.0, 40.0], "r": [0.0, 1.0, 0.0]}
@@ -95,7 +96,10 @@ def test_a_unit_moves_counts_by_the_most_at_most(
 
 
 def test_each_answer_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site's share, σ · 20 / √2 of three sites, of 150 secrets: χ², p > 1e-4. Nobody is in it."""
+    """A site's share, σ · 20 / √2 of three sites, of 150 secrets: χ², p > 1e-4.
+
+    Nobody is in it.
+    """
     nobody, drawn = ended(monkeypatch, ()), []
     for number in range(150):
         nobody._secret = bytes([number]) * 32
@@ -128,10 +132,10 @@ def test_an_answer_is_the_sum_of_counts_and_noise(
 def test_who_knows_all_but_one_patient_guesses_no_better_than_is_promised(
     clipped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The best test of the one, who has 400 mentions: the answer's part along that patient's
-    counts, with the others' taken off. Of a Gaussian it is right in Φ(1 / 2σ) of the cases. ε of
-    so many right guesses, by Clopper and Pearson at 1 - 1e-4, is below what is promised, and above
-    it where counts are not clipped."""
+    """The best test of the one, who has 400 mentions: the answer's part along that
+    patient's counts, with the others' taken off. Of a Gaussian it is right in Φ(1 / 2σ)
+    of the cases. ε of so many right guesses, by Clopper and Pearson at 1 - 1e-4, is
+    below what is promised, and above it where counts are not clipped."""
     if not clipped:
         exact = private.cut
         monkeypatch.setattr(
@@ -201,7 +205,8 @@ def test_counts_of_units_that_are_not_told_apart_are_refused() -> None:
 
 
 def test_a_run_tells_a_score_and_what_it_cost(tmp_path: Path) -> None:
-    """The last line of its metrics has it; ε is that of the rounds and of the counts together."""
+    """The last line of its metrics has it; ε is that of the rounds and of the counts
+    together."""
     asked = {"noise": 1.0, "rate": 0.5, "unit": "document", "counts": 3.0}
     table = {**TABLE, "conditions": ["federated"], "privacy": asked}
     result = simulate(parse_job(table, "job", Path(), "job.toml"), tmp_path)

@@ -1,4 +1,5 @@
-"""Differential privacy of distillation: whose text completes a unit, what it moves, resuming."""
+"""Differential privacy of distillation: whose text completes a unit, what it moves,
+resuming."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def site_of(number: int = 0, **given: Any) -> Any:
 
 
 def other_than(site: Any, seed: int = 9) -> dict[str, torch.Tensor]:
-    """Parameters that a server may send, of which a model finds something of every type."""
+    """Parameters that a server may send, of which a model finds something of every
+    type."""
     model = build_model(site._config.model, site._config.tags, seed)
     return {n: 3 * value for n, value in snapshot(model.trainable()).items()}
 
@@ -105,8 +107,9 @@ def second(site: Any, teacher: dict[str, Any]) -> dict[str, torch.Tensor]:
 def test_a_unit_moves_the_sum_by_its_own_bits_and_by_the_clip_at_most(
     unannotated: str, clip: float, without_noise: Any
 ) -> None:
-    """By brute force, of the second answer of a round: its θ_t is another model than is sent, and
-    completes each unit from that unit alone. Whole numbers, so not a bit is of its company."""
+    """By brute force, of the second answer of a round: its θ_t is another model than is
+    sent, and completes each unit from that unit alone. Whole numbers, so not a bit is
+    of its company."""
 
     def sums(units: Sequence[int]) -> dict[str, torch.Tensor]:
         without_noise(units)
@@ -151,8 +154,8 @@ def test_a_unit_is_completed_alike_where_others_are_not_there(
 def plain(
     site: Any, teacher: dict[str, Any], how: str, unit: Sequence[int]
 ) -> list[torch.Tensor]:
-    """The gradients of a unit's mean loss as the method without noise has them, at a site that
-    holds this unit's notes and no other."""
+    """The gradients of a unit's mean loss as the method without noise has them, at a
+    site that holds this unit's notes and no other."""
     data = replace(three()[0], train=tuple(three()[0].train[n] for n in unit))
     settings = replace(config_of(unannotated=how), privacy=None)
     own = distill.Site(data, settings)
@@ -168,7 +171,8 @@ def plain(
 def test_a_unit_is_completed_as_without_a_promise(
     unannotated: str, without_noise: Any
 ) -> None:
-    """Against the method itself (Eq. 4 and 5, or the posterior) at a site of that unit alone."""
+    """Against the method itself (Eq. 4 and 5, or the posterior) at a site of that unit
+    alone."""
     without_noise([2])
     site = site_of(unannotated=unannotated, privacy={"clip": 1e6})
     start, teacher = snapshot(site.site.shared), other_than(site)
@@ -184,8 +188,8 @@ def test_a_unit_is_completed_as_without_a_promise(
 
 
 def test_what_was_found_is_annotated_where_the_site_is_silent() -> None:
-    """Eq. 5 word by word against whole documents: what the teacher finds of other types, but over
-    the site's own mentions."""
+    """Eq. 5 word by word against whole documents: what the teacher finds of other
+    types, but over the site's own mentions."""
     site = site_of(unannotated="pseudo")
     site.of.before(site.site, 0, {})
     site.site.teacher = other_than(site)
@@ -209,7 +213,8 @@ def test_what_was_found_is_annotated_where_the_site_is_silent() -> None:
 
 
 def test_the_teacher_is_of_the_rounds_first_answer_and_follows_the_warm_up() -> None:
-    """Two answers to an epoch, E_loc = 2: θ_t of the first of four; warm-up of one round."""
+    """Two answers to an epoch, E_loc = 2: θ_t of the first of four; warm-up of one
+    round."""
     site = site_of(local_epochs=2, warmup=1)
     assert site.promise.rounds == 12
     sent = [
@@ -224,8 +229,9 @@ def test_the_teacher_is_of_the_rounds_first_answer_and_follows_the_warm_up() -> 
 
 
 def test_an_answer_is_of_its_teacher_too() -> None:
-    """The same parameters at the same step after another teacher have other units and other noise;
-    after the same one, made again from the kept state too, the same bits."""
+    """The same parameters at the same step after another teacher have other units and
+    other noise; after the same one, made again from the kept state too, the same bits.
+    """
     site, again, other = site_of(), site_of(), site_of()
     teacher, sent = other_than(site), snapshot(site.site.shared)
     first = second(site, teacher)

@@ -53,8 +53,8 @@ def test_a_unit_moves_both_changes_together_by_the_clip_at_most(
     clip: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By brute force, with a unit and without it: of what leaves and of what moves the site's own
-    change and rows. A row that only others have has nothing of it."""
+    """By brute force, with a unit and without it: of what leaves and of what moves the
+    site's own change and rows. A row that only others have has nothing of it."""
     data = three()[0]
     config = config_of(bert, three(), clip=clip)
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
@@ -73,9 +73,8 @@ def test_a_unit_moves_both_changes_together_by_the_clip_at_most(
             v.double().numpy().ravel() * site._grids[n]
             for n, v in sorted(answer.items())
         ]
-        own = [
-            4 * v.double().numpy().ravel() for _, v in sorted(moved.items())
-        ]  # N = 4
+        # N = 4
+        own = [4 * v.double().numpy().ravel() for _, v in sorted(moved.items())]
         return np.concatenate(left + own)
 
     every = range(8)
@@ -92,8 +91,9 @@ def test_a_unit_moves_both_changes_together_by_the_clip_at_most(
 def test_a_run_ends_with_what_was_trained_with_noise(
     bert: Path, tmp_path: Path
 ) -> None:
-    """A row that a site lacks has noise alone, of the size that is promised; what is saved and
-    scored is the federated model, and nothing of one that has seen the notes without noise."""
+    """A row that a site lacks has noise alone, of the size that is promised; what is
+    saved and scored is the federated model, and nothing of one that has seen the notes
+    without noise."""
     sites = three()
     config = config_of(bert, sites)
     made = [

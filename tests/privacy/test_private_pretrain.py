@@ -1,4 +1,5 @@
-"""Differential privacy of pre-training: what a unit is, how far it moves what leaves, the noise."""
+"""Differential privacy of pre-training: what a unit is, how far it moves what leaves,
+the noise."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ LENGTH = 24
 
 
 def notes(owners: Sequence[str | None] = OWNERS) -> list[Note]:
-    """Notes of four sentences, which follow from their number; one in which nothing is read."""
+    """Notes of four sentences, which follow from their number; one in which nothing is
+    read."""
     found = []
     for number, owner in enumerate(owners):
         rng = np.random.default_rng(number)
@@ -108,8 +110,8 @@ def texts(site: Any) -> list[list[list[int]]]:
 
 
 def test_a_unit_has_its_own_notes_alone(bert: Path, tmp_path: Path) -> None:
-    """Against the tokens of its notes, found by hand: in sequences that are the same whoever else
-    is at the site, each token once."""
+    """Against the tokens of its notes, found by hand: in sequences that are the same
+    whoever else is at the site, each token once."""
     site = made(bert, tmp_path)
     tokenize = site.site.model.tokenizer.tokenize
     of = [[i for line in tokenize(sentences(n.text)) for i in line] for n in notes()]
@@ -147,7 +149,8 @@ def test_units_that_cannot_be_told_are_refused(bert: Path, tmp_path: Path) -> No
 def test_a_unit_moves_what_leaves_by_the_clip_at_most(
     bert: Path, tmp_path: Path, clip: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By brute force, with a unit and without it: to the bit its own vector, min(C, |g|) long."""
+    """By brute force, with a unit and without it: to the bit its own vector, min(C,
+    |g|) long."""
 
     def sums(units: Sequence[int]) -> dict[str, torch.Tensor]:
         drawn(monkeypatch, units)
@@ -168,7 +171,8 @@ def test_a_unit_moves_what_leaves_by_the_clip_at_most(
 def test_a_clipped_gradient_is_that_of_the_units_own_loss(
     bert: Path, tmp_path: Path
 ) -> None:
-    """Against torch's gradients of masked sequences of the unit's notes, packed by themselves."""
+    """Against torch's gradients of masked sequences of the unit's notes, packed by
+    themselves."""
     site = made(bert, tmp_path, clip=0.02)
     model, own = site.site.model, [n for n in notes() if n.patient == "a"]
     model.train(True)
@@ -193,15 +197,16 @@ def test_a_clipped_gradient_is_that_of_the_units_own_loss(
     for name, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
             wanted = gradient.double().numpy() * (0.02 / norm) / site._grids[name]
-            # towards zero by one at most, and float32's rounding of numbers of about s at most
+            # towards zero by one at most, and float32's rounding of numbers of about s
+            # at most
             assert np.abs(found[name].numpy() - wanted).max() <= 1 + 1e-4 * SCALE
 
 
 def test_what_leaves_has_the_noise_that_is_promised(
     bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With nobody in the round, a site's share of three sites': s of the grid, by χ², p > 1e-4;
-    and nothing but that leaves."""
+    """With nobody in the round, a site's share of three sites': s of the grid, by χ², p
+    > 1e-4; and nothing but that leaves."""
     drawn(monkeypatch, [], noise=True)
     site = made(bert, tmp_path)
     answer = site.noisy_gradients(theta(bert), round=0)
@@ -217,7 +222,8 @@ def test_what_leaves_has_the_noise_that_is_promised(
 
 
 def test_a_job_says_what_it_promises(bert: Path, tmp_path: Path) -> None:
-    """From a job file to the summary; settings that tell more than the sums are refused."""
+    """From a job file to the summary; settings that tell more than the sums are
+    refused."""
     table: dict[str, Any] = {
         "method": "pretrain",
         "conditions": ["federated"],

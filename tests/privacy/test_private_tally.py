@@ -1,5 +1,5 @@
-"""Counts of patients with differential privacy, which phenotyping begins with: codes, concepts,
-classes."""
+"""Counts of patients with differential privacy, which phenotyping begins with: codes,
+concepts, classes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def of_use(site: Any, representation: str) -> np.ndarray:
 
 
 def by_hand(site: Any, config: Any) -> list[np.ndarray]:
-    """What each patient counts, by dictionaries: of ICD-9 the first three figures of a code."""
+    """What each patient counts, by dictionaries: of ICD-9 the first three figures of a
+    code."""
     rows = table_of(site.train.bags) > 0
     found = []
     for row in np.flatnonzero(of_use(site, config.model.representation)).tolist():
@@ -103,7 +104,8 @@ def told(site: Any) -> np.ndarray:
 def test_a_patient_moves_counts_by_the_most_at_most(
     representation: str, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sum of vectors by hand, each scaled to the most where it is longer; and one less."""
+    """The sum of vectors by hand, each scaled to the most where it is longer; and one
+    less."""
     without_noise(monkeypatch)
     config = config_of(representation, privacy={"counted": most})
     data = SITES[0]
@@ -119,8 +121,8 @@ def test_a_patient_moves_counts_by_the_most_at_most(
 
 
 def test_a_patient_of_several_rows_has_each_thing_once() -> None:
-    """By hand, of two rows of one patient: a disease that one of them has is one that the patient
-    has, and so is a concept, however often it occurs in both."""
+    """By hand, of two rows of one patient: a disease that one of them has is one that
+    the patient has, and so is a concept, however often it occurs in both."""
     config, data = config_of(), SITES[0]
     labels = data.train.labels.copy()
     labels[:2] = -1
@@ -170,8 +172,8 @@ def test_each_answer_has_noise_of_its_own() -> None:
 def test_what_is_agreed_is_of_all_sites_counts(
     representation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without noise: codes and concepts that are frequent by hand; what scikit-learn makes of all
-    patients together, for concepts and for classes."""
+    """Without noise: codes and concepts that are frequent by hand; what scikit-learn
+    makes of all patients together, for concepts and for classes."""
     without_noise(monkeypatch)
     config = config_of(representation)
     sent: dict[str, Any] = {}
@@ -216,7 +218,8 @@ def test_what_is_agreed_is_of_all_sites_counts(
 def test_a_class_that_is_rarer_than_the_noise_weighs_as_if_it_were_as_frequent() -> (
     None
 ):
-    """(400 + 80) / (2 · 400) and (400 + 80) / (2 · 80), of 400 and 3 with a deviation of 80."""
+    """(400 + 80) / (2 · 400) and (400 + 80) / (2 · 80), of 400 and 3 with a deviation
+    of 80."""
     config = config_of("none")
     sizes = [config.space.width, 1, 3, 3]
     counts = np.concatenate(
@@ -240,8 +243,8 @@ def test_nothing_frequent_is_an_error() -> None:
 def test_a_gradient_is_weighed_by_its_class(
     labelled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By hand, of a patient with labels of so many of three diseases: w y σ(-y s) / labels for
-    the intercepts of these, and nothing for the others."""
+    """By hand, of a patient with labels of so many of three diseases: w y σ(-y s) /
+    labels for the intercepts of these, and nothing for the others."""
     without_noise(monkeypatch)
     labels = SITES[0].train.labels.copy()
     complete = int(np.flatnonzero((labels >= 0).all(1))[0])
@@ -284,8 +287,9 @@ def run(config: Any, kept: Path | None = None, **options: Any) -> dict[str, Any]
 def test_a_run_is_the_same_however_it_is_run(
     representation: str, tmp_path: Path
 ) -> None:
-    """Under the secure sum, and killed and gone on with, the counts are those of the first start;
-    the model that is saved knows what was agreed. ε covers counts and rounds."""
+    """Under the secure sum, and killed and gone on with, the counts are those of the
+    first start; the model that is saved knows what was agreed. ε covers counts and
+    rounds."""
     config = config_of(representation, privacy={"counts": 0.5, "counted": 4.0})
     whole = run(config, tmp_path / "kept")
     saved = load_phenotyper(tmp_path / "kept" / "model")
@@ -324,8 +328,8 @@ ODD = {
     "odd", [pytest.param(odd, id=name) for name, odd in ODD.items()]
 )
 def test_what_a_server_says_was_agreed_tells_of_no_patient(odd: dict[str, Any]) -> None:
-    """It is refused, with the same words, whether or not a patient has the only concept whose
-    number is odd."""
+    """It is refused, with the same words, whether or not a patient has the only concept
+    whose number is odd."""
     config, at = config_of("none"), 7
     have = table_of(SITES[0].train.bags)[:, at] > 0
     without = replace(SITES[0], train=SITES[0].train.take(np.flatnonzero(~have)))

@@ -24,7 +24,8 @@ from fednotes.privacy.promise import (
 
 
 def moment(order: int, noise: float, rate: float) -> float:
-    """log E[((1 - q) + q μ1/μ0)^α] of the Gaussian: Mironov, Talwar, Zhang 2019, section 3.3."""
+    """log E[((1 - q) + q μ1/μ0)^α] of the Gaussian: Mironov, Talwar, Zhang 2019,
+    section 3.3."""
     return math.log(
         math.fsum(
             math.comb(order, k)
@@ -37,7 +38,8 @@ def moment(order: int, noise: float, rate: float) -> float:
 
 
 def by_hand(noise: float, delta: float, rate: float, rounds: int) -> float:
-    """Canonne, Kamath, Steinke 2020, Proposition 12, the least over orders that fit a float."""
+    """Canonne, Kamath, Steinke 2020, Proposition 12, the least over orders that fit a
+    float."""
     return min(
         rounds * moment(a, noise, rate) / (a - 1)
         + math.log((a - 1) / a)
@@ -59,8 +61,8 @@ def test_epsilon_is_that_of_the_formulas(
 
 
 def test_epsilon_of_counts_is_added_order_by_order() -> None:
-    """Rényi of a Gaussian of everybody is α / 2 σ² (Mironov 2017, Proposition 7); of rounds of
-    rate 1 it is so too."""
+    """Rényi of a Gaussian of everybody is α / 2 σ² (Mironov 2017, Proposition 7); of
+    rounds of rate 1 it is so too."""
     for noise, rounds, scores in ((4.0, 3, 6.0), (9.0, 20, 2.0)):
         curve = rounds / (2 * noise**2) + 1 / (2 * scores**2)
         wanted = min(
@@ -78,9 +80,10 @@ def test_epsilon_of_counts_is_added_order_by_order() -> None:
 
 
 def integrated(order: float, noise: float, rate: float) -> float:
-    """Rényi divergence of a round, the larger of adding a unit and removing it, from the two
-    densities alone: Mironov et al., Definition 2 and section 3, by the trapezoidal rule, which for
-    analytic integrands that decay so is exact but for rounding. No binomial sum."""
+    """Rényi divergence of a round, the larger of adding a unit and removing it, from
+    the two densities alone: Mironov et al., Definition 2 and section 3, by the
+    trapezoidal rule, which for analytic integrands that decay so is exact but for
+    rounding. No binomial sum."""
     x = np.arange(-40 * noise, order + 1 + 40 * noise, noise / 64)
     without = stats.norm.logpdf(x, 0, noise)
     with_one = np.logaddexp(
@@ -100,8 +103,8 @@ def integrated(order: float, noise: float, rate: float) -> float:
 def test_epsilon_is_that_of_an_accountant_by_integration(
     noise: float, delta: float, rate: float, rounds: int
 ) -> None:
-    """The same at whole orders; broken ones, which the discrete noise has no proof for, would
-    promise up to 1 % less."""
+    """The same at whole orders; broken ones, which the discrete noise has no proof for,
+    would promise up to 1 % less."""
 
     def least(orders: Sequence[float]) -> float:
         """Balle et al. 2020, Theorem 21."""
@@ -118,7 +121,8 @@ def test_epsilon_is_that_of_an_accountant_by_integration(
 
 
 def test_a_published_setting() -> None:
-    """σ = 1, q = 64/5000, 1,560 rounds, δ = 1e-5: 3.31 by Rényi, 3.00 by privacy losses."""
+    """σ = 1, q = 64/5000, 1,560 rounds, δ = 1e-5: 3.31 by Rényi, 3.00 by privacy
+    losses."""
     assert epsilon_of(1.0, 1e-5, 64 / 5000, 1560) == pytest.approx(3.31, abs=0.01)
     with module._accounting() as (events, _):
         accountants = importlib.import_module(
@@ -135,8 +139,8 @@ def test_a_published_setting() -> None:
 def test_the_discrete_gaussian_promises_no_less(
     scale: int, shift: int, order: int
 ) -> None:
-    """Its moment on whole numbers, summed, is at most the continuous one; so is that of the
-    other direction, of removing a unit."""
+    """Its moment on whole numbers, summed, is at most the continuous one; so is that of
+    the other direction, of removing a unit."""
     rate, wide = 0.3, range(-60 * scale - shift, 60 * scale + 2 * shift)
 
     def weight(x: int) -> float:
@@ -168,14 +172,14 @@ def test_the_discrete_gaussian_promises_no_less(
 def test_noise_is_that_of_opacus(
     epsilon: float, delta: float, rate: float, rounds: int, opacus: float
 ) -> None:
-    """Opacus 1.6.0: get_noise_multiplier(target_epsilon=…, target_delta=…, sample_rate=…,
-    steps=…, accountant="rdp", epsilon_tolerance=1e-4); it has broken orders too."""
+    """Opacus 1.6.0: get_noise_multiplier(target_epsilon=…, target_delta=…,
+    sample_rate=…, steps=…, accountant="rdp", epsilon_tolerance=1e-4); it has broken
+    orders too."""
     noise = noise_for(epsilon, delta, rate, rounds)
     assert noise == pytest.approx(opacus, rel=0.01)
     assert epsilon_of(noise, delta, rate, rounds) <= epsilon
-    assert (
-        epsilon_of(noise - 2e-4, delta, rate, rounds) > epsilon
-    )  # no more than is needed
+    # no more than is needed
+    assert epsilon_of(noise - 2e-4, delta, rate, rounds) > epsilon
 
 
 def test_epsilon_grows_with_rounds() -> None:
@@ -218,8 +222,8 @@ def test_the_noise_of_the_fewest_honest_sites_is_all(
 
 
 def test_steps_of_the_grid_are_parts_of_the_noise() -> None:
-    """By hand: σ = 2 and C = 3 of four sites, one of which counts as none, are 2^26 steps of
-    6 / √3 / 2^26 in what is shared, and of 6 / 2^26 in what is not."""
+    """By hand: σ = 2 and C = 3 of four sites, one of which counts as none, are 2^26
+    steps of 6 / √3 / 2^26 in what is shared, and of 6 / 2^26 in what is not."""
     promise = Promise.of(Privacy(noise=2.0, clip=3.0), 10, 4)
     assert promise.grids == pytest.approx(
         (6 / math.sqrt(3) / 2**26, 6 / 2**26), rel=1e-12
@@ -258,7 +262,8 @@ def test_what_no_noise_keeps_is_refused() -> None:
 def test_sums_that_colluding_sites_could_open_are_refused(
     sites: int, least: int, colluding: int, needed: int
 ) -> None:
-    """t > (n + c) / 2, of the secure sum's paper: else c sites and a lying server read others."""
+    """t > (n + c) / 2, of the secure sum's paper: else c sites and a lying server read
+    others."""
     with pytest.raises(ConfigError, match=rf"min_sites must be {needed} and more"):
         Promise.of(Privacy(noise=1.0, colluding=colluding), 10, sites, least)
     assert 2 * needed > sites + colluding >= 2 * (needed - 1)

@@ -1,4 +1,5 @@
-"""The secure sum: totals, drop-outs, exchanges in a row, and what the server refuses of a site."""
+"""The secure sum: totals, drop-outs, exchanges in a row, and what the server refuses of
+a site."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ A, B, C, D, E, F = SIX = tuple("abcdef")
 
 
 def names(n: int) -> tuple[str, ...]:
-    """Not in alphabetical order, so that the order of the sites and of their names differ."""
+    """Not in alphabetical order, so that the order of the sites and of their names
+    differ."""
     return tuple(f"site{(7 * i + 3) % 11}" for i in range(n))
 
 
@@ -48,8 +50,8 @@ def updates_of(sites: tuple[str, ...], seed: int = 0) -> dict[str, Update]:
 def check(
     total: Total, updates: dict[str, Update], included: list[str], sites: int
 ) -> None:
-    """Against NumPy: round each weight · value to its unit, add Python integers; and against
-    `Total.of`, the plain float64 sum, within the stated error."""
+    """Against NumPy: round each weight · value to its unit, add Python integers; and
+    against `Total.of`, the plain float64 sum, within the stated error."""
     kept = [updates[name] for name in included]
     layout = SumLayout.of(kept[0], sites)
     units = {
@@ -83,8 +85,8 @@ def drop_outs(sites: tuple[str, ...], threshold: int) -> Iterator[tuple[str, ...
 
 
 def exact_at(n: int, threshold: int, sets: list[tuple[str, ...]]) -> None:
-    """Each set of drop-outs in five ways: gone before shares, before the update, before the
-    answer, and split over these."""
+    """Each set of drop-outs in five ways: gone before shares, before the update, before
+    the answer, and split over these."""
     sites, chance = names(n), random.Random(n)
     updates = updates_of(sites, n)
     for gone in sets:
@@ -155,7 +157,8 @@ def test_the_order_of_arrival_does_not_matter() -> None:
 
 
 def test_limits_and_names_of_metrics_travel_with_the_request() -> None:
-    """Against the plain sum: values are multiples of 2^-50, which the default limit drops."""
+    """Against the plain sum: values are multiples of 2^-50, which the default limit
+    drops."""
     updates = {
         s: Update({"w": torch.tensor([2.0**-50])}, 1.0, {s: 1.0}) for s in (A, B, C)
     }
@@ -192,7 +195,8 @@ def test_below_the_threshold_nothing_is_opened() -> None:
 
 
 def test_bad_values_are_refused_before_masking_and_the_exchange_goes_on() -> None:
-    """Out of range: with wider limits the same exchange gives the total; NaN: a drop-out."""
+    """Out of range: with wider limits the same exchange gives the total; NaN: a
+    drop-out."""
     updates = {s: Update({"v": torch.tensor([1e12])}, 1.0) for s in (A, B, C)}
     run = Exchange((A, B, C))
     boxes = run.set_up()
@@ -211,8 +215,8 @@ def test_bad_values_are_refused_before_masking_and_the_exchange_goes_on() -> Non
 
 
 def test_the_layout_of_most_sites_counts() -> None:
-    """A site with another tensor is left out like a drop-out; without a majority the message
-    names what differs."""
+    """A site with another tensor is left out like a drop-out; without a majority the
+    message names what differs."""
     updates = dict.fromkeys((A, B, C), Update({"w": torch.ones(2)}))
     updates[A] = Update({"other": torch.ones(2)})
     total = Exchange((A, B, C)).run(updates)
@@ -298,12 +302,14 @@ def test_parameters_that_protect_nobody_are_refused() -> None:
     ("n", "threshold"), [(3, 2), (3, 3), (4, 3), (4, 4), (5, 3), (5, 4)]
 )
 def test_least_sum_of_a_lying_server(n: int, threshold: int) -> None:
-    """Brute force over every list that every site may be shown: it names itself and at least
-    t sites. A sum opens where some sites are named by t, and all others left out by t.
+    """Brute force over every list that every site may be shown: it names itself and at
+    least t sites. A sum opens where some sites are named by t, and all others left out
+    by t.
 
-    A bound by hand: each of n sites names at least t survivors, once. For a sum of k sites alone,
-    each of the other n - k must be called dropped by t sites, so named by n - t at most; n sites
-    name n(t - k) of these at least. Hence n(t - k) ≤ (n - k)(n - t), that is k ≥ n(2t - n) / t."""
+    A bound by hand: each of n sites names at least t survivors, once. For a sum of k
+    sites alone, each of the other n - k must be called dropped by t sites, so named by
+    n - t at most; n sites name n(t - k) of these at least. Hence n(t - k) ≤ (n - k)(n -
+    t), that is k ≥ n(2t - n) / t."""
     lists = [
         [m for m in range(1 << n) if m >> site & 1 and m.bit_count() >= threshold]
         for site in range(n)
@@ -318,9 +324,8 @@ def test_least_sum_of_a_lying_server(n: int, threshold: int) -> None:
             least = min(least, sum(opened))
     assert -(-n * (2 * threshold - n) // threshold) <= least
     assert least >= 2
-    assert (
-        threshold < n or least == threshold
-    )  # where all are needed, no list need be confirmed
+    # where all are needed, no list need be confirmed
+    assert threshold < n or least == threshold
 
 
 @pytest.mark.parametrize("n", [3, 4, 9])
@@ -378,7 +383,8 @@ def test_messages_that_are_not_for_all_sites_are_refused() -> None:
 
 
 def test_a_layout_for_another_number_of_sites_is_refused() -> None:
-    """Of three and four sites the grid is the same, so only the number tells them apart."""
+    """Of three and four sites the grid is the same, so only the number tells them
+    apart."""
     run = Exchange((A, B, C))
     message = run.sites[A].masked(run.set_up()[A], powers((A,))[A])
     with pytest.raises(RefusedError, match="for another number of sites"):
@@ -426,8 +432,8 @@ def opened(liars: str, threshold: int, gone: str = "") -> tuple[Total, set[str]]
 
 @pytest.mark.parametrize("liars", ["a", "c", "f", "ab", "cd", "af"])
 def test_the_sum_is_made_without_the_wrong_shares(liars: str) -> None:
-    """Against the plain sum. Sites that the server did not need lied to nobody: f is among the
-    first four of no attempt unless another one is left out."""
+    """Against the plain sum. Sites that the server did not need lied to nobody: f is
+    among the first four of no attempt unless another one is left out."""
     total, named = opened(liars, 4)
     assert total.tensors["w"].tolist() == [63.0] * 4
     assert total.included == SIX
@@ -446,7 +452,8 @@ def test_where_no_answer_can_be_spared_the_sum_is_given_up() -> None:
 
 
 def test_a_site_that_dealt_a_wrong_share_is_named_with_who_opened_it() -> None:
-    """Nobody can tell which of the two it was; for all other secrets b's shares are right."""
+    """Nobody can tell which of the two it was; for all other secrets b's shares are
+    right."""
     run = Exchange(SIX, 4)
     run.upload(powers(SIX))
     other, answers = split(bytes(32), 4, range(1, 7)), run.answers()
@@ -482,7 +489,8 @@ class Network:
             self.server.add_masked(self.sites[name].masked(number, boxes[name], update))
 
     def sum(self, updates: dict[str, Update]) -> Total:
-        """An exchange with the sites of `updates`; starts afresh unless all are prepared."""
+        """An exchange with the sites of `updates`; starts afresh unless all are
+        prepared."""
         if not set(updates) <= set(self.server.prepared):
             self.start()
         number = self.server.number
@@ -514,12 +522,10 @@ def test_after_a_failure_a_higher_number_starts_afresh() -> None:
     network = Network()
     network.sum(given(0))
     with pytest.raises(TrainingError, match="threshold is 3"):
-        network.sum(
-            given(1, "ab")
-        )  # a and b sent masked updates of the prepared exchange
-    assert (
-        network.server.prepared == SITES
-    )  # still open for c and d, but nothing to reuse
+        # a and b sent masked updates of the prepared exchange
+        network.sum(given(1, "ab"))
+    # still open for c and d, but nothing to reuse
+    assert network.server.prepared == SITES
     network.start()
     right(network.sum(given(2)), given(2))
     with pytest.raises(TrainingError, match="start one"):
@@ -531,7 +537,8 @@ def test_after_a_failure_a_higher_number_starts_afresh() -> None:
 
 
 def test_a_spoilt_piggyback_costs_no_sum() -> None:
-    """The server sends a wrong list of next keys: the total is made, the next one starts afresh."""
+    """The server sends a wrong list of next keys: the total is made, the next one
+    starts afresh."""
     network = Network()
     network.start()
     network.mask(given(0))
@@ -548,14 +555,14 @@ def test_a_spoilt_piggyback_costs_no_sum() -> None:
 
 
 def test_numbers_rise_and_an_older_exchange_is_forgotten() -> None:
-    """A number has keys once, also the next one's that rode on a masked update. And what was
-    masked in an exchange that was passed over can be opened by nobody any more."""
+    """A number has keys once, also the next one's that rode on a masked update. And
+    what was masked in an exchange that was passed over can be opened by nobody any
+    more."""
     network = Network()
     network.sum(given(0))
     site = network.sites[A]
-    newest = (
-        network.server.number
-    )  # its keys rode on the first exchange's masked updates
+    # its keys rode on the first exchange's masked updates
+    newest = network.server.number
     for number in (newest - 1, newest):
         with pytest.raises(RefusedError, match="was used before"):
             site.keys(number)

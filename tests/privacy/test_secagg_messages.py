@@ -119,8 +119,8 @@ def places(table: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_malformed_messages_are_refused_or_harmless() -> None:
-    """Each place of each message takes each of several wrong values: a RefusedError, or a
-    message of the right kind (another name, say), never anything else."""
+    """Each place of each message takes each of several wrong values: a RefusedError, or
+    a message of the right kind (another name, say), never anything else."""
     draw = random.Random(0)
     wrong = [
         None,

@@ -86,8 +86,8 @@ def test_lists_of_survivors_that_no_honest_server_sends() -> None:
 
 
 def test_one_list_is_answered_and_only_that_again() -> None:
-    """First c is a survivor, then it is said to have dropped out: both shares together would
-    open its update."""
+    """First c is a survivor, then it is said to have dropped out: both shares together
+    would open its update."""
     run = asked((A, B, C, D))
     fair = run.requests[A]
     other = replace(fair, survivors=(A, B, D), dropped=(C,))
@@ -118,7 +118,8 @@ def asked_of(
 
 
 def short_roster() -> tuple[Any, dict[str, UnmaskRequest]]:
-    """Site a is shown a roster of a, b, c; the others one of five; then b and c "drop out"."""
+    """Site a is shown a roster of a, b, c; the others one of five; then b and c "drop
+    out"."""
     run = Exchange(FIVE)
     boxes = run.set_up()
     boxes[A] = {s: boxes[A][s] for s in (B, C)}
@@ -132,8 +133,9 @@ def short_roster() -> tuple[Any, dict[str, UnmaskRequest]]:
 def test_a_short_roster_for_one_site_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without receipts this opens a single site's update, with no site having given both shares
-    of any other: the second half does it, with the check of receipts switched off."""
+    """Without receipts this opens a single site's update, with no site having given
+    both shares of any other: the second half does it, with the check of receipts
+    switched off."""
     run, requests = short_roster()
     for to, request in requests.items():
         with pytest.raises(RefusedError, match="site 'a' was asked something else"):
@@ -170,8 +172,8 @@ def test_a_short_roster_for_one_site_is_refused(
 
 
 def two_lists(confirmed: bool) -> tuple[Any, dict[str, UnmaskRequest]]:
-    """Five sites, t = 3: lists that open the sum of a and b alone (c, d, e are each left out by
-    three sites)."""
+    """Five sites, t = 3: lists that open the sum of a and b alone (c, d, e are each
+    left out by three sites)."""
     run = Exchange(FIVE, confirmed=confirmed)
     messages = run.upload(powers(FIVE))
     lists = {A: (A, B, C), B: (A, B, D), C: (A, B, C), D: (A, B, D), E: (A, B, E)}
@@ -179,8 +181,9 @@ def two_lists(confirmed: bool) -> tuple[Any, dict[str, UnmaskRequest]]:
 
 
 def test_different_lists_are_seen_by_confirmation() -> None:
-    """With confirmation no site opens anything. Without it, the lists give shares enough for a
-    sum of two, never of one: `test_least_sum_of_a_lying_server` says so."""
+    """With confirmation no site opens anything. Without it, the lists give shares
+    enough for a sum of two, never of one: `test_least_sum_of_a_lying_server` says so.
+    """
     run, requests = two_lists(confirmed=True)
     confirmations = {
         to: run.sites[to].confirm(request) for to, request in requests.items()
@@ -257,8 +260,9 @@ def test_keys_that_no_honest_server_sends() -> None:
 
 
 def test_different_keys_for_two_sites_are_seen_by_the_second() -> None:
-    """The server puts another commitment or its own masking key in b's place, for a only: a and b
-    then disagree on the digest of all keys, which every box is bound to."""
+    """The server puts another commitment or its own masking key in b's place, for a
+    only: a and b then disagree on the digest of all keys, which every box is bound to.
+    """
     theirs = crypto.public_bytes(crypto.private_key(b"7" * 32))
     for change in ({"commitment": bytes(32)}, {"masking": theirs}):
         run = Exchange((A, B, C))
@@ -282,8 +286,8 @@ def test_different_keys_for_two_sites_are_seen_by_the_second() -> None:
 
 
 def test_signed_keys_cannot_be_replaced() -> None:
-    """A server in the middle with keys of its own would read every share; signatures, whose keys
-    it does not hold, stop it at the first step."""
+    """A server in the middle with keys of its own would read every share; signatures,
+    whose keys it does not hold, stop it at the first step."""
     parties, own = Parties((A, B, C)), identities((A, B, C))[B]
     made, keys = signing((A, B, C))
     theirs = crypto.public_bytes(crypto.private_key(b"7" * 32))
@@ -292,9 +296,8 @@ def test_signed_keys_cannot_be_replaced() -> None:
     unsigned = SecureSite(B, parties, b"x").keys()
     old = SecureSite(B, parties, b"y", own).keys()
     replayed = replace(old, exchange=keys[B].exchange)
-    committed = replace(
-        keys[B], commitment=bytes(32)
-    )  # the server would believe another seed
+    # the server would believe another seed
+    committed = replace(keys[B], commitment=bytes(32))
     for lie in (
         forged,
         signed,
@@ -309,8 +312,8 @@ def test_signed_keys_cannot_be_replaced() -> None:
 
 
 def test_what_a_site_sent_is_no_message_to_itself() -> None:
-    """One key for each direction: a server that sends a site its own box or receipts back, as
-    another's, has nothing of it."""
+    """One key for each direction: a server that sends a site its own box or receipts
+    back, as another's, has nothing of it."""
     run = Exchange((A, B, C, D))
     boxes = run.set_up()
     own = run.server._boxes[A].boxes
@@ -342,16 +345,16 @@ def test_steps_are_taken_once_and_in_order() -> None:
         site.unmask(nothing)
     site.masked(boxes[A], update)
     with pytest.raises(RefusedError, match="'masked' is refused"):
-        site.masked(
-            boxes[A], update
-        )  # two updates under one mask would show their difference
+        # two updates under one mask would show their difference
+        site.masked(boxes[A], update)
     site.forget()
     with pytest.raises(RefusedError, match="stands at 'closed'"):
         site.unmask(nothing)
 
 
 def test_limits_cannot_be_tried_one_after_the_other() -> None:
-    """A search for the largest value ends after two refusals, also if a third limit would fit."""
+    """A search for the largest value ends after two refusals, also if a third limit
+    would fit."""
     run = Exchange((A, B, C))
     boxes, update = run.set_up(), Update({"w": torch.full((2,), 5.0)})
     for limit in (0, 1):

@@ -1,4 +1,5 @@
-"""What the server's transcript of the secure sum says: the sum, and nothing of a summand."""
+"""What the server's transcript of the secure sum says: the sum, and nothing of a
+summand."""
 
 from __future__ import annotations
 
@@ -64,14 +65,15 @@ def tables(sent: list[Any]) -> list[Any]:
 def test_the_transcript_does_not_determine_a_summand(
     monkeypatch: pytest.MonkeyPatch, gone: tuple[str, ...]
 ) -> None:
-    """An algebraic proof. Let p(u, v) be the stream of a pair, y(u) = x(u) + b(u) + Σ ± p(u, v).
-    For any x' with Σ x' = Σ x put d = x' - x and
+    """An algebraic proof. Let p(u, v) be the stream of a pair, y(u) = x(u) + b(u) + Σ ±
+    p(u, v). For any x' with Σ x' = Σ x put d = x' - x and
 
         p'(a, b) = p(a, b) - d(a),   p'(b, c) = p(b, c) - d(a) - d(b) = p(b, c) + d(c).
 
-    Then y'(a) = y(a) + d(a) - d(a), y'(b) = y(b) + d(b) + d(a) - d(a) - d(b), y'(c) = y(c) +
-    d(c) - d(c): every message is the same. The streams between survivors are never opened, so
-    with ideal streams x and x' are equally likely, whoever dropped out. The test plays both."""
+    Then y'(a) = y(a) + d(a) - d(a), y'(b) = y(b) + d(b) + d(a) - d(a) - d(b), y'(c) =
+    y(c) + d(c) - d(c): every message is the same. The streams between survivors are
+    never opened, so with ideal streams x and x' are equally likely, whoever dropped
+    out. The test plays both."""
     sites = (A, B, C, D)[: 3 + len(gone)]
     first = {s: Update({"w": torch.arange(4.0) + i}, 1.0 + i, {"n": 5.0 * i})
              for i, s in enumerate(sites)}  # fmt: skip
@@ -112,8 +114,9 @@ def uniform(words: crypto.Words) -> float:
 
 
 def test_masked_uploads_look_uniform() -> None:
-    """SciPy's chi-square on all bytes and on each byte of the word, Pearson's correlation of
-    every bit with the input; the bare encoding fails both. Fixed seed: no chance of 1 in 10^4."""
+    """SciPy's chi-square on all bytes and on each byte of the word, Pearson's
+    correlation of every bit with the input; the bare encoding fails both. Fixed seed:
+    no chance of 1 in 10^4."""
     draw = np.random.default_rng(0)
     values = np.where(draw.random(SIZE) < 0.5, 1.0, -1.0) * draw.uniform(1, 1000, SIZE)
     updates = {
@@ -154,8 +157,8 @@ def test_masked_uploads_look_uniform() -> None:
 
 
 def test_equal_updates_under_fresh_keys_look_unrelated() -> None:
-    """The difference of two uploads of the same numbers is uniform, in two exchanges and at two
-    sites, and so is an upload of zeros."""
+    """The difference of two uploads of the same numbers is uniform, in two exchanges
+    and at two sites, and so is an upload of zeros."""
     updates = {s: Update({"w": torch.zeros(SIZE)}) for s in (A, B, C)}
     uploads = []
     for number in (0, 1):
@@ -171,8 +174,8 @@ def test_equal_updates_under_fresh_keys_look_unrelated() -> None:
 def opened(
     run: Any, answers: list[UnmaskMessage], dropped: str
 ) -> tuple[bytes, dict[str, bytes]]:
-    """What a recovery gives the server: the masking key of a dropped site, the seeds of the
-    others."""
+    """What a recovery gives the server: the masking key of a dropped site, the seeds of
+    the others."""
 
     def points(shares: dict[str, bytes]) -> dict[int, bytes]:
         return {run.names.index(site) + 1: share for site, share in shares.items()}
@@ -186,8 +189,9 @@ def opened(
 
 
 def test_recovery_of_one_exchange_opens_no_other() -> None:
-    """The server uses everything that it learnt in exchange 0, where c dropped out, against the
-    messages of exchange 1, as an attacker would; the same steps do open c's pair masks of 0."""
+    """The server uses everything that it learnt in exchange 0, where c dropped out,
+    against the messages of exchange 1, as an attacker would; the same steps do open c's
+    pair masks of 0."""
     updates = {s: Update({"w": torch.ones(50)}) for s in (A, B, C)}
     runs = [
         Exchange((A, B, C), context=crypto.joined("job", number)) for number in (0, 1)
@@ -197,9 +201,8 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
         runs[0].upload({s: updates[s] for s in (A, B)}, boxes[0]),
         runs[1].upload(updates, boxes[1]),
     ]
-    late = (
-        runs[0].sites[C].masked(boxes[0][C], updates[C])
-    )  # arrived too late for the sum
+    # arrived too late for the sum
+    late = runs[0].sites[C].masked(boxes[0][C], updates[C])
     key, seeds = opened(runs[0], list(runs[0].answers().values()), C)
 
     def stripped(number: int, with_seed: bytes | None) -> crypto.Words:
@@ -224,9 +227,8 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
     own = runs[0].sites[C]._seed
     assert (stripped(0, own) == bare).all()  # key and seed of 0 open its update of 0 …
     assert C not in seeds
-    assert (
-        stripped(0, None) != bare
-    ).all()  # … but the seed of who dropped out is not opened
+    # … but the seed of who dropped out is not opened
+    assert (stripped(0, None) != bare).all()
     for seed in (own, *seeds.values()):
         assert (stripped(1, seed) != bare).all()
     public = [
@@ -248,7 +250,8 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
 
 
 def test_secrets_are_gone_after_the_answer() -> None:
-    """No attribute of a site that answered, at any depth, holds a secret of the exchange."""
+    """No attribute of a site that answered, at any depth, holds a secret of the
+    exchange."""
     run = Exchange((A, B, C), seed="gone")
     source = Exchange((A, B, C), seed="gone")
     kept = [(s._seed, s._masking_bytes) for s in source.sites.values()]

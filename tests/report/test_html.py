@@ -1,4 +1,5 @@
-"""The report: well-formed, self-contained, escaped, patient with gaps, and true to its files."""
+"""The report: well-formed, self-contained, escaped, patient with gaps, and true to its
+files."""
 
 from __future__ import annotations
 
@@ -217,9 +218,8 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     site[evil] = site.pop("pooled")
     site["alone"]["by_type"] = {evil: {"strict": three(0.5)}}
     values["sites"][evil] = site
-    values["text"] = site["alone"]["errors"] = (
-        "patient took aspirin"  # unknown keys are not shown
-    )
+    # unknown keys are not shown
+    values["text"] = site["alone"]["errors"] = "patient took aspirin"
     lines = metrics()
     for line in lines:
         line["examples"] = ["patient took aspirin"]
@@ -321,12 +321,8 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     report(tmp_path, summary())
     target = tmp_path / "pages" / "run.html"
     assert write_report(tmp_path, target) == target
-    found = {
-        "summary.json",
-        "report.html",
-        "pages",
-        "run.html",
-    }  # and nothing half-written
+    # and nothing half-written
+    found = {"summary.json", "report.html", "pages", "run.html"}
     assert {p.name for p in tmp_path.rglob("*")} == found
     (tmp_path / "metrics.jsonl").write_text(good + '\n{"round": 9')
     write_report(tmp_path)
@@ -379,7 +375,8 @@ def test_numbers_for_people() -> None:
 
 
 def stages() -> list[dict[str, Any]]:
-    """Two rounds of stage 1, then two of stage 2; pooled lines are of the site "pooled"."""
+    """Two rounds of stage 1, then two of stage 2; pooled lines are of the site
+    "pooled"."""
     lines = []
     for condition in ("federated", "pooled"):
         sites = ("north", "south") if condition == "federated" else ("pooled",)
@@ -415,7 +412,8 @@ def test_every_score_of_a_site_is_in_its_row(tmp_path: Path) -> None:
 
 
 def test_what_the_federation_gave_has_a_table_and_a_tile(tmp_path: Path) -> None:
-    """Of masked words: of a loss of 3 nats alone and 2 pooled, 2.25 closes three quarters."""
+    """Of masked words: of a loss of 3 nats alone and 2 pooled, 2.25 closes three
+    quarters."""
     losses = {"alone": 3.0, "federated": 2.25, "pooled": 2.0}
     scores = {
         c: {"masked": {"loss": x, "perplexity": 9.0, "accuracy": 0.5, "tokens": 90_000}}
@@ -430,9 +428,8 @@ def test_what_the_federation_gave_has_a_table_and_a_tile(tmp_path: Path) -> None
     }
     tree = Tree(report(tmp_path, values))
     north = next(row for row in tree.rows if row[:2] == ["north", "+0.750"])
-    by = (
-        1.96 * (3**2 + 2.25**2) ** 0.5 / 300
-    )  # a loss / the root of the tokens is its error
+    # a loss / the root of the tokens is its error
+    by = 1.96 * (3**2 + 2.25**2) ** 0.5 / 300
     interval = f"{0.75 - by:+.3f} to {0.75 + by:+.3f}"
     assert north[2:] == [interval, "—", "0.75", "5 MB, 7.0 s", "federated"]
     assert "75 %" in (tmp_path / "report.html").read_text("utf-8")

@@ -24,7 +24,8 @@ Found = set[tuple[int, int, str]]
 
 
 def spans_of(tags: list[str]) -> Found:
-    """conlleval's reading of a tag sequence, written anew: words (first, behind the last), type."""
+    """conlleval's reading of a tag sequence, written anew: words (first, behind the
+    last), type."""
     found, start = set(), None
     for at, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
@@ -41,7 +42,8 @@ def spans_of(tags: list[str]) -> Found:
 def summed(
     paths: Any, chances: Any, tagset: TagSet
 ) -> dict[tuple[int, int, str], float]:
-    """The probability of each span over all sequences; "O" of words that none has in a mention."""
+    """The probability of each span over all sequences; "O" of words that none has in a
+    mention."""
     total: defaultdict[tuple[int, int, str], float] = defaultdict(float)
     for path, chance in zip(paths, chances, strict=True):
         tags = [tagset.tags[i] for i in path]
@@ -103,7 +105,8 @@ def agree(model: Any, wanted: dict[tuple[int, int, str], float]) -> None:
 def test_a_crf_gives_marginals(
     scheme: Scheme, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is the sum over all sequences that the scheme allows and that are read as this span."""
+    """Each is the sum over all sequences that the scheme allows and that are read as
+    this span."""
     if backend == "torch":
         monkeypatch.setattr(CRF, "_ops", lambda self, x: TorchOps)
     model = make("tagger", tmp_path, tagset=TagSet(TYPES, scheme)).eval()
@@ -116,7 +119,8 @@ def test_a_crf_gives_marginals(
 
 @pytest.mark.parametrize("scheme", ["BIO", "IO"])
 def test_a_token_classifier_gives_products(scheme: Scheme, tmp_path: Path) -> None:
-    """Words are independent, so a sequence's probability is a product; an I- may begin a span."""
+    """Words are independent, so a sequence's probability is a product; an I- may begin
+    a span."""
     model = talking("token-classifier", tmp_path, tagset=TagSet(TYPES, scheme))
     corpus = model.prepare([Document("1", TEXT)], gold=False)
     chances = torch.from_numpy(model.emissions(corpus)).double().softmax(-1).numpy()

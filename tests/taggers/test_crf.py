@@ -1,4 +1,5 @@
-"""The CRF against enumeration of every tag sequence, itself rearranged, and at its limits."""
+"""The CRF against enumeration of every tag sequence, itself rearranged, and at its
+limits."""
 
 from __future__ import annotations
 
@@ -79,13 +80,14 @@ def batch(
     return torch.tensor(x), torch.tensor(gold), torch.tensor(lengths)
 
 
-# ---- equal to enumeration ----------------------------------------------------------------------
+# ---- equal to enumeration ------------------------------------------------------------
 
 
 @both
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_equal_enumeration(case: str, backend: str) -> None:
-    """loss = log Z - score(gold); gradients = expected minus gold counts, all by enumeration."""
+    """loss = log Z - score(gold); gradients = expected minus gold counts, all by
+    enumeration."""
     crf, (x, gold, lengths) = build(case, backend), batch(case)
     x.requires_grad_()
     weights = torch.tensor([0.5, -1.0, 2.0, 0.0, 3.0], dtype=torch.float64)
@@ -118,7 +120,8 @@ def test_loss_and_gradients_equal_enumeration(case: str, backend: str) -> None:
 @both
 @pytest.mark.parametrize("case", CASES)
 def test_decode_and_marginals_equal_enumeration(case: str, backend: str) -> None:
-    """The highest-scoring of all sequences, and the summed probability of those with each tag."""
+    """The highest-scoring of all sequences, and the summed probability of those with
+    each tag."""
     crf, (x, _, lengths) = build(case, backend), batch(case, seed=2)
     best, marginals = crf.decode(x, lengths), crf.posterior(x, lengths)[0]
     for n, length in enumerate(lengths.tolist()):
@@ -130,11 +133,12 @@ def test_decode_and_marginals_equal_enumeration(case: str, backend: str) -> None
         assert (marginals[n, length:] == 0).all()
 
 
-# ---- agreement, invariance ---------------------------------------------------------------------
+# ---- agreement, invariance -----------------------------------------------------------
 
 
 def test_implementations_agree_on_larger_batches() -> None:
-    """Compiled kernels against torch operations: 19 tags (9 types), 60 tokens, mixed lengths."""
+    """Compiled kernels against torch operations: 19 tags (9 types), 60 tokens, mixed
+    lengths."""
     masks = bio_masks(9)
     torch.manual_seed(3)
     crfs = {b: computing(CRF(19, *masks), b).double() for b in BACKENDS}
@@ -217,13 +221,14 @@ def test_frozen_emissions_and_no_grad() -> None:
     assert torch.equal(loss.detach(), again)
 
 
-# ---- extreme values ----------------------------------------------------------------------------
+# ---- extreme values ------------------------------------------------------------------
 
 
 def log_z_by_logaddexp(
     x: np.ndarray, start: np.ndarray, matrix: np.ndarray, end: np.ndarray
 ) -> float:
-    """The forward algorithm with numpy.logaddexp in extended precision, where there is one."""
+    """The forward algorithm with numpy.logaddexp in extended precision, where there is
+    one."""
     alpha = (start + x[0]).astype(np.longdouble)
     for row in x[1:]:
         alpha = np.logaddexp.reduce(alpha[:, None] + matrix, axis=0) + row
@@ -279,8 +284,9 @@ def test_extreme_emissions(case: str, extreme: str, dtype: torch.dtype) -> None:
 
 @both
 def test_a_path_that_underflows_on_the_way_still_wins(backend: str) -> None:
-    """Tag 1 starts e^-1000 behind, 0 -> 1 is forbidden, then tag 0 falls to -5000: only the path
-    1, 1 counts, with log Z = -1000. Plain scaling would have lost it at the first token."""
+    """Tag 1 starts e^-1000 behind, 0 -> 1 is forbidden, then tag 0 falls to -5000: only
+    the path 1, 1 counts, with log Z = -1000. Plain scaling would have lost it at the
+    first token."""
     allowed = np.array([[True, False], [True, True]])
     crf = computing(CRF(2, None, allowed, None), backend).double()
     with torch.no_grad():
@@ -316,7 +322,7 @@ def test_extreme_transitions(backend: str, score: float) -> None:
     assert torch.isfinite(crf.transitions.grad).all()
 
 
-# ---- constraints and errors --------------------------------------------------------------------
+# ---- constraints and errors ----------------------------------------------------------
 
 
 @both
@@ -352,9 +358,8 @@ def test_forbidden_gold_tags_are_refused(backend: str) -> None:
     with pytest.raises(
         ModelError, match=r"sentence 1 .* tag 1 at position 1 \(after tag 0\)"
     ):
-        crf.loss(
-            x, torch.tensor([[0, 0, 0], [0, 1, 3]]), lengths
-        )  # not closed at the end
+        # not closed at the end
+        crf.loss(x, torch.tensor([[0, 0, 0], [0, 1, 3]]), lengths)
     for tag in (-1, 5, 1 << 40):
         with pytest.raises(ModelError, match=f"sentence 1 .* tag {tag} at position 1"):
             crf.loss(x, torch.tensor([[0, 0, 0], [0, tag, 0]]), lengths)

@@ -1,4 +1,5 @@
-"""Tuned encoders with a CRF: a tiny random BERT made here, and MiniLM where it is installed."""
+"""Tuned encoders with a CRF: a tiny random BERT made here, and MiniLM where it is
+installed."""
 
 from __future__ import annotations
 
@@ -71,8 +72,9 @@ def words_of(
 
 @pytest.mark.parametrize("layer", [1, 2, 3, 0])
 def test_untuned_words_are_those_of_the_feature_encoder(bert: Path, layer: int) -> None:
-    """`HuggingFaceEncoder` puts its batches together one sentence at a time, and its own tests
-    compare it with a loop over words. Sentences above the positions are among them."""
+    """`HuggingFaceEncoder` puts its batches together one sentence at a time, and its
+    own tests compare it with a loop over words. Sentences above the positions are among
+    them."""
     documents = lines(9, 24)
     model = build(bert, "none", layer=layer)
     assert model.widths == (WIDTH,) * (layer or LAYERS)
@@ -118,8 +120,9 @@ def test_the_first_step_is_the_frozen_encoder(
 
 
 def test_lora_is_a_change_of_the_weights(bert: Path) -> None:
-    """W + alpha / rank · B A written into a fresh copy of the model, which then reads each
-    sentence alone, in float64 (but for the shares of sub-words, 1/3 in float32)."""
+    """W + alpha / rank · B A written into a fresh copy of the model, which then reads
+    each sentence alone, in float64 (but for the shares of sub-words, 1/3 in float32).
+    """
     model = stir(build(bert, "lora", alpha=6.0)).double()
     own = copy.deepcopy(model.backbone.model).double()
     model.backbone = replace(model.backbone, model=own)

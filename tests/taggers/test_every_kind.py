@@ -56,8 +56,9 @@ def test_a_sentence_alone_and_among_others(kind: str, folder: Path) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "bart" not in kind])
 @pytest.mark.parametrize("soft", [False, True])
 def test_gradients_equal_a_loop(kind: str, soft: bool, folder: Path) -> None:
-    """Autograd through `losses`, one sentence after the other, from training mode too (without
-    dropout); nothing is accumulated. (`test_prompt_bart.py` has the others, in float64.)"""
+    """Autograd through `losses`, one sentence after the other, from training mode too
+    (without dropout); nothing is accumulated. (`test_prompt_bart.py` has the others, in
+    float64.)"""
     model, teacher = make(kind, folder, dropout=0.3), make(kind, folder, seed=2)
     close = {}
     if kind in ("tagger", "token-classifier"):
@@ -97,7 +98,8 @@ def test_gradients_equal_a_loop(kind: str, soft: bool, folder: Path) -> None:
 
 @every_kind
 def test_a_start_is_the_seeds(kind: str, folder: Path) -> None:
-    """And every parameter is reached from the loss; the global random state is left alone."""
+    """And every parameter is reached from the loss; the global random state is left
+    alone."""
     state = torch.random.get_rng_state()
     one, again, other = (make(kind, folder, seed, stirred=False) for seed in (1, 1, 2))
     assert torch.equal(state, torch.random.get_rng_state())

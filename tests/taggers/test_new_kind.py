@@ -1,4 +1,5 @@
-"""A kind of model is one file: this one stands in a folder of its own and nothing lists it."""
+"""A kind of model is one file: this one stands in a folder of its own and nothing lists
+it."""
 
 from __future__ import annotations
 

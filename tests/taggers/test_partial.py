@@ -1,4 +1,5 @@
-"""Partial annotation against enumeration of every tag sequence, autograd and identities.
+"""Partial annotation against enumeration of every tag sequence, autograd and
+identities.
 
 `test_partial_tagger.py` has the same through a whole tagger.
 """
@@ -32,7 +33,7 @@ SCHEMES: tuple[Scheme, ...] = ("BIO", "BIOES", "IO")
 both = pytest.mark.parametrize("backend", ["numba", "torch"])
 
 
-# ---- the independent program: enumerate all sequences ------------------------------------------
+# ---- the independent program: enumerate all sequences --------------------------------
 
 
 def log_sum(values: np.ndarray) -> float:
@@ -42,7 +43,8 @@ def log_sum(values: np.ndarray) -> float:
 def agrees(
     path: tuple[int, ...], tags: list[int], names: tuple[str, ...], known: set[str]
 ) -> bool:
-    """Whether a sequence says of the known types just what `tags` says; by the tags' names."""
+    """Whether a sequence says of the known types just what `tags` says; by the tags'
+    names."""
     type_of = [name[2:] for name in names]
     pairs = ((type_of[a], type_of[b], a == b) for a, b in zip(path, tags, strict=True))
     return all(same if b in known else a not in known for a, b, same in pairs)
@@ -89,7 +91,8 @@ class Sentence:
         return np.where(self.agree, np.exp(self.scores - log_sum(inside)), 0.0)
 
     def parts(self, q: np.ndarray | None = None) -> tuple[float, float]:
-        """-log of the summed probability of what agrees; -E_q[log p(y | agrees)], or of `own`."""
+        """-log of the summed probability of what agrees; -E_q[log p(y | agrees)], or of
+        `own`."""
         within = log_sum(self.scores[self.agree])
         expected = self.scores[self.own] if q is None else (q * self.scores).sum()
         return log_sum(self.scores) - within, within - expected
@@ -134,7 +137,8 @@ def case(
     backend: str = "numba",
     scale: float = 2.0,
 ) -> Case:
-    """Random scores and a random legal annotation, by enumeration; NaN and rubbish at padding."""
+    """Random scores and a random legal annotation, by enumeration; NaN and rubbish at
+    padding."""
     rng = np.random.default_rng(seed)
     tagset = TagSet(tuple(types), scheme)
     size, longest = len(tagset.tags), max(lengths)
@@ -156,7 +160,7 @@ def case(
     return Case(tagset, set(known), *crfs, *tensors)
 
 
-# ---- what a token may be -----------------------------------------------------------------------
+# ---- what a token may be -------------------------------------------------------------
 
 
 def test_allowed_tags_by_hand() -> None:
@@ -185,14 +189,15 @@ def test_a_known_type_that_is_none_is_refused() -> None:
         allowed_tags(torch.tensor([0]), TagSet(("X",)), {"Z", "X"})
 
 
-# ---- equal to enumeration ----------------------------------------------------------------------
+# ---- equal to enumeration ------------------------------------------------------------
 
 
 @both
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("known", ["", "X", "Y"])
 def test_parts_equal_enumeration(scheme: Scheme, known: str, backend: str) -> None:
-    """source, target (hard and soft) and posteriors: sums over all legal sequences that agree."""
+    """source, target (hard and soft) and posteriors: sums over all legal sequences that
+    agree."""
     c = case(scheme, known, backend=backend)
     source, target = split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths)
     soft = c.teacher.posterior(c.x, c.lengths, c.allowed)
@@ -229,7 +234,8 @@ def test_parts_equal_enumeration(scheme: Scheme, known: str, backend: str) -> No
 def test_random_lattices_equal_enumeration(
     scheme: Scheme, known: str, lengths: tuple[int, ...], seed: int, scale: float
 ) -> None:
-    """As above; and the annotation itself, and that with O for what was added, always agree."""
+    """As above; and the annotation itself, and that with O for what was added, always
+    agree."""
     c = case(scheme, known, lengths=lengths, seed=seed, scale=scale)
     source, target = split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths)
     without = c.tags.masked_fill(added_tags(c.tags, c.tagset, c.known), 0)
@@ -255,12 +261,8 @@ def test_gradients_equal_differences(soft: bool, backend: str) -> None:
     def parts(x: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
         return split_loss(c.crf, x, c.tags, c.allowed, c.lengths, q)
 
-    inputs = (
-        x,
-        c.crf.start,
-        c.crf.transitions,
-        c.crf.end,
-    )  # gradcheck shifts them in place
+    # gradcheck shifts them in place
+    inputs = (x, c.crf.start, c.crf.transitions, c.crf.end)
     assert torch.autograd.gradcheck(parts, inputs)
     if q is not None:
         assert torch.autograd.gradcheck(
@@ -268,7 +270,7 @@ def test_gradients_equal_differences(soft: bool, backend: str) -> None:
         )
 
 
-# ---- identities --------------------------------------------------------------------------------
+# ---- identities ----------------------------------------------------------------------
 
 
 def _gradient(loss: Tensor, x: Tensor, crf: CRF) -> list[Tensor]:
@@ -279,8 +281,8 @@ def _gradient(loss: Tensor, x: Tensor, crf: CRF) -> list[Tensor]:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_one_step_of_em(scheme: Scheme) -> None:
-    """Fisher's identity: with teacher = student, ∇ of the full soft loss is ∇ of source, and ∇
-    of target 0; the target is the posterior's entropy, enumerated."""
+    """Fisher's identity: with teacher = student, ∇ of the full soft loss is ∇ of
+    source, and ∇ of target 0; the target is the posterior's entropy, enumerated."""
     c = case(scheme, seed=3)
     x = c.x.nan_to_num(0.0).requires_grad_()
     q = c.crf.posterior(x, c.lengths, c.allowed)
@@ -326,7 +328,8 @@ def test_every_type_known(given: str) -> None:
 
 
 def test_no_type_known() -> None:
-    """Nothing is annotated: source and its gradient are exactly 0, target is the whole loss."""
+    """Nothing is annotated: source and its gradient are exactly 0, target is the whole
+    loss."""
     c = case(known="")
     x = c.x.nan_to_num(0.0).requires_grad_()
     source, target = split_loss(c.crf, x, c.tags, c.allowed, c.lengths)

@@ -1,4 +1,5 @@
-"""Partial annotation through a whole tagger: new mentions on old tokens, losses, gradients.
+"""Partial annotation through a whole tagger: new mentions on old tokens, losses,
+gradients.
 
 The CRF's part alone is in `test_partial.py`, against enumeration.
 """
@@ -90,12 +91,13 @@ def gradient(loss: Tensor, tagger: Tagger) -> list[Tensor]:
     ]
 
 
-# ---- losses ------------------------------------------------------------------------------------
+# ---- losses --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("soft", [False, True])
 def test_a_complete_tag_set_has_the_ordinary_loss(soft: bool) -> None:
-    """Prepared, or annotated with all types known: source bitwise the loss, target exactly 0."""
+    """Prepared, or annotated with all types known: source bitwise the loss, target
+    exactly 0."""
     tagger = build()
     corpus = tagger.prepare(documents())
     assert corpus.known == set(TYPES)
@@ -113,8 +115,8 @@ def test_a_complete_tag_set_has_the_ordinary_loss(soft: bool) -> None:
 
 
 def test_soft_targets_are_the_posterior_of_each_sentence() -> None:
-    """Each sentence alone through posterior(); a teacher equal to its student: ∇ of both parts is
-    ∇ source, by all parameters of the tagger (one step of EM)."""
+    """Each sentence alone through posterior(); a teacher equal to its student: ∇ of
+    both parts is ∇ source, by all parameters of the tagger (one step of EM)."""
     tagger = build("BIOES")
     corpus = partly(tagger, ("Drug", "Dose"))
     soft = tagger.soften(corpus).soft
@@ -141,12 +143,12 @@ def test_soft_targets_are_the_posterior_of_each_sentence() -> None:
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
 
 
-# ---- states ------------------------------------------------------------------------------------
+# ---- states --------------------------------------------------------------------------
 
 
 def test_states_of_every_layer() -> None:
-    """Sentence by sentence: means over the tokens; what enters the projection gives back the
-    emissions whose loss is the loss; pseudo by the tags' names."""
+    """Sentence by sentence: means over the tokens; what enters the projection gives
+    back the emissions whose loss is the loss; pseudo by the tags' names."""
     tagger = build()
     corpus = partly(tagger)
     assert tagger.widths == (4, 7, 10)
@@ -193,13 +195,13 @@ def test_widths(changes: dict[str, Any], widths: tuple[int, ...]) -> None:
     assert tagger.widths == widths == tuple(layer.shape[1] for layer in states.hidden)
 
 
-# ---- gradients of the transfer parameter -------------------------------------------------------
+# ---- gradients of the transfer parameter ---------------------------------------------
 
 
-# ---- refused -----------------------------------------------------------------------------------
+# ---- refused -------------------------------------------------------------------------
 
 
-# ---- new mentions on old tokens ----------------------------------------------------------------
+# ---- new mentions on old tokens ------------------------------------------------------
 
 TEXT = "aspirin gave her a mild rash. no headache/nausea today but she took more aspirin again"
 WORDS = [match.span() for match in re.finditer(r"\S+", TEXT)]
@@ -252,24 +254,23 @@ def _found(
 
 
 def test_what_is_known_is_never_changed_by_what_was_added() -> None:
-    """A longer added mention over a known one; one that shares only a token's other half."""
-    rash, part = (
-        Span(19, 28, "X"),
-        Span(20, 24, "X"),
-    )  # "mild rash", "ild " within "mild"
+    """A longer added mention over a known one; one that shares only a token's other
+    half."""
+    # "mild rash", "ild " within "mild"
+    rash, part = Span(19, 28, "X"), Span(20, 24, "X")
     own = [("mild", "B-X"), ("rash", "I-X")]
     assert _found([rash], "X") == own
     assert _found([rash, Span(8, 28, "Y")], "X") == own
     assert _found([rash, Span(8, 28, "Y")], "Y")[0] == ("gave", "B-Y")
     assert _found([part, Span(19, 20, "Y")], "X") == own[:1]
     assert _found([part, Span(0, 7, "Y")], "X") == [("aspirin", "B-Y"), *own[:1]]
-    assert _found([part, Span(19, 20, "Y")], "XY") == [
-        ("mild", "B-Y")
-    ]  # the first has it
+    # the first has it
+    assert _found([part, Span(19, 20, "Y")], "XY") == [("mild", "B-Y")]
 
 
 def test_added_mentions_end_with_their_sentence_or_piece() -> None:
-    """ "rash. no" over the end of a sentence; "gave her a mild" over a piece of three tokens."""
+    """ "rash. no" over the end of a sentence; "gave her a mild" over a piece of three
+    tokens."""
     assert _found([Span(24, 32, "Y")], "X") == [("rash", "B-Y"), (".", "I-Y")]
     assert _found([Span(8, 23, "Y")], "X", 3) == [("gave", "B-Y"), ("her", "I-Y")]
     assert _found([Span(7, 8, "Y")], "X") == []  # white space

@@ -1,4 +1,5 @@
-"""Entities ⇄ ids, their grammar and repair, and corpora as a pointer network reads them."""
+"""Entities ⇄ ids, their grammar and repair, and corpora as a pointer network reads
+them."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ def test_figure_2() -> None:
     drug, ade, disease = (0, 1, DRUG), (4, 5, ADE), (10, 12, DISEASE)
     wanted = [(a + ZERO, b + ZERO, t) for a, b, t in (drug, ade, disease)]
     assert target == [i for entity in wanted for i in entity] + [END]
-    # What the decoder is to write is the same, padded behind; without an entity END alone.
+    # What the decoder is to write is the same, padded behind; without an entity END
+    # alone.
     both = encode_pointers(
         [document(text, found), document("no pain", [])], TAGS, letters, ROOM
     )
@@ -109,7 +111,8 @@ def test_layout() -> None:
 
 @given(Entities)
 def test_round_trip(entities: set[tuple[int, int, int]]) -> None:
-    """Any set of entities, nested, adjacent or crossing, comes back; order by Python's sort."""
+    """Any set of entities, nested, adjacent or crossing, comes back; order by Python's
+    sort."""
     given = np.array(sorted(entities)).reshape(-1, 3)
     ids = encode_entities(given, 3)
     assert len(ids) == 3 * len(entities) + 1
@@ -121,7 +124,8 @@ def test_round_trip(entities: set[tuple[int, int, int]]) -> None:
 @given(st.lists(st.integers(0, ZERO + 5), max_size=25))
 @settings(max_examples=300)
 def test_repair_equals_a_regular_expression(ids: list[int]) -> None:
-    """Any output as letters (p position, l label): exactly "pp" before an "l" is a span."""
+    """Any output as letters (p position, l label): exactly "pp" before an "l" is a
+    span."""
     whole = [
         i
         for i in ids[: ids.index(END) if END in ids else None]
@@ -152,9 +156,8 @@ def paths(grammar: Grammar, prefix: tuple[int, ...] = ()) -> set[tuple[int, ...]
 @pytest.mark.parametrize(("types", "most"), [(1, 4), (2, 2)])
 def test_grammar_allows_exactly_the_targets(types: int, most: int) -> None:
     """Every set of entities on words of 2, 1 and 1 sub-words, and nothing else."""
-    starts = torch.tensor(
-        [[True, False, True, True, False]]
-    )  # the last column is padding
+    # the last column is padding
+    starts = torch.tensor([[True, False, True, True, False]])
     ends = torch.tensor([[False, True, True, True, False]])
     spans = [(a, b) for a, b in product((0, 2, 3), (1, 2, 3)) if a <= b]
     every = [(*span, t) for span in spans for t in range(types)]
@@ -232,7 +235,8 @@ def long_documents(draw: st.DrawFn) -> Document:
 
 @given(long_documents(), st.integers(4, 12), st.integers(3, 6))
 def test_long_sentences_lose_nothing(given: Document, room: int, entities: int) -> None:
-    """Pieces obey the limits, their sub-words joined are the sentence's, all entities are there.
+    """Pieces obey the limits, their sub-words joined are the sentence's, all entities
+    are there.
 
     Against the same document without limits.
     """
@@ -256,7 +260,8 @@ def found_in(corpus: PointerCorpus) -> list[Span]:
 
 
 def test_what_alone_is_too_long() -> None:
-    """A word keeps its first sub-words; an entity its first piece; too many entities go."""
+    """A word keeps its first sub-words; an entity its first piece; too many entities
+    go."""
     text = "abcdefghijklmnopqrstuvwxyz one"
     corpus = encode_pointers(
         [document(text, [(text, "Drug")])], TAGS, letters, PointerLimits(3, 9)
@@ -314,7 +319,8 @@ def test_empty_corpora() -> None:
 
 
 def two_letters(passages: Sequence[Passage]) -> Pieces:
-    """One sub-word for every two characters of the text without blanks, the second one's code."""
+    """One sub-word for every two characters of the text without blanks, the second
+    one's code."""
     ids, lengths, edges = list[int](), list[int](), list[tuple[int, int]]()
     for passage in passages:
         before, seen = len(ids), passage.text.replace(" ", "")
@@ -332,8 +338,8 @@ def two_letters(passages: Sequence[Passage]) -> Pieces:
 
 
 def test_words_that_share_a_sub_word() -> None:
-    """ "abc" and "def" share "cd"; "gh" has one of its own; "i" and "j" share one wholly, so that
-    they cannot be told apart."""
+    """ "abc" and "def" share "cd"; "gh" has one of its own; "i" and "j" share one
+    wholly, so that they cannot be told apart."""
     text = "abc def gh i j"
     words = [("abc", "Drug"), ("def", "ADE"), ("def gh", "Disease"), ("gh", "Drug")]
     corpus = encode_pointers([document(text, words)], TAGS, two_letters, ROOM)

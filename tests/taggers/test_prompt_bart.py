@@ -141,9 +141,11 @@ def test_steps_equal_teacher_forcing(model: PromptBart) -> None:
 def naive_loss(
     model: PromptBart, corpus: Any, sentence: int, known: set[str]
 ) -> list[float]:
-    """Source and target of one sentence: NumPy over the words of the issue, nothing shared.
+    """Source and target of one sentence: NumPy over the words of the issue, nothing
+    shared.
 
-    The decoder is called once a target with all that came before; candidates are listed.
+    The decoder is called once a target with all that came before; candidates are
+    listed.
     """
     backbone, view, attentions = model._frozen
     prompts = joined(attentions, model.prompts())
@@ -190,7 +192,8 @@ def test_losses_equal_a_naive_program(model: PromptBart) -> None:
 
 
 def test_parts_of_the_loss(model: PromptBart) -> None:
-    """Source and target make the whole; all types known: no target at all. [tagsets eq 6]"""
+    """Source and target make the whole; all types known: no target at all. [tagsets eq
+    6]"""
     corpus = model.prepare(documents())
     whole = model.losses(corpus, range(5))
     assert not whole.target.any()
@@ -202,8 +205,8 @@ def test_parts_of_the_loss(model: PromptBart) -> None:
 def naive_decode(
     model: PromptBart, corpus: Any, sentence: int
 ) -> tuple[list[int], list[float]]:
-    """The best of what may come, by a list of all entities and a fresh pass at every step; and how
-    probable each was among what could come."""
+    """The best of what may come, by a list of all entities and a fresh pass at every
+    step; and how probable each was among what could come."""
     words = slice(corpus.encoded.bounds[sentence], corpus.encoded.bounds[sentence + 1])
     first, last = corpus.first[words].tolist(), corpus.last[words].tolist()
     left = [(s, -e, t) for s in first for e in last if s <= e for t in range(3)]
@@ -253,7 +256,8 @@ def test_decoding_equals_a_naive_program(model: PromptBart) -> None:
 
 
 def test_per_sentence_gradients(bart: Path) -> None:
-    """One backward pass against a loop over sentences, float64; they sum to the batch's."""
+    """One backward pass against a loop over sentences, float64; they sum to the
+    batch's."""
     for tuned in (False, True):
         model = build(bart, tune_cross_attention=tuned, dropout=0.5).double()
         model._frozen = copy.deepcopy(
@@ -284,7 +288,8 @@ def test_per_sentence_gradients(bart: Path) -> None:
 
 
 def test_states(model: PromptBart) -> None:
-    """Means over sub-words, decoder states and their scores; the loss follows from them."""
+    """Means over sub-words, decoder states and their scores; the loss follows from
+    them."""
     corpus = model.annotate(model.prepare(documents()), documents(), {"Drug"})
     losses = model.losses(corpus, [2, 1], states=True)
     assert (
@@ -322,7 +327,8 @@ def test_states(model: PromptBart) -> None:
 
 
 def test_long_sentences_are_split_and_joined(model: PromptBart) -> None:
-    """Beyond the backbone's 38 sub-words: nothing is lost, nothing cut inside an entity."""
+    """Beyond the backbone's 38 sub-words: nothing is lost, nothing cut inside an
+    entity."""
     text = " ".join(TEXTS[2].replace(" .", " ,") for _ in range(3)) + " Clozapine"
     spans = [
         Span(m, m + 9, "Drug")
@@ -346,7 +352,8 @@ def test_long_sentences_are_split_and_joined(model: PromptBart) -> None:
 
 
 def test_backbone_is_shared_and_never_written(bart: Path) -> None:
-    """Models share one copy of the weights, train on it, and leave every byte as it was."""
+    """Models share one copy of the weights, train on it, and leave every byte as it
+    was."""
     before = transformers.BartModel.from_pretrained(bart).state_dict()
     one, two = build(bart), build(bart, tune_cross_attention=True)
     tables = [m._frozen[1].shared.weight.data_ptr() for m in (one, two)]
@@ -395,7 +402,8 @@ def test_learns_two_sentences(bart: Path, tuned: bool, rate: float) -> None:
 
 
 def test_dropout(bart: Path) -> None:
-    """Only where the configuration has it, only in training, from torch's generator alone."""
+    """Only where the configuration has it, only in training, from torch's generator
+    alone."""
     without, model = build(bart).train(), build(bart, dropout=0.3)
     corpus = model.prepare(documents())
     still = model.losses(corpus, [0, 2]).source

@@ -28,9 +28,8 @@ from fednotes.taggers.saving import (
 transformers = pytest.importorskip("transformers")
 
 TEXT = DOCUMENTS[0].text
-MODELS = [
-    kind for kind in KINDS if kind != "token-classifier"
-]  # which is a directory of others
+# which is a directory of others
+MODELS = [kind for kind in KINDS if kind != "token-classifier"]
 
 
 @pytest.fixture(params=MODELS)

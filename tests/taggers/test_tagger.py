@@ -112,8 +112,9 @@ def _gradients(
 def test_presets(
     name: str, layers: str, glove: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The layers of FedNER's section 4.2; parameters are named after them; all of them learn;
-    the loss of a batch is the sum over its sentences, whatever the padding and the order."""
+    """The layers of FedNER's section 4.2; parameters are named after them; all of them
+    learn; the loss of a batch is the sum over its sentences, whatever the padding and
+    the order."""
     monkeypatch.setattr(
         tagger_module, "load_encoder", lambda spec: HashEncoder(layers=3)
     )
@@ -123,9 +124,8 @@ def test_presets(
     assert set(tagger.layers) <= set(LAYERS)
     trainable = tagger.trainable()
     assert list(trainable) == sorted(dict(tagger.named_parameters()))
-    assert {n.split(".")[0] for n in trainable} == set(tagger.layers) - {
-        "words"
-    }  # frozen
+    # frozen
+    assert {n.split(".")[0] for n in trainable} == set(tagger.layers) - {"words"}
     assert set(tagger.state_dict()) == set(trainable)
 
     prepared = tagger.prepare(_documents())
@@ -157,7 +157,8 @@ def test_prediction_of_any_text() -> None:
 
 
 def test_shared_layers_start_equal_at_all_sites() -> None:
-    """Sites with other tag sets and schemes: all layers below the CRF are bitwise equal."""
+    """Sites with other tag sets and schemes: all layers below the CRF are bitwise
+    equal."""
     one = _build(hashed_words=16).trainable()
     other = _build(
         hashed_words=16, tagset=TagSet(("Disease", "Symptom"), "BIOES")
@@ -171,7 +172,8 @@ def test_shared_layers_start_equal_at_all_sites() -> None:
 
 
 def test_frozen_and_trained_words(glove: Path) -> None:
-    """Frozen vectors are one table in the process and no state; trained ones are a copy."""
+    """Frozen vectors are one table in the process and no state; trained ones are a
+    copy."""
     first = _build(word_vectors=str(glove))
     second = _build(seed=9, word_vectors=str(glove))
     assert first.vectors is second.vectors
@@ -214,8 +216,8 @@ def test_widths_of_the_convolutions(glove: Path) -> None:
 
 
 def test_where_dropout_falls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On each part of a word's representation, after the CNN and after the LSTM: by the widths of
-    what it is given, and each result goes on into the layer above."""
+    """On each part of a word's representation, after the CNN and after the LSTM: by the
+    widths of what it is given, and each result goes on into the layer above."""
     given: list[tuple[int, float, bool]] = []
 
     def zeros(x: torch.Tensor, rate: float, training: bool) -> torch.Tensor:

@@ -89,8 +89,9 @@ def as_torchs(ours: BiLSTM) -> nn.LSTM:
 def test_lstm_is_torchs(
     lengths: list[int], layers: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nn.LSTM on the packed sequence with the same weights (its second bias zero): outputs and
-    all gradients, the input's too; two frozen or trained parts read as their concatenation."""
+    """nn.LSTM on the packed sequence with the same weights (its second bias zero):
+    outputs and all gradients, the input's too; two frozen or trained parts read as
+    their concatenation."""
     if not compiled:
 
         def plain(
@@ -133,7 +134,8 @@ def test_lstm_is_torchs(
 def test_dropout_falls_between_stacked_lstm_layers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torch's LSTM layers one by one, with fixed masks on what goes from one to the next.
+    """torch's LSTM layers one by one, with fixed masks on what goes from one to the
+    next.
 
     Nothing is dropped below the first layer and above the last: the tagger does that.
     """
@@ -168,10 +170,12 @@ def test_dropout_falls_between_stacked_lstm_layers(
 
 
 def test_lstm_begins_by_remembering() -> None:
-    """Each layer and direction begins with bias 1 at the forget gate and 0 at all others.
+    """Each layer and direction begins with bias 1 at the forget gate and 0 at all
+    others.
 
-    Jozefowicz et al. 2015. torch's own gates say which the forget gate is: with no input and no
-    recurrent weights one step multiplies a cell of 1 by sigmoid(1) and adds sigmoid(0) tanh(0) = 0.
+    Jozefowicz et al. 2015. torch's own gates say which the forget gate is: with no
+    input and no recurrent weights one step multiplies a cell of 1 by sigmoid(1) and
+    adds sigmoid(0) tanh(0) = 0.
     """
     theirs = as_torchs(BiLSTM(7, 5, 2))
     for name in ("l0", "l0_reverse", "l1", "l1_reverse"):
@@ -192,8 +196,8 @@ def test_lstm_begins_by_remembering() -> None:
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_word_cnn_is_conv1d(lengths: list[int]) -> None:
-    """F.conv1d over each sentence alone, zeros at its ends (an even width has one more zero
-    behind), with gradients."""
+    """F.conv1d over each sentence alone, zeros at its ends (an even width has one more
+    zero behind), with gradients."""
     _, layout, flat = _batch(lengths, 6)
     flat.requires_grad_()
     cnn = WordCNN(6, 4, (3, 2, 4, 1))
@@ -210,9 +214,8 @@ def test_word_cnn_is_conv1d(lengths: list[int]) -> None:
     ):
         columns = []
         for width in cnn.widths:
-            kernel = getattr(cnn, f"weight_{width}").permute(
-                1, 2, 0
-            )  # (filters, d, width)
+            # (filters, d, width)
+            kernel = getattr(cnn, f"weight_{width}").permute(1, 2, 0)
             padded = F.pad(sentence.T, ((width - 1) // 2, width // 2))
             columns.append(
                 F.conv1d(padded[None], kernel, getattr(cnn, f"bias_{width}"))[0].T
@@ -283,7 +286,8 @@ def test_character_cnn_is_conv1d(width: int, dtype: torch.dtype) -> None:
 
 
 def test_unique_words_give_what_tokens_give() -> None:
-    """Each word computed once and repeated = every token computed: values and gradients."""
+    """Each word computed once and repeated = every token computed: values and
+    gradients."""
     forms = ["no", "pain", "no", "gain", "no", "pain"]
     layer = Characters(5, 7, 3)
     every = layer(*character_table(forms, 12))
@@ -314,8 +318,9 @@ def test_parts_are_their_concatenation() -> None:
 
 @pytest.mark.parametrize("rate", [0.2, 0.5])
 def test_dropout(rate: float) -> None:
-    """A million ones: dropped with the given frequency (5 standard deviations), the mean kept,
-    neighbours and columns independent, the gradient the same mask; off outside training."""
+    """A million ones: dropped with the given frequency (5 standard deviations), the
+    mean kept, neighbours and columns independent, the gradient the same mask; off
+    outside training."""
     x = torch.ones(1000, 1001, requires_grad=True)
     torch.manual_seed(4)
     out = dropout(x, rate, True)

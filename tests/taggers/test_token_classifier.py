@@ -1,4 +1,5 @@
-"""Token classifiers against the library's own loss, direct calls of it, and enumeration."""
+"""Token classifiers against the library's own loss, direct calls of it, and
+enumeration."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ WIDTH, LAYERS = 16, 3
 def as_library(
     model: TokenClassifier, documents: tuple[Document, ...]
 ) -> dict[str, Any]:
-    """Input and labels by the recipe in the library's documentation: -100 beside first pieces."""
+    """Input and labels by the recipe in the library's documentation: -100 beside first
+    pieces."""
     words = [d.text.split() for d in documents]
     inputs = model.tokenizer(
         words, is_split_into_words=True, padding=True, return_tensors="pt"
@@ -108,7 +110,7 @@ def test_other_encoders(kind: str, settings: dict[str, Any], tmp_path: Path) -> 
         build(path, train="top", top=1)
 
 
-# ---- partial annotation --------------------------------------------------------------------------
+# ---- partial annotation --------------------------------------------------------------
 
 
 def enumerate_losses(logits, tags, allowed, soft=None):
@@ -180,7 +182,7 @@ def test_states_are_those_that_adversaries_read(bert: Path) -> None:
     assert added.any()
 
 
-# ---- what is trained -----------------------------------------------------------------------------
+# ---- what is trained -----------------------------------------------------------------
 
 
 def test_what_is_trained(bert: Path) -> None:
@@ -297,9 +299,9 @@ def test_impossible_settings(
 def test_low_rank_changes_are_saved_as_weights(
     bert: Path, maps: str, number: int, tmp_path: Path
 ) -> None:
-    """One change, and two that add up. Before a step the frozen model's bits; the library's model
-    of what is saved, which has no sign of them, gives the same logits and gradient of the
-    classifier."""
+    """One change, and two that add up. Before a step the frozen model's bits; the
+    library's model of what is saved, which has no sign of them, gives the same logits
+    and gradient of the classifier."""
     model, plain, documents = (
         build(bert, train="lora", rank=2, maps=maps),
         build(bert),
@@ -338,7 +340,8 @@ def test_low_rank_changes_are_saved_as_weights(
 def test_attention_maps_of_an_encoder_without_them_are_refused_with_the_remedy(
     tmp_path: Path,
 ) -> None:
-    """ModernBERT has one map of queries, keys and values; all of its maps can be changed."""
+    """ModernBERT has one map of queries, keys and values; all of its maps can be
+    changed."""
     modern = save_encoder(tmp_path / "modern", "ModernBertForMaskedLM", **MODERN)
     with pytest.raises(
         ConfigError, match=r"no query and value.*: set \[model\] maps = \"all\""

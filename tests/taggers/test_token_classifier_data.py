@@ -39,7 +39,7 @@ transformers = pytest.importorskip("transformers")
 POSITIONS = 14
 
 
-# ---- windows -------------------------------------------------------------------------------------
+# ---- windows -------------------------------------------------------------------------
 
 
 def long_document(words: int, seed: int = 3) -> Document:
@@ -52,10 +52,10 @@ def long_document(words: int, seed: int = 3) -> Document:
 def test_each_word_is_read_where_it_lies_deepest(
     bert: Path, words: int, window: int
 ) -> None:
-    """Direct calls of the library, one a window of the size that fits, the next a quarter
-    less further on; a sub-word's best window is the one with most context on its poorer side
-    (the text's own ends are no lack of it), as a loop over all of them finds. The same with
-    the gradients. A text that fits is one call."""
+    """Direct calls of the library, one a window of the size that fits, the next a
+    quarter less further on; a sub-word's best window is the one with most context on
+    its poorer side (the text's own ends are no lack of it), as a loop over all of them
+    finds. The same with the gradients. A text that fits is one call."""
     model = build(bert, train="all", window=window, context="document").double()
     text, other = long_document(words), library(model)
     pieces = model.tokenizer(
@@ -81,9 +81,8 @@ def test_each_word_is_read_where_it_lies_deepest(
             inside = start <= i < start + size
             depth.append(min(left, right) if inside else -1)
         best = max(depth)
-        at = max(
-            n for n, d in enumerate(depth) if d == best
-        )  # the later one of two alike
+        # the later one of two alike
+        at = max(n for n, d in enumerate(depth) if d == best)
         wanted.append(rows[at][i - starts[at]])
     corpus = model.prepare([text], gold=False)
     assert corpus.sentences == 1
@@ -99,8 +98,8 @@ def test_each_word_is_read_where_it_lies_deepest(
 
 
 def test_a_note_of_200_000_characters(bert: Path) -> None:
-    """In one piece, in batches of bounded size; the middle is read as in a shorter note, since
-    the text repeats every window's step."""
+    """In one piece, in batches of bounded size; the middle is read as in a shorter
+    note, since the text repeats every window's step."""
     model = loud(build(bert, context="document"))
     sizes: list[int] = []
     model.encoder.register_forward_pre_hook(
@@ -149,7 +148,7 @@ def test_nothing_to_read(bert: Path, context: str) -> None:
         model.losses(corpus, [])
 
 
-# ---- whole documents -----------------------------------------------------------------------------
+# ---- whole documents -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
@@ -209,7 +208,8 @@ def test_only_training_cuts(bert: Path, context: str) -> None:
 
 
 def test_context_reaches_across_sentences(bert: Path) -> None:
-    """A sentence's loss depends on its neighbours in one way of reading, not in the other."""
+    """A sentence's loss depends on its neighbours in one way of reading, not in the
+    other."""
     one, two = document(0, ["no"], ["pain"]), document(0, ["and"], ["pain"])
     for context, same in (("sentence", True), ("document", False)):
         model = build(bert, context=context)
@@ -220,13 +220,13 @@ def test_context_reaches_across_sentences(bert: Path) -> None:
         assert torch.allclose(*logits, atol=1e-5) == same
 
 
-# ---- in a method ---------------------------------------------------------------------------------
+# ---- in a method ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["pseudo", "soft"])
 def test_it_is_the_model_of_a_method(how: str, tmp_path: Path) -> None:
-    """Distillation among three sites with other tag sets: one site's part of a round as a plain
-    loop, and a saved model that knows every type."""
+    """Distillation among three sites with other tag sets: one site's part of a round as
+    a plain loop, and a saved model that knows every type."""
     bert = save_encoder(tmp_path / "bert", max_position_embeddings=64)
     sites = [site.data for site in generate(num_sites=3, sentences_per_site=12, seed=5)]
     spec = TokenClassifierConfig(encoder=str(bert), dropout=0.1)

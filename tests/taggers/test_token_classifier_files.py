@@ -24,7 +24,7 @@ from fednotes.taggers.token_classifier import TokenClassifier, earlier_types
 
 transformers = pytest.importorskip("transformers")
 
-# ---- directories ---------------------------------------------------------------------------------
+# ---- directories ---------------------------------------------------------------------
 
 
 def auto(path: Path) -> Any:
@@ -55,7 +55,8 @@ def same_logits(
 
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
 def test_a_saved_model_is_the_librarys(scheme: Any, tmp_path: Path) -> None:
-    """The same logits from `AutoModelForTokenClassification`, and whatever was set here."""
+    """The same logits from `AutoModelForTokenClassification`, and whatever was set
+    here."""
     bert = save_encoder(
         tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=40
     )
@@ -268,13 +269,8 @@ def test_damage_gives_one_line(tmp_path: Path) -> None:
             load_model(path)
         assert "\n" not in str(caught.value), how
         assert str(path) in str(caught.value), how
-        if how not in (
-            "labels",
-            "other kind",
-            "window",
-            "settings",
-            "no table",
-        ):  # nor trained
+        # nor trained
+        if how not in ("labels", "other kind", "window", "settings", "no table"):
             with pytest.raises(ModelError, match=re.escape(str(path))):
                 build(path)
 

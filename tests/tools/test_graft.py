@@ -1,4 +1,5 @@
-"""Grafting a BERT into BART: a tiny random BERT made here, and MiniLM where it is installed."""
+"""Grafting a BERT into BART: a tiny random BERT made here, and MiniLM where it is
+installed."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def some_ids(tokenizer: Any, texts: list[str]) -> tuple[torch.Tensor, torch.Tens
 
 @torch.no_grad()
 def test_a_reloaded_encoder_is_the_original(bert: Path, made: tuple[Path, Any]) -> None:
-    """Against transformers' own BertModel; and what the library's epsilon would make of it."""
+    """Against transformers' own BertModel; and what the library's epsilon would make of
+    it."""
     original, tokenizer = opened(bert)
     ids, mask = some_ids(
         tokenizer, [TEXTS[0], "Codeine.", "No sudden rash with 123456 mg."]
@@ -243,7 +245,8 @@ def test_told_classes_are_keys_and_values_without_a_position(bert: Path) -> None
 
 
 def test_targets_read_back_as_the_spans_asked_for() -> None:
-    """The sequence, read by pointer.py's own repair, gives the told classes' spans and names."""
+    """The sequence, read by pointer.py's own repair, gives the told classes' spans and
+    names."""
     ids = [np.arange(n) for n in (12, 9, 6)]
     spans = (((1, 2, 0), (4, 4, 1), (6, 9, 2)), ((2, 3, 2), (5, 5, 0)), ())
     classes = Classes(("a", "b", "c"), spans, torch.zeros(7, 4))

@@ -51,8 +51,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_the_table_and_what_is_not_run_again(
     asked: list[list[str]], tmp_path: Path, capsys: Any
 ) -> None:
-    """By hand: of "problem" and "test" 5 + 2 of 18 mentions are right and 10 predicted, so F1 is
-    14 / 28; with "treatment" 11 of 22, 16 predicted, 22 / 38; "treatment" alone 8 / 10."""
+    """By hand: of "problem" and "test" 5 + 2 of 18 mentions are right and 10 predicted,
+    so F1 is 14 / 28; with "treatment" 11 of 22, 16 predicted, 22 / 38; "treatment"
+    alone 8 / 10."""
     words = [
         str(tmp_path),
         "--seeds",

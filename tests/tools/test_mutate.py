@@ -53,7 +53,8 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """A project with these rows and named mutants; what it leaves behind is told at the end."""
+    """A project with these rows and named mutants; what it leaves behind is told at the
+    end."""
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     monkeypatch.setattr(mutate, "SLOW", ["pytest"])
@@ -78,8 +79,8 @@ MEAN, LAST = ("eq 2", "mean", "mean"), ("alg 1", "last", "last")
 
 
 def test_every_mutant_dies(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    """By hand: a quotient without its divisor; a constant and a side for ever or never; and a
-    loop without an end is ended."""
+    """By hand: a quotient without its divisor; a constant and a side for ever or never;
+    and a loop without an end is ended."""
     root = make(MEAN, ("eq 1", "positive", "positive"), LAST)
     assert mutate.main(["--jobs", "2"], root) == 0
     told = capsys.readouterr().out
@@ -239,8 +240,8 @@ def test_mutants_of_a_line(line: str, expected: list[str]) -> None:
 
 
 def test_which_statement_is_marked() -> None:
-    """By hand: on its line, in its lines, above it; of a loop the header, of a definition and a
-    docstring nothing."""
+    """By hand: on its line, in its lines, above it; of a loop the header, of a
+    definition and a docstring nothing."""
     source = '''def f():
     """Text."""  # 2
     # 3
@@ -261,8 +262,9 @@ def test_which_statement_is_marked() -> None:
 
 
 def test_the_projects_own_markers_and_list() -> None:
-    """Every marker marks a statement that can be wrong, every named mutant's text is found, each
-    test is one; reading all costs a second, running them is `make mutate`."""
+    """Every marker marks a statement that can be wrong, every named mutant's text is
+    found, each test is one; reading all costs a second, running them is `make mutate`.
+    """
     changes = mutate.collected(ROOT)
     assert {row.marker for row in rows(PAGE.read_text("utf-8"))} <= {
         c.of for c in changes

@@ -1,4 +1,5 @@
-"""What `tools/poison.py` changes in notes and updates, and how it judges; no model is trained."""
+"""What `tools/poison.py` changes in notes and updates, and how it judges; no model is
+trained."""
 
 from __future__ import annotations
 
@@ -67,8 +68,9 @@ def test_an_update_is_sent_times_a_number() -> None:
 
 
 def test_how_a_model_is_judged() -> None:
-    """By hand: "cough" is in two sites' training notes, "pain" in one's, "ASA" in none. The model
-    calls the first problem a test, and all problems behind the word treatments."""
+    """By hand: "cough" is in two sites' training notes, "pain" in one's, "ASA" in none.
+    The model calls the first problem a test, and all problems behind the word
+    treatments."""
 
     def predict(documents: Sequence[Document]) -> list[Document]:
         found = []
@@ -116,8 +118,8 @@ def test_jobs_and_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> N
 
 
 def test_an_update_that_hides_is_no_farther_from_the_mean_than_the_nearest() -> None:
-    """By hand: others at 0 and 4 and 8 and 0 (mean 3, nearest 1 away), its own at 13: it sends 4;
-    one that is nearer than that stays."""
+    """By hand: others at 0 and 4 and 8 and 0 (mean 3, nearest 1 away), its own at 13:
+    it sends 4; one that is nearer than that stays."""
     others = [{"w": torch.tensor([value])} for value in (0.0, 4.0, 8.0, 0.0)]
     assert poison.near({"w": torch.tensor([13.0])}, others)["w"].tolist() == [4.0]
     assert poison.near({"w": torch.tensor([3.5])}, others)["w"].tolist() == [3.5]

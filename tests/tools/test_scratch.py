@@ -1,4 +1,5 @@
-"""A benchmark or a test that is ended, in whatever way, leaves no process and no folder."""
+"""A benchmark or a test that is ended, in whatever way, leaves no process and no
+folder."""
 
 from __future__ import annotations
 
@@ -70,14 +71,14 @@ def left(place: Path) -> list[object]:
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGKILL", "group", "nothing"])
 def test_nothing_is_left(place: Path, how: str) -> None:
-    """Its children ignore signals, have children of their own and are in sessions of their own."""
+    """Its children ignore signals, have children of their own and are in sessions of
+    their own."""
     process = begin(place, "-c", PROGRAM, how)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     if how != "nothing":  # else it ends by itself already
-        assert until(
-            lambda: len(working_in(place)) >= 4, 20
-        )  # the watch is one of them
+        # the watch is one of them
+        assert until(lambda: len(working_in(place)) >= 4, 20)
         assert len(list(place.iterdir())) == 1
     if how == "group":
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""Rules that look at each site's update, against NumPy, SciPy and brute force; who refuses them."""
+"""Rules that look at each site's update, against NumPy, SciPy and brute force; who
+refuses them."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def made(config: Aggregation, start: Tensors, *updates: Tensors) -> np.ndarray:
     return flat(total.mean())
 
 
-# ---- the rules in NumPy: x is (sites, numbers), changes from what was sent -------------------
+# ---- the rules in NumPy: x is (sites, numbers), changes from what was sent -----------
 
 
 def clipped(x: np.ndarray, bound: float) -> np.ndarray:
@@ -127,7 +128,8 @@ RULES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
 @pytest.mark.parametrize("sites", [7, 8])
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_are_those_of_their_papers(rule: Rule, sites: int) -> None:
-    """Of random changes that are a little alike, one of them long: by the programs above."""
+    """Of random changes that are a little alike, one of them long: by the programs
+    above."""
     options, by_hand = RULES[rule]
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -148,9 +150,10 @@ def test_krum_leaves_out_a_change_in_the_opposite_direction(
 ) -> None:
     """By hand: -1.1, 1.0, 1.1, 1.25 and 1.4 along one axis, with one hostile site.
 
-    The squared distances to the two nearest sum to 9.25, 0.0725, 0.0325, 0.045 and 0.1125: 1.1 is
-    Krum's choice, and Multi-Krum's mean is that of the four others. The hostile change is exactly
-    opposite to 1.1, so a rule that looked at lengths alone would take it for that one.
+    The squared distances to the two nearest sum to 9.25, 0.0725, 0.0325, 0.045 and
+    0.1125: 1.1 is Krum's choice, and Multi-Krum's mean is that of the four others. The
+    hostile change is exactly opposite to 1.1, so a rule that looked at lengths alone
+    would take it for that one.
     """
     start = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     own = [
@@ -174,7 +177,8 @@ def test_the_median_length_bounds_where_no_bound_is_given() -> None:
 
 
 def test_whom_the_reference_does_not_support_is_not_added() -> None:
-    """One against it, one that changed nothing; where nobody is with it the model stays."""
+    """One against it, one that changed nothing; where nobody is with it the model
+    stays."""
     rng = np.random.default_rng(4)
     start, root, near = drawn(rng), drawn(rng, 0.1), drawn(rng, 0.02)
     sent = {
@@ -192,7 +196,10 @@ def test_whom_the_reference_does_not_support_is_not_added() -> None:
 
 
 def test_gradients_are_changes_and_whole_numbers_are_added() -> None:
-    """No start: the median of what came. Marks of rows are a weighted sum as ever, by hand."""
+    """No start: the median of what came.
+
+    Marks of rows are a weighted sum as ever, by hand.
+    """
     grads = [
         torch.tensor([1.0, -2.0]),
         torch.tensor([3.0, 5.0]),
@@ -210,8 +217,9 @@ def test_gradients_are_changes_and_whole_numbers_are_added() -> None:
 
 
 def test_a_word_of_one_site_alone_does_not_arrive() -> None:
-    """By hand: one of five sites moves the row of its own word by 5, all move another's by 1 to 5.
-    The mean, here of equal sizes, has a fifth of it, the rules that sort have nothing."""
+    """By hand: one of five sites moves the row of its own word by 5, all move another's
+    by 1 to 5. The mean, here of equal sizes, has a fifth of it, the rules that sort
+    have nothing."""
     start = {"words.table": torch.zeros(2, 1)}
     own = [torch.tensor([[5.0 * (k == 3)], [k + 1.0]]) for k in range(5)]
     sites = [
@@ -264,7 +272,7 @@ def test_a_job_of_too_few_sites_is_refused(
         for_names(Averaging(aggregation="reference", reference="s"), names)
 
 
-# ---- engines: lost messages, killed sites and servers, the secure sum ---------------------------
+# ---- engines: lost messages, killed sites and servers, the secure sum ----------------
 
 
 def toy_rounds(
@@ -348,7 +356,7 @@ def test_a_secure_sum_hides_them(tmp_path: Path) -> None:
     assert not any(request.task == "train" for _, request, _ in net.sent)
 
 
-# ---- jobs ----------------------------------------------------------------------------------------
+# ---- jobs ----------------------------------------------------------------------------
 
 MEDIAN = FEDNER.replace("[training]", '[training]\naggregation = "median"')
 

@@ -1,7 +1,8 @@
-"""All commands: those of the core, and those that applications and other packages register.
+"""All commands: those of the core, and those that applications and other packages
+register.
 
-A registered command is imported when it is run, or when the help is asked for. So a command starts
-as fast as if there were no other.
+A registered command is imported when it is run, or when the help is asked for. So a
+command starts as fast as if there were no other.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class AllCommands(TyperGroup):
                     formatter.write_dl(rows)
 
     def _panels(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the commands by panel and name, with a warning for each that is broken."""
+        """Return the commands by panel and name, with a warning for each that is
+        broken."""
         panels: dict[str, dict[str, Any]] = {}
         for name in self.commands:
             try:

@@ -84,7 +84,8 @@ _LISTED = 20  # problems of a corpus that an error shows
 
 
 class Predictions(StrEnum):
-    """Formats of predictions: mentions as jsonl, brat or conll, phenotypes as jsonl or csv."""
+    """Formats of predictions: mentions as jsonl, brat or conll, phenotypes as jsonl or
+    csv."""
 
     jsonl = "jsonl"
     brat = "brat"
@@ -119,7 +120,8 @@ def simulate(
 ) -> None:
     """Train a job on this machine: alone, federated and pooled.
 
-    With --seeds, run the job in OUT/seed-1 and so on, and show mean and standard deviation.
+    With --seeds, run the job in OUT/seed-1 and so on, and show mean and standard
+    deviation.
     """
     from fednotes.api import simulate as run
     from fednotes.cli.display import (
@@ -178,7 +180,8 @@ def simulate(
 
 
 def _no_patients(model: Path, **given: object) -> None:
-    """Raises FednotesError for an option of phenotyping models, with one that finds mentions."""
+    """Raises FednotesError for an option of phenotyping models, with one that finds
+    mentions."""
     for name in (name for name, value in given.items() if value is not None):
         raise FednotesError(f"--{name}: {model} is no phenotyping model, it reads none")
 
@@ -195,7 +198,8 @@ def _renamed(label_map: list[str] | None) -> dict[str, str]:
 
 @contextmanager
 def _read_in() -> Iterator[None]:
-    """Imports without the garbage collector, which takes a fifth of their time for nothing."""
+    """Imports without the garbage collector, which takes a fifth of their time for
+    nothing."""
     gc.disable()
     yield
     gc.freeze()
@@ -236,8 +240,9 @@ def predict(
 ) -> None:
     """Find mentions in new text, or phenotypes of patients.
 
-    PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also packed as .gz or .zst; MIMIC,
-    OMOP or FHIR), an annotated corpus, a text that ends in .txt, or a folder of these.
+    PATH is a table of notes (CSV, TSV, JSON lines or Parquet, also packed as .gz or
+    .zst; MIMIC, OMOP or FHIR), an annotated corpus, a text that ends in .txt, or a
+    folder of these.
     """
     with _read_in():
         from fednotes.jobs.patient_models import is_patient_model
@@ -348,8 +353,8 @@ def calibrate(
 ) -> None:
     """Calibrate a model's confidences on annotated notes.
 
-    The calibration is saved in the model's folder (calibration.json) if it improves the model by
-    more than chance. `predict` and the Python API then use it.
+    The calibration is saved in the model's folder (calibration.json) if it improves the
+    model by more than chance. `predict` and the Python API then use it.
     """
     from fednotes import api
     from fednotes.cli.display import reliability_table
@@ -413,8 +418,8 @@ def check(
 ) -> None:
     """Check a corpus or a job and report problems before training.
 
-    Counts and places, never text. Exit code: 0 nothing is wrong, 1 there are problems, 2 the
-    check itself could not be done.
+    Counts and places, never text. Exit code: 0 nothing is wrong, 1 there are problems,
+    2 the check itself could not be done.
     """
     from fednotes.api import check as run
 

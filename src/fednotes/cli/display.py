@@ -46,10 +46,8 @@ if TYPE_CHECKING:
     from fednotes.metrics.calibration import Reliability
 
 SHORT = 60.0  # seconds that are not worth a line
-_ONLY_F1 = (
-    "relaxed",
-    "relaxed_one_to_one",
-)  # of several seeds, so that 80 columns are enough
+# of several seeds, so that 80 columns are enough
+_ONLY_F1 = ("relaxed", "relaxed_one_to_one")
 UNPAIRED = (
     "without p: an unpaired interval, because the two models were not compared on the same test "
     "documents here"
@@ -61,16 +59,14 @@ ONE_TO_ONE = (
 )
 LISTED_SITES = 10  # a progress line has the score of each of so many sites
 UNPROVEN = "says nothing: the attack fails without defence too"
-_SHOWN = (
-    ("F1", "f1"),
-    ("held-out loss", "valid_loss"),
-    ("loss", "loss"),
-)  # the first there is
+# the first there is
+_SHOWN = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))
 _OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"), ("auroc", "AUROC"))
 
 
 class RichDisplay(Display):
-    """A progress bar for each part; a line for each evaluation where there is no terminal.
+    """A progress bar for each part; a line for each evaluation where there is no
+    terminal.
 
     ask: whether a person is asked about what takes very long or sends very much.
     """
@@ -107,9 +103,8 @@ class RichDisplay(Display):
             )
             scores = {site: m[key] for site, m in found.items() if key in m}
             self._scores = f"{name} {site_scores_text(scores)}"
-            if (
-                not found and "valid_f1" in result.metrics
-            ):  # between real sites: over all of them
+            # between real sites: over all of them
+            if not found and "valid_f1" in result.metrics:
                 self._scores = f"F1 {result.metrics['valid_f1']:.3f}"
         self._first = self._first or result
         rounds, seconds = (
@@ -195,7 +190,8 @@ class RichDisplay(Display):
 
 
 def site_scores_text(scores: Mapping[str, float]) -> str:
-    """Return every site's score; of more than ten sites the mean, the lowest and the highest."""
+    """Return every site's score; of more than ten sites the mean, the lowest and the
+    highest."""
     if len(scores) <= LISTED_SITES:
         return " ".join(f"{site} {score:.3f}" for site, score in scores.items())
     lowest, highest = (
@@ -209,7 +205,8 @@ def site_scores_text(scores: Mapping[str, float]) -> str:
 
 
 def sheet(*heads: str | Text, left: int = 1, **options: Any) -> Table:
-    """An empty table. left: so many of the first columns hold words, the others numbers."""
+    """An empty table. left: so many of the first columns hold words, the others
+    numbers."""
     table = Table(**options)
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if place < left else "right")
@@ -234,7 +231,8 @@ def result_tables(result: RunResult) -> list[Table]:
 
 
 def result_table(result: RunResult) -> Table:
-    """Return a row for each site and condition: scores on test data, or on held-out words."""
+    """Return a row for each site and condition: scores on test data, or on held-out
+    words."""
     mean = result.mean
     conditions = [c for c in CONDITIONS if c in mean]
     kinds = _shown_kinds(result, conditions)
@@ -391,7 +389,8 @@ def seeds_test_table(result: SeedsResult) -> Table | None:
 
 
 def verdict_table(result: RunResult, against: str = "alone") -> Table | None:
-    """Return for each site what the federation gave and took, and which model it should use.
+    """Return for each site what the federation gave and took, and which model it should
+    use.
 
     None where no site has both a federated model and that of the other condition.
     """
@@ -427,7 +426,8 @@ def gap_of(gap: Gap | None) -> str:
 
 
 def nothing_judged(result: RunResult) -> str:
-    """What a run lacks whose models were never judged, so that there is no table; else ""."""
+    """What a run lacks whose models were never judged, so that there is no table; else
+    ""."""
     return "" if any(result.mean.values()) else str(result.words["unjudged"])
 
 
@@ -437,10 +437,11 @@ def number_of(value: float | None, factor: float = 100, digits: int = 1) -> str:
 
 
 def disease_table(result: RunResult) -> Table | None:
-    """Table 3 of Liu, Dligach and Miller 2019: every disease, and the average of all, in percent.
+    """Table 3 of Liu, Dligach and Miller 2019: every disease, and the average of all,
+    in percent.
 
-    Of each disease the mean over its classes, then over the sites. None where a run judges no
-    diseases.
+    Of each disease the mean over its classes, then over the sites. None where a run
+    judges no diseases.
     """
     found = {
         c: of for c in CONDITIONS if (of := result.mean.get(c, {}).get("by_output"))
@@ -523,7 +524,8 @@ def reliability_table(title: str, found: Reliability) -> Table:
 
 
 def patient_score_table(scores: Mapping[str, Any]) -> Table:
-    """Each disease: its patients, the mean over its classes in percent, AUROC; then the average."""
+    """Each disease: its patients, the mean over its classes in percent, AUROC; then the
+    average."""
 
     def shares(macro: Mapping[str, Any], area: Mapping[str, Any]) -> list[str]:
         known = area["low"] is not None
@@ -660,7 +662,8 @@ def paused(bar: Progress | None) -> Iterator[None]:
 
 
 def _bar(console: Console, time_left: ProgressColumn) -> Progress:
-    """Description, bar, count, a free line, time left; silent where there is no terminal."""
+    """Description, bar, count, a free line, time left; silent where there is no
+    terminal."""
     return Progress(
         TextColumn("[bold]{task.description:<22}"),
         BarColumn(bar_width=20),

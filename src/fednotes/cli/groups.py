@@ -211,8 +211,9 @@ def convert(
 ) -> None:
     """Convert a corpus to another format, completely or not at all.
 
-    What is written is read again and compared first. Exit code: 0 written, 1 refused because the
-    format cannot hold all of it (it says what and how much), 2 it could not be done.
+    What is written is read again and compared first. Exit code: 0 written, 1 refused
+    because the format cannot hold all of it (it says what and how much), 2 it could not
+    be done.
     """
     from fednotes.data.formats import LossyError
     from fednotes.data.formats import convert as run
@@ -303,7 +304,8 @@ def job_show(
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print a job as it will run: each key with its value, and where the value comes from."""
+    """Print a job as it will run: each key with its value, and where the value comes
+    from."""
     from fednotes.jobs.show import show_job
 
     found = show_job(job, settings or ())

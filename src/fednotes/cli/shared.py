@@ -1,6 +1,8 @@
-"""What commands share: the console they print on, and options that several of them have.
+"""What commands share: the console they print on, and options that several of them
+have.
 
-The commands of applications and of other packages import this too, so it imports nothing large.
+The commands of applications and of other packages import this too, so it imports
+nothing large.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
 console = Console(width=None if _SCREEN else PIPED)
 
 
-# ---- options -------------------------------------------------------------------------------------
+# ---- options -------------------------------------------------------------------------
 
 
 Settings = Annotated[
@@ -68,11 +70,12 @@ Device = Annotated[str, typer.Option(help="Device to compute on: cpu, cuda, cuda
 SKIP_REMEDY = '--on-error skip (on_error = "skip" of a job\'s site) leaves these out'
 
 
-# ---- output --------------------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------
 
 
 def say(*lines: str) -> None:
-    """Print lines as they are: no colours, no markup, no wrapping, no control characters."""
+    """Print lines as they are: no colours, no markup, no wrapping, no control
+    characters."""
     for line in lines:
         console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
 

@@ -10,9 +10,8 @@ from fednotes.engines.rounds import RoundResult
 
 FEWEST_ROUNDS = 3  # after the first one, which has the start-up in it
 FEWEST_SECONDS = 5.0
-SETTLED_SECONDS = (
-    60.0  # after these, or SETTLED_SHARE of a part's rounds, a pace is settled
-)
+# after these, or SETTLED_SHARE of a part's rounds, a pace is settled
+SETTLED_SECONDS = 60.0
 SETTLED_SHARE = 0.05
 MOST_MEDIANS = 5.0  # a longer round has waited, for a site or for the machine
 
@@ -56,8 +55,8 @@ class _Part:
 class TimeLeft:
     """Estimates how long a run still takes, from the rounds that it has done.
 
-    It says nothing until the rounds so far tell something. The first round of a part, which has
-    the start-up in it, does not count, nor does the time that a round waits.
+    It says nothing until the rounds so far tell something. The first round of a part,
+    which has the start-up in it, does not count, nor does the time that a round waits.
     """
 
     def __init__(self) -> None:
@@ -70,8 +69,9 @@ class TimeLeft:
         """Take note of what the run will do.
 
         Args:
-            work: The work of each part that is still to be trained, in any unit that is the same
-                for all; 0 where it is not known. A run without a plan has one part.
+            work: The work of each part that is still to be trained, in any unit that is
+                the same for all; 0 where it is not known. A run without a plan has one
+                part.
         """
         self._work = dict(work)
 

@@ -1,8 +1,8 @@
 """Memory that a description from outside may ask for.
 
-A model's description names sizes, and a model is built before its tensors are read. Whoever wrote
-the description could ask for more memory than the machine has; this bounds it by what the folder
-really holds.
+A model's description names sizes, and a model is built before its tensors are read.
+Whoever wrote the description could ask for more memory than the machine has; this
+bounds it by what the folder really holds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from fednotes.core.errors import ModelError
 
-SPARE_ELEMENTS = (
-    2**30
-)  # for parts that are frozen and so not in the folder: 4 GiB of float32
+# for parts that are frozen and so not in the folder: 4 GiB of float32
+SPARE_ELEMENTS = 2**30
 _BY_SIZE = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full)
 _BY_EXAMPLE = (torch.empty_like, torch.zeros_like, torch.ones_like, torch.randn_like)
 
@@ -69,7 +68,8 @@ def bounded_allocation(held: int) -> Iterator[None]:
 def _elements(
     func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> int:
-    """Return how many elements in memory a call of one of torch's factory functions asks for."""
+    """Return how many elements in memory a call of one of torch's factory functions
+    asks for."""
     device = options.get("device")
     if func in _BY_EXAMPLE:
         example: torch.Tensor = args[0]

@@ -1,7 +1,8 @@
 """Text that somebody else wrote, as it may stand on a screen, in a log or in a report.
 
-A name, a version, a label or a reason of another party may hold what moves the cursor, ends the
-line, turns its direction round or is not seen at all. Here is the one place that makes it plain.
+A name, a version, a label or a reason of another party may hold what moves the cursor,
+ends the line, turns its direction round or is not seen at all. Here is the one place
+that makes it plain.
 """
 
 from __future__ import annotations
@@ -14,17 +15,16 @@ _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\U000e0000-\U0010ffff]"
 )
 _PICTURE = "[\u2190-\u2bff\ufe0f\U0001f000-\U0001faff]"
-_JOINER = re.compile(
-    f"(?<={_PICTURE})\u200d(?={_PICTURE})"
-)  # of one emoji out of several
+# of one emoji out of several
+_JOINER = re.compile(f"(?<={_PICTURE})\u200d(?={_PICTURE})")
 
 
 def clean(text: object, most: int | None = LINE) -> str:
     """Text on one line, of characters that are seen, each in its place.
 
-    Controls, line ends, marks of direction, characters without width or shape and blanks other
-    than the plain one are escaped as in Python (`\\x1b`, `\\u202e`); what is longer than `most`
-    characters (None: no bound) ends with "…".
+    Controls, line ends, marks of direction, characters without width or shape and
+    blanks other than the plain one are escaped as in Python (`\\x1b`, `\\u202e`); what
+    is longer than `most` characters (None: no bound) ends with "…".
     """
     whole = str(text)
     whole = whole if most is None else whole[: most + 1]

@@ -1,7 +1,8 @@
 """Round the counts that a site reports to the server.
 
-A site's policy may ask that no exact count leaves (`[policy] count_step`). A count is then reported
-as the nearest multiple of the step. With a step of 1 every function here returns its input.
+A site's policy may ask that no exact count leaves (`[policy] count_step`). A count is
+then reported as the nearest multiple of the step. With a step of 1 every function here
+returns its input.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ def round_count(count: float, step: int) -> int:
         step: The step, at least 1.
 
     Returns:
-        The nearest multiple of the step, the larger one of two that are equally near. A count
-        above 0 is at least one step, so that nothing that was counted disappears; 0 stays 0.
+        The nearest multiple of the step, the larger one of two that are equally near. A
+        count above 0 is at least one step, so that nothing that was counted disappears;
+        0 stays 0.
     """
     exact = int(count)
     if exact == 0:
@@ -48,9 +50,10 @@ def round_array(counts: NDArray[np.float64], step: int) -> NDArray[np.float64]:
 def scale_sum(total: float, count: int, step: int) -> float:
     """Return a sum over examples so that it goes with their reported number.
 
-    The mean over the examples stays as it is: the sum is multiplied by reported / exact. Above a
-    step of 1 the result has the precision of float32. In all its bits a sum of short numbers would
-    tell the exact count: of all n that could have divided it, one leaves a short number.
+    The mean over the examples stays as it is: the sum is multiplied by reported /
+    exact. Above a step of 1 the result has the precision of float32. In all its bits a
+    sum of short numbers would tell the exact count: of all n that could have divided
+    it, one leaves a short number.
 
     Args:
         total: The sum over the examples, such as a loss.

@@ -18,15 +18,16 @@ from typing import Any
 
 
 class FednotesError(Exception):
-    """Base of all errors that are the user's to mend; the command line exits with code 2."""
+    """Base of all errors that are the user's to mend; the command line exits with code
+    2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong with a corpus.
 
-    file: empty where no file is to blame. line: counted from 1; 0 is the whole file. kind: what
-    is lost with it, such as "line", "mention", "document" or "file".
+    file: empty where no file is to blame. line: counted from 1; 0 is the whole file.
+    kind: what is lost with it, such as "line", "mention", "document" or "file".
     """
 
     file: str
@@ -39,14 +40,13 @@ class Problem:
         return f"{place}: {self.message}" if place else self.message
 
 
-_FOLDED, _EXAMPLES = (
-    5,
-    3,
-)  # problems alike from which on they are folded, and those still shown
+# problems alike from which on they are folded, and those still shown
+_FOLDED, _EXAMPLES = 5, 3
 
 
 def folded(problems: Iterable[Problem]) -> list[str]:
-    """Return a line for each problem; of many that are alike, the first ones and their number.
+    """Return a line for each problem; of many that are alike, the first ones and their
+    number.
 
     Problems are alike whose messages differ in numbers at most.
     """
@@ -82,7 +82,8 @@ class DataError(FednotesError):
 
     @classmethod
     def of(cls, problems: Sequence[Problem], number: int = 0) -> DataError:
-        """One error of problems, at least one; number: how many there are, if not all are given."""
+        """One error of problems, at least one; number: how many there are, if not all
+        are given."""
         more = max(number, len(problems)) - 1
         return cls(f"{problems[0]}{f' (and {more:,} more)' if more else ''}", problems)
 
@@ -104,10 +105,11 @@ class TrainingError(FednotesError):
 
 
 class LossError(TrainingError):
-    """A site's loss is not finite. where: at which step; for the site's own people alone.
+    """A site's loss is not finite. where: at which step; for the site's own people
+    alone.
 
-    public: all that the server may know, which could choose parameters that fail on one word: at
-    which mini-batch would tell where that word is.
+    public: all that the server may know, which could choose parameters that fail on one
+    word: at which mini-batch would tell where that word is.
     """
 
     def __init__(self, site: str, value: float, where: str, remedy: str) -> None:
@@ -130,7 +132,8 @@ class MissingExtra(FednotesError):
 
 @contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
-    """What is imported in the block is of a package that an extra brings. Raises MissingExtra.
+    """What is imported in the block is of a package that an extra brings. Raises
+    MissingExtra.
 
     package: "" for one of several, which the import names.
     """
@@ -147,8 +150,8 @@ def within(
     *kinds: type[FednotesError],
     become: Any = None,
 ) -> Iterator[None]:
-    """Errors of these kinds name the place that they are of. become: what they are then, if not
-    what they were."""
+    """Errors of these kinds name the place that they are of. become: what they are
+    then, if not what they were."""
     try:
         yield
     except (kind, *kinds) as error:
@@ -159,7 +162,8 @@ def within(
 def on_disk(
     path: object, kind: type[FednotesError], then: str = "", what: str = "be written"
 ) -> Iterator[None]:
-    """What the disk refuses in the block is an error of this kind. then: ends its message."""
+    """What the disk refuses in the block is an error of this kind. then: ends its
+    message."""
     try:
         yield
     except OSError as error:
@@ -172,7 +176,8 @@ readable = partial(on_disk, what="be read")
 
 
 def nearest(name: object, known: Iterable[str], none: str | None = None) -> str:
-    """A hint for a misspelt name: `did you mean 'rounds'?`, or `none`, or what is known."""
+    """A hint for a misspelt name: `did you mean 'rounds'?`, or `none`, or what is
+    known."""
     options = sorted(known)
     if match := get_close_matches(str(name), options, n=1, cutoff=0.6):
         return f"did you mean {match[0]!r}?"

@@ -1,6 +1,8 @@
-"""A local HTTP server with limits, which applications share: bodies, connections and seconds.
+"""A local HTTP server with limits, which applications share: bodies, connections and
+seconds.
 
-The application itself, an ASGI one, is its owner's. uvicorn and h11 are imported when it starts.
+The application itself, an ASGI one, is its owner's. uvicorn and h11 are imported when
+it starts.
 """
 
 from __future__ import annotations
@@ -76,8 +78,9 @@ def too_large(most: int) -> Refused:
 
 
 def prompt() -> Any:
-    """uvicorn's protocol, with a deadline for a request's first lines. Where there are too many
-    connections, the one goes that such lines have been missing on for longest."""
+    """uvicorn's protocol, with a deadline for a request's first lines. Where there are
+    too many connections, the one goes that such lines have been missing on for longest.
+    """
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -122,7 +125,8 @@ def run(
 ) -> None:
     """Listen until SIGINT or SIGTERM; requests under way are answered first.
 
-    port: 0 takes a free one. ready: is told the address once somebody can connect. certificate,
+    port: 0 takes a free one. ready: is told the address once somebody can connect.
+        certificate,
     key: PEM files, for TLS. extra: that brings what this needs.
     Raises FednotesError where nothing can listen there, MissingExtra.
     """

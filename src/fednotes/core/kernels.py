@@ -1,9 +1,10 @@
 """Weighted sums in float64 of float32 values, in one pass over memory; and dropout.
 
-Torch makes a float64 copy of each summand and takes about twice as long, which showed in
-every round. Each step is one IEEE product, sum or quotient, so the bits are NumPy's.
+Torch makes a float64 copy of each summand and takes about twice as long, which showed
+in every round. Each step is one IEEE product, sum or quotient, so the bits are NumPy's.
 
-How numba compiles this package's kernels: nopython, without the GIL, ahead of the first call.
+How numba compiles this package's kernels: nopython, without the GIL, ahead of the first
+call.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ Ints = NDArray[np.int64]
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
-# Parts of kernels. They must stand in the file of the kernel that calls them: numba's cache
-# looks at that file alone to see what changed. `contract` allows a fused multiply-add;
-# `reassoc` lets a sum run in vector lanes (in an order that depends on the length alone).
+# Parts of kernels. They must stand in the file of the kernel that calls them: numba's
+# cache looks at that file alone to see what changed. `contract` allows a fused
+# multiply-add; `reassoc` lets a sum run in vector lanes (in an order that depends on
+# the length alone).
 part = numba.njit(fastmath={"contract"}, **_OPTIONS)
 reduction = numba.njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
 
 
 class Kernel:
-    """A function that is compiled, or loaded, when it is first called: a command that does not
-    call it does not wait for it."""
+    """A function that is compiled, or loaded, when it is first called: a command that
+    does not call it does not wait for it."""
 
     def __init__(
         self, function: Callable[..., Any], signatures: Sequence[str], **options: Any
@@ -41,13 +43,13 @@ class Kernel:
         self._made: Callable[..., Any] | None = None
 
     def compiled(self) -> Callable[..., Any]:
-        """numba caches beside the source file, or in the user's cache directory where that is
-        read-only; where neither can be written (or the disk is full) nothing is cached."""
+        """numba caches beside the source file, or in the user's cache directory where
+        that is read-only; where neither can be written (or the disk is full) nothing is
+        cached."""
         if self._made is None:
             names = self._function.__globals__
-            for (
-                name
-            ) in self._function.__code__.co_names:  # a kernel that this one calls
+            # a kernel that this one calls
+            for name in self._function.__code__.co_names:
                 if isinstance(names.get(name), Kernel):
                     names[name] = names[name].compiled()
             try:
@@ -67,7 +69,8 @@ class Kernel:
 def kernel(
     *signatures: str, fused: bool = True
 ) -> Callable[[Callable[..., Any]], Kernel]:
-    """Compile for these signatures, at the first call, or load what an earlier process compiled.
+    """Compile for these signatures, at the first call, or load what an earlier process
+    compiled.
 
     fused: a product and the sum after it may round once; False keeps NumPy's bits.
     """
@@ -131,10 +134,13 @@ def _divide(result: Singles, total: Floats, weight: float) -> None:
 
 
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Each value zero with probability `rate` (to 16 bits), else scaled to keep the mean.
+    """Each value zero with probability `rate` (to 16 bits), else scaled to keep the
+    mean.
 
-    On CPU a seed is drawn from torch's global generator and expanded by a compiled counter
-    generator: eight times as fast as F.dropout there, and replayed by torch.manual_seed too.
+    On CPU a seed is drawn from torch's global generator and expanded by a compiled
+    counter
+    generator: eight times as fast as F.dropout there, and replayed by torch.manual_seed
+        too.
     """
     if not training or rate == 0.0:
         return x
@@ -170,7 +176,8 @@ def _drop(
     scale: np.float32,
     seed: np.uint64,
 ) -> None:
-    """SplitMix64 (Steele et al. 2014) of a counter; each 64-bit number serves four values."""
+    """SplitMix64 (Steele et al. 2014) of a counter; each 64-bit number serves four
+    values."""
     n = x.shape[0]
     zero = np.float32(0.0)
     quarter = (n + 3) // 4

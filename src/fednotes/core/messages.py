@@ -1,4 +1,5 @@
-"""Requests and replies, and their bytes: a fixed head, a JSON header, then the numbers themselves.
+"""Requests and replies, and their bytes: a fixed head, a JSON header, then the numbers
+themselves.
 
     offset  bytes  what
     0       4      magic "fedn"
@@ -12,10 +13,10 @@
     64      …      header: canonical JSON in ASCII, padded with spaces to a multiple of 64
     …       …      body: each tensor's bytes, little-endian, padded with zeros to the same
 
-Every message has one encoding, so equal messages have equal hashes. The decoder is total: it
-gives a message or raises WireError, whatever the bytes. What a header may hold is bounded before
-it is read, so a message takes four times its bytes of memory at most, or 32 MB if that is more
-(docs/reliability.md). No code and no class name travels.
+Every message has one encoding, so equal messages have equal hashes. The decoder is
+total: it gives a message or raises WireError, whatever the bytes. What a header may
+hold is bounded before it is read, so a message takes four times its bytes of memory at
+most, or 32 MB if that is more (docs/reliability.md). No code and no class name travels.
 """
 
 from __future__ import annotations
@@ -100,13 +101,14 @@ class Attached:
 class Request:
     """What the server asks of sites; one request may go to several.
 
-    job: the declarative job's fingerprint. run: counts the server's starts. number: counts
-    the run's requests; a repeated one has the same. round: of the method. first: whether this
-    is the first request of its round, which sites may join. preparing: whether it comes before
-    the first round, so that a site that joins later does it then. told: for a first request without
-    tensors, the number of the one whose tensors are meant (0: none are). counted: for each
-    site, the number of its last request that counts. marks: the numbers of the checkpoints
-    that the server may go back to. each: the method looks at this site's own update, not at a sum.
+    job: the declarative job's fingerprint. run: counts the server's starts. number:
+    counts the run's requests; a repeated one has the same. round: of the method. first:
+    whether this is the first request of its round, which sites may join. preparing:
+    whether it comes before the first round, so that a site that joins later does it
+    then. told: for a first request without tensors, the number of the one whose tensors
+    are meant (0: none are). counted: for each site, the number of its last request that
+    counts. marks: the numbers of the checkpoints that the server may go back to. each:
+    the method looks at this site's own update, not at a sum.
     """
 
     job: str
@@ -129,9 +131,9 @@ class Request:
 class Reply:
     """What one site answers.
 
-    update: None where the site refuses; `refusal` then says why, in one line without note
-    text, and `later` whether the same request may succeed later. has: the number of the
-    site's last request that is in its state.
+    update: None where the site refuses; `refusal` then says why, in one line without
+    note text, and `later` whether the same request may succeed later. has: the number
+    of the site's last request that is in its state.
     """
 
     job: str
@@ -146,16 +148,15 @@ class Reply:
 
 
 _APART = {"tensors", "attached", "update"}  # fields that are no values of the header
-_REPLY: dict[str, Any] = {
-    "weight": float | None,
-    "metrics": Mapping[Name, float],
-}  # of its update
+# of its update
+_REPLY: dict[str, Any] = {"weight": float | None, "metrics": Mapping[Name, float]}
 
 
 def encode(message: Request | Reply) -> bytes:
     """The message's bytes.
 
-    Raises WireError for a value that has no place in them: NaN as an option, an unknown dtype.
+    Raises WireError for a value that has no place in them: NaN as an option, an unknown
+        dtype.
     """
     header, values = plain(message, *_APART), list[Tensor]()
     kind, parts = REQUEST, {"attached": message.attached.tensors}
@@ -202,9 +203,11 @@ def encode(message: Request | Reply) -> bytes:
 
 
 def decode(frame: Frame, *, checked: bool = False) -> Request | Reply:
-    """The message of these bytes. Its tensors lie in the frame itself where that is writable.
+    """The message of these bytes. Its tensors lie in the frame itself where that is
+    writable.
 
-    checked: this process has just encoded it, so its checksum is not computed once more.
+    checked: this process has just encoded it, so its checksum is not computed once
+        more.
     Raises WireError, and nothing else, for any other bytes.
     """
     kind, header, body = _opened(memoryview(frame), checked)
@@ -240,8 +243,9 @@ def decode_reply(frame: Frame, *, checked: bool = False) -> Reply:
 
 
 def _opened(view: memoryview, checked: bool) -> tuple[int, dict[str, Any], int]:
-    """Kind, header and the body's offset, once lengths, checksum and the header's size are right:
-    a value takes up to 100 times its bytes of memory, so they are counted before they are read."""
+    """Kind, header and the body's offset, once lengths, checksum and the header's size
+    are right: a value takes up to 100 times its bytes of memory, so they are counted
+    before they are read."""
     if len(view) < HEAD.size:
         raise WireError(
             f"{len(view)} bytes are no message: the head alone has {HEAD.size}"
@@ -360,7 +364,8 @@ def _require(right: bool, reason: str) -> None:
 
 
 def plain(value: Any, *apart: str) -> Any:
-    """A message as JSON values, without its fields `apart`; bytes as hexadecimal digits."""
+    """A message as JSON values, without its fields `apart`; bytes as hexadecimal
+    digits."""
     if is_dataclass(value):
         names = (each.name for each in fields(value))
         return {
@@ -374,7 +379,8 @@ def plain(value: Any, *apart: str) -> Any:
 
 
 def typed(kind: type[T], value: Any, **apart: Any) -> T:
-    """The message of a type that JSON values stand for. apart: its fields that are not in these.
+    """The message of a type that JSON values stand for. apart: its fields that are not
+    in these.
 
     Raises WireError, naming the field, for anything that is no such message.
     """
@@ -457,9 +463,8 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return (
-        isinstance(value, str) and clean(value, None) == value
-    )  # so no half of a surrogate pair
+    # so no half of a surrogate pair
+    return isinstance(value, str) and clean(value, None) == value
 
 
 def _is_name(value: Any) -> bool:

@@ -29,10 +29,11 @@ class NotAFile(OSError):
 
 
 def regular(name: str, flags: int) -> int:
-    """The `opener` of `open` for a regular file, or a folder (whoever opens one has the words).
+    """The `opener` of `open` for a regular file, or a folder (whoever opens one has the
+    words).
 
-    What was opened is asked what it is: nobody can put another in its place in between. Raises
-    OSError; NotAFile for a FIFO, a socket or a device.
+    What was opened is asked what it is: nobody can put another in its place in between.
+    Raises OSError; NotAFile for a FIFO, a socket or a device.
     """
     number = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -97,9 +98,10 @@ def parse_json(
 ) -> Any:
     """The value of a JSON text (bytes: UTF-8).
 
-    most_values: more commas and brackets outside of strings than this are not read. strict: refuse
-    what JSON leaves open: a name that comes twice in a table, and numbers that are not finite; off
-    for what other programs, and this one for people, write so.
+    most_values: more commas and brackets outside of strings than this are not read.
+    strict: refuse what JSON leaves open: a name that comes twice in a table, and
+    numbers that are not finite; off for what other programs, and this one for people,
+    write so.
     Raises JsonError, and nothing else.
     """
     if len(raw) > MOST_BYTES:
@@ -127,15 +129,16 @@ def parse_json(
 
 
 def count_values(text: str) -> int:
-    """Return an upper bound of the number of values in a JSON text: its commas and brackets."""
+    """Return an upper bound of the number of values in a JSON text: its commas and
+    brackets."""
     return sum(map(text.count, ",[{"))
 
 
 def has_more_values(text: str, most: int) -> bool:
     """Return whether a JSON text may hold more values than `most`.
 
-    Only where commas and brackets are too many are those within strings, which are text, left
-    out; this takes time linear in the text, and memory for one copy of it.
+    Only where commas and brackets are too many are those within strings, which are
+    text, left out; this takes time linear in the text, and memory for one copy of it.
     """
     return count_values(text) > most and count_values(_STRINGS.sub("", text)) > most
 
@@ -179,7 +182,8 @@ def mapping(value: object) -> Mapping[str, Any]:
 
 
 def number(scores: object, *path: str) -> float | None:
-    """Return the number at a path of keys; None if there is none, or none within ±`LARGEST`."""
+    """Return the number at a path of keys; None if there is none, or none within
+    ±`LARGEST`."""
     for key in path:
         scores = mapping(scores).get(key)
     if isinstance(scores, bool) or not isinstance(scores, int | float):

@@ -1,6 +1,7 @@
 """What applications and other installed packages add to fednotes, by entry points.
 
-A package registers an object under a name in one of these groups of its `pyproject.toml`:
+A package registers an object under a name in one of these groups of its
+`pyproject.toml`:
 
     [project.entry-points."fednotes.methods"]
     capitals = "my_package.capitals:METHOD"     # a Method
@@ -19,8 +20,8 @@ A package registers an object under a name in one of these groups of its `pyproj
     fednotes.ledgers     a module with `is_kit` and `read_ledger`, as apps/deployment/kit_ledger.py
     fednotes.api         a function, found as `fednotes.NAME`
 
-The applications of fednotes itself (`fednotes.apps`) register what they add in the same way.
-Nothing is imported before it is used.
+The applications of fednotes itself (`fednotes.apps`) register what they add in the same
+way. Nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def added(group: Group, built_in: Collection[str]) -> dict[str, EntryPoint]:
     """Return the entry points of a group that come on top of the built-in names.
 
     Raises:
-        ConfigError: A package registers a name that fednotes has itself, or two packages
-            register the same name.
+        ConfigError: A package registers a name that fednotes has itself, or two
+            packages register the same name.
     """
     by_name = dict(registered(group))
     for name in by_name.keys() & set(built_in):

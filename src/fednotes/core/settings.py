@@ -1,8 +1,9 @@
 """Tables that people write (TOML) → typed values, with errors that name key and remedy.
 
-`@checked(frozen=True)` in place of `@dataclass(frozen=True)` makes a class whose values are held
-against their types whenever one is made, in code or from a file: bounds stand in the type
-(`Annotated[int, Ge(1)]`), what several keys must have in common in `__post_init__`.
+`@checked(frozen=True)` in place of `@dataclass(frozen=True)` makes a class whose values
+are held against their types whenever one is made, in code or from a file: bounds stand
+in the type (`Annotated[int, Ge(1)]`), what several keys must have in common in
+`__post_init__`.
 """
 
 from __future__ import annotations
@@ -30,10 +31,8 @@ __all__ = ["adapter", "assign", "build", "checked", "expand", "path_of", "read_t
 
 T = TypeVar("T")
 _CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
-MOST_BYTES, MOST_DOTS = (
-    2**20,
-    10_000,
-)  # of a TOML file: a dotted key takes time by their square
+# of a TOML file: a dotted key takes time by their square
+MOST_BYTES, MOST_DOTS = 2**20, 10_000
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -53,19 +52,19 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is a folder, a TOML file is needed") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # also a number of thousands of digits
+    except (ValueError, RecursionError) as error:
+        # also a number of thousands of digits
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
 
 if not TYPE_CHECKING:
 
     def checked(**options: Any) -> Any:
-        """A dataclass whose values are checked: unknown keys refused, no value made another type.
+        """A dataclass whose values are checked: unknown keys refused, no value made
+        another type.
 
-        Wrong values raise ConfigError, whether the class is called or built from a table.
+        Wrong values raise ConfigError, whether the class is called or built from a
+        table.
         """
 
         def decorate(cls: type) -> type:
@@ -92,7 +91,8 @@ if not TYPE_CHECKING:
 
 
 def _placed(check: Any) -> Any:
-    """A `__post_init__` whose ConfigError keeps the place where the value stands in its table."""
+    """A `__post_init__` whose ConfigError keeps the place where the value stands in its
+    table."""
 
     @functools.wraps(check)
     def run(self: Any) -> None:
@@ -107,7 +107,8 @@ def _placed(check: Any) -> Any:
 
 
 def _schema(cls: type, source: Any, handler: Any) -> Any:
-    """pydantic's own schema, with plain values as strict as TOML is, and keys by their names."""
+    """pydantic's own schema, with plain values as strict as TOML is, and keys by their
+    names."""
 
     def keys(given: Any) -> Any:
         if isinstance(given, Mapping):
@@ -138,9 +139,8 @@ def _strict(schema: Any) -> Any:
 @functools.cache
 def adapter(cls: Any) -> TypeAdapter[Any]:
     """pydantic's adapter of a `checked` class, of a plain dataclass or of a model."""
-    if is_dataclass(cls) and "__get_pydantic_core_schema__" not in vars(
-        cls
-    ):  # a plain one
+    # a plain one
+    if is_dataclass(cls) and "__get_pydantic_core_schema__" not in vars(cls):
         plain: Any = cls
         plain.__get_pydantic_core_schema__ = classmethod(_schema)
         plain.__pydantic_config__ = _CONFIG
@@ -148,7 +148,8 @@ def adapter(cls: Any) -> TypeAdapter[Any]:
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
-    """An instance of a `checked` class, or a pydantic model, from a table of its fields.
+    """An instance of a `checked` class, or a pydantic model, from a table of its
+    fields.
 
     where: how messages call the table, such as `job.toml [training]`.
     Raises ConfigError for an unknown key, a missing one or a value that cannot be.
@@ -163,7 +164,8 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
 
 
 def _told(error: ValidationError, where: str, names: Sequence[str] = ()) -> str:
-    """The first thing that is wrong, with its place. names: of values given by position."""
+    """The first thing that is wrong, with its place. names: of values given by
+    position."""
     first = error.errors(include_url=False)[0]
     kind, value, limits = first["type"], first["input"], first.get("ctx", {})
     place = first["loc"]
@@ -210,8 +212,8 @@ _EXPECTED = {
 
 
 def assign(table: dict[str, Any], assignment: str) -> None:
-    """Apply `--set training.epochs=3` to a table, in place. Values are written as in TOML;
-    `sites.*.fraction=0.5` sets the key in every site's table.
+    """Apply `--set training.epochs=3` to a table, in place. Values are written as in
+    TOML; `sites.*.fraction=0.5` sets the key in every site's table.
 
     Raises ConfigError where there is no `=` or no such table can be.
     """
@@ -245,15 +247,17 @@ def _step_into(
 
 
 def path_of(given: object, expected: str) -> Path:
-    """A path that a person gave. expected: what of. Raises ConfigError for what is none."""
+    """A path that a person gave. expected: what of.
+
+    Raises ConfigError for what is none.
+    """
     if not isinstance(given, str | os.PathLike):
         raise ConfigError(f"expected {expected}, not {type(given).__name__}")
     return Path(given)
 
 
-_FORMER_NAMES = {
-    "MIMIC_III": "MIMIC3"
-}  # environment variables that had another name before
+# environment variables that had another name before
+_FORMER_NAMES = {"MIMIC_III": "MIMIC3"}
 
 
 def expand(text: str, where: str) -> str:
@@ -277,7 +281,8 @@ def expand(text: str, where: str) -> str:
 
 
 def over(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a preset's table with given values in place of its own, also in tables inside it."""
+    """Return a preset's table with given values in place of its own, also in tables
+    inside it."""
     both = {
         key: over(preset[key], value)
         if isinstance(value, Mapping) and isinstance(preset.get(key), Mapping)

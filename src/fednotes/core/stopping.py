@@ -1,8 +1,9 @@
-"""Ctrl-C and SIGTERM: one line that says how things stand, and 128 + the signal as exit code.
+"""Ctrl-C and SIGTERM: one line that says how things stand, and 128 + the signal as exit
+code.
 
-A command that works here stops where it is (`Stopped`), and leaves nothing half-written. One that
-watches what goes on without it ends at once: libraries swallow exceptions, in an `except` of
-their own or by waiting for their threads at the end.
+A command that works here stops where it is (`Stopped`), and leaves nothing
+half-written. One that watches what goes on without it ends at once: libraries swallow
+exceptions, in an `except` of their own or by waiting for their threads at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _children: set[subprocess.Popen[Any]] = set()
 
 
 class Stopped(BaseException):
-    """A signal asks this process to end. code: its exit code. line: what a person is told."""
+    """A signal asks this process to end. code: its exit code. line: what a person is
+    told."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
@@ -75,9 +77,8 @@ def stops() -> Iterator[None]:
 def _heard(handler: Callable[[int, object], None]) -> Iterator[None]:
     """Within it the signals are the handler's, but those that are to be ignored here."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    mine = (
-        threading.current_thread() is threading.main_thread()
-    )  # signals are the main thread's
+    # signals are the main thread's
+    mine = threading.current_thread() is threading.main_thread()
     heard = [n for n in SIGNALS if mine and before[n] not in (signal.SIG_IGN, None)]
     for number in heard:
         signal.signal(number, handler)
@@ -99,7 +100,8 @@ def goes_on(command: str) -> Iterator[None]:
 
 
 def call(command: list[str], **options: Any) -> int:
-    """`subprocess.call`, in any thread, of a command that is stopped when this process is."""
+    """`subprocess.call`, in any thread, of a command that is stopped when this process
+    is."""
     import subprocess
 
     with subprocess.Popen(command, **options) as child:

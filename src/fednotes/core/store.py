@@ -1,10 +1,10 @@
 """Files and folders that are whole or absent, and one process a folder.
 
-Both are written beside their place and renamed into it, so a killed process or a full disk
-leaves the earlier one whole.
+Both are written beside their place and renamed into it, so a killed process or a full
+disk leaves the earlier one whole.
 
-What a run or a kit keeps derives from notes, so files and folders are for their owner alone
-unless whoever writes them says otherwise.
+What a run or a kit keeps derives from notes, so files and folders are for their owner
+alone unless whoever writes them says otherwise.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ def replace_file(
     mode: int = 0o600,
     exact: bool = False,
 ) -> None:
-    """Put a file into its place atomically; it and its name are on disk when this returns.
+    """Put a file into its place atomically; it and its name are on disk when this
+    returns.
 
-    mode: its permissions, less the umask; exact: whatever the umask says. Raises OSError: whoever
-    calls has the words for it.
+    mode: its permissions, less the umask; exact: whatever the umask says. Raises
+    OSError: whoever calls has the words for it.
     """
     with replacing(path, mode=mode, exact=exact) as file:
         file.write(data)
@@ -100,8 +101,8 @@ def owned(name: str, flags: int) -> int:
 
 @contextmanager
 def alone(path: Path) -> Iterator[IO[bytes]]:
-    """A file, made for its owner if there is none, that nobody else has for the while: who comes
-    second waits."""
+    """A file, made for its owner if there is none, that nobody else has for the while:
+    who comes second waits."""
     with os.fdopen(
         owned(str(path), os.O_RDWR | os.O_CREAT), "r+b", buffering=0
     ) as file:
@@ -110,7 +111,8 @@ def alone(path: Path) -> Iterator[IO[bytes]]:
 
 
 def make_private(folder: Path) -> dict[Path, int]:
-    """Take a folder, and all that is in it, from everybody but its owner. No link is followed.
+    """Take a folder, and all that is in it, from everybody but its owner. No link is
+    followed.
 
     Returns:
         What was open to others, with the permissions that it had.
@@ -137,17 +139,17 @@ def make_private(folder: Path) -> dict[Path, int]:
 
 
 def beside(path: Path, ending: str = "tmp") -> Path:
-    """A hidden name in the same folder that nobody else takes: process numbers are not unique
-    where containers share a volume."""
+    """A hidden name in the same folder that nobody else takes: process numbers are not
+    unique where containers share a volume."""
     return path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.{ending}")
 
 
 def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
     """Take the system's lock (`flock`) on an open file or folder; whether it is ours.
 
-    It ends when that is closed, however its process ends, and holds between machines only where
-    the file system says so: NFS does from version 4 on, unless mounted with `nolock` or
-    `local_lock`. Raises OSError.
+    It ends when that is closed, however its process ends, and holds between machines
+    only where the file system says so: NFS does from version 4 on, unless mounted with
+    `nolock` or `local_lock`. Raises OSError.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -158,8 +160,8 @@ def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
 
 @contextmanager
 def holding(folder: Path) -> Iterator[bool]:
-    """Whether surely nobody else is writing a folder, in whatever container; it is ours for the
-    while then."""
+    """Whether surely nobody else is writing a folder, in whatever container; it is ours
+    for the while then."""
     with ExitStack() as opened:
         ours = False
         with suppress(OSError):
@@ -172,11 +174,8 @@ def holding(folder: Path) -> Iterator[bool]:
 @contextmanager
 def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
     """Make a folder that others leave in peace for the while; mode: less the umask."""
-    for last in (
-        False,
-        False,
-        True,
-    ):  # somebody's cleaning may come between the next two lines
+    # somebody's cleaning may come between the next two lines
+    for last in (False, False, True):
         path.mkdir(mode=mode, exist_ok=True)
         with holding(path) as ours:
             if ours or last:  # else there are no locks here
@@ -190,10 +189,8 @@ def sync_folder(path: Path) -> None:
     try:
         os.fsync(number)
     except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-        ):  # a file system that has no such thing
+        # a file system that has no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
         os.close(number)
@@ -220,10 +217,11 @@ def write_json(path: Path, value: Any, *, private: bool = True) -> None:
 def write_folder(
     path: Path, fill: Callable[[Path], None], *, private: bool = True
 ) -> None:
-    """Make a folder atomically: `fill` writes into a temporary sibling, then it is renamed.
+    """Make a folder atomically: `fill` writes into a temporary sibling, then it is
+    renamed.
 
-    A folder that was there before is replaced, and stays whole if `fill` fails. private: as in
-    `write_text`, whatever permissions `fill` gives.
+    A folder that was there before is replaced, and stays whole if `fill` fails.
+    private: as in `write_text`, whatever permissions `fill` gives.
     """
     folder, temporary, old = path.parent, beside(path), beside(path, "old")
     try:
@@ -243,9 +241,8 @@ def write_folder(
                 try:
                     os.replace(temporary, path)
                     break
-                except (
-                    OSError
-                ) as error:  # another process was here in between: the last one stays
+                except OSError as error:
+                    # another process was here in between: the last one stays
                     if not left or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                         raise
                 shutil.rmtree(old, ignore_errors=True)
@@ -263,25 +260,29 @@ def write_folder(
 
 
 def write_out(path: Path, text: str | bytes) -> None:
-    """Write bytes, or a text as UTF-8, to a place that a person named. Raises as `stream_out`."""
+    """Write bytes, or a text as UTF-8, to a place that a person named.
+
+    Raises as `stream_out`.
+    """
     with stream_out(path) as file:
         file.write(text.encode("utf-8") if isinstance(text, str) else text)
 
 
 @contextmanager
 def stream_out(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file to write into piece by piece, for a place that a person named (`--out`).
+    """Yield a file to write into piece by piece, for a place that a person named
+    (`--out`).
 
-    A file is there whole when the block ends, or not at all. One that was this user's keeps its
-    permissions. Through a link it is the file that the link leads to; the link stays. A device or
-    a FIFO (/dev/stdout) is given the bytes as they come.
+    A file is there whole when the block ends, or not at all. One that was this user's
+    keeps its permissions. Through a link it is the file that the link leads to; the
+    link stays. A device or a FIFO (/dev/stdout) is given the bytes as they come.
 
-    Another user of the machine who may write in the same folder (/tmp) can put a link or a FIFO
-    at the place beforehand. It is not followed or written to.
+    Another user of the machine who may write in the same folder (/tmp) can put a link
+    or a FIFO at the place beforehand. It is not followed or written to.
 
     Raises:
-        FednotesError: The place cannot be written or is another user's link or FIFO, or a text
-            has characters that UTF-8 has not.
+        FednotesError: The place cannot be written or is another user's link or FIFO, or
+            a text has characters that UTF-8 has not.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -344,18 +345,21 @@ def _followed(path: Path) -> Path:
 
 
 def _is_stream(path: Path) -> bool:
-    """Return whether a path names a file that this process has open, such as /dev/stdout."""
+    """Return whether a path names a file that this process has open, such as
+    /dev/stdout."""
     return os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
 
 
 def _require_trusted(path: Path, status: os.stat_result) -> None:
-    """Pass a link, a FIFO or a device that no other user can have put into a shared folder.
+    """Pass a link, a FIFO or a device that no other user can have put into a shared
+    folder.
 
-    The system has this rule for links in folders such as /tmp where `fs.protected_symlinks` and
-    `fs.protected_fifos` are set.
+    The system has this rule for links in folders such as /tmp where
+    `fs.protected_symlinks` and `fs.protected_fifos` are set.
 
     Raises:
-        PermissionError: Everybody may write in its folder, and it belongs to another user.
+        PermissionError: Everybody may write in its folder, and it belongs to another
+            user.
     """
     folder = path.parent.stat()
     if folder.st_mode & 0o002 and status.st_uid not in (os.geteuid(), folder.st_uid, 0):
@@ -378,10 +382,12 @@ logger = logging.getLogger("fednotes.core.store")
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a folder, which is made if there is none; one in which nothing was put then goes.
+    """Hold a folder, which is made if there is none; one in which nothing was put then
+    goes.
 
-    It may be moved while it is held: the lock moves along. Raises BusyError, which names the
-    process, if another one holds it; FednotesError where it cannot be written.
+    It may be moved while it is held: the lock moves along. Raises BusyError, which
+    names the process, if another one holds it; FednotesError where it cannot be
+    written.
     """
     with on_disk(folder, FednotesError):
         made = not folder.exists()
@@ -390,9 +396,8 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            os.unlink(
-                LOCK, dir_fd=place
-            )  # while it is ours: who waits for it looks again
+            # while it is ours: who waits for it looks again
+            os.unlink(LOCK, dir_fd=place)
         os.close(number)
         os.close(place)
         if made:

@@ -1,7 +1,7 @@
 """Named tensors: small questions, and folders that keep them.
 
-A state folder holds `tensors.safetensors`, `facts.json` and `manifest.json` with the SHA-256
-of both.
+A state folder holds `tensors.safetensors`, `facts.json` and `manifest.json` with the
+SHA-256 of both.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Copy values into tensors of the same names, shapes and types.
 
-    Raises TrainingError naming the first tensor that does not fit; nothing is copied then.
+    Raises TrainingError naming the first tensor that does not fit; nothing is copied
+        then.
     """
     require_like(targets, values)
     for name, target in targets.items():
@@ -114,7 +115,10 @@ def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
 def taken(
     values: Mapping[str, Tensor], name: str, dtype: torch.dtype, *shape: int
 ) -> Tensor:
-    """One of several tensors. Raises TrainingError where it is missing or does not fit."""
+    """One of several tensors.
+
+    Raises TrainingError where it is missing or does not fit.
+    """
     like = {name: torch.empty(shape, dtype=dtype, device="meta")}
     require_like(like, {name: values[name]} if name in values else {})
     return values[name]
@@ -173,7 +177,8 @@ def load_state(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a state folder.
 
-    Raises ModelError if a file is missing, damaged, without its checksum or of a later format.
+    Raises ModelError if a file is missing, damaged, without its checksum or of a later
+        format.
     """
     with restoring(path):
         manifest = read_json(path / MANIFEST)
@@ -200,7 +205,8 @@ def load_state(
 
 @contextmanager
 def restoring(path: Path | str) -> Iterator[None]:
-    """What is kept at a place is other than what was written there: a ModelError says so."""
+    """What is kept at a place is other than what was written there: a ModelError says
+    so."""
     unfit = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
     try:
         yield

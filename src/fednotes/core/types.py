@@ -12,7 +12,8 @@ Offsets = tuple[tuple[int, int], ...]
 
 
 class Counts:
-    """Base of frozen dataclasses with slots whose fields are numbers: they add, field by field."""
+    """Base of frozen dataclasses with slots whose fields are numbers: they add, field
+    by field."""
 
     __slots__ = ()
 
@@ -31,8 +32,8 @@ class Span:
     label: the entity type.
     fragments: the pieces of a discontinuous mention, in order, half-open; empty for a
         continuous one. `start` is the first fragment's start, `end` the last one's end.
-    confidence: how probable a model finds it, 0 to 1; no part of what it is: neither of equality
-        nor of order.
+    confidence: how probable a model finds it, 0 to 1; no part of what it is: neither of
+        equality nor of order.
     """
 
     start: int
@@ -49,7 +50,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One note with what is annotated in it; what every reader returns. Its repr has no text.
+    """One note with what is annotated in it; what every reader returns. Its repr has no
+    text.
 
     sentences, tokens: character offsets as the source file gives them (CoNLL), kept so
         that writing loses nothing. Empty where the source has none; training always
@@ -71,7 +73,8 @@ class Document:
 class TagSet:
     """The entity types that one site annotates, and how its tags are written.
 
-    `tags` lists the tags by id: "O" first, then each type's tags in the order B, I, E, S.
+    `tags` lists the tags by id: "O" first, then each type's tags in the order B, I, E,
+    S.
     """
 
     types: tuple[str, ...]

@@ -1,9 +1,9 @@
 """What a site adds to a sum, and the sum.
 
-An `Update` holds a site's own mean values and its weight; the product is formed only where
-the sum is taken, in float64. A float32 value times an integer weight below 2^29 is exact
-there, so the mean over one site is that site's value to the last bit, and the wire carries
-four bytes a number.
+An `Update` holds a site's own mean values and its weight; the product is formed only
+where the sum is taken, in float64. A float32 value times an integer weight below 2^29
+is exact there, so the mean over one site is that site's value to the last bit, and the
+wire carries four bytes a number.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Update:
 class Total:
     """A sum over sites: `tensors` = Σ weight · value in float64, `weight` = Σ weight.
 
-    included: the names of the sites whose updates are in it, where the engine knows them.
+    included: the names of the sites whose updates are in it, where the engine knows
+        them.
     """
 
     tensors: Tensors
@@ -115,16 +116,21 @@ class Total:
 
 
 def require_metrics(metrics: Mapping[str, float], *names: str) -> None:
-    """Check that some site reported these metrics. Raises TrainingError, which names the first."""
+    """Check that some site reported these metrics.
+
+    Raises TrainingError, which names the first.
+    """
     for name in names:
         if name not in metrics:
             raise TrainingError(f"no site reported the count {name!r}: {_SAME_VERSION}")
 
 
 def contribution(update: Update) -> dict[str, Tensor]:
-    """What an update adds to a sum: weight · value in float64, exactly as `Total.of` forms it.
+    """What an update adds to a sum: weight · value in float64, exactly as `Total.of`
+    forms it.
 
-    A site that subtracts this from a sum that includes it is left with the others' part.
+    A site that subtracts this from a sum that includes it is left with the others'
+    part.
     """
     return _sum((update,))
 

@@ -1,8 +1,8 @@
 """Encoded corpora, and the mini-batches drawn from them.
 
-An `Encoded` corpus is flat arrays over all its tokens. It belongs to its site: its list of
-word forms is an index into that site's own arrays and never sizes, orders or fills anything
-that leaves the site.
+An `Encoded` corpus is flat arrays over all its tokens. It belongs to its site: its list
+of word forms is an index into that site's own arrays and never sizes, orders or fills
+anything that leaves the site.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Encoded:
     sentence_document: (sentences,) index into documents.
     bounds: (sentences + 1,) tokens of sentence s are bounds[s]:bounds[s + 1].
     offsets: (tokens, 2) character offsets in the document.
-    forms: the distinct token forms, by first appearance. form: (tokens,) index into forms.
+    forms: the distinct token forms, by first appearance. form: (tokens,) index into
+        forms.
     tags: (tokens,) tag ids.
     unit: what is read together.
     """
@@ -60,11 +61,12 @@ class Encoded:
         return np.diff(self.bounds)
 
     def passages(self, start: int = 0, end: int | None = None) -> Iterator[Passage]:
-        """Yield the text and the words of the sentences start:end (to the last one by default).
+        """Yield the text and the words of the sentences start:end (to the last one by
+        default).
 
-        A text runs from its first word to its last one. With the unit "document" the first piece
-        of a document also has what stands before its first word, the last one what stands behind,
-        so that an uncut document is read as it is.
+        A text runs from its first word to its last one. With the unit "document" the
+        first piece of a document also has what stands before its first word, the last
+        one what stands behind, so that an uncut document is read as it is.
         """
         end = self.sentences if end is None else end
         owners = np.concatenate([[-1], self.sentence_document, [-1]])
@@ -89,13 +91,15 @@ def encode_corpus(
     max_tokens: int | None = 256,
     unit: Unit = "sentence",
 ) -> Encoded:
-    """Documents → flat arrays of tokens and tags; overlapping mentions flattened (outermost).
+    """Documents → flat arrays of tokens and tags; overlapping mentions flattened
+    (outermost).
 
-    unit: what is read together. Tokens and tags do not depend on it, nor do a document's
-    sentences. A unit longer than max_tokens is cut into pieces of at most that many tokens
-    (None: never), at the end of a sentence where there is one, and never inside an entity (a
-    piece is longer where one entity is). Units without a token are left out. Gold spans
-    outside every sentence are left out. Raises DataError for a label that the tag set has not.
+    unit: what is read together. Tokens and tags do not depend on it, nor do a
+    document's sentences. A unit longer than max_tokens is cut into pieces of at most
+    that many tokens (None: never), at the end of a sentence where there is one, and
+    never inside an entity (a piece is longer where one entity is). Units without a
+    token are left out. Gold spans outside every sentence are left out. Raises DataError
+    for a label that the tag set has not.
     """
     index: dict[str, int] = {}
     form: list[int] = []
@@ -140,7 +144,8 @@ def encode_corpus(
 
 
 def without_gold(documents: Sequence[Document]) -> tuple[Document, ...]:
-    """The same documents as a model may see them: no spans, so that nothing leaks from them."""
+    """The same documents as a model may see them: no spans, so that nothing leaks from
+    them."""
     return tuple(replace(document, spans=()) for document in documents)
 
 
@@ -168,14 +173,15 @@ def with_spans(
 def buckets(
     lengths: np.ndarray, batch_size: int, rng: np.random.Generator, least: int = 1
 ) -> list[np.ndarray]:
-    """One epoch of mini-batches: every sentence exactly once, all batches full but at most one.
+    """One epoch of mini-batches: every sentence exactly once, all batches full but at
+    most one.
 
-    Sentences are shuffled, sorted by length within windows of 50 batches, cut into batches, and
-    the batches shuffled; so a batch holds sentences of like length while its make-up still changes
-    from epoch to epoch.
+    Sentences are shuffled, sorted by length within windows of 50 batches, cut into
+    batches, and the batches shuffled; so a batch holds sentences of like length while
+    its make-up still changes from epoch to epoch.
 
-    lengths: (sentences,). least: a batch of fewer goes with another one. Returns arrays of
-    sentence indices.
+    lengths: (sentences,). least: a batch of fewer goes with another one. Returns arrays
+    of sentence indices.
     """
     lengths = np.asarray(lengths)
     order = rng.permutation(len(lengths))
@@ -184,7 +190,8 @@ def buckets(
     for start in range(0, len(order), size):
         part = order[start : start + size]
         part = part[np.argsort(lengths[part], kind="stable")]
-        # The one short batch is drawn from anywhere in its window, not always the longest.
+        # The one short batch is drawn from anywhere in its window, not always the
+        # longest.
         short = len(part) % batch_size
         if short:
             where = batch_size * int(rng.integers(len(part) // batch_size + 1))
@@ -207,7 +214,8 @@ def _share(
     for span in spans:
         at = bisect_right(starts, span.start) - 1
         if at < 0 or sentences[at][1] <= span.start:
-            at += 1  # the span starts before this sentence (white space); does it reach in?
+            # the span starts before this sentence (white space); does it reach in?
+            at += 1
         if at < len(sentences) and sentences[at][0] < span.end:
             shares[at].append(span)
     return shares
@@ -225,9 +233,8 @@ def _pieces(
     """
     if max_tokens is None or len(tokens) <= max_tokens:
         return [len(tokens)]
-    free = np.ones(
-        len(tokens) + 1, dtype=bool
-    )  # free[i]: the sentence may be cut before i
+    # free[i]: the sentence may be cut before i
+    free = np.ones(len(tokens) + 1, dtype=bool)
     for span in spans:
         first = int(np.searchsorted(tokens[:, 1], span.start, side="right"))
         last = int(np.searchsorted(tokens[:, 0], span.end, side="left"))

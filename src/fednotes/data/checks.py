@@ -4,7 +4,8 @@
     check_sites(sites)                          each part, each site, and all together
     for finding in …: print(finding)            "warning  psytar/train: 3 of …"
 
-Levels: info (good to know), warning (look at it), error (training would fail or mislead).
+Levels: info (good to know), warning (look at it), error (training would fail or
+    mislead).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Level = Literal["info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found. code: stable name. where: corpus, site or part. counts: the numbers.
-    problems: each by file and line, where they are known."""
+    """One thing found. code: stable name. where: corpus, site or part. counts: the
+    numbers. problems: each by file and line, where they are known."""
 
     level: Level
     code: str
@@ -73,7 +74,8 @@ def _finding(
     level: Level | None = None,
     **words: object,
 ) -> Finding:
-    """One of `findings.toml`. level: in place of its own; words: what its sentence has besides."""
+    """One of `findings.toml`. level: in place of its own; words: what its sentence has
+    besides."""
     own = _TOLD[code]
     told = own["told"].format_map(
         {**counts, **words, "MIN_WORDS": MIN_WORDS, "RARE": RARE}
@@ -99,9 +101,11 @@ def check_documents(
 
 
 class CorpusCheck:
-    """Counts what is to be known of a corpus whose documents come one by one, and keeps no text.
+    """Counts what is to be known of a corpus whose documents come one by one, and keeps
+    no text.
 
-    Of each sentence it keeps a hash of 8 bytes and whether it is long, of each document three
+    Of each sentence it keeps a hash of 8 bytes and whether it is long, of each document
+    three
     hashes: repeats are found by them.
 
         counts = CorpusCheck("train")
@@ -146,7 +150,8 @@ class CorpusCheck:
             self._count_sentences(document)
 
     def _count_identifiers(self, text: str) -> None:
-        """What may tell who a patient is, by kind; placeholders of de-identification are none."""
+        """What may tell who a patient is, by kind; placeholders of de-identification
+        are none."""
         text, before = _PLACEHOLDER.sub("\n", text), self._identifiers.total()
         for kind, pattern in _KINDS.items():
             if _may_hold(kind, text):
@@ -243,7 +248,8 @@ class CorpusCheck:
 
 
 class SentenceHashes:
-    """Hashes of a part's sentences. long: of each, whether it has `MIN_WORDS` words or more."""
+    """Hashes of a part's sentences. long: of each, whether it has `MIN_WORDS` words or
+    more."""
 
     def __init__(self) -> None:
         self.hashes, self.long = array("q"), array("b")
@@ -277,11 +283,11 @@ def _repeats(hashes: array[int]) -> int:
 
 
 def _percentile(counts: Mapping[int, int], percent: float) -> float:
-    """The percentile of numbers that are counted, linear between neighbours as NumPy's is."""
+    """The percentile of numbers that are counted, linear between neighbours as NumPy's
+    is."""
     values = np.array(sorted(counts))
-    last = np.cumsum(
-        [counts[value] for value in values.tolist()]
-    )  # positions behind each value
+    # positions behind each value
+    last = np.cumsum([counts[value] for value in values.tolist()])
     at = (last[-1] - 1) * percent / 100
     below, above = np.floor(at), np.ceil(at)
     low, high = values[np.searchsorted(last, [below, above], side="right")]
@@ -316,7 +322,8 @@ class _NoteFlags:
 
 
 def _unprintable(text: str) -> int:
-    """How many characters cannot be printed; those that join others in some scripts may be."""
+    """How many characters cannot be printed; those that join others in some scripts may
+    be."""
     if "".join(text.split()).isprintable():
         return 0
     return sum(not c.isprintable() and not c.isspace() for c in text) - len(
@@ -378,8 +385,8 @@ def agreement(scores: Mapping[str, Any], where: str) -> Iterator[Finding]:
 def _label_findings(
     counts: Counter[str], types: Sequence[str], is_named: bool, where: str
 ) -> Iterator[Finding]:
-    """What the labels of a corpus say. is_named: whether the types are asked for, not only those
-    that occur."""
+    """What the labels of a corpus say. is_named: whether the types are asked for, not
+    only those that occur."""
     ordered, total = dict(sorted(counts.items())), counts.total()
     yield _finding(
         where, "types", dict(counts), total=total, listed=_listed(ordered) or "none"
@@ -399,7 +406,8 @@ def _label_findings(
 
 
 def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Finding]:
-    """What the reader of a corpus left out, and what else it noted. name: of file or folder."""
+    """What the reader of a corpus left out, and what else it noted. name: of file or
+    folder."""
     if problems.number:
         left = _finding(
             where, "left_out", dict(problems.counts), problems=problems, name=name
@@ -423,7 +431,8 @@ def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Find
 
 
 def bare_documents(documents: Iterable[Document], where: str) -> Iterator[Finding]:
-    """How many documents have no mention; sentences of a document that was cut count once."""
+    """How many documents have no mention; sentences of a document that was cut count
+    once."""
     annotated = _NoteFlags()
     for document in documents:
         annotated.add(document, bool(document.spans))
@@ -433,7 +442,8 @@ def bare_documents(documents: Iterable[Document], where: str) -> Iterator[Findin
 def other_size(name: str, sentences: int, expected: int) -> Finding:
     """Return what to know of a corpus that has another size than a publication counts.
 
-    A difference of up to 5 % may come from another way to find sentences; above, it is a warning.
+    A difference of up to 5 % may come from another way to find sentences; above, it is
+    a warning.
     """
     difference = 100 * (sentences - expected) / expected
     return _finding(
@@ -450,8 +460,8 @@ def check_sites(
 ) -> list[Finding]:
     """Check every part of every site, then what the parts and the sites share.
 
-    chosen: sites that were split by a unit of the user's choice, such as sentences: that a note
-    is in two parts is then a warning.
+    chosen: sites that were split by a unit of the user's choice, such as sentences:
+    that a note is in two parts is then a warning.
     """
     if not sites:
         return [_finding("job", "empty", {}, what="sites")]
@@ -493,7 +503,8 @@ def _sentences(documents: Iterable[Document]) -> Counter[str]:
 
 
 def unlearnt(site: SiteData) -> Iterator[Finding]:
-    """Mentions held out whose types no training mention has, where the job names no types."""
+    """Mentions held out whose types no training mention has, where the job names no
+    types."""
     for part, types in (("valid", site.tags.types), ("test", site.scored_types)):
         labels = Counter(s.label for d in _parts(site)[part] for s in d.spans)
         unknown = {
@@ -530,8 +541,9 @@ def _leak(
 def in_two_parts(
     parts: Mapping[str, Sequence[Document]], where: str, level: Level = "error"
 ) -> Iterator[Finding]:
-    """Patients and notes that are in two parts. A note is known by its text, or by its id where
-    that is no number of a line or sentence of its file, and no mere file name (brat)."""
+    """Patients and notes that are in two parts. A note is known by its text, or by its
+    id where that is no number of a line or sentence of its file, and no mere file name
+    (brat)."""
     patients = {
         p: {d.patient for d in own if d.patient is not None} for p, own in parts.items()
     }
@@ -559,8 +571,8 @@ def _by_note(documents: Iterable[Document]) -> dict[str, list[Document]]:
 
 
 def _one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
-    """Whether documents of one id are one note. Ids that are file names do not say so by
-    themselves: two hospitals have a 001.txt each."""
+    """Whether documents of one id are one note. Ids that are file names do not say so
+    by themselves: two hospitals have a 001.txt each."""
     whole = [document for document in (*one, *two) if "document" not in document.meta]
     if not whole or any(own.spans and "brat" not in own.meta for own in whole):
         return True
@@ -572,7 +584,8 @@ def _one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
 
 
 def _whole(document: Document) -> str:
-    """The text of a note of several sentences without regard to case and white space, else ""."""
+    """The text of a note of several sentences without regard to case and white space,
+    else ""."""
     keys = sentence_keys(document)
     return "\n".join(keys) if len(keys) > 1 else ""
 

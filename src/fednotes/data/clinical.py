@@ -1,13 +1,15 @@
-"""Clinical notes → sentences for pre-training, after Alsentzer et al. 2019, section 3.1.
+"""Clinical notes → sentences for pre-training, after Alsentzer et al. 2019, section
+3.1.
 
     blocks         headers, answers to headers, list items, paragraphs; rules are dropped
     sentences      within a block, lines that were broken for their width put together
 
-Placeholders of de-identification are text like any other, here as in annotated notes, whose
-spans' offsets count them: what a model reads in pre-training it reads in fine-tuning, evaluation
-and prediction. Their program (clinicalBERT's `format_mimic_for_BERT.py`) keeps them too. It drops
-the first item of a list under a header and cuts sentences with a learnt parser; here nothing but
-rules and white space is lost, and nothing is learnt from notes. Every function is pure.
+Placeholders of de-identification are text like any other, here as in annotated notes,
+whose spans' offsets count them: what a model reads in pre-training it reads in
+fine-tuning, evaluation and prediction. Their program (clinicalBERT's
+`format_mimic_for_BERT.py`) keeps them too. It drops the first item of a list under a
+header and cuts sentences with a learnt parser; here nothing but rules and white space
+is lost, and nothing is learnt from notes. Every function is pure.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from typing import Final
 from fednotes.core.types import Document
 from fednotes.data.text import split_sentences
 
-RECIPE: Final = (
-    "clinical-3"  # raise it when the same note gives other sentences: caches name it
-)
+# raise it when the same note gives other sentences: caches name it
+RECIPE: Final = "clinical-3"
 
-# Of de-identification, in MIMIC-III and i2b2: [**2130-1-1**], [**Hospital1 18**]. MIMIC-IV has ___.
+# Of de-identification, in MIMIC-III and i2b2: [**2130-1-1**], [**Hospital1 18**].
+# MIMIC-IV has ___.
 PLACEHOLDER: Final = re.compile(r"\[\*\*([^\[\]]{0,200}?)\*\*\]")
 _RULE = re.compile(r"[-_=*~#]{4,}")
 _ONLY_RULE = re.compile(r"\s*[-_=*~#]{3,}\s*")
@@ -96,9 +98,11 @@ _NARROWEST, _WIDEST = 50, 140  # characters of text that was broken for its widt
 
 
 def _wrap_width(text: str) -> int | None:
-    """The width that a note's lines were broken for; None where each paragraph is one line.
+    """The width that a note's lines were broken for; None where each paragraph is one
+    line.
 
-    The upper quartile of lines that are long enough: tables and single wide lines hardly move it.
+    The upper quartile of lines that are long enough: tables and single wide lines
+    hardly move it.
     """
     lengths = sorted(n for n in map(len, text.split("\n")) if n >= _NARROWEST)
     if not lengths:
@@ -125,7 +129,8 @@ def _continues(before: str, line: str | None, width: int | None) -> bool:
 
 
 def _answered(made: list[str]) -> list[str]:
-    """Headers joined with an answer of one short line ("Allergies: Penicillins"); no gaps."""
+    """Headers joined with an answer of one short line ("Allergies: Penicillins"); no
+    gaps."""
     result: list[str] = []
     for position, block in enumerate(made):
         if not block:
@@ -149,8 +154,8 @@ def _answered(made: list[str]) -> list[str]:
 def sentences(text: str) -> list[str]:
     """The sentences of a note; none is empty, none holds a line end.
 
-    All visible characters but those of rules are there, in order. A line end inside a placeholder
-    parts nothing.
+    All visible characters but those of rules are there, in order. A line end inside a
+    placeholder parts nothing.
     """
     whole = PLACEHOLDER.sub(lambda match: " ".join(match.group().split()), text)
     found: list[str] = []
@@ -159,7 +164,8 @@ def sentences(text: str) -> list[str]:
     return found
 
 
-_WINDOW = 4000  # characters; the rule's time grows with the square of a stretch without an end
+# characters; the rule's time grows with the square of a stretch without an end
+_WINDOW = 4000
 _INSIDE = re.compile(r"(?<![.!?])[.!?]+[\"'\u201d\u2019)\]]*\s")
 
 

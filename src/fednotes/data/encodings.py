@@ -1,12 +1,13 @@
 """Encodings of text files: which one a file has, and what a file is that holds no text.
 
-A byte-order mark decides. Without one, a file is UTF-8 unless the caller names another encoding.
-Nothing else is guessed: a text that is decoded with the wrong encoding looks fine, and its mentions
-are not where the annotations say.
+A byte-order mark decides. Without one, a file is UTF-8 unless the caller names another
+encoding. Nothing else is guessed: a text that is decoded with the wrong encoding looks
+fine, and its mentions are not where the annotations say.
 
-A named encoding applies to the files that are not UTF-8. A folder may therefore mix UTF-8 with,
-say, Windows-1252: text in Windows-1252 that has an accented letter is not valid UTF-8. Encodings
-that do not contain ASCII, such as UTF-16 without a mark, apply to every file without a mark.
+A named encoding applies to the files that are not UTF-8. A folder may therefore mix
+UTF-8 with, say, Windows-1252: text in Windows-1252 that has an accented letter is not
+valid UTF-8. Encodings that do not contain ASCII, such as UTF-16 without a mark, apply
+to every file without a mark.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ HEAD = 1 << 16  # bytes that are enough to recognise an encoding
 _CHUNK = 1 << 20  # bytes that are checked at a time
 _ASCII = bytes(range(128))
 
-# Codecs of Python that are no character encodings of files, or that depend on the machine.
+# Codecs of Python that are no character encodings of files, or that depend on the
+# machine.
 _ODD = frozenset(
     "idna punycode raw-unicode-escape unicode-escape undefined utf-7 mbcs oem".split()
 )
@@ -65,7 +67,8 @@ _BINARY = (
     (b"II*\x00", "an image", _EXPORT),
     (b"MM\x00*", "an image", _EXPORT),
 )
-# The same of files that begin with letters: a NUL byte among the first ones must follow.
+# The same of files that begin with letters: a NUL byte among the first ones must
+# follow.
 _BINARY_WITH_NUL = (
     (b"PAR1", "a Parquet file", "name its format, parquet"),
     (b"ARROW1", "an Arrow file", "name its format, parquet"),
@@ -84,7 +87,8 @@ def encoding_of(name: str) -> str:
     """Return the canonical name of an encoding that a user named.
 
     Args:
-        name: "auto", or any of Python's names of a character encoding, such as "cp1252".
+        name: "auto", or any of Python's names of a character encoding, such as
+            "cp1252".
 
     Raises:
         ConfigError: There is no such encoding.
@@ -111,8 +115,8 @@ def encoding_of(name: str) -> str:
 def reading_as(encoding: str) -> Iterator[None]:
     """Read all files of the block in an encoding that the user named.
 
-    The formats' readers open files at many places, and none of them depends on the encoding; so it
-    is a context variable and not an argument of each of them.
+    The formats' readers open files at many places, and none of them depends on the
+    encoding; so it is a context variable and not an argument of each of them.
     """
     token = _named.set(encoding_of(encoding))
     try:
@@ -122,12 +126,14 @@ def reading_as(encoding: str) -> Iterator[None]:
 
 
 def named_encoding() -> str:
-    """Return the encoding that the user named for the files that are being read, or "auto"."""
+    """Return the encoding that the user named for the files that are being read, or
+    "auto"."""
     return _named.get()
 
 
 def marked(head: bytes) -> tuple[str, int]:
-    """Return the encoding that a byte-order mark says, and the mark's length; "" without one."""
+    """Return the encoding that a byte-order mark says, and the mark's length; ""
+    without one."""
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return encoding, len(mark)
@@ -135,14 +141,16 @@ def marked(head: bytes) -> tuple[str, int]:
 
 
 def codec_of(head: bytes, named: str = AUTO) -> tuple[str, int]:
-    """Return the codec to try first on a file, and the bytes of its mark, from its first bytes.
+    """Return the codec to try first on a file, and the bytes of its mark, from its
+    first bytes.
 
     Args:
         head: The file's first bytes, at most `HEAD` are looked at.
         named: The encoding that the user named, as `encoding_of` returns it.
 
     Raises:
-        DataError: The file holds no text, or UTF-16 or UTF-32 without a mark that nobody named.
+        DataError: The file holds no text, or UTF-16 or UTF-32 without a mark that
+            nobody named.
     """
     encoding, length = marked(head)
     if encoding:
@@ -158,7 +166,8 @@ def codec_of(head: bytes, named: str = AUTO) -> tuple[str, int]:
 
 
 def require_text(head: bytes) -> None:
-    """Raise DataError, which says what a file is, if its first bytes are not those of a text."""
+    """Raise DataError, which says what a file is, if its first bytes are not those of a
+    text."""
     kinds = (*_BINARY, *_BINARY_WITH_NUL) if b"\0" in head[:HEAD] else _BINARY
     for start, what, remedy in kinds:
         if head.startswith(start):
@@ -169,7 +178,8 @@ def require_text(head: bytes) -> None:
 
 
 def undecodable(place: str, encoding: str, named: str, *, binary: bool) -> str:
-    """Return the message for a byte that cannot be decoded, with a remedy that harms no file.
+    """Return the message for a byte that cannot be decoded, with a remedy that harms no
+    file.
 
     Args:
         place: What the message calls the byte, such as "byte 12".
@@ -190,10 +200,12 @@ def undecodable(place: str, encoding: str, named: str, *, binary: bool) -> str:
 
 
 def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:
-    """Decode a whole text. Returns it without its byte-order mark, and the mark's length.
+    """Decode a whole text. Returns it without its byte-order mark, and the mark's
+    length.
 
     Raises:
-        DataError: The bytes are no text in a known or named encoding. Its message has no place.
+        DataError: The bytes are no text in a known or named encoding. Its message has
+            no place.
         UndecodableError: A byte does not fit; `line` says where it is.
     """
     codec, length = codec_of(data[:HEAD], named)
@@ -209,7 +221,8 @@ def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:
 
 
 class UndecodableError(DataError):
-    """A byte that does not fit the encoding. line: the line that it is on, counted from 1."""
+    """A byte that does not fit the encoding. line: the line that it is on, counted from
+    1."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -229,10 +242,11 @@ def _at(
 
 
 def codec_of_stream(file: BinaryIO, head: bytes, named: str) -> tuple[str, int]:
-    """Return the codec of a file that is read piece by piece, and the length of its mark.
+    """Return the codec of a file that is read piece by piece, and the length of its
+    mark.
 
-    Only where an encoding is named that contains ASCII must the whole file be read for this, to
-    know whether it is UTF-8 all the same.
+    Only where an encoding is named that contains ASCII must the whole file be read for
+    this, to know whether it is UTF-8 all the same.
 
     Args:
         file: The file behind its `head`; it is read to its end in that case.
@@ -259,7 +273,8 @@ def codec_of_stream(file: BinaryIO, head: bytes, named: str) -> tuple[str, int]:
 
 @cache
 def contains_ascii(encoding: str) -> bool:
-    """Return whether bytes below 128 are ASCII in an encoding; not so in UTF-16 or ISO-2022-JP."""
+    """Return whether bytes below 128 are ASCII in an encoding; not so in UTF-16 or
+    ISO-2022-JP."""
     if encoding.startswith(_SEVEN_BIT):  # ASCII until an escape sequence comes
         return False
     try:
@@ -271,7 +286,8 @@ def contains_ascii(encoding: str) -> bool:
 def _wide(head: bytes) -> str:
     """Return the encoding that the NUL bytes of a text without a mark suggest, or "".
 
-    Western text has a NUL in every second byte in UTF-16, and in three of four in UTF-32.
+    Western text has a NUL in every second byte in UTF-16, and in three of four in
+    UTF-32.
     """
     if b"\0" not in head or len(head) < 4:
         return ""

@@ -4,7 +4,8 @@
                de-identification, which differ from copy to copy, do not count
     n-gram     NGRAM words in a row, across sentences: finds what is cut or wrapped differently
 
-Liu and Miller 2020 name the overlap of pre-training and fine-tuning text as a limit of their
+Liu and Miller 2020 name the overlap of pre-training and fine-tuning text as a limit of
+their
 study: what a model has read before says little of what it can do on new text. Notes are
 looked at one by one; of the other collection, 64-bit hashes are kept in sorted arrays.
 """
@@ -26,9 +27,8 @@ from fednotes.data.clinical import PLACEHOLDER, sentences
 from fednotes.data.text import split_sentences
 
 MIN_WORDS: Final = 8
-NGRAM: Final = (
-    13  # words; as in GPT-3's check of its benchmarks (Brown et al. 2020, appendix C)
-)
+# words; as in GPT-3's check of its benchmarks (Brown et al. 2020, appendix C)
+NGRAM: Final = 13
 
 _WORD = re.compile(r"[^\W_]+")
 _FACTOR = 0x9E3779B97F4A7C15  # odd, so that no word of an n-gram loses a bit
@@ -38,8 +38,8 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, so that no word of an n-gram loses a bit
 class SharedText(Counts):
     """What of a collection of notes occurs in another collection.
 
-    sentences, ngrams: of the notes. shared_sentences, shared_ngrams: those of them that occur
-    there too, repeats counted. notes_with_shared: notes with such a sentence.
+    sentences, ngrams: of the notes. shared_sentences, shared_ngrams: those of them that
+    occur there too, repeats counted. notes_with_shared: notes with such a sentence.
     """
 
     sentences: int = 0
@@ -88,7 +88,8 @@ def index_documents(documents: Iterable[Document]) -> TextIndex:
 def shared_text(
     texts: Iterable[str], indexes: Sequence[TextIndex]
 ) -> tuple[SharedText, ...]:
-    """What the notes share with each of the collections; the notes are gone through once."""
+    """What the notes share with each of the collections; the notes are gone through
+    once."""
     totals = [SharedText() for _ in indexes]
     for text in texts:
         own = sentences(text)
@@ -105,7 +106,8 @@ def shared_text(
 
 
 def shares_sentence(text: str, index: TextIndex) -> bool:
-    """Whether a sentence of the text, of MIN_WORDS words or more, occurs in the collection."""
+    """Whether a sentence of the text, of MIN_WORDS words or more, occurs in the
+    collection."""
     return _occurring(_sentence_hashes(sentences(text)), index.sentences) > 0
 
 
@@ -123,10 +125,10 @@ def _sentence_hashes(cut: Iterable[str]) -> np.ndarray:
 
 
 def _ngrams(cut: Iterable[str]) -> np.ndarray:
-    """(words - NGRAM + 1,) uint64: Σ hash(word i) · factor^i modulo 2^64 of each n-gram."""
-    hashed = np.fromiter(
-        (_word_hash(w) for s in cut for w in _words_of(s)), np.uint64
-    )  # (words,)
+    """(words - NGRAM + 1,) uint64: Σ hash(word i) · factor^i modulo 2^64 of each
+    n-gram."""
+    # (words,)
+    hashed = np.fromiter((_word_hash(w) for s in cut for w in _words_of(s)), np.uint64)
     total = np.zeros(max(0, len(hashed) - NGRAM + 1), np.uint64)  # (n-grams,)
     for offset in range(NGRAM if len(total) else 0):
         total *= np.uint64(_FACTOR)  # wraps, as meant

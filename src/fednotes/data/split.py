@@ -4,8 +4,9 @@
     groups      units joined (union-find) because they share an identical sentence
     parts       train, valid, test: groups dealt out until each part has its share of sentences
 
-Half of the ADE corpus' test rows have their sentence in train when its rows are split naively;
-here a sentence never stands on both sides of a split. Everything is a function of the seed.
+Half of the ADE corpus' test rows have their sentence in train when its rows are split
+naively; here a sentence never stands on both sides of a split. Everything is a function
+of the seed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ MASK = "MASK"
 def sentence_documents(documents: Iterable[Document]) -> tuple[Document, ...]:
     """One document per sentence, in order; spans and tokens are kept, offsets shifted.
 
-    Ids are `<document>#<number>`; `meta["document"]` is the id of the note. Idempotent up to
-    ids. A mention never straddles two sentences (`split_sentences` sees to that).
+    Ids are `<document>#<number>`; `meta["document"]` is the id of the note. Idempotent
+    up to ids. A mention never straddles two sentences (`split_sentences` sees to that).
     """
     return tuple(piece for document in documents for piece in _pieces(document))
 
@@ -64,7 +65,10 @@ def _back(pieces: Offsets, by: int) -> Offsets:
 
 
 def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that one can split by. What a reader keeps of its file has the old offsets."""
+    """The values that one can split by.
+
+    What a reader keeps of its file has the old offsets.
+    """
     return {
         k: v for k, v in meta.items() if v is None or isinstance(v, str | int | float)
     }
@@ -87,20 +91,22 @@ def split(
     """Deal `documents` out into the named parts.
 
     fractions: share of the sentences of each part; they sum to 1. A part of 0 is empty.
-    by: "patient", "document", "sentence" (every result is a document of one sentence) or a key
-        of `Document.meta`. Without it, what `unit_of` says; a document without a patient then
-        stands for itself.
-    min_words: units of more than one sentence are joined by an identical sentence only if it
-        has this many words: "She was discharged ." would make one group of a whole hospital.
-        Split by sentence, identical sentences stay together whatever their length. Shorter
-        repeats across parts are found by `fednotes check` and dropped by `without_leaks`.
+    by: "patient", "document", "sentence" (every result is a document of one sentence)
+        or a key of `Document.meta`. Without it, what `unit_of` says; a document without
+        a patient then stands for itself.
+    min_words: units of more than one sentence are joined by an identical sentence only
+        if it has this many words: "She was discharged ." would make one group of a
+        whole hospital. Split by sentence, identical sentences stay together whatever
+        their length. Shorter repeats across parts are found by `fednotes check` and
+        dropped by `without_leaks`.
 
-    Groups are shuffled and dealt in classes of size (powers of two, largest first), each to
-    the part that it leaves least over its share, so parts are near the sizes asked for and
-    hold long and short notes alike. Documents keep their order within a part.
+    Groups are shuffled and dealt in classes of size (powers of two, largest first),
+    each to the part that it leaves least over its share, so parts are near the sizes
+    asked for and hold long and short notes alike. Documents keep their order within a
+    part.
 
-    Raises ConfigError if the fractions are no shares, DataError if a document lacks the key
-    or there are fewer groups than parts.
+    Raises ConfigError if the fractions are no shares, DataError if a document lacks the
+    key or there are fewer groups than parts.
     """
     shares = fractions.values()
     if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
@@ -134,8 +140,8 @@ def split(
 
 
 def unit_of(documents: Iterable[Document]) -> str:
-    """What a split leaves whole unless it is told: "patient" if any document has one, else
-    "document"."""
+    """What a split leaves whole unless it is told: "patient" if any document has one,
+    else "document"."""
     return "patient" if any(d.patient is not None for d in documents) else "document"
 
 
@@ -147,9 +153,8 @@ def _groups(
     lenient: bool,
 ) -> list[list[int]]:
     """Documents, by index, that stay together. lenient: one may lack the unit."""
-    group = {
-        index: [index] for index in range(len(items))
-    }  # the smaller joins the larger
+    # the smaller joins the larger
+    group = {index: [index] for index in range(len(items))}
     first: dict[tuple[str, str], int] = {}
     for index, sentences in enumerate(keys):
         names = [
@@ -216,8 +221,8 @@ def subsample(
 ) -> tuple[Document, ...]:
     """A random `fraction` of the documents (rounded, at least one), in their order.
 
-    Nested: with one seed a smaller sample is a subset of a larger one, so that a learning
-    curve adds data at each point and exchanges none.
+    Nested: with one seed a smaller sample is a subset of a larger one, so that a
+    learning curve adds data at each point and exchanges none.
     """
     order = rng_of(seed, "subsample").permutation(len(documents))
     count = max(1, round(fraction * len(documents)))
@@ -227,10 +232,11 @@ def subsample(
 def without_leaks(
     train: Sequence[Document], test: Iterable[Document]
 ) -> tuple[tuple[Document, ...], int]:
-    """`train` without the sentences that occur in `test`, and how many sentences were dropped.
+    """`train` without the sentences that occur in `test`, and how many sentences were
+    dropped.
 
-    A document without such a sentence is returned as it is; of another one the remaining
-    sentences are returned, as documents of one sentence each.
+    A document without such a sentence is returned as it is; of another one the
+    remaining sentences are returned, as documents of one sentence each.
     """
     known = {key for document in test for key in sentence_keys(document)}
     kept: list[Document] = []
@@ -256,15 +262,16 @@ def mask_overlap(
 ) -> tuple[Document, ...]:
     """One site's training documents with a `ratio` of the overlapping entities masked.
 
-    The paper's Fig. 5 says no more than "randomly masking different ratios of overlapped entities
-    in training data". Here: of the surface forms, case and white space aside, that are annotated,
-    with any label, in the training data of two sites or more, a random `ratio` is picked. Every
-    annotated mention of one is replaced by the word MASK and loses its label; the sentence stays.
+    The paper's Fig. 5 says no more than "randomly masking different ratios of
+    overlapped entities in training data". Here: of the surface forms, case and white
+    space aside, that are annotated, with any label, in the training data of two sites
+    or more, a random `ratio` is picked. Every annotated mention of one is replaced by
+    the word MASK and loses its label; the sentence stays.
 
-    The pick depends on the set of forms and the seed alone: every site that is given all
-    the others picks the same forms, and a smaller ratio's forms are among a larger one's.
-    A mention around a masked one keeps its label (over the word MASK); a mention inside it,
-    or crossing its edge, goes with it. Unannotated occurrences stay.
+    The pick depends on the set of forms and the seed alone: every site that is given
+    all the others picks the same forms, and a smaller ratio's forms are among a larger
+    one's. A mention around a masked one keeps its label (over the word MASK); a mention
+    inside it, or crossing its edge, goes with it. Unannotated occurrences stay.
     """
     forms = sorted(overlapping_forms([documents, *other_sites_documents]))
     order = rng_of(seed, "mask").permutation(len(forms))
@@ -319,7 +326,8 @@ def _masked(document: Document, picked: set[str]) -> Document:
 
 
 def pool(sites: Sequence[SiteData]) -> SiteData:
-    """One site that has every site's training and validation documents, and their types."""
+    """One site that has every site's training and validation documents, and their
+    types."""
     return SiteData(
         id="pooled",
         tags=reduce(TagSet.union, (site.tags for site in sites)),

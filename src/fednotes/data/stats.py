@@ -14,7 +14,8 @@ from fednotes.data.text import normalise, split_sentences, tokenize
 
 
 def span_form(text: str, span: Span) -> str:
-    """A mention's normalised surface form; the pieces of a discontinuous one with a space."""
+    """A mention's normalised surface form; the pieces of a discontinuous one with a
+    space."""
     return normalise(" ".join(text[a:b] for a, b in span.pieces))
 
 
@@ -31,11 +32,12 @@ def overlapping_forms(sites: Iterable[Iterable[Document]]) -> set[str]:
 def corpus_stats(sites: Mapping[str, Sequence[Document]]) -> dict[str, Any]:
     """Counts over each site's documents and over what the sites share, as plain values.
 
-    {"sites": [a row of Table 1 and a little more], "overlapping": distinct forms annotated at two
-    sites or more (the paper's "overlapping entities"), "pairwise": [i][j] distinct forms annotated
-    at both i and j; the diagonal is the number of forms at i}. In a row: "annotated_sentences" have
-    at least one mention, "entities" are mentions by type, "forms" the distinct ones over all types,
-    "discontinuous" mentions in pieces.
+    {"sites": [a row of Table 1 and a little more], "overlapping": distinct forms
+    annotated at two sites or more (the paper's "overlapping entities"), "pairwise":
+    [i][j] distinct forms annotated at both i and j; the diagonal is the number of forms
+    at i}. In a row: "annotated_sentences" have at least one mention, "entities" are
+    mentions by type, "forms" the distinct ones over all types, "discontinuous" mentions
+    in pieces.
     """
     forms = [_forms(documents) for documents in sites.values()]
     rows = zip(sites.items(), forms, strict=True)

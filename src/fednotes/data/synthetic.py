@@ -1,15 +1,17 @@
 """A seeded generator of clinical text for several sites. No text of anyone's is in it.
 
-Sites differ in genre (discharge summaries, case reports, patients' posts, mixtures beyond three),
-in which names and phrasings they use often (long-tailed), in what they annotate (overlapping tag
-sets), in size, and in care (annotation noise, in train only). A finding is an ADE, a Disease or a
-Symptom by its context; companies, devices and lab values look like drugs and doses.
+Sites differ in genre (discharge summaries, case reports, patients' posts, mixtures
+beyond three), in which names and phrasings they use often (long-tailed), in what they
+annotate (overlapping tag sets), in size, and in care (annotation noise, in train only).
+A finding is an ADE, a Disease or a Symptom by its context; companies, devices and lab
+values look like drugs and doses.
 
     sites = generate(3, sentences_per_site=250, seed=0)
     sites[0].data        what the site annotates: its own tag set, noise in train
     sites[0].complete    the same texts, every type, no noise: pooled training's upper bound
 
-Names are made of the syllables, roots and phrases in `lexicon.toml`, texts of its templates.
+Names are made of the syllables, roots and phrases in `lexicon.toml`, texts of its
+templates.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _TOKEN = re.compile(r"\[|\]|\||\{\w+\}|[^\[\]|{]+")
 T = TypeVar("T")
 PARTS = ("train", "valid", "test")
 _SIZES = (1.5, 0.9, 0.6)  # of sites in turn, in parts of the mean
-# A compiled template: ("text", as it is), ("choice", options), ("slot", name), ("mention", type).
+# A compiled template: ("text", as it is), ("choice", options), ("slot", name),
+# ("mention", type).
 Template = tuple[tuple[str, Any], ...]
 
 
@@ -56,14 +59,16 @@ def words() -> dict[str, Any]:
 def make_lexicon(
     rng: np.random.Generator, size: int = 1500
 ) -> dict[str, tuple[str, ...]]:
-    """About `size` drugs and findings and half as many diseases. A function of `rng` alone.
+    """About `size` drugs and findings and half as many diseases. A function of `rng`
+    alone.
 
     Names by kind, the commonest first; how often each is used is up to a site.
     """
     known = words()
 
     def drawn(slot: str) -> str:
-        """One of a list of the file, or a name of a kind; in title case where the slot is."""
+        """One of a list of the file, or a name of a kind; in title case where the slot
+        is."""
         kinds = known["names"].get(slot.lower())
         if kinds is None:
             return str(known[slot][int(rng.integers(len(known[slot])))])
@@ -129,9 +134,8 @@ class Writer:
             )
         )
         one = self._choice
-        self._fill: dict[
-            str, Callable[[], str]
-        ] = {  # mentions by type, other slots by name
+        # mentions by type, other slots by name
+        self._fill: dict[str, Callable[[], str]] = {
             "Drug": drug,
             "Test": test,
             "Symptom": finding,
@@ -282,7 +286,8 @@ def _compile(text: str) -> Template:
 
 
 def _parse(text: str, at: int) -> tuple[list[Template], int]:
-    """The alternatives from `at` up to the closing bracket (or the end), and where that is."""
+    """The alternatives from `at` up to the closing bracket (or the end), and where that
+    is."""
     options: list[Template] = [()]
     while (token := _TOKEN.match(text, at)) and token.group() != "]":
         piece, at = token.group(), token.end()
@@ -319,11 +324,11 @@ def generate(
 ) -> tuple[SyntheticSite, ...]:
     """Corpora of `num_sites` sites; the same arguments give the same bytes.
 
-    sentences_per_site: training sentences, the mean over sites (they are unequal). Valid has a
-        fifth of a site's (at least 40), test a quarter (at least 200). Parts share no patient and
-        no sentence, within and across sites.
-    noise: the share of training mentions that the site annotates wrongly: dropped, cut or
-        grown by a word, or of another type.
+    sentences_per_site: training sentences, the mean over sites (they are unequal).
+        Valid has a fifth of a site's (at least 40), test a quarter (at least 200).
+        Parts share no patient and no sentence, within and across sites.
+    noise: the share of training mentions that the site annotates wrongly: dropped, cut
+        or grown by a word, or of another type.
 
     Raises ConfigError for numbers that make no corpus.
     """
@@ -380,7 +385,8 @@ def _notes(
     rng: np.random.Generator,
     used: dict[str, str],
 ) -> tuple[Document, ...]:
-    """Patients of one to three notes of three to nine sentences each, `sentences` in all."""
+    """Patients of one to three notes of three to nine sentences each, `sentences` in
+    all."""
     documents: list[Document] = []
     edges = np.cumsum(shares).tolist()
     left, patient, notes_left = sentences, 0, 0
@@ -407,9 +413,8 @@ def _noisy(
     made = []
     for note in notes:
         spans = [_mistaken(note, span, types, noise, rng) for span in note.spans]
-        kept: list[
-            Span
-        ] = []  # without the mentions that a mistake made overlap the one before
+        # without the mentions that a mistake made overlap the one before
+        kept: list[Span] = []
         for span in sorted(span for span in spans if span):
             if not kept or span.start >= kept[-1].end:
                 kept.append(span)
@@ -443,7 +448,8 @@ def _mistaken(
 def write_sites(
     sites: Sequence[SyntheticSite], directory: str | Path, format: str = "conll"
 ) -> tuple[Path, ...]:
-    """Write `<directory>/<site>/{train,valid,test}.<format>`; returns the sites' folders.
+    """Write `<directory>/<site>/{train,valid,test}.<format>`; returns the sites'
+    folders.
 
     Raises ConfigError for a format that has no writer.
     """

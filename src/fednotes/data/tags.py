@@ -1,7 +1,9 @@
-"""Spans ⇄ tags: BIO, BIOES and IO, label maps, mentions made flat, and tag sets drawn at random.
+"""Spans ⇄ tags: BIO, BIOES and IO, label maps, mentions made flat, and tag sets drawn
+at random.
 
-A tagger writes one tag per token, so it cannot say that a mention starts inside a token,
-lies within another mention, or comes in pieces. Whatever is changed to fit is counted.
+A tagger writes one tag per token, so it cannot say that a mention starts inside a
+token, lies within another mention, or comes in pieces. Whatever is changed to fit is
+counted.
 """
 
 from __future__ import annotations
@@ -18,9 +20,8 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Counts, Document, Span, TagSet
 
-TagSets = tuple[
-    tuple[str, ...], ...
-]  # of each site, in the order of the complete tag set
+# of each site, in the order of the complete tag set
+TagSets = tuple[tuple[str, ...], ...]
 FlattenRule = Literal["outermost", "first_fragment", "drop"]
 
 
@@ -30,7 +31,8 @@ class Alignment(Counts):
 
     exact: on token boundaries. snapped: moved to the nearest boundaries that hold it.
     shortened: lost some tokens to a neighbour. merged: not told from a neighbour of the
-    same type (all tokens taken by it, or adjacent under IO). lost: no token is left for it.
+    same type (all tokens taken by it, or adjacent under IO). lost: no token is left for
+    it.
     """
 
     exact: int = 0
@@ -50,8 +52,9 @@ class FlattenCounts(Counts):
     """What `flatten` met; counts add.
 
     spans: given. kept: returned. duplicates: repeats of the same offsets and label. The
-    others count distinct mentions by their outer offsets: nested (inside another), crossing
-    (overlaps another, neither inside the other), discontinuous; a mention may be in several.
+    others count distinct mentions by their outer offsets: nested (inside another),
+    crossing (overlaps another, neither inside the other), discontinuous; a mention may
+    be in several.
     """
 
     spans: int = 0
@@ -86,12 +89,12 @@ def encode(
 ) -> tuple[np.ndarray, Alignment]:
     """Tags of one sentence.
 
-    tokens: (n, 2) character offsets in order. spans: flat (see `flatten`); one that does not
-    fall on token boundaries is snapped outward. Where two then want the same token, the one
-    that starts first (then the longer) has it.
+    tokens: (n, 2) character offsets in order. spans: flat (see `flatten`); one that
+    does not fall on token boundaries is snapped outward. Where two then want the same
+    token, the one that starts first (then the longer) has it.
 
-    Returns tag ids (n,) int64 and how the spans fell. Raises DataError for a label that the
-    tag set does not have.
+    Returns tag ids (n,) int64 and how the spans fell. Raises DataError for a label that
+    the tag set does not have.
     """
     ids = np.zeros(len(tokens), dtype=np.int64)  # (tokens,)
     counts = dict.fromkeys(Alignment.__slots__, 0)
@@ -137,8 +140,8 @@ def runs(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Spans in a tag sequence, as conlleval (Tjong Kim Sang 2000) reads it.
 
-    Returns first token, token after the last, and type index, each (spans,). Tolerant: an
-    I- or E- that continues nothing starts a span; a B- that nothing ends is a span.
+    Returns first token, token after the last, and type index, each (spans,). Tolerant:
+    an I- or E- that continues nothing starts a span; a B- that nothing ends is a span.
     """
     table = _table(tagset)
     ids = np.asarray(tag_ids, dtype=np.int64)
@@ -163,8 +166,8 @@ def decode(
 ) -> list[Span]:
     """Spans of one sentence: tag ids (n,) and token offsets (n, 2) → character offsets.
 
-    The inverse of `encode` for flat spans on token boundaries; under IO two adjacent spans
-    of one type come back as one, since the scheme cannot tell them apart.
+    The inverse of `encode` for flat spans on token boundaries; under IO two adjacent
+    spans of one type come back as one, since the scheme cannot tell them apart.
     chances: (n,) at a span's first token, its confidence.
     """
     first, last, kind = runs(tag_ids, tagset)
@@ -178,7 +181,8 @@ def decode(
 def making(tagset: TagSet, kind: int, size: int) -> np.ndarray:
     """Tags that make exactly one span, in sequences as `allowed_transitions` has them.
 
-    Returns (size + 2, tags) bool: of the token before it, of its tokens, of the one behind it.
+    Returns (size + 2, tags) bool: of the token before it, of its tokens, of the one
+        behind it.
     kind: index of its type; -1: none of its tokens is in a mention.
     """
     table = _table(tagset)
@@ -200,10 +204,10 @@ def flatten(
 ) -> tuple[tuple[Span, ...], FlattenCounts]:
     """Mentions that do not overlap, all continuous, in order.
 
-    outermost: a discontinuous mention becomes its whole stretch; of overlapping mentions the
-    longest stays (then the leftmost). first_fragment: a discontinuous mention becomes its
-    first piece; then as outermost. drop: discontinuous mentions go, and so does every mention
-    that overlaps another.
+    outermost: a discontinuous mention becomes its whole stretch; of overlapping
+    mentions the longest stays (then the leftmost). first_fragment: a discontinuous
+    mention becomes its first piece; then as outermost. drop: discontinuous mentions go,
+    and so does every mention that overlaps another.
     """
     given = tuple(spans)
     distinct = sorted(set(given), key=lambda s: (s.start, -s.end, s.label, s.fragments))
@@ -232,7 +236,8 @@ def flatten(
 
 
 def _overlaps(spans: Sequence[Span]) -> tuple[list[bool], list[bool], list[bool]]:
-    """Which spans, in `flatten`'s order, lie inside another, cross another, hold another."""
+    """Which spans, in `flatten`'s order, lie inside another, cross another, hold
+    another."""
     nested, crossing, holding = ([False] * len(spans) for _ in range(3))
     active: list[int] = []
     for i, span in enumerate(spans):
@@ -247,7 +252,8 @@ def _overlaps(spans: Sequence[Span]) -> tuple[list[bool], list[bool], list[bool]
 
 
 def _longest(spans: Sequence[Span]) -> list[Span]:
-    """Spans picked greedily from long to short, ties from left to right, none overlapping."""
+    """Spans picked greedily from long to short, ties from left to right, none
+    overlapping."""
     flat = sorted(spans)
     if all(left.end <= right.start for left, right in pairwise(flat)):
         return flat
@@ -302,17 +308,15 @@ def allowed_transitions(tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndar
         return every, np.ones((len(kind), len(kind)), dtype=bool), every.copy()
     continues = np.isin(prefix, ["I", "E"])  # (T,) must follow an open span of its type
     opened = np.isin(prefix, ["B", "I"])
-    end = (
-        every if tagset.scheme == "BIO" else ~opened
-    )  # (T,) may be followed by a new span or O
-    onward = (
-        opened[:, None] & (kind[:, None] == kind[None, :]) & continues[None, :]
-    )  # (T, T)
+    # (T,) may be followed by a new span or O
+    end = every if tagset.scheme == "BIO" else ~opened
+    # (T, T)
+    onward = opened[:, None] & (kind[:, None] == kind[None, :]) & continues[None, :]
     fresh = end[:, None] & ~continues[None, :]
     return ~continues, onward | fresh, end.copy()
 
 
-# ---- which entity types each site annotates ------------------------------------------------------
+# ---- which entity types each site annotates ------------------------------------------
 
 
 def disjoint(
@@ -320,8 +324,8 @@ def disjoint(
 ) -> TagSets:
     """Types drawn for each site without replacement, uniformly; no type at two sites.
 
-    per_site: types of each site; types beyond sites · per_site are annotated nowhere. 0 deals
-        all of them out as evenly as can be, the spare ones to random sites.
+    per_site: types of each site; types beyond sites · per_site are annotated nowhere. 0
+        deals all of them out as evenly as can be, the spare ones to random sites.
 
     Raises ConfigError where there are too few types, or a type is named twice.
     """
@@ -342,10 +346,12 @@ def disjoint(
 
 
 def appendix_d(types: Sequence[str], sites: int, seed: int = 0) -> TagSets:
-    """Appendix D: one type for each site that no other site annotates, drawn uniformly without
-    replacement; each remaining type at n ∈ {1, 2} sites by a fair coin, n sites drawn uniformly.
+    """Appendix D: one type for each site that no other site annotates, drawn uniformly
+    without replacement; each remaining type at n ∈ {1, 2} sites by a fair coin, n sites
+    drawn uniformly.
 
-    Raises ConfigError for fewer than two sites, fewer types than sites, or a type named twice.
+    Raises ConfigError for fewer than two sites, fewer types than sites, or a type named
+        twice.
     """
     _check(types, sites)
     if sites < 2:

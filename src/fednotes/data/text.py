@@ -18,8 +18,8 @@ import numpy as np
 from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, Span
 
-# Accents and vowel signs written as separate characters are no "word characters" to Python's
-# `re`; without them "café" in decomposed form would be cut in three.
+# Accents and vowel signs written as separate characters are no "word characters" to
+# Python's `re`; without them "café" in decomposed form would be cut in three.
 _MARKS = "".join(
     chr(c) for c in range(0x300, 0x10000) if unicodedata.category(chr(c))[0] == "M"
 )
@@ -63,7 +63,8 @@ def normalise(form: str) -> str:
 _WORDS = {
     name: frozenset(own.split()) for name, own in shipped("data/words.toml").items()
 }
-# Not from within a run of marks, or a row of 200,000 dots would be tried from each of them.
+# Not from within a run of marks, or a row of 200,000 dots would be tried from each of
+# them.
 _END = re.compile(r"(?<![.!?])[.!?]+[\"'\u201d\u2019)\]]*(?=\s)")
 _BEFORE = re.compile(r"[^\s(\[\"'\u201c\u2018/,;]+$")
 _NEXT = re.compile(r"[\"'\u201c\u2018(\[]*(\w+)?")
@@ -72,12 +73,14 @@ _WRAPPED = 50  # characters; a shorter line was not broken for its width
 
 
 def split_sentences(document: Document) -> list[Bounds]:
-    """Sentences of a document as half-open character offsets, trimmed, none of them empty.
+    """Sentences of a document as half-open character offsets, trimmed, none of them
+    empty.
 
     The source's own sentences where it gives them; else lines, and within a line a rule
-    that knows clinical abbreviations, numbers and list items. A long line that goes on in
-    lower case was broken for its width and is joined. A gold span that touches a sentence
-    lies wholly in it: none is cut, and one that takes in space around a sentence widens it.
+    that knows clinical abbreviations, numbers and list items. A long line that goes on
+    in lower case was broken for its width and is joined. A gold span that touches a
+    sentence lies wholly in it: none is cut, and one that takes in space around a
+    sentence widens it.
     """
     if document.sentences:
         return join_cut(document.sentences, document.spans)
@@ -93,7 +96,8 @@ def split_sentences(document: Document) -> list[Bounds]:
 
 
 def join_cut(bounds: Sequence[Bounds], spans: Iterable[Span]) -> list[Bounds]:
-    """Sentences in order, joined or widened so that each span that touches one lies in one.
+    """Sentences in order, joined or widened so that each span that touches one lies in
+    one.
 
     A discontinuous span counts with all its fragments and what is between them.
     """

@@ -1,25 +1,29 @@
-"""What is trained beside a frozen transformer: prompts, and low-rank changes of its weights.
+"""What is trained beside a frozen transformer: prompts, and low-rank changes of its
+weights.
 
 Prompts: trainable keys and values beside those that a frozen transformer computes.
 
-Chen et al. 2022 (LightNER), as Wang et al. 2023, Appendix B, use it. One array q is shared by
-all layers; a layer's own two matrices make its keys and values of q (`Prompts`, Eq. 15), and
-each self-attention sees them beside the text's (`prompt_attention`, Eq. 14), whatever the mask
-hides of the text; no position moves. How they reach the attention of any Hugging Face model:
+Chen et al. 2022 (LightNER), as Wang et al. 2023, Appendix B, use it. One array q is
+shared by all layers; a layer's own two matrices make its keys and values of q
+(`Prompts`, Eq. 15), and each self-attention sees them beside the text's
+(`prompt_attention`, Eq. 14), whatever the mask hides of the text; no position moves.
+How they reach the attention of any Hugging Face model:
 
     attentions = install(model)                      # once; its self-attentions, bottom to top
     prompts = Prompts(len(attentions), heads, width)
     model(ids, mask, prompts=joined(attentions, prompts()))
 
-The keyword argument goes down to every attention with the call, so nothing is kept between
-calls, and without it an installed model gives the very numbers that it gave before. (A prefix in
-a `DynamicCache`, the common way, moves a decoder's positions and cannot serve an encoder.)
+The keyword argument goes down to every attention with the call, so nothing is kept
+between calls, and without it an installed model gives the very numbers that it gave
+before. (A prefix in a `DynamicCache`, the common way, moves a decoder's positions and
+cannot serve an encoder.)
 
 LoRA: low-rank changes of a frozen model's weights (Hu et al. 2021).
 
-Each chosen linear map becomes W + (scale / rank) · B A. B starts as zero, so that the first
-step is the frozen model's, bit for bit. W is never touched: the change is added to the map's
-output while `applied` is open, so models that share one frozen encoder do not meet.
+Each chosen linear map becomes W + (scale / rank) · B A. B starts as zero, so that the
+first step is the frozen model's, bit for bit. W is never touched: the change is added
+to the map's output while `applied` is open, so models that share one frozen encoder do
+not meet.
 """
 
 from __future__ import annotations
@@ -36,23 +40,21 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, ModelError, needs
 from fednotes.core.tensors import seeded
 
-CHANGED = (
-    "query value q v q_lin v_lin q_proj v_proj query_proj value_proj".split()
-)  # maps, by name
+# maps, by name
+CHANGED = "query value q v q_lin v_lin q_proj v_proj query_proj value_proj".split()
 NAME = "fednotes_prompts"  # of the attention, in the Hugging Face registry
 
 Changed = Literal["attention", "all"]
-KeyValues = tuple[
-    Tensor, Tensor
-]  # each (heads, prompts, d_head) or (batch, heads, ...)
+# each (heads, prompts, d_head) or (batch, heads, ...)
+KeyValues = tuple[Tensor, Tensor]
 
 
 class Prompts(nn.Module):
     """q and the projections that make each layer's keys and values of it.
 
-    q: (count, width). w1: (layers, width, hidden). w2: (layers, hidden, 2 * width). No biases,
-    as Eq. 15 has none. heads: of every layer, or one number for each. First values: q from
-    N(0, 1), w1 and w2 uniform as in `nn.Linear`, from the seed alone.
+    q: (count, width). w1: (layers, width, hidden). w2: (layers, hidden, 2 * width). No
+    biases, as Eq. 15 has none. heads: of every layer, or one number for each. First
+    values: q from N(0, 1), w1 and w2 uniform as in `nn.Linear`, from the seed alone.
     Raises ConfigError for sizes below 1 or a width that the heads do not divide.
     """
 
@@ -97,17 +99,19 @@ class Prompts(nn.Module):
 
     @torch.no_grad()
     def pull(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Gradients of the keys and values that were made of q → of q, for many losses at once.
+        """Gradients of the keys and values that were made of q → of q, for many losses
+        at once.
 
-        gradients: keys, values, keys, ... of each layer in turn, (batch, heads, count, d_head).
-        Returns (batch, count, width): row b is the vector-Jacobian product of row b of each.
+        gradients: keys, values, keys, ... of each layer in turn, (batch, heads, count,
+            d_head).
+        Returns (batch, count, width): row b is the vector-Jacobian product of row b of
+            each.
         """
         size = len(gradients[0])
         flat = [part.transpose(-3, -2).flatten(-2).flatten(0, 1) for part in gradients]
         layers = zip(flat[::2], flat[1::2], strict=True)
-        both = torch.stack(
-            [torch.cat(pair, dim=1) for pair in layers]
-        )  # (layers, rows, 2 width)
+        # (layers, rows, 2 width)
+        both = torch.stack([torch.cat(pair, dim=1) for pair in layers])
         slope = 1 - torch.tanh(self.q @ self.w1).square()  # (layers, count, hidden)
         inner = (both @ self.w2.mT).unflatten(1, (size, -1)) * slope.unsqueeze(1)
         return (inner.flatten(1, 2) @ self.w1.mT).sum(dim=0).unflatten(0, (size, -1))
@@ -121,13 +125,15 @@ def joined(
 
 
 def install(model: Any) -> list[nn.Module]:
-    """Let a loaded Hugging Face model take prompts; return its self-attentions, bottom to top.
+    """Let a loaded Hugging Face model take prompts; return its self-attentions, bottom
+    to top.
 
-    Of an encoder-decoder the encoder's come first, then the decoder's; cross-attentions are
-    left out. Changes the model's attention implementation, not one of its parameters.
+    Of an encoder-decoder the encoder's come first, then the decoder's; cross-attentions
+    are left out. Changes the model's attention implementation, not one of its
+    parameters.
 
-    Raises ModelError for a model that does not take its attention from the registry or whose
-    self-attentions cannot be told; MissingExtra without transformers.
+    Raises ModelError for a model that does not take its attention from the registry or
+    whose self-attentions cannot be told; MissingExtra without transformers.
     """
     with needs("transformers", "transformers"):
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -145,7 +151,8 @@ def install(model: Any) -> list[nn.Module]:
 
 
 def self_attentions(model: nn.Module) -> list[nn.Module]:
-    """The self-attentions of a BERT-like encoder or a BART-like encoder-decoder, in order."""
+    """The self-attentions of a BERT-like encoder or a BART-like encoder-decoder, in
+    order."""
     return [
         module
         for name, module in model.named_modules()
@@ -168,13 +175,15 @@ def prompt_attention(
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention over [K; Φ_K] and [V; Φ_V] (row concatenation).
 
-    query, key, value: (batch, heads, queries or keys, d_head). attention_mask: bool, True where
-    a query may look, broadcast to (batch, heads, queries, keys), or None. prompts: as `joined`
-    gives them; where there is none for `module` this is transformers' own attention, unchanged.
-    Returns (batch, queries, heads, d_head), and None in place of the attention's weights.
+    query, key, value: (batch, heads, queries or keys, d_head). attention_mask: bool,
+    True where a query may look, broadcast to (batch, heads, queries, keys), or None.
+    prompts: as `joined` gives them; where there is none for `module` this is
+    transformers' own attention, unchanged.
+    Returns (batch, queries, heads, d_head), and None in place of the attention's
+        weights.
 
-    Eq. 14 divides the scores by d; that is a misprint for √d_head, by which the frozen model
-    divided in its own training and LightNER divides too. So do we.
+    Eq. 14 divides the scores by d; that is a misprint for √d_head, by which the frozen
+    model divided in its own training and LightNER divides too. So do we.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -184,9 +193,8 @@ def prompt_attention(
         added_keys, added_values = (part.expand(len(key), -1, -1, -1) for part in pair)
         if mask is not None:
             seen = mask.new_ones(()).expand(*mask.shape[:-1], added_keys.shape[-2])
-            mask = torch.cat(
-                [mask, seen], dim=-1
-            )  # (batch or 1, 1, queries, keys + prompts)
+            # (batch or 1, 1, queries, keys + prompts)
+            mask = torch.cat([mask, seen], dim=-1)
         # [tagsets eq 14] (batch, heads, keys + prompts, d_head)
         key = torch.cat([key, added_keys], dim=-2)
         value = torch.cat([value, added_values], dim=-2)  # [tagsets eq 14]
@@ -207,7 +215,8 @@ def prompt_attention(
 def _mask(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> Tensor | None:
-    """The mask, written out where transformers left it to the kernel: causal, aligned right."""
+    """The mask, written out where transformers left it to the kernel: causal, aligned
+    right."""
     if mask is not None:
         return mask
     queries, keys = query.shape[-2], key.shape[-2]
@@ -222,15 +231,15 @@ def _uniform(layers: int, inputs: int, outputs: int) -> Tensor:
     return (torch.rand(layers, inputs, outputs) * 2 - 1) / inputs**0.5
 
 
-# ---- LoRA ----------------------------------------------------------------------------------------
+# ---- LoRA ----------------------------------------------------------------------------
 
 
 class LoRA(nn.Module):
     """Low-rank changes of some linear maps of an encoder.
 
-    down: (maps, rank, inputs), A, and up: (maps, outputs, rank), B, where all are of one size; else
-    side by side, (rank, Σ inputs) and (Σ outputs, rank). Initial values come from the seed and the
-    layer's name alone. maps: what is changed, see `targets`.
+    down: (maps, rank, inputs), A, and up: (maps, outputs, rank), B, where all are of
+    one size; else side by side, (rank, Σ inputs) and (Σ outputs, rank). Initial values
+    come from the seed and the layer's name alone. maps: what is changed, see `targets`.
     """
 
     def __init__(
@@ -247,9 +256,8 @@ class LoRA(nn.Module):
         outputs, inputs = zip(*self._sizes, strict=True)
         alike = len(set(self._sizes)) == 1
         first = (len(maps), rank, inputs[0]) if alike else (rank, sum(inputs))
-        roots = torch.tensor(
-            [n**0.5 for n in inputs for _ in range(n)]
-        )  # of each column
+        # of each column
+        roots = torch.tensor([n**0.5 for n in inputs for _ in range(n)])
         with seeded(seed, layer):
             drawn = torch.rand(first) * 2 - 1
         self.down = nn.Parameter(drawn / inputs[0] ** 0.5 if alike else drawn / roots)
@@ -265,7 +273,8 @@ class LoRA(nn.Module):
 
     @contextmanager
     def applied(self, maps: Sequence[nn.Linear]) -> Iterator[None]:
-        """While open, these maps (in the order of `targets`) compute with their changes.
+        """While open, these maps (in the order of `targets`) compute with their
+        changes.
 
         For one forward pass at a time: it changes what the shared modules do.
         """
@@ -292,8 +301,10 @@ def targets(
 
     Args:
         model: The encoder.
-        which: "attention", the queries and values; "all", every map of the stacked layers.
-        other: What to do where an encoder has stacked layers without queries and values.
+        which: "attention", the queries and values; "all", every map of the stacked
+            layers.
+        other: What to do where an encoder has stacked layers without queries and
+            values.
 
     Raises:
         ConfigError: The maps cannot be found, or, of attention, differ in size.

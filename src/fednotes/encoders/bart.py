@@ -1,4 +1,5 @@
-"""A frozen BART from a local directory, one copy of its weights for all models of a process."""
+"""A frozen BART from a local directory, one copy of its weights for all models of a
+process."""
 
 from __future__ import annotations
 
@@ -30,11 +31,8 @@ from fednotes.encoders.pretrained import (
 )
 from fednotes.encoders.reading import Pieces, reading_version, split_passages
 
-TOKENIZERS = (
-    "tokenizer.json",
-    "vocab.json",
-    "vocab.txt",
-)  # one of them says the sub-words
+# one of them says the sub-words
+TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
 _TOGETHER = 512  # texts in one call of the tokenizer
 
 
@@ -42,9 +40,10 @@ _TOGETHER = 512  # texts in one call of the tokenizer
 class BartBackbone:
     """What a BART directory holds, and what the pointer model asks of it.
 
-    model: a `BartModel`, frozen, in eval mode, that takes prompts. It is never run itself:
-    each model runs a `view` of it. frame: what the encoder reads at once. steps: the most targets
-    the decoder can write. marks: ids of the decoder's start, of the end and of padding.
+    model: a `BartModel`, frozen, in eval mode, that takes prompts. It is never run
+    itself: each model runs a `view` of it. frame: what the encoder reads at once.
+    steps: the most targets the decoder can write. marks: ids of the decoder's start, of
+    the end and of padding.
     """
 
     model: Any
@@ -64,7 +63,8 @@ class BartBackbone:
         return Pieces.join(parts)
 
     def view(self, dropout: float) -> Any:
-        """Modules of one's own on the shared weights, in eval mode; dropout for train mode."""
+        """Modules of one's own on the shared weights, in eval mode; dropout for train
+        mode."""
         shared: list[Tensor] = [*self.model.parameters(), *self.model.buffers()]
         mine = copy.deepcopy(self.model, {id(tensor): tensor for tensor in shared})
         for module in mine.modules():
@@ -72,18 +72,18 @@ class BartBackbone:
                 if isinstance(getattr(module, name, None), float):
                     setattr(module, name, dropout)
             if hasattr(module, "layerdrop"):
-                module.layerdrop = (
-                    0.0  # it draws random numbers even where nothing is dropped
-                )
+                # it draws random numbers even where nothing is dropped
+                module.layerdrop = 0.0
         return mine
 
 
 def load_backbone(path: str | Path, device: str | torch.device = "cpu") -> BartBackbone:
-    """The backbone of a Hugging Face BART directory, such as facebook/bart-base downloaded.
+    """The backbone of a Hugging Face BART directory, such as facebook/bart-base
+    downloaded.
 
-    Loaded once a process for each device, so simulated sites share it. Reads safetensors
-    alone and fetches nothing. Raises ModelError (no such directory, not a BART, damaged),
-    ConfigError (no such device), MissingExtra.
+    Loaded once a process for each device, so simulated sites share it. Reads
+    safetensors alone and fetches nothing. Raises ModelError (no such directory, not a
+    BART, damaged), ConfigError (no such device), MissingExtra.
     """
     directory = Path(path).expanduser().resolve()
     if not directory.is_dir():
@@ -131,8 +131,8 @@ def _load(directory: Path, device: str, stamp: Stamp) -> BartBackbone:
 
 
 def set_layer_norm_eps(model: Any) -> None:
-    """Give every LayerNorm the epsilon that config.json names as "layer_norm_eps", if it does: a
-    grafted directory's does, a published BART's does not."""
+    """Give every LayerNorm the epsilon that config.json names as "layer_norm_eps", if
+    it does: a grafted directory's does, a published BART's does not."""
     eps = getattr(model.config, "layer_norm_eps", None)
     if eps is None:
         return
@@ -150,11 +150,12 @@ def words_of(label: str) -> str:
 def fixed_rows(
     backbone: BartBackbone, types: Sequence[str], label_words: Mapping[str, str]
 ) -> Tensor:
-    """(3 + types, width) embeddings of BEGIN, END, PAD and the types: copies, none trained.
+    """(3 + types, width) embeddings of BEGIN, END, PAD and the types: copies, none
+    trained.
 
-    label_words: type → words, instead of the type's own name. A type's row is the mean over
-    its words' sub-words, as they stand within a text. Raises ConfigError for words of no type
-    or alike for two.
+    label_words: type → words, instead of the type's own name. A type's row is the mean
+    over its words' sub-words, as they stand within a text. Raises ConfigError for words
+    of no type or alike for two.
     """
     for label in label_words:
         if label not in types:
@@ -183,7 +184,8 @@ def fixed_rows(
 
 
 def _ids_of(backbone: BartBackbone, text: str) -> list[int]:
-    """The sub-words of words in the middle of a text, so with the blank before the first one."""
+    """The sub-words of words in the middle of a text, so with the blank before the
+    first one."""
     words = text.split()
     if not words:
         return []

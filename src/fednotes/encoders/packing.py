@@ -1,12 +1,14 @@
-"""Tokens → training sequences, as the original BERT makes them (Devlin et al. 2018, A.2), and
-what a language model has to guess of them: masked tokens (BERT), infilled spans (BART).
+"""Tokens → training sequences, as the original BERT makes them (Devlin et al. 2018,
+A.2), and what a language model has to guess of them: masked tokens (BERT), infilled
+spans (BART).
 
     pairs     [CLS] A [SEP] B [SEP]; B follows A, or in half of the pairs comes from elsewhere
     full      [CLS] S [SEP] S [SEP] …; sentences in order until the sequence is full, no pairs
 
-A plan says which stretches of the corpus make up which sequence: four numbers a sequence, so
-a corpus of any size can be planned; `gather` then makes a batch. A plan depends on the
-corpus, the seed and the epoch only; masks on the batch and the generator given.
+A plan says which stretches of the corpus make up which sequence: four numbers a
+sequence, so a corpus of any size can be planned; `gather` then makes a batch. A plan
+depends on the corpus, the seed and the epoch only; masks on the batch and the generator
+given.
 """
 
 from __future__ import annotations
@@ -20,9 +22,8 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.encoders.token_cache import Tokens
 
-SHORT = (
-    0.1  # share of documents whose pairs are made short on purpose, as in the original
-)
+# share of documents whose pairs are made short on purpose, as in the original
+SHORT = 0.1
 _TRIES = 10  # to find another document than A's, as in the original
 IGNORED = -100  # the label of positions that count for no loss
 MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stays as it is
@@ -31,7 +32,8 @@ _NO_WORD = 2.0  # above every random key
 
 @dataclass(frozen=True, slots=True)
 class Specials:
-    """Ids that are no words. `others` are such ids besides the four, [UNK] not among them."""
+    """Ids that are no words. `others` are such ids besides the four, [UNK] not among
+    them."""
 
     cls: int
     sep: int
@@ -49,9 +51,11 @@ class Specials:
 class Plan:
     """Which tokens make up each sequence.
 
-    stretches: (stretches, 2) int64, half-open, in the corpus' ids; each is followed by [SEP].
+    stretches: (stretches, 2) int64, half-open, in the corpus' ids; each is followed by
+        [SEP].
     bounds: (sequences + 1,) int64 bounds in `stretches`.
-    random_next: (sequences,) bool, whether B is no continuation of A; None without pairs.
+    random_next: (sequences,) bool, whether B is no continuation of A; None without
+        pairs.
     """
 
     stretches: np.ndarray
@@ -66,8 +70,8 @@ class Plan:
 class Sequences:
     """A batch. ids, segments: (batch, longest) int64; segments are 1 in B, else 0.
 
-    lengths: (batch,) int64, tokens before the padding. random_next: (batch,) int64, 1 where B
-    is random, BERT's label of next-sentence prediction; None without pairs.
+    lengths: (batch,) int64, tokens before the padding. random_next: (batch,) int64, 1
+    where B is random, BERT's label of next-sentence prediction; None without pairs.
     """
 
     ids: np.ndarray
@@ -77,7 +81,8 @@ class Sequences:
 
 
 def _pieces(tokens: Tokens, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sentences cut so that none is longer: bounds in the ids, and documents' bounds in them."""
+    """Sentences cut so that none is longer: bounds in the ids, and documents' bounds in
+    them."""
     if len(tokens.ids) == 0 or len(tokens.documents) < 2:
         raise DataError("the corpus holds no token: give notes with text")
     starts, ends = np.asarray(tokens.sentences[:-1]), np.asarray(tokens.sentences[1:])
@@ -90,8 +95,9 @@ def _pieces(tokens: Tokens, longest: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
-    """Sequences of whole sentences, documents in a random order; every token in exactly one. A
-    sequence goes on in the next document where there is room, with a [SEP] between the two."""
+    """Sequences of whole sentences, documents in a random order; every token in exactly
+    one. A sequence goes on in the next document where there is room, with a [SEP]
+    between the two."""
     if length < 3:
         raise ConfigError(
             f"sequences of {length} tokens hold no text: ask for at least 3"
@@ -125,14 +131,16 @@ def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
 
 
 def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
-    """Pairs for next-sentence prediction, by the original's rule (`create_pretraining_data.py`).
+    """Pairs for next-sentence prediction, by the original's rule
+    (`create_pretraining_data.py`).
 
-    Sentences of a document are taken up to a target length. The target is drawn once a document:
-    a tenth of the documents gets a shorter one for all of their pairs. A is a random number of
-    the sentences; with probability 1/2, or if there is only one, B comes from a random place of
-    another document, else it is the rest. A pair that is too long loses tokens of its longer half
-    at either end. The one difference: sentences longer than
-    half a sequence are cut first, where the original would throw the most of them away.
+    Sentences of a document are taken up to a target length. The target is drawn once a
+    document: a tenth of the documents gets a shorter one for all of their pairs. A is a
+    random number of the sentences; with probability 1/2, or if there is only one, B
+    comes from a random place of another document, else it is the rest. A pair that is
+    too long loses tokens of its longer half at either end. The one difference:
+    sentences longer than half a sequence are cut first, where the original would throw
+    the most of them away.
     """
     if length < 5:
         raise ConfigError(f"pairs of {length} tokens hold no text: ask for at least 5")
@@ -202,8 +210,8 @@ def _elsewhere(
 def _shorten(
     a: tuple[int, int], b: tuple[int, int], room: int, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """Both halves cut to fit together: token by token off the longer one, at a random end, in
-    closed form: how many tokens go at the front is a binomial number."""
+    """Both halves cut to fit together: token by token off the longer one, at a random
+    end, in closed form: how many tokens go at the front is a binomial number."""
     na, nb = a[1] - a[0], b[1] - b[0]
     if na + nb > room:
         left_a = max(min(na, room - nb), min(na, room - room // 2))
@@ -231,9 +239,8 @@ def gather(
             halves.append(
                 np.full(end - start + 1, number if plan.random_next is not None else 0)
             )
-        parts.append(
-            np.stack([np.concatenate(ids), np.concatenate(halves)])
-        )  # (2, tokens)
+        # (2, tokens)
+        parts.append(np.stack([np.concatenate(ids), np.concatenate(halves)]))
     lengths = np.array([part.shape[1] for part in parts], np.int64)
     both = np.zeros((2, len(parts), int(lengths.max(initial=0))), np.int64)
     both[0] = specials.pad
@@ -245,15 +252,15 @@ def gather(
     return Sequences(both[0], both[1], lengths, labels)
 
 
-# ---- what is to be guessed -----------------------------------------------------------------------
+# ---- what is to be guessed -----------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Masked:
     """A batch to guess from.
 
-    inputs: (batch, tokens) int64. labels: (batch, tokens) int64, the token's own id where it
-    is to be guessed, -100 elsewhere.
+    inputs: (batch, tokens) int64. labels: (batch, tokens) int64, the token's own id
+    where it is to be guessed, -100 elsewhere.
     """
 
     inputs: np.ndarray
@@ -275,13 +282,15 @@ def mask(
     max_predictions: int | None = None,
     continues: np.ndarray | None = None,
 ) -> Masked:
-    """BERT's masked language model: a share of the words to guess, never a special token.
+    """BERT's masked language model: a share of the words to guess, never a special
+    token.
 
-    ids: (batch, tokens), padded. Of each row's n tokens (special ones counted, as in the
-    original) round(n · rate) are chosen without replacement, at least one and at most
-    `max_predictions`; of these 80 % become [MASK], 10 % a random word, 10 % stay.
-    continues: (vocabulary,) bool, whether a token goes on with the word before it. Given,
-    whole words are chosen: in random order, each that still fits into the number.
+    ids: (batch, tokens), padded. Of each row's n tokens (special ones counted, as in
+    the original) round(n · rate) are chosen without replacement, at least one and at
+    most `max_predictions`; of these 80 % become [MASK], 10 % a random word, 10 % stay.
+    continues: (vocabulary,) bool, whether a token goes on with the word before it.
+    Given, whole words are chosen: in random order, each that still fits into the
+    number.
 
     Raises ConfigError for a rate that is no share.
     """
@@ -331,18 +340,18 @@ def _choose_words(
     wanted: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Whole words of each row in random order, each that fits into what is left of `wanted`.
+    """Whole words of each row in random order, each that fits into what is left of
+    `wanted`.
 
-    A word is a token and the continuations after it; the first token of a stretch begins one
-    even if it is a continuation (a long sentence may be cut inside a word).
+    A word is a token and the continuations after it; the first token of a stretch
+    begins one even if it is a continuation (a long sentence may be cut inside a word).
     """
     batch, length = words.shape
     before = np.zeros_like(words)
     before[:, 1:] = words[:, :-1]
     starts = words & (~continues | ~before)
-    number = np.maximum(
-        starts.cumsum(1) - 1, 0
-    )  # (batch, tokens): the word of each token
+    # (batch, tokens): the word of each token
+    number = np.maximum(starts.cumsum(1) - 1, 0)
     rows = np.broadcast_to(np.arange(batch)[:, None], words.shape)
     sizes = np.zeros((batch, length), np.int64)  # (batch, words)
     np.add.at(sizes, (rows[words], number[words]), 1)
@@ -372,10 +381,11 @@ def denoise(
 ) -> Masked:
     """BART's text infilling (Lewis et al. 2019): spans, each replaced by one [MASK].
 
-    ids: (batch, tokens), padded. Of each row's n words round(n · rate), at least one, lie in
-    spans of Poisson(mean) words; a span of none inserts a [MASK]. Special tokens stay; a span
-    that reaches over one becomes a [MASK] on either side of it. `inputs` are padded to the
-    longest row, never longer than `ids`; `labels` are all of `ids`, -100 in the padding.
+    ids: (batch, tokens), padded. Of each row's n words round(n · rate), at least one,
+    lie in spans of Poisson(mean) words; a span of none inserts a [MASK]. Special tokens
+    stay; a span that reaches over one becomes a [MASK] on either side of it. `inputs`
+    are padded to the longest row, never longer than `ids`; `labels` are all of `ids`,
+    -100 in the padding.
 
     Raises ConfigError for a rate that is no share or a mean that is not positive.
     """
@@ -405,14 +415,14 @@ def _infill(
         return row
     lengths = _span_lengths(max(1, round(len(places) * rate)), mean, rng)
     covered = int(lengths.sum())
-    # A row in which every word that is kept, and every span, is one unit; spans are laid anywhere.
+    # A row in which every word that is kept, and every span, is one unit; spans are
+    # laid anywhere.
     units = np.ones(len(places) - covered + len(lengths), np.int64)
     spans = np.sort(rng.choice(len(units), len(lengths), replace=False))
     units[spans] = lengths
     starts = np.cumsum(units) - units  # (units,): the first word of each unit
-    span_of = np.full(
-        len(row) + 1, -1, np.int64
-    )  # (tokens + 1,): the span of each token
+    # (tokens + 1,): the span of each token
+    span_of = np.full(len(row) + 1, -1, np.int64)
     inserted = np.zeros(len(row) + 1, np.int64)  # [MASK]s before each token
     ends_at = np.append(places, places[-1] + 1)
     for number, unit in enumerate(spans.tolist()):
@@ -435,7 +445,8 @@ def _infill(
 
 
 def _span_lengths(budget: int, mean: float, rng: np.random.Generator) -> np.ndarray:
-    """Poisson lengths that sum to exactly `budget`; the last one is cut, none follows it."""
+    """Poisson lengths that sum to exactly `budget`; the last one is cut, none follows
+    it."""
     lengths = np.empty(0, np.int64)
     while lengths.sum() < budget:
         lengths = np.append(lengths, rng.poisson(mean, max(4, int(budget / mean) + 1)))

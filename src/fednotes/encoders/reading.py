@@ -1,25 +1,28 @@
 """How text becomes sub-words, and which sub-words make which word.
 
-A tokenizer always gets the text itself: a sentence, a note or a piece of one, as it stands. So a
-model reads what it read in its own pre-training and what other programs make of the same text:
-byte-level tokenizers (RoBERTa, ModernBERT, BART) and SentencePiece (DeBERTa, XLM-R) write the blank
-before a word into the word's first sub-word, and words that are tokenised one by one lose it.
+A tokenizer always gets the text itself: a sentence, a note or a piece of one, as it
+stands. So a model reads what it read in its own pre-training and what other programs
+make of the same text: byte-level tokenizers (RoBERTa, ModernBERT, BART) and
+SentencePiece (DeBERTa, XLM-R) write the blank before a word into the word's first
+sub-word, and words that are tokenised one by one lose it.
 
-Words are the project's own (`data/text.py`). They get their sub-words by character offsets:
+Words are the project's own (`data/text.py`). They get their sub-words by character
+offsets:
 
-- A word consists of the sub-words that cover at least one of its characters. Its first sub-word is
-  the one that covers its first character, also where that sub-word began in an earlier word: "%)"
-  may be one sub-word, which both words then share.
-- Of several sub-words with the same offsets (the bytes of one character, the letters of a
-  ligature), the first one counts as the first.
-- Sub-words that cover blanks alone are context and part of no word. So is a mere mark of a blank
-  ("▁", "Ġ"), wherever the tokenizer says that it stands.
-- A word of which the tokenizer leaves nothing (control characters) has no sub-words. Where a
-  normaliser removes a word's first character only, its first remaining sub-word counts.
+- A word consists of the sub-words that cover at least one of its characters. Its first
+  sub-word is the one that covers its first character, also where that sub-word began in
+  an earlier word: "%)" may be one sub-word, which both words then share.
+- Of several sub-words with the same offsets (the bytes of one character, the letters of
+  a ligature), the first one counts as the first.
+- Sub-words that cover blanks alone are context and part of no word. So is a mere mark
+  of a blank ("▁", "Ġ"), wherever the tokenizer says that it stands.
+- A word of which the tokenizer leaves nothing (control characters) has no sub-words.
+  Where a normaliser removes a word's first character only, its first remaining sub-word
+  counts.
 
-A text that is cut from a note begins without the blank before it: it is read as anybody would read
-it who gets this text, which is what exported models do. Text that names a special token of the
-tokenizer ("[MASK]") is that token, here as there.
+A text that is cut from a note begins without the blank before it: it is read as anybody
+would read it who gets this text, which is what exported models do. Text that names a
+special token of the tokenizer ("[MASK]") is that token, here as there.
 """
 
 from __future__ import annotations
@@ -41,9 +44,10 @@ BLANK_MARKS = ("▁", "Ġ")  # of SentencePiece and of byte-level tokenizers
 class Pieces(NamedTuple):
     """The sub-words of some texts, one text after the other.
 
-    ids: (sub-words,) int32. lengths: (texts,) sub-words of each text. first, last: (words,) the
-    first and the last sub-word of each word, counted over all texts; first > last for a word
-    without sub-words. visible: (sub-words,) bool, whether it is more than a blank.
+    ids: (sub-words,) int32. lengths: (texts,) sub-words of each text. first, last:
+    (words,) the first and the last sub-word of each word, counted over all texts; first
+    > last for a word without sub-words. visible: (sub-words,) bool, whether it is more
+    than a blank.
     """
 
     ids: np.ndarray
@@ -70,15 +74,16 @@ class Pieces(NamedTuple):
         )
 
     def members(self, pooling: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return which sub-words make each word's vector, in the order of the sub-words.
+        """Return which sub-words make each word's vector, in the order of the
+        sub-words.
 
         Args:
             pooling: "mean" of a word's sub-words, or its "first" one.
 
         Returns:
-            place, word, share: (members,) a sub-word, the word that it is part of, and its weight
-            in that word's vector. A word's weights sum to 1. A shared sub-word appears once for
-            each of its words.
+            place, word, share: (members,) a sub-word, the word that it is part of, and
+            its weight in that word's vector. A word's weights sum to 1. A shared
+            sub-word appears once for each of its words.
         """
         size = np.maximum(self.last - self.first + 1, 0)
         if pooling == "first":
@@ -106,7 +111,8 @@ def split_passages(tokenizer: Any, passages: Sequence[Passage]) -> Pieces:
     flat = chain.from_iterable(chain.from_iterable(e.offsets for e in encodings))
     offsets = np.fromiter(flat, np.int64, 2 * total).reshape(-1, 2)
 
-    # Offsets that grow over all texts: each text begins behind the one before it, with a gap.
+    # Offsets that grow over all texts: each text begins behind the one before it, with
+    # a gap.
     sizes = np.fromiter(
         (len(passage.text) + 1 for passage in passages), np.int64, len(passages)
     )
@@ -134,7 +140,8 @@ def _cover(
 ) -> tuple[np.ndarray, np.ndarray]:
     """First and last sub-word that overlaps each word; 0 and -1 where none does.
 
-    numbers: (sub-words,) their numbers among all. offsets: (sub-words, 2). words: (words, 2).
+    numbers: (sub-words,) their numbers among all. offsets: (sub-words, 2). words:
+        (words, 2).
     """
     if not len(numbers):
         return np.zeros(len(words), np.int64), np.full(len(words), -1)
@@ -166,10 +173,11 @@ def blank_marks(tokenizer: Any) -> list[str]:
 def reads_words_alike(tokenizer: Any) -> bool:
     """Return whether words one by one get the sub-words that they have in their text.
 
-    WordPiece parts text at blanks and punctuation before it looks for sub-words, as this project's
-    words are parted; the two differ only beside symbols such as "°". Models with such a tokenizer
-    that earlier versions trained word by word are therefore read on. Other tokenizers write the
-    blanks between words into their sub-words.
+    WordPiece parts text at blanks and punctuation before it looks for sub-words, as
+    this project's words are parted; the two differ only beside symbols such as "°".
+    Models with such a tokenizer that earlier versions trained word by word are
+    therefore read on. Other tokenizers write the blanks between words into their
+    sub-words.
     """
     return isinstance(tokenizer.backend_tokenizer.model, WordPiece | WordLevel)
 
@@ -177,8 +185,8 @@ def reads_words_alike(tokenizer: Any) -> bool:
 def reading_version(tokenizer: Any) -> int:
     """Return the version of the reading that the fingerprint of a frozen encoder names.
 
-    It is 1 where earlier versions of this package read the same, so that what was trained on the
-    encoder stays usable, and 2 for other tokenizers.
+    It is 1 where earlier versions of this package read the same, so that what was
+    trained on the encoder stays usable, and 2 for other tokenizers.
     """
     return 1 if reads_words_alike(tokenizer) else 2
 
@@ -187,13 +195,14 @@ def _encode(tokenizer: Any, texts: Sequence[str]) -> list[Any]:
     """Return the tokenizer's encodings of texts, without special tokens.
 
     Raises:
-        ModelError: The tokenizer's library failed on a text, as it does for a pattern of
-            tokenizer.json that takes too long.
+        ModelError: The tokenizer's library failed on a text, as it does for a pattern
+            of tokenizer.json that takes too long.
     """
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    # Lone surrogates, which no tokenizer takes, become question marks: also one character each.
+    # Lone surrogates, which no tokenizer takes, become question marks: also one
+    # character each.
     sound = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
     try:
         encodings: list[Any] = backend.encode_batch(sound, add_special_tokens=False)

@@ -5,10 +5,10 @@
                    documents.bin   int64 bounds of documents in the sentences
                    facts.json      counts, types and the key's parts
 
-The key is a hash of the notes' texts, the tokenizer, and how notes are cut into sentences and read,
-so a cache is used again exactly as long as all of them are the same. A note is read as one text:
-the blank between two sentences, which byte-level tokenizers write into a sub-word, belongs to the
-second one. Ids are as sensitive as the
+The key is a hash of the notes' texts, the tokenizer, and how notes are cut into
+sentences and read, so a cache is used again exactly as long as all of them are the
+same. A note is read as one text: the blank between two sentences, which byte-level
+tokenizers write into a sub-word, belongs to the second one. Ids are as sensitive as the
 notes; folder and files can be read by their owner only.
 """
 
@@ -47,8 +47,8 @@ class Tokens:
     """A tokenised corpus.
 
     ids: (tokens,) uint16 or uint32. sentences: (sentences + 1,) int64 bounds in `ids`.
-    documents: (documents + 1,) int64 bounds in `sentences`. No sentence and no document is
-    empty. patients: whose notes they are, the site's sample size in pre-training.
+    documents: (documents + 1,) int64 bounds in `sentences`. No sentence and no document
+    is empty. patients: whose notes they are, the site's sample size in pre-training.
     dropped: notes in which the tokenizer found nothing.
     """
 
@@ -66,15 +66,17 @@ def cached_tokens(
     vocabulary: int,
     folder: Path,
 ) -> Tokens:
-    """The notes' tokens, from the cache in `folder` if they are there, else written to it.
+    """The notes' tokens, from the cache in `folder` if they are there, else written to
+    it.
 
     notes: gives the notes from the first one on; called once for the key and once to
         tokenise, so that no more than a batch of them is in memory.
-    tokenize: sentences → ids without special tokens. fingerprint: what tells the tokenizer
-        from others. vocabulary: ids are less than this.
+    tokenize: sentences → ids without special tokens. fingerprint: what tells the
+        tokenizer from others. vocabulary: ids are less than this.
 
-    Raises DataError where there is no token, or the notes change between the two passes;
-    ModelError for an id outside the vocabulary, FednotesError where it cannot be written.
+    Raises DataError where there is no token, or the notes change between the two
+    passes; ModelError for an id outside the vocabulary, FednotesError where it cannot
+    be written.
     """
     content, patients = _digest(notes())
     if not patients:
@@ -121,8 +123,9 @@ def clear_caches(cache: Path) -> int:
 
 
 def clear_tokens(folder: Path) -> int:
-    """Remove the corpora of a token cache, or of concepts, whose folders are named alike: bytes
-    freed. What another process is writing is left to it. Raises DataError where it may not."""
+    """Remove the corpora of a token cache, or of concepts, whose folders are named
+    alike: bytes freed. What another process is writing is left to it. Raises DataError
+    where it may not."""
     freed = 0
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         name = re.fullmatch(r"\.?[0-9a-f]{32}(\.[0-9a-f]+\.(tmp|old))?", path.name)
@@ -209,7 +212,8 @@ def _batches(notes: Iterable[Note]) -> Iterator[list[list[str]]]:
 def _encode(
     batch: list[list[str]], tokenize: Tokenize, vocabulary: int
 ) -> tuple[list[int], list[int], np.ndarray]:
-    """Lengths of sentences, numbers of sentences of documents, and all ids; none of them empty."""
+    """Lengths of sentences, numbers of sentences of documents, and all ids; none of
+    them empty."""
     flat = [
         f" {sentence}" if number else sentence
         for document in batch
@@ -238,7 +242,8 @@ def _encode(
 
 
 def _load(path: Path) -> Tokens | None:
-    """The corpus in a cache folder; None where it is missing, damaged or of another format."""
+    """The corpus in a cache folder; None where it is missing, damaged or of another
+    format."""
     try:
         facts = read_json(path / "facts.json")
         if facts["format"] != _FORMAT:
@@ -271,10 +276,11 @@ class FastTokenizer:
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> FastTokenizer:
-    """A tokenizer of the `tokenizers` package: no special tokens, no padding, nothing cut off.
+    """A tokenizer of the `tokenizers` package: no special tokens, no padding, nothing
+    cut off.
 
-    Continuations are told by the marks of WordPiece (`##` before one), of byte-level BPE (`Ġ`
-    before a new word) and of SentencePiece (`▁` likewise). Works on a copy.
+    Continuations are told by the marks of WordPiece (`##` before one), of byte-level
+    BPE (`Ġ` before a new word) and of SentencePiece (`▁` likewise). Works on a copy.
     """
     own = Tokenizer.from_str(tokenizer.to_str())
     own.no_padding()

@@ -1,7 +1,7 @@
 """Public word vectors: any GloVe or word2vec file, by path.
 
-One file is read once a process and shared by every tagger in it: the table is frozen, no
-part of a tagger's state, and never travels. Nothing here looks at a site's text.
+One file is read once a process and shared by every tagger in it: the table is frozen,
+no part of a tagger's state, and never travels. Nothing here looks at a site's text.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NO_NUMBER = "a column is not a finite number"
 class WordVectors:
     """A frozen table of word vectors.
 
-    path: the file. index: word → row. table: (1 + words, dim) float32; row 0 is the vector of
-    an unknown word, all zeros.
+    path: the file. index: word → row. table: (1 + words, dim) float32; row 0 is the
+    vector of an unknown word, all zeros.
     """
 
     path: Path
@@ -55,13 +55,14 @@ class WordVectors:
 def load_vectors(path: str | Path, max_words: int = 0) -> WordVectors:
     """Read a text file of word vectors: `word number number …`, one word a line.
 
-    An optional first line `count dimension` (word2vec) is skipped. Of a word that stands
-    twice, the first line counts. A file called .bin is word2vec's binary format: that first line,
-    then for each word its letters, a space and float32 numbers, little end first. max_words: rows
-    read at most (0 = all). The result is cached by path, change time and max_words.
+    An optional first line `count dimension` (word2vec) is skipped. Of a word that
+    stands twice, the first line counts. A file called .bin is word2vec's binary format:
+    that first line, then for each word its letters, a space and float32 numbers, little
+    end first. max_words: rows read at most (0 = all). The result is cached by path,
+    change time and max_words.
 
-    Raises ModelError (naming path and line or word) if the file is missing or empty, or a line
-    has another number of columns than the first or what is not a finite number.
+    Raises ModelError (naming path and line or word) if the file is missing or empty, or
+    a line has another number of columns than the first or what is not a finite number.
     """
     file = Path(path).expanduser().resolve()
     try:
@@ -108,7 +109,8 @@ def _load(path: Path, mtime: int, size: int, max_words: int) -> WordVectors:
 
 
 def _parse(place: str, line: bytes, dim: int) -> tuple[str, np.ndarray]:
-    """Word and numbers (dim,), read from the right: some published files hold words with spaces."""
+    """Word and numbers (dim,), read from the right: some published files hold words
+    with spaces."""
     word, *numbers = line.rsplit(None, dim) or [b""]
     if len(numbers) < dim:
         raise _wrong(place, f"fewer than {dim} numbers after the word", dim)
@@ -143,9 +145,8 @@ def _load_binary(path: Path, max_words: int) -> WordVectors:
             )
         count, dim = (int(part) for part in head)
         rows = min(count, max_words) if max_words else count
-        least = stream.tell() + rows * (
-            4 * dim + 2
-        )  # a word has a letter, and a space behind it
+        # a word has a letter, and a space behind it
+        least = stream.tell() + rows * (4 * dim + 2)
         if least > path.stat().st_size:
             raise ModelError(f"{path}: too short for {count:,} words of {dim} numbers")
         table = np.zeros((1 + rows, dim), np.float32)

@@ -1,16 +1,17 @@
 """The engine of real sites: a federation at the far end of a transport that may fail.
 
-A round's first request goes to every site that can be reached; its later ones only to those that
-did all the earlier ones, for what a site keeps between them is nowhere else. Each request tells
-every site its last request that counts, and a site undoes what it did beyond. So a site's state
-depends on the requests that counted alone, whatever was lost, repeated or late, and a run with
-faults has the bits of one without them in which the same sites took part.
+A round's first request goes to every site that can be reached; its later ones only to
+those that did all the earlier ones, for what a site keeps between them is nowhere else.
+Each request tells every site its last request that counts, and a site undoes what it
+did beyond. So a site's state depends on the requests that counted alone, whatever was
+lost, repeated or late, and a run with faults has the bits of one without them in which
+the same sites took part.
 
-A method that asks for a round's first task without tensors means those that were sent last; a
-site that does not have them is sent them again.
+A method that asks for a round's first task without tensors means those that were sent
+last; a site that does not have them is sent them again.
 
-What the server keeps: checkpoints (`rounds.Checkpoints`) with where every site stood, and in
-`run.json` how often it was started, which sites know as the run.
+What the server keeps: checkpoints (`rounds.Checkpoints`) with where every site stood,
+and in `run.json` how often it was started, which sites know as the run.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ class Deployed(Rounds):
     """A federation of sites behind a transport.
 
     sites: their names, in the order in which sums add. directory: the server's own, for
-    checkpoints of this job: it goes on from the newest whole one. job: the declarative job's
-    fingerprint. summing: None adds in the clear. observer: told of each committed round. notify:
-    of faults. stop: asked after each round; if true, a checkpoint is made and `Paused` raised.
+    checkpoints of this job: it goes on from the newest whole one. job: the declarative
+    job's fingerprint. summing: None adds in the clear. observer: told of each committed
+    round. notify: of faults. stop: asked after each round; if true, a checkpoint is
+    made and `Paused` raised.
     clock, sleep: for tests.
 
     Raises ModelError if every checkpoint is damaged or the folder is another job's.
@@ -118,9 +120,8 @@ class Deployed(Rounds):
         super().__init__(observer, clock)
         self._before, self._resumed = progress.seconds, state
         self._preparing = kept is None  # before the first round
-        self._step: tuple[str, ...] | None = (
-            None  # who did all of this round; None: it is new
-        )
+        # who did all of this round; None: it is new
+        self._step: tuple[str, ...] | None = None
         self._took_part = 0
         self._told, self._tensors = 0, dict[str, Tensor]()
         self._saved = self._started
@@ -130,7 +131,8 @@ class Deployed(Rounds):
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> Total:
-        """Run `task` at the sites, and add what those return that take part in this round."""
+        """Run `task` at the sites, and add what those return that take part in this
+        round."""
         exchange = _Exchange(self, task, tensors or {}, options)
         total = self._summing.total(exchange)
         self._close(exchange, total.included)
@@ -188,7 +190,8 @@ class Deployed(Rounds):
         return self._members.bytes_down
 
     def end(self) -> None:
-        """Tell the sites that the job is over; what they keep of it stays until they delete it."""
+        """Tell the sites that the job is over; what they keep of it stays until they
+        delete it."""
         self._members.tell(self._members.present, END, timeout=self._patience.knock)
 
     def _close(self, exchange: _Exchange, included: Collection[str]) -> None:
@@ -229,7 +232,8 @@ class Deployed(Rounds):
             raise Paused
 
     def _save(self, state: State) -> None:
-        """First the sites, then the server: a checkpoint that exists can be gone back to.
+        """First the sites, then the server: a checkpoint that exists can be gone back
+        to.
 
         A site that does not answer can do it too, from an older state and its journal.
         """
@@ -266,7 +270,8 @@ def _kept(
 def _next_run(directory: Path, job: str) -> int:
     """Count this start; the new run's number, on disk before any site hears of it.
 
-    Raises ModelError if the folder holds another job, FednotesError where it cannot be written.
+    Raises ModelError if the folder holds another job, FednotesError where it cannot be
+        written.
     """
     path, run = directory / "run.json", 0
     if path.exists():
@@ -345,10 +350,11 @@ class _Exchange:
     def stage(
         self, name: str, attached: Mapping[str, Attached], *, least: int | None = None
     ) -> Replies:
-        """The replies to a message of the way of summing; one frame for what is one object.
+        """The replies to a message of the way of summing; one frame for what is one
+        object.
 
-        A site keeps the task that it did in this exchange. Before it, one that has lost its
-        state may catch up.
+        A site keeps the task that it did in this exchange. Before it, one that has lost
+        its state may catch up.
         """
 
         def make(sites: Sequence[str]) -> dict[str, Request]:
@@ -373,7 +379,8 @@ class _Exchange:
         return answers.replies
 
     def again(self) -> None:
-        """Forget what came of the task; who has lost its state catches up, or is left out."""
+        """Forget what came of the task; who has lost its state catches up, or is left
+        out."""
         lost = self._moved | self._answers.moved
         self._answers = Answers()
         if self.request.first:

@@ -1,19 +1,20 @@
-"""What a site did and was asked: its states and requests on disk, and the digest of a question.
+"""What a site did and was asked: its states and requests on disk, and the digest of a
+question.
 
     run.json                the job, the format, and the server's run that the site is in
     states/00000012/        the site after request 12 (core/store.py); 00000000 is a new site
     journal/00000013.request, 00000013.reply
     opened                  the questions whose sums the site has helped to open
 
-A task that was done is on disk before its reply leaves. The site after any request is then a
-state and the requests after it, done again; so a killed site is at most one task behind, and a
-task that the server did not count can be undone. A request names the one before it that
-counts, so a gap is found and never replayed over. Another job does not begin here, and a stored
-reply leaves for the very request that it answers alone.
+A task that was done is on disk before its reply leaves. The site after any request is
+then a state and the requests after it, done again; so a killed site is at most one task
+behind, and a task that the server did not count can be undone. A request names the one
+before it that counts, so a gap is found and never replayed over. Another job does not
+begin here, and a stored reply leaves for the very request that it answers alone.
 
-Under a secure sum only equal questions are added, or a server that lies could make the others'
-parts nothing or known. So masks are made for the digest of the question (`secure`), and sites show
-each other by receipts that they were asked the same.
+Under a secure sum only equal questions are added, or a server that lies could make the
+others' parts nothing or known. So masks are made for the digest of the question
+(`secure`), and sites show each other by receipts that they were asked the same.
 """
 
 from __future__ import annotations
@@ -51,9 +52,8 @@ from fednotes.core.update import Tensors
 from fednotes.privacy.secure_sum.crypto import digest
 
 KEPT_REPLIES = 2
-MOST_BYTES = (
-    2**35
-)  # of requests since the newest state: a server must let a round begin by then
+# of requests since the newest state: a server must let a round begin by then
+MOST_BYTES = 2**35
 REQUEST, REPLY = ".request", ".reply"
 OPENED = "opened"  # in a site's folder of a job
 LOST = "lost\n"
@@ -62,8 +62,8 @@ LOST = "lost\n"
 class Journal:
     """One site's folder of one job, whose fingerprint is `job`.
 
-    Raises RefusedError if it holds another job, ModelError if it does not say which or another
-    version of fednotes wrote it, FednotesError where it cannot be written.
+    Raises RefusedError if it holds another job, ModelError if it does not say which or
+    another version of fednotes wrote it, FednotesError where it cannot be written.
     """
 
     def __init__(self, directory: Path, site: str, job: str) -> None:
@@ -79,9 +79,8 @@ class Journal:
         if not self.states:
             self._begin()
         for number in self._numbers(REPLY) - self._numbers(REQUEST):
-            self._entry(
-                number, REPLY
-            ).unlink()  # killed before the task was complete on disk
+            # killed before the task was complete on disk
+            self._entry(number, REPLY).unlink()
 
     def _begin(self) -> None:
         save_state(self._state(0), {}, {"new": True})
@@ -167,9 +166,8 @@ class Journal:
                 head = file.read(HEAD.size)
         except OSError:
             return None
-        if (
-            head == memoryview(frame)[: HEAD.size]
-        ):  # lengths, and SHA-256 of all that follows
+        # lengths, and SHA-256 of all that follows
+        if head == memoryview(frame)[: HEAD.size]:
             try:
                 stored = self._entry(number, REPLY).read_bytes()
                 kept = decode_reply(stored)
@@ -179,7 +177,8 @@ class Journal:
         try:
             before = self.request(number)
         except ModelError:
-            return None  # nothing can be told of it; it is undone, or the site lost its state
+            # nothing can be told of it; it is undone, or the site lost its state
+            return None
         if before.run == run:
             raise RefusedError(
                 f"site {self._site!r}: request {number} of run {run} has come before, and was "
@@ -205,8 +204,8 @@ class Journal:
         told: int,
         asked: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keep the site's state after a request. told: the last request that had tensors.
-        asked: what led to this state (`Asked.kept`)."""
+        """Keep the site's state after a request. told: the last request that had
+        tensors. asked: what led to this state (`Asked.kept`)."""
         facts = {
             "new": False,
             "round": state.round,
@@ -218,7 +217,8 @@ class Journal:
         )
 
     def load(self, number: int) -> tuple[State | None, int, Mapping[str, Any]]:
-        """A kept state (None is a new site's), and `told` and `asked` as they were saved.
+        """A kept state (None is a new site's), and `told` and `asked` as they were
+        saved.
 
         Raises ModelError if it is damaged.
         """
@@ -247,7 +247,8 @@ class Journal:
         return (start, steps) if before == target else None
 
     def state_before(self, target: int) -> int:
-        """The newest kept state that is not after `target`; a new site where there is none."""
+        """The newest kept state that is not after `target`; a new site where there is
+        none."""
         if self.states[0] > target:
             self.damaged(0)
         return max(number for number in self.states if number <= target)
@@ -313,10 +314,11 @@ class Journal:
 class Asked:
     """What led to a site's newest update, as digests of 32 bytes; b"" for nothing.
 
-    prepared: all tasks before the first round, in their order. history: all tasks that are in
-    the site's state, in theirs. trained: whether one of a round is among them. told: the tensors
-    that came last. given: those that the present round's tasks compute with. question: the
-    newest task with all of these, its options and its round.
+    prepared: all tasks before the first round, in their order. history: all tasks that
+    are in the site's state, in theirs. trained: whether one of a round is among them.
+    told: the tensors that came last. given: those that the present round's tasks
+    compute with. question: the newest task with all of these, its options and its
+    round.
     """
 
     prepared: bytes = b""
@@ -329,10 +331,11 @@ class Asked:
     def next(self, request: Request, tensors: Tensors, *, strict: bool) -> Asked:
         """With one task more. tensors: what the site's task is given, also from memory.
 
-        A task before the first round is the same whenever a site does it; what it changes at
-        the site stays, so it is part of every later question. strict: all sites are in every
-        sum, so all have one history, and that is part of the question too: a server that has
-        one site go back, or do what the others did not, gets no sum with it any more.
+        A task before the first round is the same whenever a site does it; what it
+        changes at the site stays, so it is part of every later question. strict: all
+        sites are in every sum, so all have one history, and that is part of the
+        question too: a server that has one site go back, or do what the others did not,
+        gets no sum with it any more.
         """
         told = fingerprint(tensors) if tensors else self.told
         if tensors or not request.first:
@@ -355,7 +358,10 @@ class Asked:
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Asked:
-        """From what was kept. Raises ValueError, KeyError, TypeError for anything else."""
+        """From what was kept.
+
+        Raises ValueError, KeyError, TypeError for anything else.
+        """
         prepared, history = (
             bytes.fromhex(kept[name]) for name in ("prepared", "history")
         )
@@ -368,13 +374,16 @@ def after(question: bytes) -> bytes:
 
 
 class Opened:
-    """The questions of one job whose sums a site has helped to open, and over which sites.
+    """The questions of one job whose sums a site has helped to open, and over which
+    sites.
 
-    One line a question, its digest in hexadecimal and the survivors' names as JSON, in a file
-    that is only appended to; on disk before the answer that opens a sum leaves. A line "lost"
-    says that the site's own files were damaged: what stands before it is forgotten.
+    One line a question, its digest in hexadecimal and the survivors' names as JSON, in
+    a file that is only appended to; on disk before the answer that opens a sum leaves.
+    A line "lost" says that the site's own files were damaged: what stands before it is
+    forgotten.
 
-    path: None keeps them in memory alone. Raises FednotesError where the file cannot be read.
+    path: None keeps them in memory alone. Raises FednotesError where the file cannot be
+        read.
     """
 
     def __init__(self, site: str, path: Path | None) -> None:
@@ -403,8 +412,8 @@ class Opened:
         return self._survivors.get(question, ())
 
     def require(self, question: bytes, survivors: Sequence[str]) -> None:
-        """Pass the sum of a question that may be opened: of two over different sites, the
-        difference is some sites' part. Raises RefusedError."""
+        """Pass the sum of a question that may be opened: of two over different sites,
+        the difference is some sites' part. Raises RefusedError."""
         before = self._survivors.get(question)
         if before is not None and set(before) != set(survivors):
             raise RefusedError(
@@ -413,7 +422,10 @@ class Opened:
             )
 
     def add(self, question: bytes, survivors: Sequence[str]) -> None:
-        """Note a sum that is being opened. Raises what `require` does, FednotesError of a disk."""
+        """Note a sum that is being opened.
+
+        Raises what `require` does, FednotesError of a disk.
+        """
         self.require(question, survivors)
         if question in self._survivors:
             return
@@ -422,7 +434,10 @@ class Opened:
         self._survivors[question], self.lost = tuple(survivors), False
 
     def lose(self) -> None:
-        """Forget all: the site's own files were damaged. Raises FednotesError of a disk."""
+        """Forget all: the site's own files were damaged.
+
+        Raises FednotesError of a disk.
+        """
         _append(self._path, LOST, "what it opened")
         self._survivors, self.lost = {}, True
 
@@ -433,9 +448,9 @@ class Opened:
 class OpeningRecord:
     """The sums that a server has asked its sites to open, and over which of them.
 
-    A site that has helped to open a sum says so when the same sum is asked for again. The server
-    believes this only of a sum in its own record, or a single site could claim any list and shut
-    others out. A line is on disk before the sites are asked.
+    A site that has helped to open a sum says so when the same sum is asked for again.
+    The server believes this only of a sum in its own record, or a single site could
+    claim any list and shut others out. A line is on disk before the sites are asked.
 
     Args:
         path: The file that is appended to. None keeps the record in memory.
@@ -454,9 +469,8 @@ class OpeningRecord:
                 else ""
             )
         for line in text.splitlines():
-            with suppress(
-                ValueError, TypeError, KeyError
-            ):  # a line that a kill has cut
+            # a line that a kill has cut
+            with suppress(ValueError, TypeError, KeyError):
                 entry = parse_json(line)
                 self._note(str(entry["sum"]), entry["sites"])
 

@@ -1,9 +1,9 @@
 """The site's end of the wire: requests in, replies out, and nothing lost in between.
 
-A request is done at most once as far as the site's state is concerned: a repeated one gets the
-stored reply, an older one a refusal, and one that the server did not count is undone before the
-next. What goes wrong in a task becomes a refusal in one line; the host itself fails only where
-the guard does not let even that leave.
+A request is done at most once as far as the site's state is concerned: a repeated one
+gets the stored reply, an older one a refusal, and one that the server did not count is
+undone before the next. What goes wrong in a task becomes a refusal in one line; the
+host itself fails only where the guard does not let even that leave.
 """
 
 from __future__ import annotations
@@ -73,19 +73,22 @@ class Guard(Protocol):
 class SiteHost:
     """One site of one job, behind `handle`, which one thread calls at a time.
 
-    make: builds the site anew, as it is before its first task. directory: the site's own, for
-    this job alone. job: the fingerprint of the job that was approved here. name: the site's.
-    guard: its rules and ledger; what it cannot note does not leave. sealer: its part in a secure
-    sum.
-    public: further tasks "@…" that tell facts which are nobody's secret; no sum hides them.
-    keeping: a state is written at the start of a round, and not only at checkpoints, where so many
-    seconds of tasks would have to be done again without it.
+    make: builds the site anew, as it is before its first task. directory: the site's
+    own, for this job alone. job: the fingerprint of the job that was approved here.
+    name: the site's.
+    guard: its rules and ledger; what it cannot note does not leave. sealer: its part in
+    a secure sum.
+    public: further tasks "@…" that tell facts which are nobody's secret; no sum hides
+        them.
+    keeping: a state is written at the start of a round, and not only at checkpoints,
+    where so many seconds of tasks would have to be done again without it.
     tell: is given one line for each thing that a person at the site may want to know.
     pace: when tasks are answered under a secure sum; None is at once.
-    outward: what the server is told of an error, given the site's name; all of it by default.
+    outward: what the server is told of an error, given the site's name; all of it by
+        default.
 
-    Raises RefusedError if the directory holds another job, ModelError if it does not say which,
-    FednotesError where it cannot be written.
+    Raises RefusedError if the directory holds another job, ModelError if it does not
+    say which, FednotesError where it cannot be written.
     """
 
     def __init__(
@@ -116,9 +119,8 @@ class SiteHost:
         self._run = self._journal.run
         self._newest = self._journal.last  # of the requests seen in this run
         self._site: SiteTasks | None = None
-        self._worked = (
-            False  # whether the present answer took time that goes by its data
-        )
+        # whether the present answer took time that goes by its data
+        self._worked = False
         self._told = 0  # the last request with tensors
         self._remembers = False  # whether this site object was given them
         self._asked = Asked()
@@ -126,7 +128,10 @@ class SiteHost:
         self.ended = False
 
     def handle(self, frame: Frame) -> bytes:
-        """The reply to a request. Raises what the guard raises of a refusal that may not leave."""
+        """The reply to a request.
+
+        Raises what the guard raises of a refusal that may not leave.
+        """
         begun = self._pace.clock() if self._pace else 0.0
         try:
             request = decode_request(frame)
@@ -139,9 +144,8 @@ class SiteHost:
         except Exception as error:
             return self._refusal(request, error, later=passing(error))
         finally:
-            if (
-                self._pace and self._sealer and self._worked
-            ):  # refused after it was done, too
+            # refused after it was done, too
+            if self._pace and self._sealer and self._worked:
                 self._pace.wait(request.task, begun, self._sealer.pace(request))
 
     @property
@@ -225,7 +229,8 @@ class SiteHost:
         return reply
 
     def _do(self, request: Request, frame: Frame) -> bytes:
-        """Run a task of the method; what goes wrong leaves no trace in the site's state."""
+        """Run a task of the method; what goes wrong leaves no trace in the site's
+        state."""
         if request.number <= (counted := request.counted[self._name]):
             raise RefusedError(
                 f"site {self._name!r}: request {request.number} claims to follow request "
@@ -236,9 +241,8 @@ class SiteHost:
             raise RefusedError(f"site {self._name!r} has no task {request.task!r}")
         if request.first and not request.preparing and self._sealer is not None:
             adopted = self._sealer.adopted(request, self._asked)
-            if (
-                adopted is not None
-            ):  # the others' history in place of one that this site has lost
+            # the others' history in place of one that this site has lost
+            if adopted is not None:
                 asked = replace(self._asked, history=adopted)
                 self._journal.save(
                     self._journal.last, site.state(), self._told, asked.kept()
@@ -385,8 +389,9 @@ def passing(error: Exception) -> bool:
 def explained(error: Exception, site: str) -> str:
     """One line for an error, as it may leave the site: no note text, no rule's numbers.
 
-    Errors of ours are made so, or say in `public` what they may tell. Of any other only its
-    type and place are told: its message may hold a token, as that of a KeyError does.
+    Errors of ours are made so, or say in `public` what they may tell. Of any other only
+    its type and place are told: its message may hold a token, as that of a KeyError
+    does.
     """
     if isinstance(error, FednotesError) and (public := getattr(error, "public", "")):
         return one_line(public) or "refused"
@@ -401,5 +406,6 @@ def whole_line(error: Exception, site: str) -> str:
 
 
 def placeless(text: str) -> str:
-    """Text without the folders of absolute paths: where a site keeps its files is its business."""
+    """Text without the folders of absolute paths: where a site keeps its files is its
+    business."""
     return _FOLDERS.sub("", text)

@@ -1,8 +1,9 @@
 """The embedded engine: every site in this process, for simulation, tests and papers.
 
-A call of a site is a function call; what a deployment would send is counted in bytes. Under the
-secure sum sites exchange the very messages that a deployment sends, without a transport: nothing
-is hidden from whoever runs the process, but it shows what a job does (its rounding, bytes, time).
+A call of a site is a function call; what a deployment would send is counted in bytes.
+Under the secure sum sites exchange the very messages that a deployment sends, without a
+transport: nothing is hidden from whoever runs the process, but it shows what a job does
+(its rounding, bytes, time).
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class InProcess(Rounds):
     observer: told of each committed round.
     secure: add under the secure sum, as a deployment would.
 
-    Raises ModelError if `resume` finds only damaged checkpoints; ConfigError for a secure sum
-    of fewer than 3 sites.
+    Raises ModelError if `resume` finds only damaged checkpoints; ConfigError for a
+    secure sum of fewer than 3 sites.
     """
 
     def __init__(
@@ -128,9 +129,8 @@ class InProcess(Rounds):
         self._tell(state, metrics, evaluated, len(self._sites), self._replies)
         if not evaluated or self._files is None:
             return
-        kept = {
-            site.id: site.state() for site in self._sites
-        }  # so both sides are of one round
+        # so both sides are of one round
+        kept = {site.id: site.state() for site in self._sites}
         parts = {
             f"site{index}": each.tensors for index, each in enumerate(kept.values())
         }
@@ -169,9 +169,8 @@ class _Exchange:
     ) -> None:
         self._engine, self._sent, self._options = engine, sent, options
         self.sites, self.least = engine.names, len(engine.names)
-        self.request = Request(
-            JOB, 1, 0, task, round=engine.next_number()
-        )  # each has its own
+        # each has its own
+        self.request = Request(JOB, 1, 0, task, round=engine.next_number())
         asked = repr(sorted(options.items()))
         self._question = digest("question", task, asked, fingerprint(sent))
         self._counted: dict[str, int] = {}

@@ -17,13 +17,10 @@ from fednotes.core.store import held, private_folder, write_json
 from fednotes.privacy.secure_sum.crypto import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
-OUTCOME_FILE = (
-    "outcome.json"  # how the newest submission of a run stands, in the run's state
-)
-SERVER_MAIN, SITE_MAIN = (
-    "FEDNOTES_SERVER_MAIN",
-    "FEDNOTES_SITE_MAIN",
-)  # "module:function"
+# how the newest submission of a run stands, in the run's state
+OUTCOME_FILE = "outcome.json"
+# "module:function"
+SERVER_MAIN, SITE_MAIN = "FEDNOTES_SERVER_MAIN", "FEDNOTES_SITE_MAIN"
 MAINS = {
     SERVER_MAIN: "fednotes.apps.deployment.server:server_main",
     SITE_MAIN: "fednotes.apps.deployment.site:site_main",
@@ -44,7 +41,8 @@ class Host(Protocol):
 class Setup:
     """What one side of a job starts from.
 
-    kit: this participant's folder. site: its name, "" at the server. job: the declaration.
+    kit: this participant's folder. site: its name, "" at the server. job: the
+        declaration.
     job_id: of this submission; a resubmitted job has a new one. run: the same for every
     submission of one run. sites: in the order in which their replies are added.
     folder: of this submission; at the server it is what the admin fetches.
@@ -119,7 +117,8 @@ def keep_outcome(
 ) -> None:
     """Keep how this submission stands, for the server's watch.
 
-    status: running, done, paused or failed. lines: of progress. retry: may another one help?
+    status: running, done, paused or failed. lines: of progress. retry: may another one
+        help?
     """
     outcome = {"job_id": setup.job_id, "status": status, "lines": lines}
     write_json(

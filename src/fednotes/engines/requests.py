@@ -1,5 +1,5 @@
-"""Asking sites until enough have answered, over a transport that may lose, repeat or damage, and
-where each of them stands."""
+"""Asking sites until enough have answered, over a transport that may lose, repeat or
+damage, and where each of them stands."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ class Transport(Protocol):
     ) -> Iterable[tuple[str, Frame]]:
         """Send each site its frame, and give (site, reply) as replies come.
 
-        Sites that are sent the same have the same object. Ends when all have answered, after
-        `timeout` seconds, `grace` seconds after `enough` sites answered, or earlier if nothing
-        more can come. A site that is busy gets the newest frame alone when it is free; a reply
-        to an earlier one may come or not. The name is that of the connection's certificate.
+        Sites that are sent the same have the same object. Ends when all have answered,
+        after `timeout` seconds, `grace` seconds after `enough` sites answered, or
+        earlier if nothing more can come. A site that is busy gets the newest frame
+        alone when it is free; a reply to an earlier one may come or not. The name is
+        that of the connection's certificate.
         """
 
 
@@ -48,11 +49,13 @@ class Transport(Protocol):
 class Patience:
     """What a run does when sites do not answer. Times are in seconds.
 
-    min_sites: with fewer a request waits; 0 means all. timeout: a request closes then with the
-    sites that answered, if they are enough; grace: or so long after enough have. give_up: the
-    run ends when a request waited so long. pause: between two tries. knock: how long a site
-    that was away may take to say that it is back; knock_every: it is asked no more often.
-    checkpoint_seconds: a checkpoint is made so long after the last even without an evaluation.
+    min_sites: with fewer a request waits; 0 means all. timeout: a request closes then
+    with the sites that answered, if they are enough; grace: or so long after enough
+    have. give_up: the run ends when a request waited so long. pause: between two tries.
+    knock: how long a site that was away may take to say that it is back; knock_every:
+    it is asked no more often.
+    checkpoint_seconds: a checkpoint is made so long after the last even without an
+        evaluation.
 
     Raises ConfigError for a value that no run can have.
     """
@@ -75,7 +78,8 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a person at the server may want to know. site: "" for the whole run."""
+    """Something that a person at the server may want to know. site: "" for the whole
+    run."""
 
     kind: Kind
     number: int
@@ -121,7 +125,8 @@ class Answers:
 
 @dataclass(frozen=True)
 class Earlier:
-    """A request of the time before the first round, which a site that joins later is to do."""
+    """A request of the time before the first round, which a site that joins later is to
+    do."""
 
     task: str
     tensors: Tensors
@@ -130,8 +135,8 @@ class Earlier:
 
 @checked(frozen=True)
 class RunState:
-    """Where a run stands. number: of the checkpoint's request. counted, prepared: by site, the
-    last request that counts, and how much of the prologue it has done."""
+    """Where a run stands. number: of the checkpoint's request. counted, prepared: by
+    site, the last request that counts, and how much of the prologue it has done."""
 
     number: int
     counted: Mapping[str, int]
@@ -143,15 +148,15 @@ class RunState:
 
 
 class Participants:
-    """The sites of a run, in their fixed order. Sends them requests and takes the replies that
-    answer them; all else is told and dropped.
+    """The sites of a run, in their fixed order. Sends them requests and takes the
+    replies that answer them; all else is told and dropped.
 
-    job, run, progress, prologue: where the run stands. notify: told of what is dropped, and of
-    waiting. clock, sleep: in seconds; tests have their own.
+    job, run, progress, prologue: where the run stands. notify: told of what is dropped,
+    and of waiting. clock, sleep: in seconds; tests have their own.
 
-    counted: by site, the number of its last request that counts. prologue: what was asked
-    before the first round; prepared: how much of it each site has done. knows: by site, the
-    last request with tensors that it did. away: who did not answer last.
+    counted: by site, the number of its last request that counts. prologue: what was
+    asked before the first round; prepared: how much of it each site has done. knows: by
+    site, the last request with tensors that it did. away: who did not answer last.
     """
 
     round = 0
@@ -191,8 +196,9 @@ class Participants:
         least: int,
         timeout: float | None = None,
     ) -> Answers:
-        """Repeats a request to silent sites until all have answered, or the time is over and at
-        least `least` have. Ends early where that many can no longer do so."""
+        """Repeats a request to silent sites until all have answered, or the time is
+        over and at least `least` have. Ends early where that many can no longer do so.
+        """
         encoded = {id(request): encode(request) for request in requests.values()}
         frames = {site: encoded[id(request)] for site, request in requests.items()}
         found, enough_at, begun = Answers(missing=set(requests)), math.inf, self.clock()
@@ -236,7 +242,8 @@ class Participants:
     def _take(
         self, site: str, frame: Frame, requests: Mapping[str, Request], found: Answers
     ) -> None:
-        """Among the replies, or among the refusals where it is too long or cannot be added."""
+        """Among the replies, or among the refusals where it is too long or cannot be
+        added."""
         self.bytes_up += len(frame)
         request = requests.get(site) or next(iter(requests.values()))
 
@@ -311,10 +318,11 @@ class Participants:
         least: int,
         timeout: float | None = None,
     ) -> Answers:
-        """The sites' answers to one request (which may differ between sites in what it holds);
-        who gives none is away, who has lost its state is noted.
+        """The sites' answers to one request (which may differ between sites in what it
+        holds); who gives none is away, who has lost its state is noted.
 
-        Raises TrainingError after `give_up` seconds in which fewer than `least` have answered.
+        Raises TrainingError after `give_up` seconds in which fewer than `least` have
+            answered.
         """
         answers = self._answers(requests, least=least, timeout=timeout)
         for site in sorted(answers.missing):
@@ -348,8 +356,8 @@ class Participants:
     ) -> Answers:
         """The answers of sites; those that stood elsewhere are asked a second time.
 
-        make: a new request. catch_up: they make up for what they missed before that. again:
-        whether they may be asked once more.
+        make: a new request. catch_up: they make up for what they missed before that.
+        again: whether they may be asked once more.
         """
         answers = self.ask(make(sites), least=least, timeout=timeout)
         moved = [site for site in sites if site in answers.moved]
@@ -407,7 +415,8 @@ class Participants:
             raise TrainingError(f"too few sites can take part: {answers.reasons}")
 
     def catch_up(self, sites: Sequence[str]) -> None:
-        """Let sites do what they missed of the prologue; its sums are made, only they change."""
+        """Let sites do what they missed of the prologue; its sums are made, only they
+        change."""
         for index, earlier in enumerate(self.prologue):
             late = [
                 s for s in sites if self.prepared[s] <= index and s not in self.away
@@ -423,7 +432,8 @@ class Participants:
             self.away |= {site for site in late if self.prepared[site] <= index}
 
     def count(self, request: Request, included: Mapping[str, int]) -> None:
-        """These sites' answers to a request are in a sum; the number under which each did it."""
+        """These sites' answers to a request are in a sum; the number under which each
+        did it."""
         self.counted |= included
         if request.tensors:
             self.knows |= {

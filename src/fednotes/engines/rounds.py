@@ -1,4 +1,5 @@
-"""What both engines do around a method's rounds: they tell of each, and keep checkpoints."""
+"""What both engines do around a method's rounds: they tell of each, and keep
+checkpoints."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ Observer = Callable[[RoundResult], None]
 
 @dataclass(frozen=True, slots=True)
 class CommittedRound:
-    """A round of either engine (`federation.Round`), which knows how its engine ends it."""
+    """A round of either engine (`federation.Round`), which knows how its engine ends
+    it."""
 
     number: int
     _commit: Callable[[State, Mapping[str, float], bool], None]
@@ -57,7 +59,8 @@ class CommittedRound:
         """See `federation.Round`.
 
         Raises:
-            TrainingError: The state has a number that is not finite. It is neither told nor kept.
+            TrainingError: The state has a number that is not finite. It is neither told
+                nor kept.
         """
         _require_finite(state)
         self._commit(state, metrics, evaluated)
@@ -99,7 +102,8 @@ class Checkpoints:
         names: Callable[[Mapping[str, Any]], Sequence[str]],
         take: Callable[[Parts, Mapping[str, Any]], T],
     ) -> tuple[State, T] | None:
-        """The newest whole checkpoint, of which `take` makes the rest; those after it are deleted.
+        """The newest whole checkpoint, of which `take` makes the rest; those after it
+        are deleted.
 
         names: the sites that a checkpoint is of.
         Raises ModelError if all are damaged, or it is of other sites.
@@ -149,7 +153,8 @@ class Checkpoints:
 
 
 class Rounds:
-    """What both engines have in common. clock: in seconds. before: those before a restart."""
+    """What both engines have in common. clock: in seconds. before: those before a
+    restart."""
 
     bytes_up = bytes_down = 0
 

@@ -3,20 +3,23 @@
     task, boxes, terms           →  masked update, keys of the next exchange     the method's task
     survivors, receipts, keys    →  what opens the sum, shares of the next one   "@unmask"
 
-That is all while nothing fails. An exchange that begins afresh has "@keys" and "@shares" before
-it. Where a site could not mask its update with the keys of this exchange (it was started
-again), with the names of counts that were agreed, or within the limits, it keeps the update in
-memory; an exchange begins afresh after the task, and sites mask what they have ("@masked").
-Where a sum may leave sites out, survivors first tell each other their list ("@confirm").
+That is all while nothing fails. An exchange that begins afresh has "@keys" and
+"@shares" before it. Where a site could not mask its update with the keys of this
+exchange (it was started again), with the names of counts that were agreed, or within
+the limits, it keeps the update in memory; an exchange begins afresh after the task, and
+sites mask what they have ("@masked"). Where a sum may leave sites out, survivors first
+tell each other their list ("@confirm").
 
-The terms, equal for all sites: names of the counts (those of the last sum of this task; None:
-each site's own) and limits of the values (from the last total of this task). Both are public.
+The terms, equal for all sites: names of the counts (those of the last sum of this task;
+None: each site's own) and limits of the values (from the last total of this task). Both
+are public.
 
-The masks are made for the question (`history.Asked`), so only updates of sites that were asked
-the same add up. An update is opened in one exchange at most: a site answers for the newest,
-and forgets the update with that. A task that is done again, as after a fault, is opened for the
-same sites as before alone (`history.Opened`). As an exchange takes over half of the sites to
-open, no two can be opened over different sites that hold the same update.
+The masks are made for the question (`history.Asked`), so only updates of sites that
+were asked the same add up. An update is opened in one exchange at most: a site answers
+for the newest, and forgets the update with that. A task that is done again, as after a
+fault, is opened for the same sites as before alone (`history.Opened`). As an exchange
+takes over half of the sites to open, no two can be opened over different sites that
+hold the same update.
 """
 
 from __future__ import annotations
@@ -47,10 +50,10 @@ from fednotes.privacy.secure_sum.site import REFUSALS, LaidOut, SiteChain
 
 PACE = "@time "  # begins the names of the counts that tell classes
 CLASSES = 36  # the last one ends after three hours
-PACES = tuple(
-    f"{PACE}{level:02}" for level in range(CLASSES)
-)  # names of the counts, by class
-WINDOW = 8  # answers of a task by which its class goes: an odd pause is forgotten after these
+# names of the counts, by class
+PACES = tuple(f"{PACE}{level:02}" for level in range(CLASSES))
+# answers of a task by which its class goes: an odd pause is forgotten after these
+WINDOW = 8
 MARGIN = 1.25  # for the next answer, which may take a little longer
 SETTLED = 3  # answers after which an honest server's class is never below a site's own
 WARY = 64  # answers for which one that is below is not forgotten
@@ -78,7 +81,8 @@ def context_of(job: str, run: int) -> bytes:
 
 @dataclass
 class _Kept:
-    """The update of the newest task, until it is opened. question: a digest of what was asked."""
+    """The update of the newest task, until it is opened. question: a digest of what was
+    asked."""
 
     number: int
     round: int
@@ -96,9 +100,10 @@ class _Kept:
 class _Tried:
     """What the server asked of the size of the values of one round and task.
 
-    Whether they are within a limit is told by a refusal and by an answer, so both are counted,
-    each of its kind once: the same question again has the same answer. `limits`: digests of
-    those that were tried; `refused`: of limits together with the values that were beyond them.
+    Whether they are within a limit is told by a refusal and by an answer, so both are
+    counted, each of its kind once: the same question again has the same answer.
+    `limits`: digests of those that were tried; `refused`: of limits together with the
+    values that were beyond them.
     """
 
     limits: set[bytes] = field(default_factory=set)
@@ -108,9 +113,10 @@ class _Tried:
 class SecureSeal:
     """One site's part in the secure sum of one job, for the life of its process.
 
-    sites, threshold: see `Parties`. job: the declarative job's fingerprint. identity: signs this
-    site's keys and checks the others'; None trusts the server to relay them.
-    kept: file of the questions that were opened; without one they are forgotten with the process.
+    sites, threshold: see `Parties`. job: the declarative job's fingerprint. identity:
+    signs this site's keys and checks the others'; None trusts the server to relay them.
+    kept: file of the questions that were opened; without one they are forgotten with
+        the process.
     """
 
     def __init__(
@@ -132,31 +138,27 @@ class SecureSeal:
         self._run = -1
         self._chain: SiteChain  # of that run
         self._kept: _Kept | None = None
-        self._masked_in: tuple[int, bytes] = (
-            -1,
-            b"",
-        )  # the newest masked exchange, its question
-        self._tried: dict[
-            tuple[int, str], _Tried
-        ] = {}  # by round and task, whatever was sent
-        self._answered: tuple[int, Attached] = (
-            -1,
-            Attached(),
-        )  # the last stage's number, reply
+        # the newest masked exchange, its question
+        self._masked_in: tuple[int, bytes] = (-1, b"")
+        # by round and task, whatever was sent
+        self._tried: dict[tuple[int, str], _Tried] = {}
+        # the last stage's number, reply
+        self._answered: tuple[int, Attached] = (-1, Attached())
 
     @property
     def strict(self) -> bool:
-        """Whether every sum is over all sites. Else their histories differ, and each trusts the
-        server which of its tasks count (docs/privacy.md says what that is worth)."""
+        """Whether every sum is over all sites. Else their histories differ, and each
+        trusts the server which of its tasks count (docs/privacy.md says what that is
+        worth)."""
         return self._parties.threshold == len(self._parties.sites)
 
     def adopted(self, request: Request, asked: Asked) -> bytes | None:
-        """The history that this site goes on with in place of its own, which it has lost: that of
-        the others, from the terms. None where it has its own.
+        """The history that this site goes on with in place of its own, which it has
+        lost: that of the others, from the terms. None where it has its own.
 
-        Only what happened at this site makes it so: nothing was ever opened here and it has
-        trained nothing (a new disk), or its own files were damaged. A server that sends it back
-        changes neither.
+        Only what happened at this site makes it so: nothing was ever opened here and it
+        has trained nothing (a new disk), or its own files were damaged. A server that
+        sends it back changes neither.
         """
         lost = self._opened.lost or not (asked.trained or len(self._opened))
         if not self.strict or not lost or not request.attached.facts:
@@ -176,7 +178,8 @@ class SecureSeal:
         return None
 
     def stage(self, request: Request) -> Attached:
-        """Answer one of the protocol's own messages; a repeated one gets the same answer.
+        """Answer one of the protocol's own messages; a repeated one gets the same
+        answer.
 
         Raises RefusedError for what the protocol forbids.
         """
@@ -188,10 +191,11 @@ class SecureSeal:
     def seal(self, request: Request, update: Update, question: bytes) -> Attached:
         """The update under its masks, or why it cannot be masked yet.
 
-        question: a digest of what the site was asked, at other sites too. A request without the
-        terms of an exchange (a task that a late site makes up for) gets nothing.
-        Raises RefusedError for any other without them, TrainingError for values that no exchange
-        can sum.
+        question: a digest of what the site was asked, at other sites too. A request
+        without the terms of an exchange (a task that a late site makes up for) gets
+        nothing.
+        Raises RefusedError for any other without them, TrainingError for values that no
+        exchange can sum.
         """
         self._begin(request.run)
         self._answered = (-1, Attached())
@@ -239,13 +243,15 @@ class SecureSeal:
         terms = wire.read(wire.Terms, request.attached.facts)
         try:
             return self._sealed(kept, terms, request.attached)
-        except (
-            TrainingError
-        ) as error:  # no limit is wide enough; an answer, for it is final
+        except TrainingError as error:
+            # no limit is wide enough; an answer, for it is final
             return wire.packed(wire.Masking((), b"", again=str(error), wide=True))
 
     def _question(self, number: int) -> bytes:
-        """What the update was for that was masked in an exchange. Raises RefusedError."""
+        """What the update was for that was masked in an exchange.
+
+        Raises RefusedError.
+        """
         if self._masked_in[0] != number:
             raise RefusedError(
                 f"site {self._site!r} has no keys for exchange {number} of the secure sum, or "
@@ -254,7 +260,8 @@ class SecureSeal:
         return self._masked_in[1]
 
     def _sealed(self, kept: _Kept, terms: wire.Terms, attached: Attached) -> Attached:
-        """The masked update, or `again` with the reason: it can be masked in a fresh exchange."""
+        """The masked update, or `again` with the reason: it can be masked in a fresh
+        exchange."""
         names, metrics = tuple(kept.update.metrics), terms.metrics
         told = wire.Masking(
             None if names == (metrics or ()) else names,
@@ -276,9 +283,8 @@ class SecureSeal:
         except RefusedError as error:
             return wire.packed(replace(told, again=str(error)))
         except TrainingError as error:
-            logger.warning(
-                "%s", error
-            )  # which tensor and what limit: for this site's people alone
+            # which tensor and what limit: for this site's people alone
+            logger.warning("%s", error)
             tried.refused.add(digest(grid, _digest(kept.update)))
             if not limits or len(tried.refused) >= REFUSALS:
                 raise self._beyond(kept) from error
@@ -289,9 +295,11 @@ class SecureSeal:
         return wire.packed_masked(told, message)
 
     def _try(self, kept: _Kept, limits: Mapping[str, int]) -> tuple[_Tried, bytes]:
-        """Count what is asked of the values' size: what was tried so far, a digest of these limits.
+        """Count what is asked of the values' size: what was tried so far, a digest of
+        these limits.
 
-        A limit counts by the grid that comes of it; numbers of 8 bytes have one grid always.
+        A limit counts by the grid that comes of it; numbers of 8 bytes have one grid
+        always.
         Raises TrainingError if this says more of the values than the server may know.
         """
         tried = self._tried.setdefault((kept.round, kept.task), _Tried())
@@ -306,7 +314,10 @@ class SecureSeal:
         return tried, grid
 
     def _beyond(self, kept: _Kept) -> TrainingError:
-        """The last word on an update. It names no tensor and no number: the server reads it."""
+        """The last word on an update.
+
+        It names no tensor and no number: the server reads it.
+        """
         self._kept = None
         return TrainingError(
             f"site {self._site!r}: {kept.task!r} has values beyond the limits "
@@ -315,8 +326,8 @@ class SecureSeal:
         )
 
     def _begin(self, run: int) -> None:
-        """A server that was started again begins afresh: numbers begin again, with new keys, and
-        nothing of a run before is opened any more."""
+        """A server that was started again begins afresh: numbers begin again, with new
+        keys, and nothing of a run before is opened any more."""
         if run < self._run:
             raise RefusedError(
                 f"site {self._site!r}: run {run} of the secure sum is over"
@@ -374,18 +385,19 @@ def without(metrics: Mapping[str, float]) -> dict[str, float]:
 class AnswerTimes:
     """When one site answers: who answers first would have the fewest notes.
 
-    A site holds an answer back until the end of a class of times, 2^(k/2) / 16 seconds, that all
-    sites keep to: the class of the slowest, from the last sum of the task, to which each site adds
-    a 1 under its class. Where no class is told (the first time), one below its own (a server that
-    lies), or the answer is late for it, it waits for the next 4^k / 16 seconds; a server that tries
-    one class after the other gets such answers for long after the first.
+    A site holds an answer back until the end of a class of times, 2^(k/2) / 16 seconds,
+    that all sites keep to: the class of the slowest, from the last sum of the task, to
+    which each site adds a 1 under its class. Where no class is told (the first time),
+    one below its own (a server that lies), or the answer is late for it, it waits for
+    the next 4^k / 16 seconds; a server that tries one class after the other gets such
+    answers for long after the first.
 
     Args:
         clock: The time in seconds; tests have their own.
         sleep: Waits for so many seconds.
-        longest: Seconds after which no answer is held back for the sake of slower sites. A site
-            that reports a class of hours can thus delay the others by no more than by answering
-            late itself.
+        longest: Seconds after which no answer is held back for the sake of slower
+            sites. A site that reports a class of hours can thus delay the others by no
+            more than by answering late itself.
     """
 
     def __init__(
@@ -410,8 +422,8 @@ class AnswerTimes:
         return {name: float(level == own) for level, name in enumerate(PACES)}
 
     def wait(self, task: str, begun: float, told: int | None) -> None:
-        """Hold the answer to a task back. begun: when its request came, by `clock`. told: the
-        class of the slowest site."""
+        """Hold the answer to a task back. begun: when its request came, by `clock`.
+        told: the class of the slowest site."""
         lasted, own = self.clock() - begun, self._class(task)
         before = self._lasted.setdefault(task, deque(maxlen=WINDOW))
         if told is not None and told < own and len(before) >= SETTLED:
@@ -441,8 +453,8 @@ class _Spoilt(TrainingError):
 class _Told:
     """What sites said of their updates under some terms.
 
-    threshold: how many sites it takes to open a sum. is_recorded: whether the server has asked
-    to open this sum over such sites.
+    threshold: how many sites it takes to open a sum. is_recorded: whether the server
+    has asked to open this sum over such sites.
     """
 
     terms: wire.Terms
@@ -467,7 +479,8 @@ class _Told:
 
     @property
     def before(self) -> frozenset[str]:
-        """The sites over which a sum of this very task was opened before a fault; {} if none was.
+        """The sites over which a sum of this very task was opened before a fault; {} if
+        none was.
 
         A site's word is not enough (`_is_confirmed`).
         """
@@ -510,9 +523,9 @@ class _Told:
     def _is_confirmed(self, sites: frozenset[str]) -> bool:
         """Whether a sum over these sites may have been opened before.
 
-        The server must have asked for it. It takes `threshold` of its sites to open a sum, and
-        each notes it before it answers. So of the sites in the list that are here, no more than
-        the rest may know nothing of it.
+        The server must have asked for it. It takes `threshold` of its sites to open a
+        sum, and each notes it before it answers. So of the sites in the list that are
+        here, no more than the rest may know nothing of it.
         """
         if not self.is_recorded(sites):
             return False
@@ -535,15 +548,15 @@ class _Told:
 class SecureSum(Summing):
     """Σ over sites of which the server sees the sum alone. See `privacy.secure_sum`.
 
-    Its parameters must be equal at the sites' `SecureSeal`. Where a sum may leave sites out, there
-    is one message more, in which they confirm their list to each other.
+    Its parameters must be equal at the sites' `SecureSeal`. Where a sum may leave sites
+    out, there is one message more, in which they confirm their list to each other.
 
     Args:
         sites: The sites' names, in the fixed order.
         job: The declarative job's fingerprint.
         threshold: How many sites a sum must have; see `Parties`.
-        record: The file in which the server notes the sums that it opens, for after a restart.
-            None keeps them in memory.
+        record: The file in which the server notes the sums that it opens, for after a
+            restart. None keeps them in memory.
     """
 
     _whole = False  # the last exchange came to its end, so the next may be prepared
@@ -562,9 +575,8 @@ class SecureSum(Summing):
         self.least = self._parties.threshold
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task
         self._limits: dict[str, dict[str, int]] = {}  # by task and tensor
-        self._history = (
-            b""  # that all sites have (`history.Asked`), where all are in each sum
-        )
+        # that all sites have (`history.Asked`), where all are in each sum
+        self._history = b""
         self._paces: dict[str, int | None] = {}  # by task
 
     def state(self) -> dict[str, Any]:
@@ -627,9 +639,8 @@ class SecureSum(Summing):
                 wire.MASKED, dict.fromkeys(sites, self._asked(terms))
             )
             told = self._take(exchange, replies, terms)
-            if (
-                told.wide and not terms.limits
-            ):  # the widest are too narrow: so they would be again
+            # the widest are too narrow: so they would be again
+            if told.wide and not terms.limits:
                 for site in sorted(told.wide, key=self._parties.sites.index):
                     exchange.refuse(site, told.answers.pop(site).again)
                 self._enough(exchange, len(told.answers), TrainingError)
@@ -697,9 +708,8 @@ class SecureSum(Summing):
         chain, number = self._chain, self._chain.number
         heard = chain.now.heard
         self._enough(exchange, len(heard), _Spoilt)
-        requests, keys = (
-            chain.requests()
-        )  # below the threshold: sites differ, as they will again
+        # below the threshold: sites differ, as they will again
+        requests, keys = chain.requests()
         opening = survivors = chain.now.survivors
         for site in heard:
             if site not in survivors:
@@ -713,9 +723,8 @@ class SecureSum(Summing):
                 chain.now.add_confirm,
             )
             heard = self._ask(exchange, survivors, asked, wire.CONFIRM, add)
-            opening = tuple(
-                filter(heard.__contains__, survivors)
-            )  # nobody waits for the others
+            # nobody waits for the others
+            opening = tuple(filter(heard.__contains__, survivors))
             requests = chain.requests()[0]
         asked = wire.packed_requests(number, keys, requests)
         self._record.add(exchange.request, survivors)
@@ -736,7 +745,10 @@ class SecureSum(Summing):
         stage: str,
         add: Callable[[Any], None],
     ) -> tuple[str, ...]:
-        """One stage; one message that is wrong costs its site the exchange. Who answered."""
+        """One stage; one message that is wrong costs its site the exchange.
+
+        Who answered.
+        """
         least = self.least if stage in (wire.CONFIRM, wire.UNMASK) else None
         replies = exchange.stage(stage, dict.fromkeys(sites, asked), least=least)
         for site, attached in _given(exchange, replies):
@@ -780,9 +792,9 @@ def _closed(close: Callable[[], R], reasons: str = "") -> R:
 def _agreed_history(answers: Mapping[str, wire.Masking], before: bytes) -> bytes:
     """Return the history that more than half of the sites report after an opened sum.
 
-    All sites that masked for one question have one history, but its masks do not cover what a
-    site says of it here. A single site's word would give a site that lost its disk a history that
-    fits nobody, and the next sum would fail.
+    All sites that masked for one question have one history, but its masks do not cover
+    what a site says of it here. A single site's word would give a site that lost its
+    disk a history that fits nobody, and the next sum would fail.
 
     Args:
         answers: What each site of the sum reported.
@@ -803,7 +815,8 @@ def _agreed_history(answers: Mapping[str, wire.Masking], before: bytes) -> bytes
 
 
 def _require_known_names(site: str, answer: wire.Masking) -> None:
-    """Refuse counts that are too many, or that are named like the engine's own and are not."""
+    """Refuse counts that are too many, or that are named like the engine's own and are
+    not."""
     names = answer.names or ()
     if len(names) > MOST_NAMES or sum(map(len, names)) > MOST_LETTERS:
         raise RefusedError(

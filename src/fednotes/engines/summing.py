@@ -1,9 +1,11 @@
 """How the replies of a request become a sum; the place where a secure one goes in.
 
-What an update must be before it is added: named right, shaped right, finite, of bounded size.
+What an update must be before it is added: named right, shaped right, finite, of bounded
+size.
 
-The site runs this before anything leaves it, the server when a reply arrives. Under a secure
-sum the server sees no values, so there the site's own check is the only one of them.
+The site runs this before anything leaves it, the server when a reply arrives. Under a
+secure sum the server sees no values, so there the site's own check is the only one of
+them.
 """
 
 from __future__ import annotations
@@ -24,9 +26,8 @@ from fednotes.core.update import Tensors, Total, Update
 
 Expected = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name → shape, type
 
-MOST_BYTES = (
-    2**36
-)  # of an update's tensors, or of what a secure sum sends in their place
+# of an update's tensors, or of what a secure sum sends in their place
+MOST_BYTES = 2**36
 MOST_WEIGHT = 1e12  # how much one site may count
 MOST_METRICS = 10_000
 MOST_METRIC = (
@@ -38,8 +39,8 @@ logger = logging.getLogger("fednotes.validation")
 def agreed(updates: Iterable[Update], known: Expected | None = None) -> Expected:
     """What the updates of one request should look like.
 
-    That is what `known` says where any update still looks so, else what most look like; of
-    equally many, what the first does.
+    That is what `known` says where any update still looks so, else what most look like;
+    of equally many, what the first does.
     """
     seen = [
         {
@@ -61,9 +62,10 @@ def check_update(
 ) -> None:
     """Pass an update that may be added to a sum.
 
-    max_norm: of all its floating-point tensors together (L2); 0 for no bound. quoting: say the
-    value that is wrong, as a server may of what it was sent. A site's own refusal, which leaves
-    it, names the tensor and the rule alone; the value is in its log.
+    max_norm: of all its floating-point tensors together (L2); 0 for no bound. quoting:
+    say the value that is wrong, as a server may of what it was sent. A site's own
+    refusal, which leaves it, names the tensor and the rule alone; the value is in its
+    log.
     Raises RefusedError with the site and the reason.
     """
     rule, value = _broken(update, max_norm or math.inf)
@@ -161,10 +163,11 @@ Sites = Collection[str] | None  # None: all that the exchange is with
 
 
 class Exchange(Protocol):
-    """What a way of summing may do: the method's task, and messages of its own around it.
+    """What a way of summing may do: the method's task, and messages of its own around
+    it.
 
-    sites: who is asked, in the fixed order. least: how many must be in the sum. request: the
-    method's; `task` gives it a later number where a stage comes before it.
+    sites: who is asked, in the fixed order. least: how many must be in the sum.
+    request: the method's; `task` gives it a later number where a stage comes before it.
     """
 
     sites: tuple[str, ...]
@@ -176,13 +179,14 @@ class Exchange(Protocol):
         """Why sites are left out, in one line."""
 
     def task(self, attached: Attached | None = None, *, sites: Sites = None) -> Replies:
-        """Run the method's task; the replies of those that answered in time. sites: ask these
-        alone. Who has lost its state is asked once more, under another number."""
+        """Run the method's task; the replies of those that answered in time. sites: ask
+        these alone. Who has lost its state is asked once more, under another number."""
 
     def stage(
         self, name: str, attached: Mapping[str, Attached], *, least: int | None = None
     ) -> Replies:
-        """One message of the protocol's own, `name` beginning with "@", to the sites named.
+        """One message of the protocol's own, `name` beginning with "@", to the sites
+        named.
 
         least: how many must answer; None: as many as for the task.
         """
@@ -203,7 +207,10 @@ class Summing(Protocol):
         """The sum, with `included` in the fixed order."""
 
     def each(self, exchange: Exchange) -> dict[str, Update]:
-        """The updates themselves, in the fixed order. Raises ConfigError where none is seen."""
+        """The updates themselves, in the fixed order.
+
+        Raises ConfigError where none is seen.
+        """
         raise hidden(exchange.request.task)
 
     def state(self) -> dict[str, Any]:
@@ -229,7 +236,8 @@ class PlainSum(Summing):
         return replace(Total.of(updates.values()), included=tuple(updates))
 
     def each(self, exchange: Exchange) -> dict[str, Update]:
-        """Of the sites that answered and fit together; each alone was checked as it came."""
+        """Of the sites that answered and fit together; each alone was checked as it
+        came."""
         replies, task = exchange.task(), exchange.request.task
         given = {s: replies[s].update for s in exchange.sites if s in replies}
         updates = {site: update for site, update in given.items() if update is not None}

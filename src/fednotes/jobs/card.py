@@ -1,8 +1,10 @@
-"""The card of a saved model: what it is, how it was made, what it can do, as a README.md.
+"""The card of a saved model: what it is, how it was made, what it can do, as a
+README.md.
 
-It is written for people who get the model and know nothing of the run, in Hugging Face's form.
-It has sums and means over sites, the scores of the site whose model it is, and no name of a site:
-the others' sizes and scores are theirs to tell. `templates/card.md` has the words.
+It is written for people who get the model and know nothing of the run, in Hugging
+Face's form. It has sums and means over sites, the scores of the site whose model it is,
+and no name of a site: the others' sizes and scores are theirs to tell.
+`templates/card.md` has the words.
 """
 
 from __future__ import annotations
@@ -32,26 +34,20 @@ from fednotes.jobs.results import (
 )
 
 CARD, SCORES_FILE = "README.md", "scores.json"
-# Files that describe a model which finds mentions, in the order in which they are looked for.
+# Files that describe a model which finds mentions, in the order in which they are
+# looked for.
 _DESCRIBED = ("tagger.json", "model.json", "config.json")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#$&])")  # in Markdown
-_HIDDEN = (
-    "sites",
-    "synthetic",
-    "silos",
-    "title",
-    "method",
-    "seed",
-    "conditions",
-)  # of a job
-_TELLING = (
-    2  # sites of which what is one's own, and the sum or the mean, tell the other's
-)
+# of a job
+_HIDDEN = ("sites", "synthetic", "silos", "title", "method", "seed", "conditions")
+# sites of which what is one's own, and the sum or the mean, tell the other's
+_TELLING = 2
 _ABOVE = 6  # folders in which a model's run is looked for
 
 
 def write_cards(run: Path, own: OwnRun | None = None) -> None:
-    """Lay a card beside each model of a run that has none: a person may have edited one.
+    """Lay a card beside each model of a run that has none: a person may have edited
+    one.
 
     own: what a real site knows of the run, in place of what its folder says.
     """
@@ -61,8 +57,8 @@ def write_cards(run: Path, own: OwnRun | None = None) -> None:
 
 
 class OwnRun(NamedTuple):
-    """What a real site knows of a run: its own name, the result without what is of other sites, and
-    the job's name and fingerprint."""
+    """What a real site knows of a run: its own name, the result without what is of
+    other sites, and the job's name and fingerprint."""
 
     site: str
     result: RunResult
@@ -72,9 +68,10 @@ class OwnRun(NamedTuple):
 def card(model: Path, run: Path | None = None, known: OwnRun | None = None) -> str:
     """The card of a saved model.
 
-    run: its run's folder; looked for above the model's if not given. Without one the card says what
-    the model is, and the scores that lie beside it; known: and what a site knows of its run. Raises
-    ModelError where there is no model, DataError for a damaged run.
+    run: its run's folder; looked for above the model's if not given. Without one the
+    card says what the model is, and the scores that lie beside it; known: and what a
+    site knows of its run. Raises ModelError where there is no model, DataError for a
+    damaged run.
     """
     facts = _described(model)
     if not facts:
@@ -96,7 +93,8 @@ def card(model: Path, run: Path | None = None, known: OwnRun | None = None) -> s
     spent = mapping(result.conditions.get(condition))
     promised = mapping(mapping(result.model_dump().get("privacy")).get(condition))
     promised = promised or kept_table(model.parent / PROMISED)
-    # Alone, they are of trainings that are not this one; of what is private none may be counted.
+    # Alone, they are of trainings that are not this one; of what is private none may be
+    # counted.
     if condition == "alone" or not of_all or promised:
         spent = {key: value for key, value in spent.items() if key != "examples"}
     environment = Environment(

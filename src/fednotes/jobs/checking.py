@@ -37,9 +37,9 @@ _OFTEN = 100  # documents between two reports of how many were read
 class Checked:
     """What a check found.
 
-    problems: by file and line, where these are known. number: how many there are, if they are
-    more than are kept. job, sites: of a job, as far as they could be read. agreement: with
-    another annotation, as `agreed` counts it.
+    problems: by file and line, where these are known. number: how many there are, if
+    they are more than are kept. job, sites: of a job, as far as they could be read.
+    agreement: with another annotation, as `agreed` counts it.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -59,7 +59,8 @@ class Checked:
         return (*self.problems, *listed, *others)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON: problems by file and line (null where none is to blame)."""
+        """Plain values, for JSON: problems by file and line (null where none is to
+        blame)."""
         wrong, left = self.wrong, max(0, self.number - len(self.problems))
         return {
             "problems": [
@@ -84,12 +85,12 @@ def check_files(
 ) -> Checked:
     """Check a corpus, or several files or folders that are the parts of one.
 
-    on_error: with "skip" what cannot be used is no problem, but counted. encoding: of files
-    without a byte-order mark that are not UTF-8. Raises DataError for a path that does not exist,
-    ConfigError for a format that does not.
+    on_error: with "skip" what cannot be used is no problem, but counted. encoding: of
+    files without a byte-order mark that are not UTF-8. Raises DataError for a path that
+    does not exist, ConfigError for a format that does not.
 
-    A single corpus in JSON lines is read document by document and not held. heard: is told, from
-    time to time, how many documents were read.
+    A single corpus in JSON lines is read document by document and not held. heard: is
+    told, from time to time, how many documents were read.
     """
     for path in paths:
         if not os.path.exists(path):
@@ -135,10 +136,11 @@ def check_against(
     on_error: OnError,
     encoding: str = AUTO,
 ) -> Checked:
-    """Check a corpus, and how well another annotation of the same documents agrees with it.
+    """Check a corpus, and how well another annotation of the same documents agrees with
+    it.
 
-    Raises as `check_files`, DataError where the other one cannot be read or none of its documents
-    is one of these.
+    Raises as `check_files`, DataError where the other one cannot be read or none of its
+    documents is one of these.
     """
     found = check_files([path], format, on_error, encoding)
     documents, _ = examine(path, format, encoding)
@@ -154,8 +156,9 @@ def check_against(
 def agreed(one: Iterable[Document], other: Iterable[Document]) -> dict[str, Any]:
     """How well two annotations agree: of documents with the same id and text.
 
-    F1 of mentions, flattened to the outermost, strict and relaxed (any overlap), over all types
-    and by type; Cohen's kappa of the tokens' types. apart: the other ids, each once.
+    F1 of mentions, flattened to the outermost, strict and relaxed (any overlap), over
+    all types and by type; Cohen's kappa of the tokens' types. apart: the other ids,
+    each once.
     """
     known = {document.id: document for document in other}
     mine = list(one)
@@ -186,8 +189,8 @@ def agreed(one: Iterable[Document], other: Iterable[Document]) -> dict[str, Any]
 def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
     """Check all that a simulation of a job would do before it trains.
 
-    name, settings: as `load_job`. Raises ConfigError where there is no such job, or a setting
-    of the command line is none.
+    name, settings: as `load_job`. Raises ConfigError where there is no such job, or a
+    setting of the command line is none.
     """
     try:
         job = load_job(name, settings)
@@ -222,9 +225,11 @@ def _problems(error: FednotesError) -> tuple[Problem, ...]:
 
 
 def rehearse(job: Job, parts: Iterable[Part]) -> None:
-    """Make the sites and models of every part as a simulation does, and train none of them.
+    """Make the sites and models of every part as a simulation does, and train none of
+    them.
 
-    Where frozen features are computed of notes, one sentence of each site stands for them.
+    Where frozen features are computed of notes, one sentence of each site stands for
+    them.
     Raises FednotesError as the simulation would.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -240,7 +245,8 @@ def rehearse(job: Job, parts: Iterable[Part]) -> None:
 
 
 def _stand_in(job: Job) -> Iterable[FednotesError]:
-    """What is wrong with a job's model, tried on a sentence where its notes cannot be read."""
+    """What is wrong with a job's model, tried on a sentence where its notes cannot be
+    read."""
     if job.kind.invented is None:
         return
     sites = tuple(job.kind.invented(name, site) for name, site in job.sites.items())

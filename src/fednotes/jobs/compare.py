@@ -52,11 +52,13 @@ def compare(
     metric: str = "strict",
     samples: int = BOOTSTRAP_SAMPLES,
 ) -> Comparison:
-    """A paired bootstrap, site by site: `condition` of run a minus `against` of run b (or of a).
+    """A paired bootstrap, site by site: `condition` of run a minus `against` of run b
+    (or of a).
 
-    Both runs' saved models predict the test data of run a's job again. metric: "strict",
-    "relaxed" (any overlap) or "relaxed_one_to_one"; runs on another kind of data have metrics of
-    their own (`SiteKind.metrics`), as those on patients "strict" (macro F1) and "auroc".
+    Both runs' saved models predict the test data of run a's job again. metric:
+    "strict", "relaxed" (any overlap) or "relaxed_one_to_one"; runs on another kind of
+    data have metrics of their own (`SiteKind.metrics`), as those on patients "strict"
+    (macro F1) and "auroc".
     Raises DataError if the runs do not have the same test data or a model is missing.
     """
     a, b = (path_of(run, "a run's folder") for run in (a, a if b is None else b))

@@ -38,7 +38,8 @@ class Compared:
 
     Attributes:
         tests: The paired test.
-        scores: Precision, recall and F1 of both sides; left out for a metric without these.
+        scores: Precision, recall and F1 of both sides; left out for a metric without
+            these.
         one_to_one: F1 of both sides where overlapping mentions are paired one to one.
     """
 

@@ -14,9 +14,9 @@ from fednotes.core.errors import ConfigError, nearest
 class Evaluation:
     """Scores of mentions, and what was not scored.
 
-    unknown: labels of the documents that the model lacks. silent: types of the model that the
-    documents do not annotate. left: types that they do, but that were not asked for. skipped:
-    what of the documents could not be used.
+    unknown: labels of the documents that the model lacks. silent: types of the model
+    that the documents do not annotate. left: types that they do, but that were not
+    asked for. skipped: what of the documents could not be used.
     """
 
     scores: dict[str, Any]
@@ -52,8 +52,8 @@ def require_mapping(
     known: Sequence[str],
     path: Path | str,
 ) -> Mapping[str, str]:
-    """The mapping, {} if there is none. Raises ConfigError for what is no mapping, a label that is
-    not there, or that becomes none of the model's."""
+    """The mapping, {} if there is none. Raises ConfigError for what is no mapping, a
+    label that is not there, or that becomes none of the model's."""
     if not isinstance(label_map, Mapping | None):
         raise ConfigError(
             f"label_map: expected a table of labels and new names, not {type(label_map).__name__}"

@@ -14,10 +14,11 @@ class ExportForm:
     """A form of a saved model. A package registers it in the group `fednotes.exports`.
 
     Attributes:
-        writer: Returns what fills an empty folder. Gets the folder of the saved model, and the
-            options of the form that are given.
+        writer: Returns what fills an empty folder. Gets the folder of the saved model,
+            and the options of the form that are given.
         options: Names of these options.
-        of_patients: Whether the form is for models of patients; else for those that find mentions.
+        of_patients: Whether the form is for models of patients; else for those that
+            find mentions.
     """
 
     writer: Callable[..., Fill]

@@ -1,10 +1,12 @@
-"""What a saved model is used on: documents of files, tables of notes, stdin or a text, streamed.
+"""What a saved model is used on: documents of files, tables of notes, stdin or a text,
+streamed.
 
     inputs = inputs_of("NOTEEVENTS.csv.gz")
     inputs.require_readable()      # refuses what is wrong before anything is predicted
     for document in inputs: …      # one note at a time
 
-Tables and JSON lines are never held as a whole. Annotated corpora (brat, CoNLL and the like) are.
+Tables and JSON lines are never held as a whole. Annotated corpora (brat, CoNLL and the
+like) are.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _TEXT = (".txt", ".text")
 
 
 class Inputs:
-    """Documents of one source. Each iteration reads it from its beginning, one note at a time.
+    """Documents of one source. Each iteration reads it from its beginning, one note at
+    a time.
 
     Attributes:
         where: What messages call the source.
@@ -60,8 +63,8 @@ class Inputs:
         """Yield the documents.
 
         Raises:
-            DataError: Something is wrong with the source; with on_error = "skip", only where
-                nothing is left of it.
+            DataError: Something is wrong with the source; with on_error = "skip", only
+                where nothing is left of it.
         """
         self.problems = Problems()
         is_empty = True
@@ -74,7 +77,10 @@ class Inputs:
             raise DataError.of(self.problems.found, self.problems.number)
 
     def all(self) -> tuple[Document, ...]:
-        """Return all documents at once. Raises DataError of everything that is wrong."""
+        """Return all documents at once.
+
+        Raises DataError of everything that is wrong.
+        """
         problems = self.problems = Problems()
         documents = tuple(self._read(problems))
         if problems.found and (self._refuses or not documents):
@@ -82,10 +88,11 @@ class Inputs:
         return documents
 
     def require_readable(self) -> None:
-        """Read the source once if anything wrong with it is refused, and raise all of it together.
+        """Read the source once if anything wrong with it is refused, and raise all of
+        it together.
 
-        Predicting takes far longer than reading; so a file that ends in the middle of a row is
-        refused before its first note is predicted.
+        Predicting takes far longer than reading; so a file that ends in the middle of a
+        row is refused before its first note is predicted.
         """
         if not self._refuses:
             return
@@ -166,7 +173,8 @@ def require_notes(
     """Return the format of a table of notes, of JSON lines or of text files.
 
     Returns:
-        One of the formats of `data.notes`, or None for a folder, whose reader recognises it.
+        One of the formats of `data.notes`, or None for a folder, whose reader
+        recognises it.
 
     Raises:
         DataError: The file is of no known format. Text must end in .txt.
@@ -194,7 +202,7 @@ def _is_text_name(path: Path) -> bool:
     return corpus.unpacked_name(path).suffix.lower() in _TEXT
 
 
-# ---- how a path is read --------------------------------------------------------------------------
+# ---- how a path is read --------------------------------------------------------------
 
 Reader = Callable[[Problems], Iterable[Document]]
 
@@ -202,7 +210,8 @@ Reader = Callable[[Problems], Iterable[Document]]
 def _reader(
     path: Path, format: str | None, column: str | None, named: str
 ) -> tuple[str, Reader]:
-    """The reader of a file or folder that exists; the format of a corpus that is held, or ""."""
+    """The reader of a file or folder that exists; the format of a corpus that is held,
+    or ""."""
 
     def read_table(problems: Problems) -> Iterator[Document]:
         kind = require_notes(
@@ -252,7 +261,8 @@ def _held_corpus(path: Path, format: str, named: str) -> Reader:
         problems.found += own.found
         problems.counts.update(own.counts)
         yield from documents
-        # A text without an annotation file is a note too, though no gold without mentions.
+        # A text without an annotation file is a note too, though no gold without
+        # mentions.
         with reading_as(named):
             bare = [
                 (text, corpus.read_text(text, empty=True, exact=True))
@@ -267,8 +277,8 @@ def _held_corpus(path: Path, format: str, named: str) -> Reader:
 def _holds_notes_alone(folder: Path, named: str) -> bool:
     """Whether a folder, whose files are of no one annotated format, is one of notes.
 
-    Beside a table there may be a licence or the like. Where there is none, all files must be texts:
-    nothing is passed over in silence.
+    Beside a table there may be a licence or the like. Where there is none, all files
+    must be texts: nothing is passed over in silence.
     """
     files = corpus.visible(folder, below=True)
     if files and all(map(_is_text_name, files)):
@@ -293,7 +303,8 @@ def _has_text(path: Path) -> bool:
 
 
 def _has_key_text(path: Path, named: str) -> bool:
-    """Whether the first record calls its text "text", as this project's own JSON lines do."""
+    """Whether the first record calls its text "text", as this project's own JSON lines
+    do."""
     file = path
     with reading_as(named):
         if path.is_dir():
@@ -306,7 +317,8 @@ def _has_key_text(path: Path, named: str) -> bool:
 
 
 def document_of(note: Note) -> Document:
-    """Return a note as a document: its own id, its patient, and visit and category in `meta`."""
+    """Return a note as a document: its own id, its patient, and visit and category in
+    `meta`."""
     about = {"visit": note.visit, "category": note.category}
     meta = {name: value for name, value in about.items() if value is not None}
     return Document(note.own_id or note.id, note.text, (), note.patient, meta=meta)

@@ -7,8 +7,9 @@
 [federation]   FederationConfig: how the sites' answers are gathered
 [privacy]      Privacy: what is promised of single patients, documents or sentences
 
-What the sites of a method hold is a `SiteKind` (`jobs/kinds/`). A kind may have tables of its own,
-and its own classes for [sites.NAME] and [synthetic]. `jobs/job_file.py` reads them all.
+What the sites of a method hold is a `SiteKind` (`jobs/kinds/`). A kind may have tables
+of its own, and its own classes for [sites.NAME] and [synthetic]. `jobs/job_file.py`
+reads them all.
 """
 
 from __future__ import annotations
@@ -46,51 +47,55 @@ class SiteConfig:
     """Where one site's annotated documents are and how they are read.
 
     Attributes:
-        path: A file or folder that is split here into training, validation and test data.
-            Relative paths are relative to the job file; `$NAME` stands for an environment
-            variable. Give either `path`, or `train` and `test`.
+        path: A file or folder that is split here into training, validation and test
+            data. Relative paths are relative to the job file; `$NAME` stands for an
+            environment variable. Give either `path`, or `train` and `test`.
         train: A file or folder of training data.
-        valid: A file or folder of validation data. If it is empty, `valid_fraction` of the
-            training data is held out.
+        valid: A file or folder of validation data. If it is empty, `valid_fraction` of
+            the training data is held out.
         test: A file or folder of test data.
-        format: Format of the files (`fednotes corpus formats`); guessed from their content if
-            empty.
-        on_error: What happens to data that cannot be read: "refuse" refuses the whole corpus;
-            "skip" leaves out each line, mention or document that cannot be used, and counts
-            them.
-        encoding: Encoding of the files that have no byte-order mark and are not UTF-8, such as
-            "cp1252"; "auto" refuses such files.
+        format: Format of the files (`fednotes corpus formats`); guessed from their
+            content if empty.
+        on_error: What happens to data that cannot be read: "refuse" refuses the whole
+            corpus; "skip" leaves out each line, mention or document that cannot be
+            used, and counts them.
+        encoding: Encoding of the files that have no byte-order mark and are not UTF-8,
+            such as "cp1252"; "auto" refuses such files.
         where: Keeps only the documents whose metadata has a value, such as "genre=nw".
-        share: Part of `path` that the site gets, for sites that divide one corpus: "2/3" is the
-            second of three random, disjoint parts. It is drawn after `where`, by `split` and
-            the job's seed.
+        share: Part of `path` that the site gets, for sites that divide one corpus:
+            "2/3" is the second of three random, disjoint parts. It is drawn after
+            `where`, by `split` and the job's seed.
         types: Entity types that are kept, after `label_map`; all if empty.
-        test_types: Entity types that are kept in the test data, if these are annotated more
-            completely.
-        label_map: New names for labels of the files, such as {Drug = "Chemical"}; "" drops a
-            label.
+        test_types: Entity types that are kept in the test data, if these are annotated
+            more completely.
+        label_map: New names for labels of the files, such as {Drug = "Chemical"}; ""
+            drops a label.
         scheme: Tagging scheme in which the model learns.
-        split: What is never divided when `path` is split: "patient", "document", "sentence" or
-            a key of the documents' metadata. If empty: the patient where the corpus names
-            patients, else the document. "sentence" puts sentences of one note into several
-            parts.
+        split: What is never divided when `path` is split: "patient", "document",
+            "sentence" or a key of the documents' metadata. If empty: the patient where
+            the corpus names patients, else the document. "sentence" puts sentences of
+            one note into several parts.
         valid_fraction: Fraction of the sentences that is held out for validation.
         test_fraction: Fraction of the sentences of `path` that is held out for testing.
         fraction: Fraction of the training sentences that is used.
-        mask_overlap: Fraction of the surface forms annotated at another site too that is masked
-            in training (`data/split.py`).
-        max_sentences: Largest number of training sentences, chosen at random; 0 uses all.
-        max_valid_sentences: Largest number of validation sentences, chosen at random; 0 uses
+        mask_overlap: Fraction of the surface forms annotated at another site too that
+            is masked in training (`data/split.py`).
+        max_sentences: Largest number of training sentences, chosen at random; 0 uses
             all.
-        max_test_sentences: Largest number of test sentences, chosen at random; 0 uses all.
-        flatten: What happens to overlapping and discontinuous mentions: the outermost or the
-            first fragment is kept, or they are dropped.
-        hold_out: Fraction of the training sentences that becomes validation data where the other
-            keys leave none. It is taken after the split, so the test data stay the same.
-        expected_sentences: Number of sentences that a publication counts in the corpus. `check`
-            and every run say by how much the files differ from it; 0 compares nothing.
-        repeats: What happens to training sentences that also occur in `valid` or `test`: "drop"
-            leaves them out; "keep" keeps a published division as it is.
+        max_valid_sentences: Largest number of validation sentences, chosen at random; 0
+            uses all.
+        max_test_sentences: Largest number of test sentences, chosen at random; 0 uses
+            all.
+        flatten: What happens to overlapping and discontinuous mentions: the outermost
+            or the first fragment is kept, or they are dropped.
+        hold_out: Fraction of the training sentences that becomes validation data where
+            the other keys leave none. It is taken after the split, so the test data
+            stay the same.
+        expected_sentences: Number of sentences that a publication counts in the corpus.
+            `check` and every run say by how much the files differ from it; 0 compares
+            nothing.
+        repeats: What happens to training sentences that also occur in `valid` or
+            `test`: "drop" leaves them out; "keep" keeps a published division as it is.
     """
 
     path: str = ""
@@ -149,7 +154,8 @@ class SiteConfig:
 
     @property
     def shares(self) -> tuple[int, int]:
-        """`share` as numbers: which one, counted from 1, of how many; zeros if it is none."""
+        """`share` as numbers: which one, counted from 1, of how many; zeros if it is
+        none."""
         found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", self.share)
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
@@ -159,22 +165,24 @@ class NotesConfig:
     """Where one site's notes without annotations are, and which of them are used.
 
     Attributes:
-        path: A file or folder of notes. Relative paths are relative to the job file; `$NAME`
-            stands for an environment variable. Give either `path` or `paths`.
+        path: A file or folder of notes. Relative paths are relative to the job file;
+            `$NAME` stands for an environment variable. Give either `path` or `paths`.
         paths: Several files or folders, read one after the other.
         format: One of `data.notes.FORMATS`; guessed from the content if empty.
-        categories: Keeps only notes of these categories, such as "Discharge summary"; all if
+        categories: Keeps only notes of these categories, such as "Discharge summary";
+            all if empty.
+        column: The column of a table, or the JSON key, that holds the text; guessed if
             empty.
-        column: The column of a table, or the JSON key, that holds the text; guessed if empty.
-        encoding: Encoding of the files that have no byte-order mark and are not UTF-8, such as
-            "cp1252"; "auto" refuses such files.
-        valid_fraction: Fraction of the patients that is held out for validation, drawn by the
-            job's seed; at least one patient where there are two.
-        max_notes: Largest number of training notes; 0 uses all. Those with the lowest hash of
-            seed, patient and note are kept, so the notes of a smaller number are among those of
-            a larger one. With [silos] it limits what all silos get from this table.
-        exclude: Annotated corpora: a note that shares a sentence with one of them is left out
-            (`data/overlap.py`).
+        encoding: Encoding of the files that have no byte-order mark and are not UTF-8,
+            such as "cp1252"; "auto" refuses such files.
+        valid_fraction: Fraction of the patients that is held out for validation, drawn
+            by the job's seed; at least one patient where there are two.
+        max_notes: Largest number of training notes; 0 uses all. Those with the lowest
+            hash of seed, patient and note are kept, so the notes of a smaller number
+            are among those of a larger one. With [silos] it limits what all silos get
+            from this table.
+        exclude: Annotated corpora: a note that shares a sentence with one of them is
+            left out (`data/overlap.py`).
     """
 
     path: str = ""
@@ -207,18 +215,18 @@ class TagsConfig:
     """Which types each site annotates, where its files are annotated with more.
 
     Attributes:
-        design: How types are given to sites: "given" by each site's `types`; or sampled from
-            the complete tag set: "disjoint" gives each type to one site, "appendix-d" gives
-            each site one type of its own and every other type to one or two sites
-            (`data/tags.py`). Training and validation data then keep the site's sampled types;
-            test data keep all.
+        design: How types are given to sites: "given" by each site's `types`; or sampled
+            from the complete tag set: "disjoint" gives each type to one site,
+            "appendix-d" gives each site one type of its own and every other type to one
+            or two sites (`data/tags.py`). Training and validation data then keep the
+            site's sampled types; test data keep all.
         types: The complete tag set; if empty, the union of the sites' types, sorted.
-        per_site: Number of types of each site in "disjoint"; 0 deals out all, as evenly as
-            possible.
-        min_mentions: Draw again until the data of every site mention each of its types this
-            often, because a site cannot teach a type that its text does not have.
-        runs_per_sampling: Number of consecutive seeds that share one sampling: with 3, seeds 1
-            to 3 are three splits of the first sampling.
+        per_site: Number of types of each site in "disjoint"; 0 deals out all, as evenly
+            as possible.
+        min_mentions: Draw again until the data of every site mention each of its types
+            this often, because a site cannot teach a type that its text does not have.
+        runs_per_sampling: Number of consecutive seeds that share one sampling: with 3,
+            seeds 1 to 3 are three splits of the first sampling.
     """
 
     design: Literal["given", "disjoint", "appendix-d"] = "given"
@@ -255,8 +263,8 @@ class SyntheticConfig:
 
     Attributes:
         sites: Number of sites.
-        sentences: Approximate number of training sentences of the first site; other sites
-            differ.
+        sentences: Approximate number of training sentences of the first site; other
+            sites differ.
     """
 
     sites: Annotated[int, Ge(1)] = 3
@@ -267,16 +275,16 @@ class SyntheticConfig:
 class SilosConfig:
     """Sites simulated from corpora.
 
-    The tables of the sites then only say where the corpora are. All their documents or notes
-    (of train, valid and test, each part by itself) are pooled and dealt to `silo1` … `siloN` at
-    random by the job's seed.
+    The tables of the sites then only say where the corpora are. All their documents or
+    notes (of train, valid and test, each part by itself) are pooled and dealt to
+    `silo1` … `siloN` at random by the job's seed.
 
     Attributes:
         number: Number of sites.
-        by: What is never divided between sites: "patient" or "document" (a note). A document
-            without a patient counts by itself. If it is not given: "patient" for a method that
-            reads notes without annotations, "document" for other methods, as in Liu and Miller
-            2020.
+        by: What is never divided between sites: "patient" or "document" (a note). A
+            document without a patient counts by itself. If it is not given: "patient"
+            for a method that reads notes without annotations, "document" for other
+            methods, as in Liu and Miller 2020.
     """
 
     number: Annotated[int, Ge(1)] = 5
@@ -288,18 +296,19 @@ class FederationConfig:
     """How the server gathers the sites' answers. A simulation needs only `secure_sum`.
 
     Attributes:
-        min_sites: Smallest number of sites that must answer a request; with fewer, the request
-            waits. 0 means all sites.
-        timeout: Seconds after which a request continues with the sites that have answered, if
-            they are enough.
-        grace: Seconds that the other sites get once enough have answered; 0 waits until the
-            timeout.
+        min_sites: Smallest number of sites that must answer a request; with fewer, the
+            request waits. 0 means all sites.
+        timeout: Seconds after which a request continues with the sites that have
+            answered, if they are enough.
+        grace: Seconds that the other sites get once enough have answered; 0 waits until
+            the timeout.
         pause: Seconds between two attempts of something that a site could not do.
         knock_every: Seconds between two questions to an absent site whether it is back.
         checkpoint_seconds: Longest time between two checkpoints, in seconds.
-        max_norm: Updates whose floating-point tensors together have a larger L2 norm are left
-            out; 0 disables the limit.
-        secure_sum: Whether the server sees only sums (`docs/privacy.md`). It needs three sites.
+        max_norm: Updates whose floating-point tensors together have a larger L2 norm
+            are left out; 0 disables the limit.
+        secure_sum: Whether the server sees only sums (`docs/privacy.md`). It needs
+            three sites.
     """
 
     min_sites: Number = 0
@@ -328,7 +337,8 @@ class ConfigTable:
     Attributes:
         heading: Its heading in the reference of keys, such as "[concepts] of patients".
         config: The class.
-        elsewhere: Other defaults of its keys, by the circumstance in which a job gets them.
+        elsewhere: Other defaults of its keys, by the circumstance in which a job gets
+            them.
     """
 
     heading: str
@@ -362,37 +372,44 @@ class SiteKind:
         name: Name of the kind, which is the `holds` of a method.
         sites: Class of [sites.NAME].
         synthetic: Class of [synthetic].
-        load: Reads the sites of a job. Gets the job, a listener to progress and a cache.
+        load: Reads the sites of a job. Gets the job, a listener to progress and a
+            cache.
         fingerprint: Digest of a site's data: two runs on the same data agree in it.
         counts: Tables of numbers about sites, for `check`.
         needed: Keys of [sites.NAME], one of which a site needs to find its notes.
         somewhere: A table [sites.NAME] for those who do not read the notes themselves.
         tables: Tables of a job file that only jobs on this kind have.
-        more: Makes fields of `Job` from these tables. Gets all tables of the job, those of the
-            method's preset, and the job as messages call it.
-        shown: Values of these tables by name: instances of the tables' classes, or mappings of keys.
+        more: Makes fields of `Job` from these tables. Gets all tables of the job, those
+            of the method's preset, and the job as messages call it.
+        shown: Values of these tables by name: instances of the tables' classes, or
+            mappings of keys.
         size: Number of a site's training examples, as far as its data tell.
         unit: What these examples are, in short.
-        stand_in: Copy of a site under another name, in place of a site that is not here, with so
-            many training examples, or as many as it has where none can occur twice.
+        stand_in: Copy of a site under another name, in place of a site that is not
+            here, with so many training examples, or as many as it has where none can
+            occur twice.
         hints: What a run says of its scores. Gets the scores and the sites.
         findings: What to know before training. Gets the job and its sites.
-        training_examples: Training examples of a site as bytes, by the name of a view: from the
-            text alone to all that is known of it. They are compared with those of earlier jobs.
-        describe: Public facts of a site by which sites agree before round 1 of a real run. Gets the
-            job, with this site alone, and the site.
-        stub: Makes a site without examples by its name and the description that has these facts;
-            None if sites of this kind are described by their tag sets and encoder.
-        audit_subject: Makes what an audit trains shadow models on (`apps/audit/shadow/subject.py`),
-            with the job of these models. Gets the audit's scene, the audited site, a generator,
-            the most units to judge, and what the control judges by. None if the audit reads sites
-            of this kind itself.
-        compare: Compares two sides of runs by a metric and a number of bootstrap samples; None if
-            runs of this kind find nothing that can be compared.
+        training_examples: Training examples of a site as bytes, by the name of a view:
+            from the text alone to all that is known of it. They are compared with those
+            of earlier jobs.
+        describe: Public facts of a site by which sites agree before round 1 of a real
+            run. Gets the job, with this site alone, and the site.
+        stub: Makes a site without examples by its name and the description that has
+            these facts; None if sites of this kind are described by their tag sets and
+            encoder.
+        audit_subject: Makes what an audit trains shadow models on
+            (`apps/audit/shadow/subject.py`), with the job of these models. Gets the
+            audit's scene, the audited site, a generator, the most units to judge, and
+            what the control judges by. None if the audit reads sites of this kind
+            itself.
+        compare: Compares two sides of runs by a metric and a number of bootstrap
+            samples; None if runs of this kind find nothing that can be compared.
         metrics: What the metrics are called by which runs are compared, by their names.
-        one_sentence: Reduces a site to one that is made in no time; None if there is no such site.
-        invented: Makes a site by its name and table where its files cannot be read; None if this
-            is not possible.
+        one_sentence: Reduces a site to one that is made in no time; None if there is no
+            such site.
+        invented: Makes a site by its name and table where its files cannot be read;
+            None if this is not possible.
     """
 
     name: str
@@ -431,9 +448,10 @@ class SiteKind:
 class Job:
     """A job file, read and checked.
 
-    kind: what its sites hold. config: the method's `Config`. sites: a table of the kind each;
-    synthetic likewise. table: the raw tables after `--set`, for the record. folder: what relative
-    paths are relative to. tags: of annotated documents. kind_tables: what another kind made of its own tables.
+    kind: what its sites hold. config: the method's `Config`. sites: a table of the kind
+    each; synthetic likewise. table: the raw tables after `--set`, for the record.
+    folder: what relative paths are relative to. tags: of annotated documents.
+    kind_tables: what another kind made of its own tables.
     """
 
     name: str
@@ -462,7 +480,8 @@ class Job:
 
     @property
     def data(self) -> str:
-        """What the method's sites hold, such as "documents" or "notes" (without annotations)."""
+        """What the method's sites hold, such as "documents" or "notes" (without
+        annotations)."""
         return self.kind.name
 
     @property
@@ -472,8 +491,8 @@ class Job:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def located(self, text: str, where: str) -> Path:
-        """A path of the job, relative to its file. Raises ConfigError for a variable that is not
-        set."""
+        """A path of the job, relative to its file. Raises ConfigError for a variable
+        that is not set."""
         path = Path(expand(text, where))
         return path if path.is_absolute() else self.folder / path
 
@@ -482,10 +501,11 @@ class Job:
 class Sites:
     """The sites of a job in its order, or the silos that it deals them into.
 
-    data: what each holds, of the method's kind. complete: the same texts with every type
-    annotated everywhere, where that is known: for generated sites and sampled tag sets.
-    notes: what was changed on the way, as counts. findings: what to know of the files before
-    they were split and reduced.
+    data: what each holds, of the method's kind. complete: the same texts with every
+    type annotated everywhere, where that is known: for generated sites and sampled tag
+    sets.
+    notes: what was changed on the way, as counts. findings: what to know of the files
+    before they were split and reduced.
     """
 
     data: tuple[Any, ...]
@@ -495,7 +515,8 @@ class Sites:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is wrong with the data, and what was skipped: to be known before training."""
+        """What is wrong with the data, and what was skipped: to be known before
+        training."""
         return tuple(
             f"{f.where}: {f.message}" for f in self.findings if f.level != "info"
         )
@@ -509,8 +530,8 @@ class Sites:
 def load_sites(
     job: Job, progress: Progress | None = None, cache: Path | None = None
 ) -> Sites:
-    """Read every site of a job. progress: told of (patients done, all) while notes are read; cache:
-    of what is made of them.
+    """Read every site of a job. progress: told of (patients done, all) while notes are
+    read; cache: of what is made of them.
 
     Raises DataError for a bad file, ConfigError for a setting that does not fit it.
     """

@@ -60,11 +60,8 @@ FILLED_IN = {
     ),
     *("shared_tags", "sites", "privacy", "min_sites"),
 }
-DEFAULT_CONDITIONS = (
-    "alone",
-    "federated",
-    "pooled",
-)  # and the control of a method that has one
+# and the control of a method that has one
+DEFAULT_CONDITIONS = ("alone", "federated", "pooled")
 DEFAULT_PRESET = "best"  # of a job that names none
 # Tables that jobs on every kind of data may have.
 _COMMON_TABLES = frozenset(
@@ -90,13 +87,14 @@ class TopConfig:
         method: Name of the method: a module of `fednotes.methods`.
         title: Title of the job in reports; the job's name if empty.
         notes: Remarks for readers of the job file; nothing reads them.
-        preset: Name of the settings that the job starts from: "best", or "paper" where the
-            method has published settings. The keys below override them.
-        seed: Seed of all random numbers: the same job with the same seed gives the same run.
-        conditions: What is trained: "alone" (each site by itself), "federated", and "pooled"
-            (all notes in one place). With method "personal", "own-mix" too: each site mixes two
-            models of its own, without partners. It is part of the default there, and takes as
-            long as "federated".
+        preset: Name of the settings that the job starts from: "best", or "paper" where
+            the method has published settings. The keys below override them.
+        seed: Seed of all random numbers: the same job with the same seed gives the same
+            run.
+        conditions: What is trained: "alone" (each site by itself), "federated", and
+            "pooled" (all notes in one place). With method "personal", "own-mix" too:
+            each site mixes two models of its own, without partners. It is part of the
+            default there, and takes as long as "federated".
         threads: Number of threads that this process computes with.
     """
 
@@ -129,11 +127,13 @@ class TopConfig:
 def built_in_jobs() -> Mapping[str, Path]:
     """Return the job files that need no path, by name: `demo`, `fedner/table2`, …
 
-    `demo` is the core's. Applications and other packages register a package whose folder holds job
-    files, by entry points of the group `fednotes.jobs`; a job is named by its place in the folder.
+    `demo` is the core's. Applications and other packages register a package whose
+    folder holds job files, by entry points of the group `fednotes.jobs`; a job is named
+    by its place in the folder.
 
     Raises:
-        ConfigError: A package cannot be imported, or two of them have a job of the same name.
+        ConfigError: A package cannot be imported, or two of them have a job of the same
+            name.
     """
     jobs = {"demo": Path(str(resources.files("fednotes") / "jobs" / "demo.toml"))}
     for entry in plugins.registered("jobs").values():
@@ -184,7 +184,8 @@ def load_table(
 def _conditions(
     top: TopConfig, method: Method, config: Any, table: Mapping[str, Any], where: str
 ) -> tuple[str, ...]:
-    """Return the conditions of a job in their fixed order, with the control of its method."""
+    """Return the conditions of a job in their fixed order, with the control of its
+    method."""
     asked = set(top.conditions)
     has_control = method.control(config) is not None
     if OWN_MIX in asked and not has_control:
@@ -301,9 +302,8 @@ def _sources(
                 f"{where} [sites.{site}]: a site's name has letters, digits, - and _ only"
             )
         taken = {name.lower(): name for name in (POOLED, *sites)}
-        if found := taken.get(
-            site.lower()
-        ):  # a site is a folder; some systems ignore case
+        # a site is a folder; some systems ignore case
+        if found := taken.get(site.lower()):
             raise ConfigError(
                 f"{where} [sites.{site}]: this name is taken, choose another (it is {found!r} "
                 "where case does not count)"
@@ -324,7 +324,8 @@ def _config(
     where: str,
     filled: Mapping[str, Any],
 ) -> Any:
-    """The method's Config. filled: keys of FILLED_IN; others follow once sites are read."""
+    """The method's Config. filled: keys of FILLED_IN; others follow once sites are
+    read."""
     given = table.get("training", {})
     training = {f.name for f in fields(method.Config)} - FILLED_IN
     for key in given:
@@ -346,9 +347,8 @@ def _config(
     try:
         model = method.model_config(settings)
     except ConfigError as error:
-        told = (
-            str(error).removeprefix("model: ").removeprefix("model ")
-        )  # [model] says so
+        # [model] says so
+        told = str(error).removeprefix("model: ").removeprefix("model ")
         raise ConfigError(f"{where} [model]: {told}") from error
     made: Any = build(method.Config, values | {"model": model}, f"{where} [training]")
     if "privacy" in filled:
@@ -365,8 +365,8 @@ def training_preset(
     Args:
         method: The job's method.
         preset: One of the method's presets.
-        private: Whether the job has a [privacy] table. Training with differential privacy fixes
-            some settings, whatever the preset says.
+        private: Whether the job has a [privacy] table. Training with differential
+            privacy fixes some settings, whatever the preset says.
     """
     values = dict(preset.get("training", {}))
     if private:
@@ -379,7 +379,8 @@ def model_preset(
 ) -> dict[str, Any]:
     """Return the preset's [model] values that apply to a job's [model] table.
 
-    A job that names another kind of model than the preset, or another `tagger`, gets none of
+    A job that names another kind of model than the preset, or another `tagger`, gets
+    none of
     them: it starts from the defaults of the model that it names.
 
     Args:
@@ -398,7 +399,8 @@ def model_preset(
 
 
 def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Environment variables in text values; files beside the job are found by their names."""
+    """Environment variables in text values; files beside the job are found by their
+    names."""
     found = {k: expand(v, k) if isinstance(v, str) else v for k, v in table.items()}
     for key in _FILES:
         value = found.get(key)

@@ -1,6 +1,8 @@
-"""Saved models in use: text in, mentions with confidences out; notes in, phenotypes out.
+"""Saved models in use: text in, mentions with confidences out; notes in, phenotypes
+out.
 
-`fednotes.taggers.model.Model.predict` is what `fednotes predict` calls too: the same spans.
+`fednotes.taggers.model.Model.predict` is what `fednotes predict` calls too: the same
+spans.
 """
 
 from __future__ import annotations
@@ -47,11 +49,11 @@ def load(
 ) -> MentionModel | PatientModel:
     """A saved model of any kind, for use.
 
-    backbone: where its frozen encoder, or the dictionary that it reads notes with, is now, if that
-    has moved.
+    backbone: where its frozen encoder, or the dictionary that it reads notes with, is
+    now, if that has moved.
     calibrated: whether a calibration that is in its folder is used.
-    Raises ConfigError for what is no path, ModelError for a folder that holds no model, or a
-    damaged one, MissingExtra.
+    Raises ConfigError for what is no path, ModelError for a folder that holds no model,
+    or a damaged one, MissingExtra.
     """
     folder = folder_of(path)
     if patient_model := kind_of(folder):
@@ -61,14 +63,18 @@ def load(
 
 
 def folder_of(given: object, expected: str = "a model's folder") -> Path:
-    """A path, or where an opened model was read. Raises ConfigError for what is neither."""
+    """A path, or where an opened model was read.
+
+    Raises ConfigError for what is neither.
+    """
     known = given.folder if isinstance(given, MentionModel | PatientModel) else None
     return known or path_of(given, expected)
 
 
 class MentionModel:
-    """A model that finds mentions. model: what methods and `evaluate` work with. calibration: of
-    its confidences, if it has one (`fednotes calibrate`). folder: where it was read."""
+    """A model that finds mentions. model: what methods and `evaluate` work with.
+    calibration: of its confidences, if it has one (`fednotes calibrate`). folder: where
+    it was read."""
 
     def __init__(
         self,
@@ -103,10 +109,12 @@ class MentionModel:
     def __call__(
         self, text: Text | Iterable[Text], threshold: float = 0.0
     ) -> Document | list[Document]:
-        """The document with the spans that the model finds, in order; of several, a list.
+        """The document with the spans that the model finds, in order; of several, a
+        list.
 
-        What is annotated in a document is not looked at. threshold: spans of less confidence are
-        left out. Raises DataError for what is no text, ConfigError for an impossible threshold.
+        What is annotated in a document is not looked at. threshold: spans of less
+        confidence are left out. Raises DataError for what is no text, ConfigError for
+        an impossible threshold.
         """
         if isinstance(text, str | Document):
             return confident(
@@ -117,7 +125,8 @@ class MentionModel:
     def stream(
         self, texts: Iterable[Text], batch: int = BATCH, threshold: float = 0.0
     ) -> Iterator[Document]:
-        """The same of one after the other, in their order, as they come; never all in memory.
+        """The same of one after the other, in their order, as they come; never all in
+        memory.
 
         batch: documents that are read together, their sentences by like length.
         """
@@ -129,9 +138,8 @@ class MentionModel:
             )
         if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
             raise DataError(f"expected texts or Documents, not {type(texts).__name__}")
-        confident(
-            self.model, self.calibration, [], threshold
-        )  # refused here, not at the first one
+        # refused here, not at the first one
+        confident(self.model, self.calibration, [], threshold)
         return self._streamed(texts, batch, threshold)
 
     def _streamed(
@@ -152,22 +160,25 @@ class MentionModel:
         on_error: OnError = "refuse",
         threshold: float = 0.0,
     ) -> Iterator[Document]:
-        """Find the mentions in a file or folder: a table of notes, JSON lines, a corpus, texts.
+        """Find the mentions in a file or folder: a table of notes, JSON lines, a
+        corpus, texts.
 
-        Notes are read as their documents are asked for, one batch at a time. The file is read once
-        before, to refuse what is wrong with it, unless `on_error` is "skip".
+        Notes are read as their documents are asked for, one batch at a time. The file
+        is read once before, to refuse what is wrong with it, unless `on_error` is
+        "skip".
 
         Args:
             path: The file or folder.
             format: Of what is read; recognised if it is None.
             column: The column, or the key of JSON lines, that holds the text.
-            encoding: Of files without a byte-order mark that are not UTF-8, such as "cp1252".
+            encoding: Of files without a byte-order mark that are not UTF-8, such as
+                "cp1252".
             on_error: "skip" leaves out what cannot be used.
             threshold: Spans of less confidence are left out.
 
         Returns:
-            The documents, in order, with the notes' ids and patients; `meta` has "visit" and
-            "category" where the table has these.
+            The documents, in order, with the notes' ids and patients; `meta` has
+            "visit" and "category" where the table has these.
 
         Raises:
             DataError: The file cannot be read, or its format is not known.
@@ -181,12 +192,13 @@ class MentionModel:
         return confident_stream(self.model, self.calibration, inputs, threshold)
 
     def explain(self, document: Text, span: Span | tuple[int, int]) -> dict[str, float]:
-        """How probable the words of a span (or from one character to another) are as a mention
-        of each label, with these boundaries; and "O": that none of them is in any mention. The
-        rest of 1 is of other boundaries. These are the model's own numbers, before any calibration.
+        """How probable the words of a span (or from one character to another) are as a
+        mention of each label, with these boundaries; and "O": that none of them is in
+        any mention. The rest of 1 is of other boundaries. These are the model's own
+        numbers, before any calibration.
 
-        Raises DataError where the model reads no word there, or reads its words apart; ModelError
-        for a pointer network, which scores only what it writes.
+        Raises DataError where the model reads no word there, or reads its words apart;
+        ModelError for a pointer network, which scores only what it writes.
         """
         asked = span if isinstance(span, Span) else Span(*span, label="")
         return self.model.alternatives(document_of(document, 1), asked)

@@ -1,9 +1,10 @@
 """Saved models of patients: the notes of a patient in, findings out.
 
-What such a model finds, and how, is the business of the application that brings it. It registers
-its class by an entry point in the group `fednotes.models`, under the name of the JSON file that
-describes a saved model: the folders of a class that is registered as `phenotyper` have a file
-`phenotyper.json`. A folder without such a file holds a model that finds mentions.
+What such a model finds, and how, is the business of the application that brings it. It
+registers its class by an entry point in the group `fednotes.models`, under the name of
+the JSON file that describes a saved model: the folders of a class that is registered as
+`phenotyper` have a file `phenotyper.json`. A folder without such a file holds a model
+that finds mentions.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class PatientFinding:
 
     Attributes:
         patient: Name of the patient.
-        probabilities: Probability of each phenotype, or of each billing code after stage 1 alone;
-            None where the model has not learned it.
+        probabilities: Probability of each phenotype, or of each billing code after
+            stage 1 alone; None where the model has not learned it.
         labels: "present", "absent" or "questionable" for each phenotype.
-        concepts: Number of mentions of concepts that the finding rests on, where the model reads
-            concepts. Without any, it says nothing of the patient.
+        concepts: Number of mentions of concepts that the finding rests on, where the
+            model reads concepts. Without any, it says nothing of the patient.
     """
 
     patient: str
@@ -49,7 +50,8 @@ class PatientFinding:
 
 
 class PatientModel(ABC):
-    """A model that finds phenotypes of patients, or their billing codes, in their notes.
+    """A model that finds phenotypes of patients, or their billing codes, in their
+    notes.
 
     Attributes:
         folder: Where the model was read; None if it was not read from a folder.
@@ -65,7 +67,8 @@ class PatientModel(ABC):
         Args:
             folder: The model's folder.
             device: As of torch.
-            place: Where the dictionary or encoder that it reads notes with is now, if it has moved.
+            place: Where the dictionary or encoder that it reads notes with is now, if
+                it has moved.
 
         Raises:
             ModelError: The model is damaged, or what it reads notes with is not found.
@@ -163,9 +166,9 @@ class PatientModel(ABC):
         """Return what the model says of one patient, or of several.
 
         Args:
-            notes: One note of a patient; a sequence with a note, or a list of notes, for each
-                patient; or the same by the patients' names:
-                `model({"p1": ["first note", "second note"]})`.
+            notes: One note of a patient; a sequence with a note, or a list of notes,
+                for each patient; or the same by the patients' names: `model({"p1":
+                ["first note", "second note"]})`.
         """
         if isinstance(notes, str) or not isinstance(notes, Iterable):
             return self({"1": [notes]})[0]
@@ -191,8 +194,8 @@ class PatientModel(ABC):
         """Find the phenotypes of the patients whose notes a file or folder holds.
 
         Args:
-            path: A table of notes, JSON lines, or a folder of texts. A note without a patient is a
-                patient of its own.
+            path: A table of notes, JSON lines, or a folder of texts. A note without a
+                patient is a patient of its own.
             format: Format of the notes; recognised if it is None.
             column: The column, or the key of JSON lines, that holds the text.
             encoding: Encoding of files without a byte-order mark that are not UTF-8.

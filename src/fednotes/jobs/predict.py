@@ -1,4 +1,5 @@
-"""A saved model on new text: mentions in documents, which are read and written one by one."""
+"""A saved model on new text: mentions in documents, which are read and written one by
+one."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.model import Model
 from fednotes.taggers.saving import load_model
 
-# Documents that a model reads together: enough to fill its batches with sentences of like length.
+# Documents that a model reads together: enough to fill its batches with sentences of
+# like length.
 _DOCUMENTS, _CHARACTERS = 256, 1 << 19
 
 
@@ -52,14 +54,15 @@ def predict(
 ) -> None:
     """Predict mentions and write them; or phenotypes by patient, or billing codes.
 
-    Notes are read, and mentions written, one batch after the other; nothing is under the name of
-    `out` before all of it is.
+    Notes are read, and mentions written, one batch after the other; nothing is under
+    the name of `out` before all of it is.
 
     Args:
         model: A saved model's folder.
-        path: A file or folder, or `-` for stdin. For a model of patients, a note without a patient
-            is a patient of its own, by its id.
-        format: How predictions are written: "jsonl", "brat" or "conll"; of patients "jsonl", "csv".
+        path: A file or folder, or `-` for stdin. For a model of patients, a note
+            without a patient is a patient of its own, by its id.
+        format: How predictions are written: "jsonl", "brat" or "conll"; of patients
+            "jsonl", "csv".
         out: A file, or a folder of brat; None writes to stdout.
         device: As of torch.
         place: Where the model's frozen encoder, or dictionary, is now, if it has moved.
@@ -71,8 +74,8 @@ def predict(
         encoding: As of `inputs_of`.
 
     Raises:
-        ConfigError: A parameter is for models of the other kind, brat has no folder, or `out` is
-            what is read.
+        ConfigError: A parameter is for models of the other kind, brat has no folder, or
+            `out` is what is read.
         DataError: A file cannot be read.
         ModelError: The folder holds no model that can be read.
     """
@@ -122,7 +125,8 @@ def _tell_left_out(inputs: Inputs) -> None:
 
 
 def _require_apart(name: str, out: Path | None) -> None:
-    """Raises ConfigError where predictions would replace what is read, and its annotations."""
+    """Raises ConfigError where predictions would replace what is read, and its
+    annotations."""
     if out is None or name == "-" or not out.exists():
         return
     path, to = Path(name).resolve(), out.resolve()
@@ -133,7 +137,7 @@ def _require_apart(name: str, out: Path | None) -> None:
         )
 
 
-# ---- how predictions are written -----------------------------------------------------------------
+# ---- how predictions are written -----------------------------------------------------
 
 
 def write_documents(
@@ -178,7 +182,8 @@ def _opened_out(out: Path | None) -> Iterator[IO[bytes]]:
 
 
 def prediction_line(document: Document) -> str:
-    """Return a document as a JSON line: the project's form, with "visit" beside "patient"."""
+    """Return a document as a JSON line: the project's form, with "visit" beside
+    "patient"."""
     visit = document.meta.get("visit")
     if visit is None:
         return f"{dumped(document, record(document))}\n"
@@ -190,8 +195,8 @@ def prediction_line(document: Document) -> str:
 def write_brat(documents: Iterable[Document], out: Path) -> None:
     """Write predictions as brat's pairs of files, into a folder.
 
-    They are written beside it and moved there when all are whole. Of several documents of one id
-    the later ones are called `id~2`, `id~3` and so on.
+    They are written beside it and moved there when all are whole. Of several documents
+    of one id the later ones are called `id~2`, `id~3` and so on.
 
     Raises:
         FednotesError: The folder cannot be written.
@@ -237,7 +242,7 @@ def _move_files(stage: Path, out: Path) -> None:
             os.replace(file, place)
 
 
-# ---- mentions --------------------------------------------------------------------------------
+# ---- mentions ------------------------------------------------------------------------
 
 
 def confident(
@@ -246,9 +251,11 @@ def confident(
     documents: Sequence[Document],
     threshold: float = 0.0,
 ) -> tuple[Document, ...]:
-    """The documents with predicted spans and their confidences, calibrated where that is known.
+    """The documents with predicted spans and their confidences, calibrated where that
+    is known.
 
-    threshold: spans of less confidence are left out. Raises ConfigError for an impossible one.
+    threshold: spans of less confidence are left out. Raises ConfigError for an
+        impossible one.
     """
     if not (isinstance(threshold, int | float | np.number) and 0.0 <= threshold <= 1.0):
         raise ConfigError(f"threshold = {threshold!r}: a confidence is from 0 to 1")
@@ -269,18 +276,19 @@ def confident_stream(
     threshold: float = 0.0,
     most: int = _DOCUMENTS,
 ) -> Iterator[Document]:
-    """Yield each document with its predicted spans, in order, as `confident` finds them.
+    """Yield each document with its predicted spans, in order, as `confident` finds
+    them.
 
     Args:
         recogniser: The model.
         calibration: Of its confidences.
-        documents: They are taken as they are needed: at most `most`, and few of long ones.
+        documents: They are taken as they are needed: at most `most`, and few of long
+            ones.
         threshold: Spans of less confidence are left out.
         most: Documents that are held, and read together, at a time.
     """
-    confident(
-        recogniser, calibration, [], threshold
-    )  # refused here, not at the first one
+    # refused here, not at the first one
+    confident(recogniser, calibration, [], threshold)
     return _predicted(recogniser, calibration, iter(documents), threshold, most)
 
 
@@ -314,12 +322,12 @@ def evaluate_documents(
 ) -> Evaluation:
     """Scores of a model on annotated documents.
 
-    Scored are the model's types that the documents annotate, for their silence about another
-    says nothing; or `types`, which may be among those that they do not mention. path: how messages
-    call the documents; skipped: what of it could not be used. label_map: as in the job; unknown
-    labels are left out of the scores.
-    Raises DataError if the file annotates none of the model's types, ConfigError for a label to
-    map or a type that is not there.
+    Scored are the model's types that the documents annotate, for their silence about
+    another says nothing; or `types`, which may be among those that they do not mention.
+    path: how messages call the documents; skipped: what of it could not be used.
+    label_map: as in the job; unknown labels are left out of the scores.
+    Raises DataError if the file annotates none of the model's types, ConfigError for a
+    label to map or a type that is not there.
     """
     gold, scored, found = gold_of(recogniser, documents, path, label_map, types)
     known = recogniser.tagset.types
@@ -339,8 +347,9 @@ def gold_of(
     label_map: Mapping[str, str] | None = None,
     types: Sequence[str] = (),
 ) -> tuple[tuple[Document, ...], tuple[str, ...], tuple[str, ...]]:
-    """Documents with flat spans of the model's types; the types that can be scored; and all labels
-    that the documents have. Arguments and errors as of `evaluate_documents`."""
+    """Documents with flat spans of the model's types; the types that can be scored; and
+    all labels that the documents have. Arguments and errors as of `evaluate_documents`.
+    """
     known = recogniser.tagset.types
     label_map = require_mapping(label_map, types_of(documents), known, path)
     documents = relabel(documents, label_map, None)

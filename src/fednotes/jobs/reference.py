@@ -1,9 +1,11 @@
-"""The reference of a job's keys, and its JSON schema, made from the classes that read a job.
+"""The reference of a job's keys, and its JSON schema, made from the classes that read a
+job.
 
-Every default that stands here is the effective one: what a job gets that does not give the key.
-A method's presets change many defaults of its classes, and a job without `preset` has the preset
-"best", so that one's values are the defaults. Where another preset, a [privacy] table or another
-method gives another value, the key names it beside the default.
+Every default that stands here is the effective one: what a job gets that does not give
+the key. A method's presets change many defaults of its classes, and a job without
+`preset` has the preset "best", so that one's values are the defaults. Where another
+preset, a [privacy] table or another method gives another value, the key names it beside
+the default.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class Key:
     Attributes:
         name: The key.
         type: What its value may be, in words.
-        default: The value of a job that does not give the key; `dataclasses.MISSING` if it must.
+        default: The value of a job that does not give the key; `dataclasses.MISSING` if
+            it must.
         elsewhere: Other defaults, by the circumstance in which a job gets them.
         meaning: What the key does.
     """
@@ -97,11 +100,10 @@ class Table:
         return re.split(r"[.\]]", self.heading[1:])[0]
 
 
-# ---- defaults ------------------------------------------------------------------------------------
+# ---- defaults ------------------------------------------------------------------------
 
-Values = Mapping[
-    str, Any
-]  # values that stand in place of a class's own defaults, by key
+# values that stand in place of a class's own defaults, by key
+Values = Mapping[str, Any]
 
 
 def class_defaults(cls: type[Any]) -> dict[str, Any]:
@@ -123,8 +125,8 @@ def _default_of(field: Field[Any]) -> Any:
 def known_key(method: str, key: str) -> bool:
     """Return whether a job of a method may have a key such as "training.epochs".
 
-    A key below a table of a table counts if the outer one is known. Raises ConfigError for a
-    method that there is none of.
+    A key below a table of a table counts if the outer one is known. Raises ConfigError
+    for a method that there is none of.
     """
     top, *rest = key.split(".")
     found = methods.find(method)
@@ -146,7 +148,8 @@ def known_key(method: str, key: str) -> bool:
 
 
 def _model_classes(method: str) -> Mapping[str, type[Any]]:
-    """Return the classes that may read [model], by its `kind`; "" if it has no such key."""
+    """Return the classes that may read [model], by its `kind`; "" if it has no such
+    key."""
     models = methods.find(method).models
     if models is not None:
         return models()
@@ -178,11 +181,12 @@ def _shared_elsewhere(table: str) -> Iterator[tuple[str, Values]]:
         yield "between three or more real sites", {"secure_sum": True}
 
 
-# ---- tables --------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------
 
 
 def tables() -> tuple[Table, ...]:
-    """Return every table that a job file may have, with the effective defaults of its keys."""
+    """Return every table that a job file may have, with the effective defaults of its
+    keys."""
     return tuple(_tables())
 
 
@@ -234,7 +238,8 @@ def _kind_tables(kind: SiteKind) -> Iterator[Table]:
 
 
 def _model_tables() -> Iterator[Table]:
-    """Yield a table for each kind of model, then those of the methods with one model alone."""
+    """Yield a table for each kind of model, then those of the methods with one model
+    alone."""
     users: dict[str, list[str]] = {}
     for name in methods.names():
         for kind in _model_classes(name):
@@ -263,8 +268,9 @@ def _model_table(
     by_preset: Sequence[tuple[str, str, Values]],
     kind: str,
 ) -> Iterator[Table]:
-    """Yield a model's table. Its defaults are the class's if any method gives these, else those
-    of the first method; what other methods and presets give stands beside them.
+    """Yield a model's table. Its defaults are the class's if any method gives these,
+    else those of the first method; what other methods and presets give stands beside
+    them.
 
     by_preset: method, preset and the preset's values of the model.
     """
@@ -339,7 +345,7 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-# ---- what stands in docstrings -------------------------------------------------------------------
+# ---- what stands in docstrings -------------------------------------------------------
 
 
 _SECTION = "Attributes:\n"
@@ -348,9 +354,9 @@ _SECTION = "Attributes:\n"
 def documented(cls: type[Any]) -> tuple[str, dict[str, str]]:
     """Return what a class's docstring says of the class, and of each of its fields.
 
-    The docstring's `Attributes:` section has an entry for each field, such as `rounds: …` or
-    `rank, alpha: …`. A field that a class does not describe is taken from the classes that it
-    extends.
+    The docstring's `Attributes:` section has an entry for each field, such as `rounds:
+    …` or `rank, alpha: …`. A field that a class does not describe is taken from the
+    classes that it extends.
     """
     names = {field.name for field in fields(cls)} | {"kind"}
     about: list[str] = []
@@ -371,7 +377,8 @@ def documented(cls: type[Any]) -> tuple[str, dict[str, str]]:
 
 
 def _entries(paragraph: str, names: Collection[str]) -> dict[str, str]:
-    """Return the entries of a paragraph by name; {} for one that does not begin with an entry."""
+    """Return the entries of a paragraph by name; {} for one that does not begin with an
+    entry."""
     text = inspect.cleandoc(paragraph.removeprefix(_SECTION))
     marks = [
         mark
@@ -434,11 +441,12 @@ def _bounds(metadata: Sequence[Any]) -> Iterator[str]:
                 yield f"less than {part.lt:g}"
 
 
-# ---- as text and as a page -----------------------------------------------------------------------
+# ---- as text and as a page -----------------------------------------------------------
 
 
 def reference(name: str = "") -> str:
-    """Return the keys of every table as text, or of the tables called `name`, such as "sites".
+    """Return the keys of every table as text, or of the tables called `name`, such as
+    "sites".
 
     Raises:
         ConfigError: No table of a job has this name.
@@ -522,14 +530,14 @@ def _code_first(line: str) -> str:
     return f"{_code(value)}: {labels}"
 
 
-# ---- the JSON schema -----------------------------------------------------------------------------
+# ---- the JSON schema -----------------------------------------------------------------
 
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a job file.
 
-    What may stand in a table depends on the job's method, and its defaults on the preset too:
-    the schema has a case for each method, and one for each of its presets.
+    What may stand in a table depends on the job's method, and its defaults on the
+    preset too: the schema has a case for each method, and one for each of its presets.
     """
     top = _schema(TopConfig)
     shared = {name: _schema(cls) for name, cls in SHARED.items()}

@@ -1,7 +1,9 @@
-"""What a run leaves, typed: `summary.json`, and `metrics.jsonl` with a line per evaluation.
+"""What a run leaves, typed: `summary.json`, and `metrics.jsonl` with a line per
+evaluation.
 
-Simulations and real sites write it, reports and comparisons read it. What a file lacks is a gap,
-and so is a score that is no number: a site may have nothing held out, and real ones send their own.
+Simulations and real sites write it, reports and comparisons read it. What a file lacks
+is a gap, and so is a score that is no number: a site may have nothing held out, and
+real ones send their own.
 """
 
 from __future__ import annotations
@@ -43,25 +45,20 @@ if TYPE_CHECKING:
     from fednotes.engines.rounds import RoundResult
 
 VERSION = 1  # of summary.json; before it, files had none
-PROMISED = (
-    "promise.json"  # beside a real site's own scores: what was promised of privacy
-)
-OWN_MIX = (
-    "own-mix"  # each site mixes two models of its own: the control of method "personal"
-)
+# beside a real site's own scores: what was promised of privacy
+PROMISED = "promise.json"
+# each site mixes two models of its own: the control of method "personal"
+OWN_MIX = "own-mix"
 CONDITIONS = ("alone", OWN_MIX, "federated", "pooled")
 BASELINES = ("alone", OWN_MIX)  # what the federation is compared with at each site
 SUMMARY, METRICS, AUDIT = "summary.json", "metrics.jsonl", "audit.json"
 _SHOWN = shipped("jobs/scores.toml")
-SCORES: Mapping[str, Mapping[str, Any]] = _SHOWN[
-    "scores"
-]  # how each kind of score is shown
-CURVES: Mapping[str, Mapping[str, Any]] = _SHOWN[
-    "curves"
-]  # likewise, what evaluations measure
-HINTS: Mapping[str, str] = shipped(
-    "jobs/hints.toml"
-)  # what a run says beside its scores
+# how each kind of score is shown
+SCORES: Mapping[str, Mapping[str, Any]] = _SHOWN["scores"]
+# likewise, what evaluations measure
+CURVES: Mapping[str, Mapping[str, Any]] = _SHOWN["curves"]
+# what a run says beside its scores
+HINTS: Mapping[str, str] = shipped("jobs/hints.toml")
 Scores = Mapping[str, Any]  # kind of score → measure → number, as `metrics/` makes them
 
 
@@ -72,7 +69,8 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class PairedDifference(BaseModel):
-    """A difference of two models' strict F1 on the same test documents, by a paired bootstrap.
+    """A difference of two models' strict F1 on the same test documents, by a paired
+    bootstrap.
 
     difference: federated − another condition, a fraction. low, high: the 95 % interval.
     p_value: the two-sided bootstrap p.
@@ -156,16 +154,19 @@ class RunResult(BaseModel):
         return mapping(_SHOWN["holds"].get(self.holds) or _SHOWN["holds"]["documents"])
 
     def gap(self, site: str | None = None) -> Gap | None:
-        """How much of pooled - alone the federation closes: at one site, or of the means."""
+        """How much of pooled - alone the federation closes: at one site, or of the
+        means."""
         found = self.verdict(site)
         return None if found is None else found.gap
 
     def verdict(
         self, site: str | None = None, against: str = "alone"
     ) -> Verdict | None:
-        """Return what the federation gave over another condition: to one site, or to the means.
+        """Return what the federation gave over another condition: to one site, or to
+        the means.
 
-        It comes from the paired test where the run has one, else from an unpaired interval.
+        It comes from the paired test where the run has one, else from an unpaired
+        interval.
 
         Args:
             site: The site; None for the means over the sites.
@@ -179,7 +180,8 @@ class RunResult(BaseModel):
         return verdict([self.sites.get(site, {})], paired, against)
 
     def interval(self, site: str, condition: str) -> tuple[float, float] | None:
-        """Where the F1 of one site's model lies in 95 % of tests with as much test data."""
+        """Where the F1 of one site's model lies in 95 % of tests with as much test
+        data."""
         found = judged(mapping(mapping(self.sites.get(site)).get(condition)))
         if found is None or found[0] < 0:  # of a loss
             return None
@@ -188,8 +190,8 @@ class RunResult(BaseModel):
         )
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each site and condition, then for "mean", over sites: scores on test data, as
-        fractions, by names such as "strict_f1"."""
+        """A row for each site and condition, then for "mean", over sites: scores on
+        test data, as fractions, by names such as "strict_f1"."""
         return [
             {"site": site, "condition": condition, **_flat(mapping(of[condition]))}
             for site, of in [*self.sites.items(), ("mean", self.mean)]
@@ -222,8 +224,8 @@ class RunResult(BaseModel):
 
     @property
     def cost(self) -> str:
-        """What the federation took a site, where it is known: bytes and, of one machine that trains
-        the sites in turn, a site's part of the time."""
+        """What the federation took a site, where it is known: bytes and, of one machine
+        that trains the sites in turn, a site's part of the time."""
         spent, sites = (
             mapping(self.conditions.get("federated")),
             max(1, len(self.sites)),
@@ -258,11 +260,13 @@ def _cell(value: object) -> str:
 
 
 class Outcome(BaseModel):
-    """done.json: what a finished part of a run left. scores: of each site, valid likewise.
+    """done.json: what a finished part of a run left. scores: of each site, valid
+    likewise.
 
-    examples: of all its sites, that it was trained on. described: how much of the model travels,
-    for people. eta: the trained and sent share. documents: site → counts of each of its test
-    documents (`MethodSite.document_counts`), by which two conditions are compared.
+    examples: of all its sites, that it was trained on. described: how much of the model
+    travels, for people. eta: the trained and sent share. documents: site → counts of
+    each of its test documents (`MethodSite.document_counts`), by which two conditions
+    are compared.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -282,10 +286,11 @@ class Outcome(BaseModel):
 class Leak(BaseModel):
     """How one attack went on what a job would send (`apps/audit/`): fractions.
 
-    sees: what its adversary must see. closes: what closes it. applies: to this job; why: if not, or
-    if it could not be tried. success: on the job as it is, low to high in 95 % of such trials;
-    chance: of who sees nothing; control: of the same attack without any defence. proven: whether
-    that one succeeded, without which the others say nothing.
+    sees: what its adversary must see. closes: what closes it. applies: to this job;
+    why: if not, or if it could not be tried. success: on the job as it is, low to high
+    in 95 % of such trials;
+    chance: of who sees nothing; control: of the same attack without any defence.
+    proven: whether that one succeeded, without which the others say nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -305,7 +310,8 @@ class Leak(BaseModel):
 
     @property
     def advantage(self) -> float:
-        """By how much it may succeed above chance, by its interval: few trials hide no leak."""
+        """By how much it may succeed above chance, by its interval: few trials hide no
+        leak."""
         return max(self.success or 0.0, self.high or 0.0, self.chance) - self.chance
 
 
@@ -333,7 +339,8 @@ class Audit(BaseModel):
 
     @property
     def unproven(self) -> list[str]:
-        """The attacks that would apply and say nothing: they were not tried, or fail undefended."""
+        """The attacks that would apply and say nothing: they were not tried, or fail
+        undefended."""
         return [
             leak.attack for leak in self.attacks if leak.applies and not leak.proven
         ]
@@ -358,13 +365,19 @@ class Audit(BaseModel):
 
 
 def read_audit(folder: Path) -> Audit | None:
-    """A folder's audit.json; None where there is none. Raises DataError as `read_result`."""
+    """A folder's audit.json; None where there is none.
+
+    Raises DataError as `read_result`.
+    """
     path = folder / AUDIT
     return read_table(path, Audit) if path.is_file() else None
 
 
 def read_result(folder: Path) -> RunResult:
-    """A run's summary.json. Raises DataError where it is missing, damaged or of a later version."""
+    """A run's summary.json.
+
+    Raises DataError where it is missing, damaged or of a later version.
+    """
     path = folder / SUMMARY
     if not path.is_file():
         raise DataError(
@@ -399,10 +412,12 @@ def read_table(path: Path, kind: type[M]) -> M:
 
 
 def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """Return the lines of metrics.jsonl, if there is one, without half a last line of a killed run.
+    """Return the lines of metrics.jsonl, if there is one, without half a last line of a
+    killed run.
 
     Raises:
-        DataError: A line is not a JSON object, or the file exceeds `MOST_BYTES` or `MOST_VALUES`.
+        DataError: A line is not a JSON object, or the file exceeds `MOST_BYTES` or
+            `MOST_VALUES`.
     """
     path = folder / METRICS
     if not path.is_file():
@@ -420,7 +435,8 @@ def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def rewound(path: Path, part: str, round: int) -> list[dict[str, Any]]:
-    """Drop a part's lines from `round` on, which are written again, and what is cut short.
+    """Drop a part's lines from `round` on, which are written again, and what is cut
+    short.
 
     Returns:
         The lines that stay.
@@ -460,7 +476,8 @@ def add_line(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def _metrics_text(path: Path) -> str:
-    """Return the text of a metrics.jsonl, whose size is bounded before any line is parsed."""
+    """Return the text of a metrics.jsonl, whose size is bounded before any line is
+    parsed."""
     text = _text_of(path, MOST_BYTES + 1)
     if len(text.encode()) > MOST_BYTES:
         raise DataError(

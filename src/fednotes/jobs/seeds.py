@@ -42,8 +42,9 @@ _FOLDER = "seed-"
 class SeedDifference(BaseModel):
     """federated − another condition over the seeds, by Student's paired t test.
 
-    site: "" for the mean over the sites. mean, low, high: fractions of F1 (nats of held-out loss
-    for pre-training), with the 95 % interval. n: seeds that have both scores.
+    site: "" for the mean over the sites. mean, low, high: fractions of F1 (nats of
+    held-out loss for pre-training), with the 95 % interval. n: seeds that have both
+    scores.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -82,8 +83,9 @@ class SeedsResult(BaseModel):
     notes: list[str] = []
 
     def table(self) -> list[dict[str, Number | str]]:
-        """Return a row for each site and condition, then for "mean": means and deviations, as
-        fractions, by names such as "strict_f1_mean" and "strict_f1_std"."""
+        """Return a row for each site and condition, then for "mean": means and
+        deviations, as fractions, by names such as "strict_f1_mean" and "strict_f1_std".
+        """
         return [
             {"site": site, "condition": condition, **_flat(scores)}
             for site, conditions in [*self.sites.items(), ("mean", self.mean)]
@@ -141,7 +143,8 @@ def checked_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     """Return seeds that a job can be run with, in their order.
 
     Raises:
-        ConfigError: There is none, one is no whole number from 0 on, or one occurs twice.
+        ConfigError: There is none, one is no whole number from 0 on, or one occurs
+            twice.
     """
     if not seeds:
         raise ConfigError("seeds: name at least one, such as 1-5")
@@ -176,8 +179,9 @@ def simulate_seeds(
 
     Args:
         job: The job; its own seed is not used.
-        out: The folder of all runs; new, or with `resume` the one of an earlier call. Seeds that
-            were run to their end there are not run again; a call may name further seeds.
+        out: The folder of all runs; new, or with `resume` the one of an earlier call.
+            Seeds that were run to their end there are not run again; a call may name
+            further seeds.
         seeds: The seeds.
         resume: Resume interrupted runs in `out`.
         overwrite: Move earlier runs in `out` to `OUT.previous`.
@@ -194,9 +198,8 @@ def simulate_seeds(
         BusyError: Another process runs there.
     """
     seeds, shown = checked_seeds(seeds), displayed(display)
-    jobs = {
-        seed: with_seed(job, seed) for seed in seeds
-    }  # all are checked before the first run
+    # all are checked before the first run
+    jobs = {seed: with_seed(job, seed) for seed in seeds}
     _require_place(out)
     with ExitStack() as mine:
         mine.enter_context(held(out))
@@ -208,9 +211,8 @@ def simulate_seeds(
             )
         if earlier and overwrite and not resume:
             _set_aside(out)
-            mine.enter_context(
-                held(out)
-            )  # a new folder: the lock of the other one moved with it
+            # a new folder: the lock of the other one moved with it
+            mine.enter_context(held(out))
         results = []
         with goes_on(f"{command} --resume"):
             for place, (seed, own) in enumerate(jobs.items(), 1):
@@ -283,11 +285,12 @@ def _set_aside(out: Path) -> None:
     out.rename(previous)
 
 
-# ---- what the runs have in common ------------------------------------------------------------
+# ---- what the runs have in common ----------------------------------------------------
 
 
 def summarised(results: Sequence[RunResult], command: str = "") -> SeedsResult:
-    """Return means, deviations and paired tests of runs that differ in their seed alone."""
+    """Return means, deviations and paired tests of runs that differ in their seed
+    alone."""
     first = results[0]
     differences, notes = _differences(results)
     config = {key: value for key, value in first.config.items() if key != "seed"}

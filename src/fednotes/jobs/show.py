@@ -36,12 +36,13 @@ class ShownSetting:
     """One key of a job.
 
     Attributes:
-        table: The key's table, such as "training" or "sites.mercy"; "" for the top of the file.
+        table: The key's table, such as "training" or "sites.mercy"; "" for the top of
+            the file.
         key: The key.
         value: Its value, as in TOML; None where it has none.
-        origin: Where the value comes from: "job" (the job itself), "setting" (an assignment over
-            the job), "preset", "privacy" (what a [privacy] table fixes), "tagger" (the architecture
-            that [model] names) or "default".
+        origin: Where the value comes from: "job" (the job itself), "setting" (an
+            assignment over the job), "preset", "privacy" (what a [privacy] table
+            fixes), "tagger" (the architecture that [model] names) or "default".
         source: The origin in words, such as `preset "best"`.
         line: Line of the job's file, where that is known.
     """
@@ -104,8 +105,8 @@ def show_job(
         settings: Assignments over a file or built-in job, such as "training.epochs=3".
 
     Returns:
-        The job's settings. Sites that do not say where their notes are, as in a job for real
-        sites, are shown without these keys.
+        The job's settings. Sites that do not say where their notes are, as in a job for
+        real sites, are shown without these keys.
 
     Raises:
         ConfigError: There is no such job, or it has a mistake.
@@ -124,7 +125,8 @@ def show_job(
 class _Showing:
     """Collects the settings of one job.
 
-    given: the job's tables after `settings`, as they are written. lines: of the job's file.
+    given: the job's tables after `settings`, as they are written. lines: of the job's
+        file.
     """
 
     def __init__(
@@ -266,13 +268,14 @@ def _with_origin(setting: ShownSetting, origin: Origin, source: str) -> ShownSet
 
 
 def _covers(assigned: Place, where: Place) -> bool:
-    """Whether an assignment sets this key, or a table around it; "*" stands for any table."""
+    """Whether an assignment sets this key, or a table around it; "*" stands for any
+    table."""
     return len(assigned) <= len(where) and all(
         name in ("*", part) for name, part in zip(assigned, where, strict=False)
     )
 
 
-# ---- lines of a job's file -----------------------------------------------------------------------
+# ---- lines of a job's file -----------------------------------------------------------
 
 
 def _lines_of(text: str) -> dict[Place, int]:
@@ -308,7 +311,7 @@ def _line_of(lines: Mapping[Place, int], where: Place) -> int | None:
     return None
 
 
-# ---- TOML ----------------------------------------------------------------------------------------
+# ---- TOML ----------------------------------------------------------------------------
 
 
 def _line(setting: ShownSetting) -> str:

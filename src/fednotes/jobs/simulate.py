@@ -69,8 +69,8 @@ LARGE = 10e9  # bytes of a site, likewise
 class Part:
     """One training run of a job: a condition, and the site if it trains alone.
 
-    method: of runs on this machine, whose sites are observed one by one. unit: of what it trains
-    on, in short.
+    method: of runs on this machine, whose sites are observed one by one. unit: of what
+    it trains on, in short.
     """
 
     condition: str
@@ -93,10 +93,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What federated training sends at most: bytes of one site in all rounds, as plain numbers.
+    """What federated training sends at most: bytes of one site in all rounds, as plain
+    numbers.
 
-    up: to the server, down: from it. What a secure sum makes of numbers is in it; its keys and a
-    carrier's framing come on top.
+    up: to the server, down: from it. What a secure sum makes of numbers is in it; its
+    keys and a carrier's framing come on top.
     """
 
     rounds: int
@@ -114,12 +115,13 @@ class Traffic:
 class Display:
     """Who is told how a run goes; this one says nothing.
 
-    cost: what federated training will send. plan: the work of each part that is to be trained, by
-    its name; 0 where it is not known. begin: a part starts (or goes on), with the most rounds
-    and the sentences (patients) that all sites together train on in each; 0 where not known. round:
-    one was committed; end: the part is trained. features: computed so far, or notes read for
-    concepts. warn: something to know before training. seed: the next run of several begins, with
-    this seed, as so many of all.
+    cost: what federated training will send. plan: the work of each part that is to be
+    trained, by its name; 0 where it is not known. begin: a part starts (or goes on),
+    with the most rounds and the sentences (patients) that all sites together train on
+    in each; 0 where not known. round: one was committed; end: the part is trained.
+    features: computed so far, or notes read for concepts. warn: something to know
+    before training. seed: the next run of several begins, with this seed, as so many of
+    all.
     """
 
     def cost(self, traffic: Traffic) -> None: ...
@@ -167,8 +169,10 @@ def simulate(
 ) -> RunResult:
     """Train and judge every part of a job; returns what summary.json holds.
 
-    out: the run's folder; new, or with `resume` that of an unfinished run of the same job.
-    overwrite: an earlier run there becomes `OUT.previous`, once the sites could be read.
+    out: the run's folder; new, or with `resume` that of an unfinished run of the same
+        job.
+    overwrite: an earlier run there becomes `OUT.previous`, once the sites could be
+        read.
     command: how a person repeats this run, for the report.
     Raises ConfigError if `out` holds another run, BusyError while a run goes on there.
     """
@@ -191,9 +195,8 @@ def simulate(
         if cost := traffic(job, config, sites.data):
             display.cost(cost)
         if replace_old and set_aside(out):
-            mine.enter_context(
-                held(out)
-            )  # a new folder, for the other one went with its lock
+            # a new folder, for the other one went with its lock
+            mine.enter_context(held(out))
         claim(job, out, sites, resume)
         with goes_on(f"{command} --resume"):
             run = _Run(job, out, resume, device, display)
@@ -207,7 +210,8 @@ def simulate(
 def prepare(
     job: Job, progress: Progress | None = None
 ) -> tuple[Sites, Any, list[Part]]:
-    """A job's data, its method's settings for them, and the parts of its run; nothing is trained.
+    """A job's data, its method's settings for them, and the parts of its run; nothing
+    is trained.
 
     progress: of `load_sites`. Raises FednotesError for what cannot be.
     """
@@ -225,9 +229,8 @@ def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
         return None
     sizes = [job.kind.size(site) for site in sites]
     told = job.module.traffic(config, sizes)
-    if (
-        told and job.federation.secure_sum
-    ):  # makes eight bytes of four, and has no smaller ones
+    # makes eight bytes of four, and has no smaller ones
+    if told and job.federation.secure_sum:
         whole = (
             job.privacy is not None or getattr(config, "compression", "") == "packed"
         )
@@ -310,7 +313,8 @@ class _Run:
         return results
 
     def _work(self, parts: Sequence[Part]) -> dict[str, float]:
-        """Return the examples that each part still to be trained reads in all of its rounds."""
+        """Return the examples that each part still to be trained reads in all of its
+        rounds."""
         work = {}
         for part in parts:
             if self.resume and (self.out / part.name / "done.json").exists():
@@ -464,7 +468,8 @@ def _result(
 def _paired(
     by: Mapping[str, Sequence[Outcome]], against: str
 ) -> tuple[dict[str, PairedDifference], PairedDifference | None]:
-    """Compare each site's federated model with that of another condition, on the same documents.
+    """Compare each site's federated model with that of another condition, on the same
+    documents.
 
     Args:
         by: Condition to the outcomes of its parts.
@@ -502,14 +507,15 @@ def _difference_of(found: Bootstrap) -> PairedDifference:
 
 
 def _validation(parts: Sequence[Outcome]) -> dict[str, Any]:
-    """What validation data say of the models that were kept, more being better: settings are
-    chosen by it. Sites that hold nothing out have None and are in no mean."""
+    """What validation data say of the models that were kept, more being better:
+    settings are chosen by it. Sites that hold nothing out have None and are in no mean.
+    """
     sites = {site: score for part in parts for site, score in part.valid.items()}
     judged = [score for score in sites.values() if score is not None]
     return {"mean": fmean(judged) if judged else None, "sites": sites}
 
 
-# ---- a run's folder: whose it is, whether it is free, what a finished part left in it ------------
+# ---- a run's folder: whose it is, whether it is free, what a finished part left in it
 
 
 def require_place(out: Path) -> None:
@@ -538,7 +544,8 @@ def refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
 
 
 def finished(done: Path) -> Outcome | None:
-    """What a part that ran to its end left; None, to run it again, where that is damaged."""
+    """What a part that ran to its end left; None, to run it again, where that is
+    damaged."""
     try:
         return Outcome.model_validate(read_json(done, strict=False))
     except (OSError, ValueError):
@@ -546,7 +553,8 @@ def finished(done: Path) -> Outcome | None:
 
 
 def begun(out: Path) -> bool:
-    """Whether anything in a run's folder took time: a job that failed at once claims nothing."""
+    """Whether anything in a run's folder took time: a job that failed at once claims
+    nothing."""
     log = out / METRICS
     return log.exists() and log.stat().st_size > 0
 
@@ -588,7 +596,8 @@ def is_run(folder: Path) -> bool:
 
 
 def so_far(run: Path) -> RunResult:
-    """What summary.json says of a run; of one that has not ended, what its job.json does."""
+    """What summary.json says of a run; of one that has not ended, what its job.json
+    does."""
     if (run / SUMMARY).is_file():
         return read_result(run)
     record = recorded(run)
@@ -600,7 +609,8 @@ def so_far(run: Path) -> RunResult:
 
 
 def claim(job: Job, out: Path, sites: Sites, resume: bool) -> None:
-    """Write down whose folder `out` is, readable by its owner alone: it derives from notes.
+    """Write down whose folder `out` is, readable by its owner alone: it derives from
+    notes.
 
     Raises ConfigError if the notes are not those that an unfinished run began with.
     """
@@ -635,7 +645,7 @@ def versions() -> dict[str, str]:
     }
 
 
-# ---- what a run says beside its scores: why a number may be low, and what to try -----------------
+# ---- what a run says beside its scores: why a number may be low, and what to try -----
 
 
 def marks(parts: Sequence[Part]) -> dict[str, str]:
@@ -660,7 +670,8 @@ def pooled_below_alone(
     parts: Sequence[Part],
     sites: int,
 ) -> Iterator[str]:
-    """A line where one model of all notes is worse than each site's own, with what the run knows.
+    """A line where one model of all notes is worse than each site's own, with what the
+    run knows.
 
     mean, conditions: of the result. sites: how many there are.
     """

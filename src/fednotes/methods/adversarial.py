@@ -1,5 +1,5 @@
-"""Three adversarial baselines of federated domain adaptation, as Wang et al. 2023 set them up
-(Appendix A).
+"""Three adversarial baselines of federated domain adaptation, as Wang et al. 2023 set
+them up (Appendix A).
 
 "ganin"  Ganin et al. 2016, Domain-adversarial training of neural networks: a discriminator
          learns which site a hidden state is from, the features learn to hide it (its gradient
@@ -18,19 +18,21 @@
     K × d   one `domain.<layer>` a layer that represents text, linear, without bias; for
             "peng" one more, `domain.outputs`, on the states below the output scores
 
-Numbers that travel beyond the model's own, each way, with every copy of it: the paper counts
-12·K·d, against 10·d for the gradient of q that instance weighting sends. But bart-base has 6
-encoder layers (and 6 decoder layers, which have no discriminator), so here it is 6·K·d, and 7·K·d
-for "peng": with d = 768 and the six platforms of OntoNotes 27,648 and 32,256, with three 13,824
-and 16,128, against 7,680 of q. All are small beside the prompts' 11,066,880.
+Numbers that travel beyond the model's own, each way, with every copy of it: the paper
+counts 12·K·d, against 10·d for the gradient of q that instance weighting sends. But
+bart-base has 6 encoder layers (and 6 decoder layers, which have no discriminator), so
+here it is 6·K·d, and 7·K·d for "peng": with d = 768 and the six platforms of OntoNotes
+27,648 and 32,256, with three 13,824 and 16,128, against 7,680 of q. All are small
+beside the prompts' 11,066,880.
 
-A site sees only its own notes, so its discriminators learn there that everything is its own;
-what makes them discriminators is that the server averages them with the others' (Hong et al.
-study this loss of which each site has one side). That changes one thing (`matching_loss`):
-the reversed gradient rests where a state tells its site no better than chance does. Without
-that the loss grew for ever and the tagger forgot its task. No feature of a note leaves its
-site. All else (annotation, rounds, aggregation) is `methods/distill.py`, whose
-pseudo-complete annotation the baselines share: Hong et al.'s entropy is defined on it.
+A site sees only its own notes, so its discriminators learn there that everything is its
+own; what makes them discriminators is that the server averages them with the others'
+(Hong et al. study this loss of which each site has one side). That changes one thing
+(`matching_loss`): the reversed gradient rests where a state tells its site no better
+than chance does. Without that the loss grew for ever and the tagger forgot its task. No
+feature of a note leaves its site. All else (annotation, rounds, aggregation) is
+`methods/distill.py`, whose pseudo-complete annotation the baselines share: Hong et
+al.'s entropy is defined on it.
 """
 
 from __future__ import annotations
@@ -58,9 +60,8 @@ from fednotes.taggers.model import Losses, Model
 from fednotes.taggers.saving import build_model
 
 MOST = 1000.0  # of strength and entropy
-RIDGE = (
-    1e-6  # keeps the projection defined where rows of a discriminator depend on others
-)
+# keeps the projection defined where rows of a discriminator depend on others
+RIDGE = 1e-6
 
 
 @checked(frozen=True)
@@ -70,9 +71,11 @@ class Config(distill.Config):
     Attributes:
         weighting: The baselines have no instance weights: only false is accepted.
         variant: Whose baseline is run.
-        strength: Final strength of the reversed gradient. It grows from 0 in the first round by
-            the schedule of Ganin et al., who end at 1, which small taggers did not bear.
-        entropy: Weight of the entropy of Hong et al., and of the disentanglement of Peng et al.
+        strength: Final strength of the reversed gradient. It grows from 0 in the first
+            round by the schedule of Ganin et al., who end at 1, which small taggers did
+            not bear.
+        entropy: Weight of the entropy of Hong et al., and of the disentanglement of
+            Peng et al.
         platforms: The sites' names. A job fills them in.
     """
 
@@ -92,7 +95,8 @@ class Config(distill.Config):
 
 
 def train(federation: Federation, config: Config) -> State:
-    """Algorithm 1 of Wang et al. 2023 without weights; the discriminators travel with θ."""
+    """Algorithm 1 of Wang et al. 2023 without weights; the discriminators travel with
+    θ."""
     return distill.train(federation, config, initial(config))
 
 
@@ -205,9 +209,9 @@ def matching_loss(
 ) -> Tensor:
     """`domain_loss`, which the discriminator lowers and the states raise.
 
-    A state is left alone as soon as its site is told no better than by chance. In one place,
-    the other domains' states would keep the discriminator in balance; here a site has only its
-    own, and a loss without an upper bound would be raised for ever.
+    A state is left alone as soon as its site is told no better than by chance. In one
+    place, the other domains' states would keep the discriminator in balance; here a
+    site has only its own, and a loss without an upper bound would be raised for ever.
     """
     with torch.no_grad():
         logs = F.log_softmax(states @ weight.T, dim=1)[:, label]  # (rows,)
@@ -243,11 +247,12 @@ def pseudo_entropy(losses: Losses) -> Tensor:
 
 
 def disentanglement(losses: Losses, weight: Tensor) -> Tensor:
-    """Peng et al.'s disentanglement with no parameters but one discriminator (K, width).
+    """Peng et al.'s disentanglement with no parameters but one discriminator (K,
+    width).
 
-    What of a state tells the site (`domain_specific`) must not tell the target: the entropy of
-    what it alone would predict is made high. As there, what predicts is held fixed: the
-    gradient goes to the state and to the discriminator only.
+    What of a state tells the site (`domain_specific`) must not tell the target: the
+    entropy of what it alone would predict is made high. As there, what predicts is held
+    fixed: the gradient goes to the state and to the discriminator only.
     """
     assert losses.outputs is not None
     assert losses.score is not None
@@ -259,11 +264,13 @@ def disentanglement(losses: Losses, weight: Tensor) -> Tensor:
 
 
 def domain_specific(states: Tensor, weight: Tensor) -> Tensor:
-    """The projection of states (rows, width) onto the rows of a discriminator (K, width).
+    """The projection of states (rows, width) onto the rows of a discriminator (K,
+    width).
 
-    It tells the site as well as the state itself does (weight @ projection = weight @ state);
-    the rest of the state is orthogonal to every row and tells nothing of it. That holds by
-    construction, in place of the mutual information that Peng et al. minimise with networks.
+    It tells the site as well as the state itself does (weight @ projection = weight @
+    state); the rest of the state is orthogonal to every row and tells nothing of it.
+    That holds by construction, in place of the mutual information that Peng et al.
+    minimise with networks.
     """
     rows = weight.double()  # rows that are nearly parallel cost half of the digits
     gram = rows @ rows.T + RIDGE * torch.eye(

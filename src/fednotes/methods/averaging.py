@@ -1,7 +1,8 @@
-"""Averaging of locally trained parameters: what pre-training and fine-tuning have in common.
+"""Averaging of locally trained parameters: what pre-training and fine-tuning have in
+common.
 
-Dianbo Liu and Tim Miller (2020), "Federated pretraining and fine tuning of BERT using clinical
-notes from multiple silos", section 3.2; McMahan et al. 2017 (FedAvg).
+Dianbo Liu and Tim Miller (2020), "Federated pretraining and fine tuning of BERT using
+clinical notes from multiple silos", section 3.2; McMahan et al. 2017 (FedAvg).
 
     paper       here
     t           `Server.round`, the global cycle
@@ -12,8 +13,8 @@ notes from multiple silos", section 3.2; McMahan et al. 2017 (FedAvg).
     Q_k^t       what a site returns from "train"
     Q_ag^t      `Server.shared` after `Server.step`
 
-What the server makes of the mean is a value (`server_steps.py`), and so is what sites send
-(`compression.py`).
+What the server makes of the mean is a value (`server_steps.py`), and so is what sites
+send (`compression.py`).
 """
 
 from __future__ import annotations
@@ -78,10 +79,8 @@ from fednotes.training.sites import (
 )
 
 BEST = -1  # of `keep_cycle`
-CHANGES = (
-    "lora",
-    "private",
-)  # low-rank changes, by the first word of a parameter's name
+# low-rank changes, by the first word of a parameter's name
+CHANGES = ("lora", "private")
 Judged = Callable[[Mapping[str, float]], dict[str, float]]
 Optimizer = Adam | RowAdam
 
@@ -91,52 +90,56 @@ class Averaging(Aggregation):
     """Settings that pre-training, fine-tuning and phenotyping have in common.
 
     Attributes:
-        cycles: T, the number of cycles. In each, every site trains, and then the mean of the
-            models is taken.
-        keep_cycle: The cycle whose model is the result: 0 is the last, -1 the best on held-out
-            data. No cycle is run after a numbered one, though the learning rate is still
-            scheduled over all `cycles`.
-        local_epochs: Epochs of training at every site in each cycle. A fractional part is that
-            part of an epoch's steps.
-        local_steps: Steps of training at every site in each cycle, in place of `local_epochs`;
-            0 uses `local_epochs`.
-        batch: Whose step `batch_size` counts: "each" site's, or that of all sites together
-            ("shared"). Shared batches are divided by the sites' numbers of examples, each site
-            getting at least one example and a quarter of an equal part, so that a site takes
-            about as many steps as one place with all notes would. Where there are more sites
-            than examples in a batch, sites of average size take one example a step and read
-            their notes more than once in an epoch, and small sites take fewer steps.
+        cycles: T, the number of cycles. In each, every site trains, and then the mean
+            of the models is taken.
+        keep_cycle: The cycle whose model is the result: 0 is the last, -1 the best on
+            held-out data. No cycle is run after a numbered one, though the learning
+            rate is still scheduled over all `cycles`.
+        local_epochs: Epochs of training at every site in each cycle. A fractional part
+            is that part of an epoch's steps.
+        local_steps: Steps of training at every site in each cycle, in place of
+            `local_epochs`; 0 uses `local_epochs`.
+        batch: Whose step `batch_size` counts: "each" site's, or that of all sites
+            together ("shared"). Shared batches are divided by the sites' numbers of
+            examples, each site getting at least one example and a quarter of an equal
+            part, so that a site takes about as many steps as one place with all notes
+            would. Where there are more sites than examples in a batch, sites of average
+            size take one example a step and read their notes more than once in an
+            epoch, and small sites take fewer steps.
         batch_size: Number of examples in a step; see `batch`.
-        accumulate: Number of smaller batches that a step is made of, where memory is short.
-        learning_rate: Learning rate of AdamW at the sites. Its moments and schedule continue
-            from cycle to cycle.
+        accumulate: Number of smaller batches that a step is made of, where memory is
+            short.
+        learning_rate: Learning rate of AdamW at the sites. Its moments and schedule
+            continue from cycle to cycle.
         lora_learning_rate: Learning rate of low-rank changes; 0 takes `learning_rate`.
         warmup: Fraction of a site's steps over which the learning rate rises.
         decay: Learning rate after the warm-up: "linear" falls to zero at the last step,
             "constant" stays.
         weight_decay: Weight decay of AdamW.
-        clip: Largest norm of a step's gradient; 0 does not clip. The norm is taken over shared
-            and private parameters together, after the term of FedProx was added.
-        precision: Precision of the matrix products in training; "auto" is "bfloat16" where the
-            processor has instructions for it (about twice as fast there), else "float32".
-        proximal: μ of FedProx (Li et al. 2020), the pull towards the parameters at the cycle's
-            start.
-        server: "average" is Eq. 1; "nesterov" adds momentum; "adam" and "yogi" are FedAdam and
-            FedYogi, with `betas` and `adaptivity` (`server_steps.py`).
-        server_learning_rate: Learning rate of the server; 0 means 1, and 1e-3 for "adam" and
-            "yogi", whose steps have about that size for each number.
+        clip: Largest norm of a step's gradient; 0 does not clip. The norm is taken over
+            shared and private parameters together, after the term of FedProx was added.
+        precision: Precision of the matrix products in training; "auto" is "bfloat16"
+            where the processor has instructions for it (about twice as fast there),
+            else "float32".
+        proximal: μ of FedProx (Li et al. 2020), the pull towards the parameters at the
+            cycle's start.
+        server: "average" is Eq. 1; "nesterov" adds momentum; "adam" and "yogi" are
+            FedAdam and FedYogi, with `betas` and `adaptivity` (`server_steps.py`).
+        server_learning_rate: Learning rate of the server; 0 means 1, and 1e-3 for
+            "adam" and "yogi", whose steps have about that size for each number.
         momentum: Momentum of server = "nesterov".
         betas: The two decay rates of server = "adam" and "yogi".
-        adaptivity: τ of server = "adam" and "yogi": their second moments start at its square.
-        compression: How sites encode what they send: "packed" uses a few bits a number, "top-k"
-            the largest blocks (under the secure sum these take twice as many bytes, as do
-            uncompressed updates).
+        adaptivity: τ of server = "adam" and "yogi": their second moments start at its
+            square.
+        compression: How sites encode what they send: "packed" uses a few bits a number,
+            "top-k" the largest blocks (under the secure sum these take twice as many
+            bytes, as do uncompressed updates).
         top_share: Fraction of the blocks that compression = "top-k" sends.
         evaluate_every: Number of cycles between two evaluations and checkpoints.
-        min_tokens: Smallest number of tokens behind an update of word embeddings or of an
-            output bias, since such an update tells which words it was made of.
-        min_steps: Smallest number of steps behind an update of word embeddings or of an output
-            bias.
+        min_tokens: Smallest number of tokens behind an update of word embeddings or of
+            an output bias, since such an update tells which words it was made of.
+        min_steps: Smallest number of steps behind an update of word embeddings or of an
+            output bias.
         seed: The job's seed. A job fills it in.
     """
 
@@ -187,7 +190,8 @@ class Averaging(Aggregation):
 
     @property
     def last_cycle(self) -> int:
-        """The last cycle that is run: none is after the one that is asked for by number."""
+        """The last cycle that is run: none is after the one that is asked for by
+        number."""
         return self.keep_cycle if self.keep_cycle > 0 else self.cycles
 
 
@@ -206,8 +210,8 @@ def central(config: C) -> C:
 
 
 def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
-    """Configurations of sites that train by themselves, each with the batch that it has in the
-    federation. sizes: of their training data."""
+    """Configurations of sites that train by themselves, each with the batch that it has
+    in the federation. sizes: of their training data."""
     config = central(config)
     if config.batch == "each":
         return (config,) * len(sizes)
@@ -228,7 +232,8 @@ def _shares(config: Averaging, sizes: Sequence[int]) -> list[int]:
 
 
 def size_warnings(config: Averaging, sizes: Sequence[int]) -> tuple[str, ...]:
-    """Return a warning where the parts of a shared mini-batch add up to much more than it."""
+    """Return a warning where the parts of a shared mini-batch add up to much more than
+    it."""
     if config.batch != "shared":
         return ()
     return larger_batch_warning(
@@ -241,8 +246,8 @@ def private_by(
     loss: Callable[..., Tensor],
     **more: Any,
 ) -> Privately:
-    """How such a method trains with differential privacy, in so many rounds as local steps. more:
-    of `Privately`, and further settings that must have one value."""
+    """How such a method trains with differential privacy, in so many rounds as local
+    steps. more: of `Privately`, and further settings that must have one value."""
     settings: dict[str, Any] = {
         **{"server": "average", "server_learning_rate": 0.0, "compression": "none"},
         **{
@@ -275,7 +280,8 @@ def private_rounds(config: Averaging, epoch: int) -> int:
 def traffic_of(
     config: Averaging, shared: Tensors, before: int = 0, head: int = 0
 ) -> tuple[int, int]:
-    """Bytes that a site sends and is sent at most in a run. head: bytes of a warm-up's cycle."""
+    """Bytes that a site sends and is sent at most in a run. head: bytes of a warm-up's
+    cycle."""
     up, code = sizes(shared, config.compression, config.top_share, config.sites)
     each, warming = nbytes(shared), before * head
     sent = max(1, before) + config.cycles  # what was judged is not sent again
@@ -289,26 +295,23 @@ def examples_of(config: Averaging, sizes: Sequence[int]) -> int:
     shared = config.batch == "shared"
     if config.local_steps:
         return config.local_steps * (max(batch, sites) if shared else batch * sites)
-    again = (
-        sites / batch if shared and sites > batch else 1.0
-    )  # times that an epoch is read
+    # times that an epoch is read
+    again = sites / batch if shared and sites > batch else 1.0
     return math.ceil(sum(sizes) * config.local_epochs * again)
 
 
 def run_cycles(federation: Federation, server: Server) -> State:
     """T global cycles, after those of the warm-up."""
     config = server.config
-    if (
-        config.batch == "shared" and not server.examples
-    ):  # a resumed run has agreed before
+    # a resumed run has agreed before
+    if config.batch == "shared" and not server.examples:
         server.examples, _ = agree_on_shares(federation)
     for cycle in federation.rounds(server.round, server.cycles):
         sent = server.sent
         given = {} if server.told is sent else sent  # nothing is sent twice
         here, number = (federation, config), cycle.number
-        total = gathered(
-            *here, TRAIN, given, sent, cycle=number
-        )  # an epoch at each site: Q_k^t
+        # an epoch at each site: Q_k^t
+        total = gathered(*here, TRAIN, given, sent, cycle=number)
         if config.compression == "none":
             server.require_returned(total, shapes_of(sent))
             mean = server.mean(total)  # [bert eq 1] Σ n_k/N Q_k^t
@@ -340,9 +343,9 @@ def run_cycles(federation: Federation, server: Server) -> State:
 class Server(RoundServer):
     """Q_ag, the server's optimizer, and the cycle that is kept.
 
-    initial: the parameters that sites share, before training. before: cycles that train `warm_up`
-    alone; they are not counted in T. judged: a sum of counts → numbers for people, among them
-    "held_out", of which more is better (-inf where nothing is).
+    initial: the parameters that sites share, before training. before: cycles that train
+    `warm_up` alone; they are not counted in T. judged: a sum of counts → numbers for
+    people, among them "held_out", of which more is better (-inf where nothing is).
     """
 
     config: Averaging
@@ -358,9 +361,8 @@ class Server(RoundServer):
         warm_up: Collection[str] = (),
     ) -> None:
         self.before, self._judged, self._warm_up = before, judged, warm_up
-        self.told: Tensors | None = (
-            None  # what "evaluate" sent last, which sites remember
-        )
+        # what "evaluate" sent last, which sites remember
+        self.told: Tensors | None = None
         self.examples = 0  # of all sites, once agreed
         self._optimizer = server_steps.server_step(
             config.server,
@@ -370,9 +372,8 @@ class Server(RoundServer):
             adaptivity=config.adaptivity,
         )
         best = Best(config.keep_cycle == BEST, "never", -math.inf)
-        super().__init__(
-            config, snapshot(initial), best, resumed
-        )  # rounds: the warm-up's too
+        # rounds: the warm-up's too
+        super().__init__(config, snapshot(initial), best, resumed)
 
     @property
     def cycles(self) -> int:
@@ -420,7 +421,10 @@ class Server(RoundServer):
         }
 
     def require_finite(self, mean: Tensors) -> None:
-        """Pass what sites sent in this cycle. Raises TrainingError where training went astray."""
+        """Pass what sites sent in this cycle.
+
+        Raises TrainingError where training went astray.
+        """
         for name, value in mean.items():
             if not bool(torch.isfinite(value).all()):
                 raise TrainingError(
@@ -458,9 +462,8 @@ class Server(RoundServer):
     def _restore(self, state: State) -> None:
         super()._restore(state)
         self.examples = int(state.facts.get("examples", 0))
-        self._optimizer.moments = below(
-            state.tensors, "moment."
-        )  # first.NAME, second.NAME
+        # first.NAME, second.NAME
+        self._optimizer.moments = below(state.tensors, "moment.")
         for name, value in self._optimizer.moments.items():
             require_like({name: self.shared[name.partition(".")[2]]}, {name: value})
 
@@ -479,13 +482,15 @@ class Step(Protocol):
 class AveragingSite(SiteTasks):
     """Local training that pre-training and fine-tuning share.
 
-    A subclass gives `steps` (an epoch's mini-batches) and the tasks "evaluate" and "finish".
-    id: the site's name in the job. weight: n_k. parameters: all that is trained; of these,
-    `private` stay here. before: cycles of a warm-up, which trains `warm_up` alone. examples: of an
-    epoch; tokens: where they are known. optimizer: of all parameters, in place of AdamW.
-    draws: of orders and dropout; None: the job's seed. share: examples of a step, once it is agreed
-    on. count_step: the weight and all counts are sent as multiples of it; `weight` is the one that
-    is sent, and what is trained here goes by exact numbers.
+    A subclass gives `steps` (an epoch's mini-batches) and the tasks "evaluate" and
+    "finish".
+    id: the site's name in the job. weight: n_k. parameters: all that is trained; of
+    these, `private` stay here. before: cycles of a warm-up, which trains `warm_up`
+    alone. examples: of an epoch; tokens: where they are known. optimizer: of all
+    parameters, in place of AdamW.
+    draws: of orders and dropout; None: the job's seed. share: examples of a step, once
+    it is agreed on. count_step: the weight and all counts are sent as multiples of it;
+    `weight` is the one that is sent, and what is trained here goes by exact numbers.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
@@ -531,18 +536,16 @@ class AveragingSite(SiteTasks):
         adam = Adam(self.parameters, config.learning_rate, config.weight_decay, factors)
         self._adam: Optimizer = adam if optimizer is None else optimizer
         self._first = Adam({n: self.parameters[n] for n in warm_up}, first_rate)
-        self._epoch = self._begun = (
-            0  # with local steps: an epoch, and the steps of it so far
-        )
+        # with local steps: an epoch, and the steps of it so far
+        self._epoch = self._begun = 0
         self.taken = 0  # steps, those of a warm-up included
         self._taken_before = 0  # of them in the warm-up
         self._common = 0  # steps of an epoch of all sites' examples; 0: of one's own
         self._change: dict[str, Tensor] = {}  # waits for "send"
         self._left: dict[str, Tensor] = {}  # what could not be sent so far
         self._told: Tensors | None = None  # what "evaluate" was given last
-        self._kept: dict[
-            str, Tensor
-        ] = {}  # private parameters of the cycle that is kept
+        # private parameters of the cycle that is kept
+        self._kept: dict[str, Tensor] = {}
 
     @property
     def id(self) -> str:
@@ -550,8 +553,8 @@ class AveragingSite(SiteTasks):
         return self._id
 
     def steps(self, epoch: int, first: int = 0) -> Iterable[list[Step]]:
-        """An epoch's mini-batches of `share` examples from the first-th on, each in parts; their
-        order depends on draws and site."""
+        """An epoch's mini-batches of `share` examples from the first-th on, each in
+        parts; their order depends on draws and site."""
         raise NotImplementedError
 
     @property
@@ -593,9 +596,8 @@ class AveragingSite(SiteTasks):
         if self._averaging.batch == "shared":
             batch, sites = self._averaging.batch_size, self._averaging.sites
             self.share = part_of(batch, size, examples, least_part(batch, sites, size))
-            if (
-                sites > batch
-            ):  # at most as many as if all were of this size, whatever it is told
+            # at most as many as if all were of this size, whatever it is told
+            if sites > batch:
                 self._common = math.ceil(min(examples, sites * size) / batch)
         return Update(metrics={"share": self.share})
 
@@ -629,8 +631,8 @@ class AveragingSite(SiteTasks):
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
         """A cycle's steps from the given parameters; returns Q_k^t with weight n_k.
 
-        Fewer tensors than are shared: these alone are trained, a warm-up. None: those that
-        were just evaluated.
+        Fewer tensors than are shared: these alone are trained, a warm-up. None: those
+        that were just evaluated.
         """
         tensors = self._known(tensors)
         expected = set(self._warm_up if cycle < self._before else self.shared)
@@ -668,9 +670,11 @@ class AveragingSite(SiteTasks):
         return self._sends(told(self._change, self._averaging.compression), metrics)
 
     def send(self, tensors: Tensors, *, weight: float, sites: int) -> Update:
-        """The change of the last "train" in the agreed code. weight, sites: of the last sum.
+        """The change of the last "train" in the agreed code. weight, sites: of the last
+        sum.
 
-        Raises TrainingError before "train", RefusedError for what no server of this job can ask.
+        Raises TrainingError before "train", RefusedError for what no server of this job
+            can ask.
         """
         if not self._change:
             raise TrainingError(
@@ -694,14 +698,16 @@ class AveragingSite(SiteTasks):
     def _sends(
         self, tensors: Tensors, metrics: Mapping[str, float], part: float | None = None
     ) -> Update:
-        """What leaves the site in a cycle, with its weight. part: what it is weighed by already."""
+        """What leaves the site in a cycle, with its weight. part: what it is weighed by
+        already."""
         sent = {n: value.cpu() for n, value in tensors.items()}
         if part is None:
             return Update(sent, self.weight, metrics)
         return Update(sent, metrics={**metrics, "part": part})
 
     def begin_warm_up(self) -> None:
-        """Put what a warm-up does not send to its first values, where another may have used it."""
+        """Put what a warm-up does not send to its first values, where another may have
+        used it."""
 
     def keep(self, tensors: Tensors) -> Update:
         """The cycle that was just judged is the one to keep: of what is private too."""
@@ -720,8 +726,8 @@ class AveragingSite(SiteTasks):
             load_into(self.private, self._kept)
 
     def require_covered(self) -> None:
-        """Few tokens in an update of the embeddings or the output bias can be read off it: those
-        of an epoch, as later ones read the same tokens. Raises ConfigError.
+        """Few tokens in an update of the embeddings or the output bias can be read off
+        it: those of an epoch, as later ones read the same tokens. Raises ConfigError.
         """
         config, behind = self._averaging, self.covered(TRAIN)
         tokens, steps = behind["tokens"], behind["steps"]
@@ -773,10 +779,11 @@ class AveragingSite(SiteTasks):
         )
 
     def _pull(self, start: Tensors) -> None:
-        """Add the gradient of μ/2 |w - w_t|², FedProx's term, over the shared parameters.
+        """Add the gradient of μ/2 |w - w_t|², FedProx's term, over the shared
+        parameters.
 
-        The term is part of the objective that a site descends (Li et al. 2020), so it is added
-        before the gradient is clipped.
+        The term is part of the objective that a site descends (Li et al. 2020), so it
+        is added before the gradient is clipped.
         """
         if not self._averaging.proximal:
             return
@@ -788,7 +795,8 @@ class AveragingSite(SiteTasks):
                 )
 
     def rate(self) -> float:
-        """The learning rate of the next step: a linear rise, then a linear fall to zero."""
+        """The learning rate of the next step: a linear rise, then a linear fall to
+        zero."""
         config, done = self._averaging, self.taken - self._taken_before
         planned = config.cycles * self._per_update
         rising = config.warmup * planned

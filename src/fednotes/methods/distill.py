@@ -1,8 +1,8 @@
 """One global model for sites whose notes are annotated with different entity types.
 
-Rui Wang, Tong Yu, Junda Wu, Handong Zhao, Sungchul Kim, Ruiyi Zhang, Subrata Mitra, Ricardo
-Henao (2023), "Federated Domain Adaptation for Named Entity Recognition via Distilling with
-Heterogeneous Tag Sets".
+Rui Wang, Tong Yu, Junda Wu, Handong Zhao, Sungchul Kim, Ruiyi Zhang, Subrata Mitra,
+Ricardo Henao (2023), "Federated Domain Adaptation for Named Entity Recognition via
+Distilling with Heterogeneous Tag Sets".
 
     paper       here
     K           the sites of the federation
@@ -77,38 +77,38 @@ Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
 class Config:
     """Settings of a run of distillation with instance weights.
 
-    With differential privacy a round is E_loc epochs of noisy sums of gradients. θ_t is then
-    what sites received first in the round, and a unit's annotation is completed when the unit
-    is drawn, from its own text alone.
+    With differential privacy a round is E_loc epochs of noisy sums of gradients. θ_t is
+    then what sites received first in the round, and a unit's annotation is completed
+    when the unit is drawn, from its own text alone.
 
     Attributes:
         model: The model that every site trains; only its trainable parameters travel.
-        unannotated: What a token may be that the site's own annotation leaves open. "pseudo":
-            what θ_t predicts of the other types (the paper's distillation); "soft": θ_t's
-            posterior given the site's annotation (models with a CRF); "marginal": anything,
-            summed over (models with a CRF; no distillation); "outside": no entity (the paper's
-            ablation without distillation).
+        unannotated: What a token may be that the site's own annotation leaves open.
+            "pseudo": what θ_t predicts of the other types (the paper's distillation);
+            "soft": θ_t's posterior given the site's annotation (models with a CRF);
+            "marginal": anything, summed over (models with a CRF; no distillation);
+            "outside": no entity (the paper's ablation without distillation).
         warmup: Number of rounds before θ_t is asked; until then "marginal" is used, or
             "outside" where the model has no CRF.
-        weighting: Whether the source loss has instance weights; this needs unannotated =
-            "pseudo" and three or more sites.
+        weighting: Whether the source loss has instance weights; this needs unannotated
+            = "pseudo" and three or more sites.
         momentum: α, the momentum of the instance weights.
         clip_weights: Whether negative instance weights count as 0.
-        normalise_weights: Whether the weights are divided by their mean, so that it becomes 1.
-            This needs clip_weights, because the mean of weights of both signs may be zero or
-            negative.
+        normalise_weights: Whether the weights are divided by their mean, so that it
+            becomes 1. This needs clip_weights, because the mean of weights of both
+            signs may be zero or negative.
         target_gradient: "mean" over a site's sentences (Eq. 7), or "sum" (Algorithm 2).
         aggregation: m_k: "uniform", or in proportion to the sites' "size".
         rounds: Number of rounds.
-        local_epochs: E_loc, the epochs at each site in a round. A fractional part is that part
-            of an epoch's mini-batches.
+        local_epochs: E_loc, the epochs at each site in a round. A fractional part is
+            that part of an epoch's mini-batches.
         batch_size: Number of sentences in a mini-batch of a site.
         learning_rate: Learning rate of Adam, which starts anew in each round.
         evaluate_every: Number of rounds between two evaluations and checkpoints.
-        trace: Whether the test data are scored too at every evaluation, to draw F1 against
-            bytes or seconds. Nothing is chosen by these scores.
-        select: Which model is kept: that of the "last" round, or that of the "best" evaluation
-            by F1 on what the sites' validation data annotate.
+        trace: Whether the test data are scored too at every evaluation, to draw F1
+            against bytes or seconds. Nothing is chosen by these scores.
+        select: Which model is kept: that of the "last" round, or that of the "best"
+            evaluation by F1 on what the sites' validation data annotate.
         seed: The job's seed. A job fills it in.
         tags: The complete tag set, the union over the sites. A job fills it in.
         privacy, sites, min_sites: As in the job's tables. A job fills them in.
@@ -201,11 +201,12 @@ def train(
 
 
 def _update_weights(federation: Federation, begun: Total, round: int) -> None:
-    """Send every site the sum of the target gradients, from which it takes its own part.
+    """Send every site the sum of the target gradients, from which it takes its own
+    part.
 
-    Of two contributors each would be left with the other's vector, so three are needed, not
-    counting sites whose gradient is zero (all types annotated, or nothing predicted yet). In a
-    round with fewer the weights stay as they are.
+    Of two contributors each would be left with the other's vector, so three are needed,
+    not counting sites whose gradient is zero (all types annotated, or nothing predicted
+    yet). In a round with fewer the weights stay as they are.
     """
     if len(begun.included) < FEWEST_CONTRIBUTORS and round == 0:
         raise RefusedError(_too_few(len(begun.included)))
@@ -235,9 +236,8 @@ class Server(RoundServer):
         self, config: Config, resumed: State | None, shared: Tensors | None
     ) -> None:
         first = dict(shared) if shared is not None else initial(config)
-        best = Best(
-            config.select == "best", "always"
-        )  # the last where nothing can be judged
+        # the last where nothing can be judged
+        best = Best(config.select == "best", "always")
         super().__init__(config, first, best, resumed)
 
     def step(self, total: Total) -> None:
@@ -260,10 +260,11 @@ def initial(config: Config) -> dict[str, Any]:
 
 
 class Site(MentionSite):
-    """One platform: its notes, its instance weights, and the tasks that the server may ask for.
+    """One platform: its notes, its instance weights, and the tasks that the server may
+    ask for.
 
-    It also writes the history of the weights. Raises ConfigError as `MentionSite`, and for a
-    type outside the complete tag set.
+    It also writes the history of the weights. Raises ConfigError as `MentionSite`, and
+    for a type outside the complete tag set.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
@@ -291,14 +292,14 @@ class Site(MentionSite):
         self._begun: tuple[int, PreparedCorpus] | None = None
         self._open: PreparedCorpus | None = None  # with the site's own annotation alone
         self.teacher: Tensors = {}  # θ_t, of training with differential privacy
-        self._source: Tensor | None = (
-            None  # (sentences, size) g_i^src, directions alone
-        )
+        # (sentences, size) g_i^src, directions alone
+        self._source: Tensor | None = None
         self._sent: Update | None = None
 
     @property
     def eta(self) -> float:
-        """η: the trained and sent parameters' part of the model, its frozen ones counted too."""
+        """η: the trained and sent parameters' part of the model, its frozen ones
+        counted too."""
         sent = sum(value.numel() for value in self.parameters.values())
         return sent / (sent + self.model.frozen)
 
@@ -319,11 +320,8 @@ class Site(MentionSite):
         batch, steps = self.config.batch_size, self._steps()
         left_out = max(0, math.ceil(self.num_examples / batch) - steps) * batch
         lengths = np.sort(self.train_set.lengths)[: self.num_examples - left_out]
-        return {
-            "steps": steps,
-            "tokens": int(lengths.sum()),
-            "batch": batch,
-        }  # at least
+        # at least
+        return {"steps": steps, "tokens": int(lengths.sum()), "batch": batch}
 
     def _steps(self) -> int:
         """Mini-batches of a round: E_loc epochs', at least one."""
@@ -333,7 +331,8 @@ class Site(MentionSite):
     # a round
 
     def begin(self, tensors: Tensors, *, round: int) -> Update:
-        """Take θ_t, complete the annotation with it, and return ∂L^{T\\k}/∂q if asked for."""
+        """Take θ_t, complete the annotation with it, and return ∂L^{T\\k}/∂q if asked
+        for."""
         load_into(self.parameters, tensors)
         self._advance(round)
         corpus = self._complete(round)
@@ -375,8 +374,8 @@ class Site(MentionSite):
     def _gradients(self, corpus: PreparedCorpus, round: int) -> Tensor:
         """Keep the direction of every g_i^src; return the target loss's gradient.
 
-        With respect to the transfer parameter alone, and without updating the model. Zeros
-        before a round distils: nothing trains on a target loss then.
+        With respect to the transfer parameter alone, and without updating the model.
+        Zeros before a round distils: nothing trains on a target loss then.
         """
         if round < self.config.warmup:
             return torch.zeros(self.model.trainable()[self.model.transfer].numel())
@@ -395,7 +394,8 @@ class Site(MentionSite):
             for indices in np.split(sentences, range(batch, len(sentences), batch)):
                 if not len(indices):
                     continue
-                # [tagsets eq 11] g_i^src (batch, size), and the sum of the target losses' (size,)
+                # [tagsets eq 11] g_i^src (batch, size), and the sum of the target
+                # losses' (size,)
                 source, target = self.model.gradients(corpus, indices)
                 if adds:
                     total += target.double().cpu()  # [tagsets alg 2]
@@ -411,9 +411,10 @@ class Site(MentionSite):
     def _counted(self, round: int) -> np.ndarray:
         """(sentences,) whether each sentence is in this round's target gradient.
 
-        All are, as in the paper, where draws follow from the job's seed. Where they are secret, a
-        half of them is: a gradient over all notes has no draw in it, and so the difference of the
-        sums of two jobs would be the gradient of the one site that is in one of them alone.
+        All are, as in the paper, where draws follow from the job's seed. Where they are
+        secret, a half of them is: a gradient over all notes has no draw in it, and so
+        the difference of the sums of two jobs would be the gradient of the one site
+        that is in one of them alone.
         """
         if not self.draws.is_secret:
             return np.ones(self.num_examples, bool)
@@ -427,12 +428,13 @@ class Site(MentionSite):
     def update_weights(
         self, tensors: Tensors, *, round: int, included: str, contributing: int
     ) -> Update:
-        """w_{t+1} = α w_t + (1 − α) cos(g_i^src, g^tgt), g^tgt being the sum without this site.
+        """w_{t+1} = α w_t + (1 − α) cos(g_i^src, g^tgt), g^tgt being the sum without
+        this site.
 
         This round still trains with w_t (Algorithm 1 and Eq. 10).
 
-        included: the names of the sites in the sum, joined by commas. contributing: how many
-        of them sent a gradient other than zero.
+        included: the names of the sites in the sum, joined by commas. contributing: how
+        many of them sent a gradient other than zero.
         Raises RefusedError if fewer than three did: the rest would be one other site's.
         """
         names = included.split(",")
@@ -530,8 +532,8 @@ class Site(MentionSite):
         return self._begun[1]
 
     def taught(self, indices: np.ndarray) -> tuple[PreparedCorpus, str]:
-        """The training set in which some sentences are completed by `teacher`, from these alone;
-        and how."""
+        """The training set in which some sentences are completed by `teacher`, from
+        these alone; and how."""
         how = self._unannotated(self.rounds)
         if how == "outside":
             return self.train_set, how
@@ -585,7 +587,8 @@ class Site(MentionSite):
         return weights / mean if mean > 0 else weights
 
     def _note(self, round: int, cosines: np.ndarray) -> None:
-        """Keep the distribution of the new weights at the site; it is no part of any update."""
+        """Keep the distribution of the new weights at the site; it is no part of any
+        update."""
         assert self._next is not None
         weights = self._next[1]
         line = {
@@ -608,7 +611,8 @@ class Site(MentionSite):
         return self.report_counts(self.counts("valid"))
 
     def trace(self, tensors: Tensors) -> Update:
-        """Counts of the model just evaluated on the test data; no choice depends on them.
+        """Counts of the model just evaluated on the test data; no choice depends on
+        them.
 
         Raises RefusedError where the job does not trace.
         """
@@ -665,7 +669,8 @@ def pseudo_complete(
 def weighted_loss(
     losses: Losses, weights: np.ndarray, how: str
 ) -> tuple[Tensor, float, float]:
-    """1/N Σ w_i L_i^{T_k} + 1/N Σ L_i^{T\\k} of a mini-batch, and its two parts as numbers.
+    """1/N Σ w_i L_i^{T_k} + 1/N Σ L_i^{T\\k} of a mini-batch, and its two parts as
+    numbers.
 
     weights: (batch,) w_i. how: "marginal" leaves the second part out.
     """
@@ -696,7 +701,8 @@ def for_sites(config: C, sites: Sequence[SiteData]) -> C:
 
 
 def alone(config: C, sites: Sequence[SiteData]) -> tuple[C, ...]:
-    """Each site's configuration where it trains by itself: its own types, nothing to distil."""
+    """Each site's configuration where it trains by itself: its own types, nothing to
+    distil."""
     plain = replace(config, weighting=False, unannotated="outside")
     return tuple(
         replace(plain, tags=site.tags, model=config.model.for_types(site.tags.types))
@@ -724,7 +730,8 @@ def pooled(
 
 
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """Bytes that a site sends and is sent at most in a run; instance weights add little."""
+    """Bytes that a site sends and is sent at most in a run; instance weights add
+    little."""
     return messages(config, nbytes(initial(config)))
 
 
@@ -760,7 +767,8 @@ def private_round(config: Config, epoch: int) -> int:
 
 
 def private_before(site: Site, round: int, kept: Tensors) -> Tensors:
-    """The round that an answer is of, and its θ_t: what the first answer of it was asked with."""
+    """The round that an answer is of, and its θ_t: what the first answer of it was
+    asked with."""
     privacy = site.config.privacy
     assert privacy is not None
     site.rounds = round // private_round(site.config, privacy.epoch)

@@ -16,8 +16,8 @@ Privacy-preserving Medical Named Entity Recognition with Federated Learning".
 
 Of large word tables in θ_s, rows travel (`word_rows.py`); the numbers are the same.
 
-Eq. 1 sums over sentences; L^i is the mean here, because Eq. 2 weights by |S_i| already and a
-sum over |N_i| ∝ |S_i| sentences would weight twice.
+Eq. 1 sums over sentences; L^i is the mean here, because Eq. 2 weights by |S_i| already
+and a sum over |N_i| ∝ |S_i| sentences would weight twice.
 """
 
 from __future__ import annotations
@@ -90,28 +90,29 @@ class Config(Aggregation):
 
     Attributes:
         model: The tagger that every site runs.
-        private: Layers that never leave a site, of words, characters, context, cnn, lstm and
-            crf. `[]` shares all; the output layer of every site then has the complete tag set.
-            A layer that the tagger lacks may be named.
-        exchange: "gradients" is Algorithm 1: a round is one mini-batch. With "weights" a round
-            is `local_epochs` epochs at each site, then the mean of the shared layers.
+        private: Layers that never leave a site, of words, characters, context, cnn,
+            lstm and crf. `[]` shares all; the output layer of every site then has the
+            complete tag set. A layer that the tagger lacks may be named.
+        exchange: "gradients" is Algorithm 1: a round is one mini-batch. With "weights"
+            a round is `local_epochs` epochs at each site, then the mean of the shared
+            layers.
         local_epochs: Epochs at each site in a round of exchange = "weights".
         batch_size: N, the number of sentences in a batch of all sites together.
-        least_share: Smallest number of a batch's sentences that a site contributes, whatever it
-            is told of the others; 0 is a quarter of an equal share.
+        least_share: Smallest number of a batch's sentences that a site contributes,
+            whatever it is told of the others; 0 is a quarter of an equal share.
         learning_rate: α of Adam, at the server and at the sites.
         epochs: Largest number of passes over the training data.
         rounds: Largest number of rounds, whatever `epochs` says; 0 disables the limit.
-        evaluate_every: Number of epochs (with exchange = "weights": of rounds) between two
-            evaluations and checkpoints.
-        select: "best": each site ends with the tagger of its own best validation F1, and the
-            run stops early (`patience`). "last": all rounds are run, and the last tagger is the
-            result.
+        evaluate_every: Number of epochs (with exchange = "weights": of rounds) between
+            two evaluations and checkpoints.
+        select: "best": each site ends with the tagger of its own best validation F1,
+            and the run stops early (`patience`). "last": all rounds are run, and the
+            last tagger is the result.
         patience: With select = "best": number of evaluations without a better F1 on all
             validation data after which the run stops.
-        personal_epochs: Epochs in which each site trains its whole tagger alone after the
-            federation ends; with select = "best" the result is kept only where the site's own
-            validation F1 rises.
+        personal_epochs: Epochs in which each site trains its whole tagger alone after
+            the federation ends; with select = "best" the result is kept only where the
+            site's own validation F1 rises.
         seed: The job's seed. A job fills it in.
         tags: The complete tag set, the union over the sites. A job fills it in.
         privacy, min_sites: As in the job's tables. A job fills them in.
@@ -182,21 +183,23 @@ class Server(RoundServer):
         self._tables = (
             word_rows.tables(shared) if config.exchange == "gradients" else ()
         )
-        self._rows: word_rows.Rows = {}  # of the tables, that the next round's mini-batches read
+        # of the tables, that the next round's mini-batches read
+        self._rows: word_rows.Rows = {}
         self._most = 0  # sites in a sum so far
         self.examples = self.batch = 0  # Σ|S_j|, Σ|N_j|, once agreed
-        super().__init__(
-            config, shared, Best(False, "at zero"), resumed
-        )  # taggers say O at first
+        # taggers say O at first
+        super().__init__(config, shared, Best(False, "at zero"), resumed)
 
     @property
     def converged(self) -> bool:
-        """No better validation F1 for `patience` evaluations, where the best one is selected."""
+        """No better validation F1 for `patience` evaluations, where the best one is
+        selected."""
         return self.config.select == "best" and self.best.waited >= self.config.patience
 
     @property
     def lacks_rows(self) -> bool:
-        """Whether it is to be asked which rows of word tables the next mini-batches read."""
+        """Whether it is to be asked which rows of word tables the next mini-batches
+        read."""
         return self._rows.keys() != set(self._tables)
 
     def mark(self, total: Total) -> None:
@@ -258,7 +261,8 @@ def initial(config: Config) -> dict[str, Tensor]:
 
 
 class Site(MentionSite):
-    """One platform: its data, its private module, and the tasks that the server may ask for."""
+    """One platform: its data, its private module, and the tasks that the server may ask
+    for."""
 
     rounds_counts = True
     tasks: ClassVar[frozenset[str]] = frozenset(
@@ -277,20 +281,19 @@ class Site(MentionSite):
         self._by_gradients = config.exchange == "gradients"
         self.tables = word_rows.tables(self.shared) if self._by_gradients else ()
         self._secret = secrets.randbits(63)  # of the marks
-        self._own = (
-            self.private if self._by_gradients else parameters
-        )  # what it trains itself
+        # what it trains itself
+        self._own = self.private if self._by_gradients else parameters
         self.adam = Adam(self._own, config.learning_rate)
         self.steps = 0  # mini-batches so far
         self._order: list[np.ndarray] = []
         self._ordered: tuple[int, int] | None = None  # epoch and share of that order
         self.best = Best(config.select == "best", "at zero")
-        self._last_score: float | None = (
-            None  # on validation data, where the last one is kept
-        )
+        # on validation data, where the last one is kept
+        self._last_score: float | None = None
 
     def covered(self, task: str) -> dict[str, int]:
-        """The local steps, tokens and smallest mini-batch behind an update of this task."""
+        """The local steps, tokens and smallest mini-batch behind an update of this
+        task."""
         batches, smallest = self._epoch()
         if task in ("mark", GRADIENTS):
             return {"steps": 1, "batch": smallest}
@@ -303,7 +306,8 @@ class Site(MentionSite):
         )
 
     def _epoch(self) -> tuple[int, int]:
-        """An epoch's mini-batches, and the sentences of its smallest one, which may be its last."""
+        """An epoch's mini-batches, and the sentences of its smallest one, which may be
+        its last."""
         whole, short = divmod(self.num_examples, self.share)
         if not whole or short >= least_share(self.num_examples, self.config):
             return whole + 1, short
@@ -339,8 +343,8 @@ class Site(MentionSite):
         return word_rows.marks(read, self.shared, self.tables, rng)
 
     def gradients(self, tensors: Tensors, *, round: int) -> Update:
-        """One mini-batch: step θ_p, return ∂L^i/∂θ_s with weight |S_i|; of tables the rows that
-        came."""
+        """One mini-batch: step θ_p, return ∂L^i/∂θ_s with weight |S_i|; of tables the
+        rows that came."""
         rows = word_rows.take(self.shared, tensors, self.tables)
         loss = self._backward(self._batch(self.steps))
         gradients = {
@@ -390,13 +394,13 @@ class Site(MentionSite):
         return value
 
     def _batch(self, step: int) -> np.ndarray:
-        """The mini-batch of a step: an epoch's order depends on draws, site and epoch alone."""
+        """The mini-batch of a step: an epoch's order depends on draws, site and epoch
+        alone."""
         epoch, position = divmod(step, self._epoch()[0])
         if self._ordered != (epoch, self.share):
             rng = self.draws.rng_of("order", self.id, epoch)
-            least = least_share(
-                self.num_examples, self.config
-            )  # of the epoch's odd one too
+            # of the epoch's odd one too
+            least = least_share(self.num_examples, self.config)
             self._order = buckets(self.train_set.lengths, self.share, rng, least=least)
             self._ordered = (epoch, self.share)
         return self._order[position]
@@ -404,8 +408,8 @@ class Site(MentionSite):
     # judging and keeping the best
 
     def evaluate(self, tensors: Tensors, *, round: int) -> Update:
-        """Counts on the site's validation data; keep the tagger if it is the best so far and
-        the best is selected."""
+        """Counts on the site's validation data; keep the tagger if it is the best so
+        far and the best is selected."""
         load_into(self.shared, tensors)
         return self.report_counts(self._judge())
 
@@ -432,7 +436,8 @@ class Site(MentionSite):
 
     @property
     def valid_score(self) -> float | None:
-        """The strict F1 on validation data of the tagger that is kept; None if there is none."""
+        """The strict F1 on validation data of the tagger that is kept; None if there is
+        none."""
         if not self._is_judged:
             return None
         if not self.best.wanted:
@@ -493,9 +498,9 @@ def schedule(config: Config, examples: int, batch: int) -> tuple[int, int]:
 def batch_share(size: int, examples: int, config: Config) -> int:
     """|N_i| = |S_i| / Σ|S_j| · N to the nearest whole number (a half up), at least one.
 
-    size: |S_i|. examples: Σ|S_j|. Not below the job's `least_share` either, as far as the site
-    has so many: a server that tells too large a sum gets no gradient of a single sentence. The
-    shares of all sites may sum to a little more or less than N.
+    size: |S_i|. examples: Σ|S_j|. Not below the job's `least_share` either, as far as
+    the site has so many: a server that tells too large a sum gets no gradient of a
+    single sentence. The shares of all sites may sum to a little more or less than N.
     """
     return part_of(config.batch_size, size, examples, least_share(size, config))
 
@@ -506,7 +511,8 @@ def least_share(size: int, config: Config) -> int:
 
 
 def size_warnings(config: Config, sizes: Sequence[int]) -> tuple[str, ...]:
-    """Return a warning where the sites' mini-batches add up to much more than `batch_size`."""
+    """Return a warning where the sites' mini-batches add up to much more than
+    `batch_size`."""
     shares = [batch_share(size, sum(sizes), config) for size in sizes if size]
     return larger_batch_warning(config.batch_size, shares)
 
@@ -532,8 +538,8 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
 
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
-    """Each site's configuration where it trains by itself: the mini-batch that it has in the
-    federation."""
+    """Each site's configuration where it trains by itself: the mini-batch that it has
+    in the federation."""
     sizes = [sum(len(split_sentences(d)) for d in site.train) for site in sites]
     shares = [batch_share(size, sum(sizes), config) for size in sizes]
     config = replace(config, aggregation="mean", sites=1)
@@ -545,11 +551,12 @@ def pooled(
 ) -> tuple[tuple[SiteData, ...], Config]:
     """One model trained on all sites' sentences.
 
-    With complete labels, or one tag set everywhere: simply all sentences together. Otherwise
-    one output layer for each site's tag set over layers trained on all, which is this same
-    method with a private CRF alone: a reference, not a bound. Layers are trained on all sentences
-    only where every step has all sites' gradients, so it exchanges gradients, for as many epochs
-    as a federation that exchanges weights takes.
+    With complete labels, or one tag set everywhere: simply all sentences together.
+    Otherwise one output layer for each site's tag set over layers trained on all, which
+    is this same method with a private CRF alone: a reference, not a bound. Layers are
+    trained on all sentences only where every step has all sites' gradients, so it
+    exchanges gradients, for as many epochs as a federation that exchanges weights
+    takes.
     """
     schemes, config = (
         {site.tags.scheme for site in sites},
@@ -569,9 +576,8 @@ def _by_gradients(config: Config) -> Config:
     if config.exchange == "gradients":
         return config
     local = config.local_epochs
-    rounds, _ = schedule(
-        config, examples=1, batch=1
-    )  # does not depend on either number
+    # does not depend on either number
+    rounds, _ = schedule(config, examples=1, batch=1)
     return replace(
         config,
         exchange="gradients",
@@ -582,7 +588,8 @@ def _by_gradients(config: Config) -> Config:
 
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """The most rounds that a run of sites of these sizes can take, and the sentences of each."""
+    """The most rounds that a run of sites of these sizes can take, and the sentences of
+    each."""
     batch = _batch_of(config, sizes)
     each = batch if config.exchange == "gradients" else sum(sizes) * config.local_epochs
     return schedule(config, sum(sizes), batch)[0], each

@@ -1,14 +1,15 @@
 """Fine-tuning of a pre-trained encoder for entity recognition across silos.
 
-Dianbo Liu and Tim Miller (2020), "Federated pretraining and fine tuning of BERT using clinical
-notes from multiple silos", sections 3.2 and 3.3. One epoch at every silo in each global cycle,
-then the mean of their parameters, weighted by numbers of notes (`averaging.py`, Eq. 1).
+Dianbo Liu and Tim Miller (2020), "Federated pretraining and fine tuning of BERT using
+clinical notes from multiple silos", sections 3.2 and 3.3. One epoch at every silo in
+each global cycle, then the mean of their parameters, weighted by numbers of notes
+(`averaging.py`, Eq. 1).
 
-One site, or all sites' notes pooled, is ordinary fine-tuning. `private` keeps layers at their
-sites, as FedNER does: with `["classifier"]` sites may have different entity types. Without it,
-a site with fewer types than the others trains on what it annotated alone, its silence about
-other types being no negative example; the methods `distill` and `adversarial` go further, on
-this same model (`kind = "token-classifier"`).
+One site, or all sites' notes pooled, is ordinary fine-tuning. `private` keeps layers at
+their sites, as FedNER does: with `["classifier"]` sites may have different entity
+types. Without it, a site with fewer types than the others trains on what it annotated
+alone, its silence about other types being no negative example; the methods `distill`
+and `adversarial` go further, on this same model (`kind = "token-classifier"`).
 """
 
 from __future__ import annotations
@@ -91,7 +92,10 @@ def train(federation: Federation, config: Config) -> State:
 
 
 def initial(config: Config) -> dict[str, Tensor]:
-    """What sites share, before training. Raises ConfigError for a private layer that is none."""
+    """What sites share, before training.
+
+    Raises ConfigError for a private layer that is none.
+    """
     parameters = build_model(config.model, config.tags, config.seed).trainable()
     known = {name.split(".")[0] for name in parameters}
     if odd := [name for name in config.private if name not in known]:
@@ -123,9 +127,9 @@ class _Sentences(Step):
         return int(self.corpus.words[self.indices].sum())
 
     def loss(self, batch: Sequence[_Sentences]) -> Tensor:
-        """Of what the site annotated itself: where it has fewer types than the others, a word
-        without annotation may be O or of any type that the site does not know. And of a
-        teacher's soft targets, where there are any."""
+        """Of what the site annotated itself: where it has fewer types than the others,
+        a word without annotation may be O or of any type that the site does not know.
+        And of a teacher's soft targets, where there are any."""
         words = sum(part.examples for part in batch)
         found = self.model.losses(self.corpus, self.indices)
         each = found.source if self.corpus.soft is None else found.source + found.target
@@ -143,9 +147,8 @@ class Site(AveragingSite, MentionSite):
         """Options and errors are those of `MentionSite`."""
         tags = data.tags if "classifier" in config.private else config.tags
         MentionSite.__init__(self, data, config, tags, **options)
-        if set(tags.types) > set(
-            data.tags.types
-        ):  # silence about other types says nothing
+        # silence about other types says nothing
+        if set(tags.types) > set(data.tags.types):
             self.train_set = self.model.annotate(
                 self.train_set, data.train, data.tags.types
             )
@@ -173,7 +176,8 @@ class Site(AveragingSite, MentionSite):
         return parameters, parted(parameters, self.config.private)[1]
 
     def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
-        """The epoch's mini-batches of like length; their order depends on draws and site."""
+        """The epoch's mini-batches of like length; their order depends on draws and
+        site."""
         rng = self.draws.rng_of("order", self.id, epoch)
         self.model.train(True)
         for batch in buckets(self.train_set.lengths, self.share, rng)[first:]:
@@ -203,7 +207,10 @@ def num_notes(documents: Sequence[Document]) -> int:
 
 
 def model_config(table: Mapping[str, Any]) -> ModelConfig:
-    """The [model] table; kind = "token-classifier" if none is given. Raises ConfigError."""
+    """The [model] table; kind = "token-classifier" if none is given.
+
+    Raises ConfigError.
+    """
     config = any_model({"kind": "token-classifier"} | dict(table))
     if not config.encodes:
         raise ConfigError(
@@ -226,9 +233,8 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
     """Each site's configuration where it trains by itself, on its own types."""
     read: dict[str, Any] = {"max_tokens": getattr(config.model, "max_tokens", None)}
-    read["unit"] = getattr(
-        config.model, "context", "sentence"
-    )  # so batches are of what is trained
+    # so batches are of what is trained
+    read["unit"] = getattr(config.model, "context", "sentence")
     shared = config.batch == "shared"  # else no batch depends on how much a site has
     sizes = [
         encode_corpus(s.train, s.tags, **read).sentences if shared else 0 for s in sites
@@ -244,8 +250,8 @@ def pooled(
 ) -> tuple[tuple[SiteData, ...], Config]:
     """One model trained on all sites' notes: the paper's centralised fine-tuning.
 
-    Where sites annotate different types and no complete annotation is known, each keeps a
-    classifier of its own over an encoder trained on all: a reference, not a bound.
+    Where sites annotate different types and no complete annotation is known, each keeps
+    a classifier of its own over an encoder trained on all: a reference, not a bound.
     """
     if complete is None and len({frozenset(site.tags.types) for site in sites}) > 1:
         return tuple(sites), replace(

@@ -1,16 +1,20 @@
-"""A model of each site's own, taught by what it learns alone and by what all learn together.
+"""A model of each site's own, taught by what it learns alone and by what all learn
+together.
 
-For sites with different tag sets, so that none loses by taking part. A site trains two token
-classifiers on its own tags. One is its own and never hears of the others. The other one is
-federated: beside a low-rank change that all sites share and average there is one that stays, and
-of the outputs the sites share the tags that mean the same. Both are mixed where they predict, and
-the federated one learns from the mix; it is what is saved, tested and used.
+For sites with different tag sets, so that none loses by taking part. A site trains two
+token classifiers on its own tags. One is its own and never hears of the others. The
+other one is
+federated: beside a low-rank change that all sites share and average there is one that
+stays, and of the outputs the sites share the tags that mean the same. Both are mixed
+where they predict, and the federated one learns from the mix; it is what is saved,
+tested and used.
 
-What it builds on: Arivazhagan, Aggarwal, Singh and Choudhary 2019, "Federated learning with
-personalization layers" (parameters that stay); Mansour, Mohri, Ro and Suresh 2020, "Three
-approaches for personalization with applications to federated learning" (a mixture of the own and
-the common model); Hinton, Vinyals and Dean 2015, "Distilling the knowledge in a neural network";
-averaging as in Liu and Miller 2020 (`averaging.py`, Eq. 1). The whole is no published method.
+What it builds on: Arivazhagan, Aggarwal, Singh and Choudhary 2019, "Federated learning
+with personalization layers" (parameters that stay); Mansour, Mohri, Ro and Suresh 2020,
+"Three approaches for personalization with applications to federated learning" (a
+mixture of the own and the common model); Hinton, Vinyals and Dean 2015, "Distilling the
+knowledge in a neural network"; averaging as in Liu and Miller 2020 (`averaging.py`, Eq.
+1). The whole is no published method.
 
     there                   here
     W_B, base layers        `Site.shared`: "lora" and the rows of `Config.shared_tags`
@@ -21,9 +25,9 @@ averaging as in Liu and Miller 2020 (`averaging.py`, Eq. 1). The whole is no pub
     soft targets, q         `Site.targets`
     n_k                     notes; of a row of the classifier, those of the sites that have its tag
 
-Every site sends tensors of equal names and shapes: of a row that it lacks zeros, and "counted"
-says which it has. Sums of these are all that the server sees, and it divides each row's by the
-notes of the sites that have it.
+Every site sends tensors of equal names and shapes: of a row that it lacks zeros, and
+"counted" says which it has. Sums of these are all that the server sees, and it divides
+each row's by the notes of the sites that have it.
 """
 
 from __future__ import annotations
@@ -76,7 +80,8 @@ from fednotes.training.sites import (
 )
 
 OUTPUTS, COUNTED = "classifier", "counted"
-RATE = 0.1  # of distilling, in rates of training: validation data of pays/unlike preferred it to 1
+# of distilling, in rates of training: validation data of pays/unlike preferred it to 1
+RATE = 0.1
 _RATES = ("learning_rate", "lora_learning_rate")
 Half = Annotated[float, Interval(ge=0, le=1)]
 
@@ -85,21 +90,24 @@ Half = Annotated[float, Interval(ge=0, le=1)]
 class Config(Averaging):
     """Settings of fine-tuning with a model of its own for each site.
 
-    With differential privacy both changes of the federated model are trained privately, and
-    only that model is kept, because the scores of a model that has seen the notes unprotected
-    would tell about them.
+    With differential privacy both changes of the federated model are trained privately,
+    and only that model is kept, because the scores of a model that has seen the notes
+    unprotected would tell about them.
 
     Attributes:
         model: The token classifier that every site trains, with train = "lora".
-        share_outputs: Tags for which sites share the classifier's row: "common" are those that
-            two or more sites have ("O" only where all sites annotate the same types, because it
-            otherwise means different things), "none" shares no row.
-        share_change: Whether the low-rank change is shared. Without it, and with share_outputs
-            = "none", a site mixes two models of its own, which is the control that a federation
-            has to beat.
-        mix: Weight of the federated model in the mix; the site's own model has the rest.
-        distil_epochs: Epochs in which the federated model learns from the mix, at a tenth of
-            the learning rates; with 0 it is saved as it is, whatever `mix` says.
+        share_outputs: Tags for which sites share the classifier's row: "common" are
+            those that two or more sites have ("O" only where all sites annotate the
+            same types, because it otherwise means different things), "none" shares no
+            row.
+        share_change: Whether the low-rank change is shared. Without it, and with
+            share_outputs = "none", a site mixes two models of its own, which is the
+            control that a federation has to beat.
+        mix: Weight of the federated model in the mix; the site's own model has the
+            rest.
+        distil_epochs: Epochs in which the federated model learns from the mix, at a
+            tenth of the learning rates; with 0 it is saved as it is, whatever `mix`
+            says.
         tags: The complete tag set, the union over the sites. A job fills it in.
         shared_tags: Tags whose row is shared. A job fills it in.
         privacy, min_sites: As in the job's tables. A job fills them in.
@@ -134,7 +142,7 @@ class Config(Averaging):
             )
 
 
-# ---- names ---------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------
 
 
 class _Rows(nn.Module):
@@ -150,8 +158,9 @@ class _Rows(nn.Module):
 
 
 def parameters_of(model: Model) -> dict[str, nn.Parameter]:
-    """All that a model trains, by name: its changes, and of its classifier each tag's row,
-    "classifier.weight.TAG" (1, width) and "classifier.bias.TAG" (1,), made a parameter here."""
+    """All that a model trains, by name: its changes, and of its classifier each tag's
+    row, "classifier.weight.TAG" (1, width) and "classifier.bias.TAG" (1,), made a
+    parameter here."""
     assert isinstance(model, TokenClassifier)
     found = {n: p for n, p in model.trainable().items() if n.split(".")[0] in CHANGES}
     for part, _ in list(model.classifier.named_parameters()):
@@ -165,9 +174,8 @@ def parameters_of(model: Model) -> dict[str, nn.Parameter]:
 def _single(model: TokenClassifier) -> TokenClassifier:
     """A copy whose classifier is in one piece again."""
     rows = model.classifier
-    whole = nn.Linear(
-        rows.in_features, rows.out_features, device="meta"
-    )  # draws nothing
+    # draws nothing
+    whole = nn.Linear(rows.in_features, rows.out_features, device="meta")
     whole.weight, whole.bias = (
         nn.Parameter(p.detach().clone()) for p in (rows.weight, rows.bias)
     )
@@ -187,12 +195,12 @@ def initial(config: Config) -> dict[str, Tensor]:
     return {n: p.detach() for n, p in sorted(parameters.items()) if tag_of(n) in shared}
 
 
-# ---- server --------------------------------------------------------------------------------------
+# ---- server --------------------------------------------------------------------------
 
 
 def train(federation: Federation, config: Config | finetune.Config) -> State:
-    """Global cycles (`averaging.run_cycles`), at whose end each site distils. Fine-tuning for
-    its settings, those of a site alone and of all data pooled."""
+    """Global cycles (`averaging.run_cycles`), at whose end each site distils.
+    Fine-tuning for its settings, those of a site alone and of all data pooled."""
     if isinstance(config, finetune.Config):
         return finetune.train(federation, config)
     server = Server(config, initial(config), judged_mentions, federation.resume())
@@ -200,7 +208,8 @@ def train(federation: Federation, config: Config | finetune.Config) -> State:
 
 
 class Server(averaging.Server):
-    """The server of `averaging.py`, but that a row of the classifier has a weight of its own."""
+    """The server of `averaging.py`, but that a row of the classifier has a weight of
+    its own."""
 
     config: Config
 
@@ -212,8 +221,8 @@ class Server(averaging.Server):
         total.require({**shapes, **({COUNTED: (len(tags),)} if tags else {})})
 
     def mean(self, total: Total) -> dict[str, Tensor]:
-        """A row's mean is that of the sites that have its tag. Where none of them is in the sum
-        the row stays as it is."""
+        """A row's mean is that of the sites that have its tag. Where none of them is in
+        the sum the row stays as it is."""
         sums = dict(total.tensors)
         counted = sums.pop(COUNTED, torch.zeros(0)).tolist()
         notes = dict(zip(self.config.shared_tags, counted, strict=True))
@@ -227,7 +236,7 @@ class Server(averaging.Server):
         return found
 
 
-# ---- sites ---------------------------------------------------------------------------------------
+# ---- sites ---------------------------------------------------------------------------
 
 
 def plain(config: Config, tags: TagSet, **changes: Any) -> finetune.Config:
@@ -255,7 +264,8 @@ class _Student(finetune.Site):
             "device": site.device,
             "draws": site.draws,
         }
-        name = f"{site.id}, distilling"  # so its order and dropout are others than in training
+        # so its order and dropout are others than in training
+        name = f"{site.id}, distilling"
         AveragingSite.__init__(self, name, config, site.model.trainable(), **given)
         self.config, self.model, self.share = config, site.model, site.share
         self.train_set = self._read = corpus
@@ -268,10 +278,10 @@ class _Student(finetune.Site):
 class Site(finetune.Site):
     """One silo with its two models.
 
-    own: the site's own model, what it would train to alone. Its parameters follow from the site's
-    data and the job's settings, whoever takes part and whatever comes. In the end its model is
-    the federated one. It sends nothing, so it counts exactly whatever `count_step` says. Options
-    and errors are those of `MentionSite`.
+    own: the site's own model, what it would train to alone. Its parameters follow from
+    the site's data and the job's settings, whoever takes part and whatever comes. In
+    the end its model is the federated one. It sends nothing, so it counts exactly
+    whatever `count_step` says. Options and errors are those of `MentionSite`.
     """
 
     model: TokenClassifier
@@ -341,16 +351,16 @@ class Site(finetune.Site):
         return super()._sends(sent | own, metrics, part)
 
     def _train_own(self, cycles: int) -> None:
-        """Train the own model until it has had so many of the job's cycles, also missed ones."""
+        """Train the own model until it has had so many of the job's cycles, also missed
+        ones."""
         while self._alone.round < min(cycles, self._alone.cycles):
             number = self._alone.round
             total = Total.of([self.own.train(self._alone.sent, cycle=number)])
             self._alone.step(total.mean(), total)
             if self._alone.due and self._alone.best.wanted:
                 judged = Total.of([self.own.evaluate(self._alone.shared, cycle=number)])
-                if (
-                    judged_mentions(judged.metrics)["held_out"] > -math.inf
-                ):  # else the last is kept
+                # else the last is kept
+                if judged_mentions(judged.metrics)["held_out"] > -math.inf:
                     self._alone.judge(judged)
 
     # the end
@@ -381,7 +391,8 @@ class Site(finetune.Site):
         """Teach the student."""
         corpus: EncoderCorpus = self.own.model.own(self.own.train_set)
         pairs = np.zeros((corpus.sentences, 0, 0), np.float32)
-        # Nothing is known for certain, so the loss is the cross-entropy with the targets.
+        # Nothing is known for certain, so the loss is the cross-entropy with the
+        # targets.
         soft = replace(corpus, known=frozenset(), soft=Soft(targets, pairs))
         _Student(self.own, soft, self._settings.distil_epochs).learn()
 
@@ -393,8 +404,9 @@ class Site(finetune.Site):
         return np.asarray((gold + told) / 2)
 
     def _emissions(self, corpus: PreparedCorpus) -> dict[str, np.ndarray]:
-        """(tokens, tags) logits of both models and, weighted, of the mix. Their mean is that of
-        log-probabilities but for a number a word, which no probability shows."""
+        """(tokens, tags) logits of both models and, weighted, of the mix. Their mean is
+        that of log-probabilities but for a number a word, which no probability shows.
+        """
         own, part = self.own.model, np.float32(self._settings.mix)
         assert isinstance(own, TokenClassifier)
         parts = {
@@ -450,7 +462,10 @@ class Site(finetune.Site):
 
 
 def model_config(table: Mapping[str, Any]) -> TokenClassifierConfig:
-    """The [model] table, of a token classifier with train = "lora". Raises ConfigError."""
+    """The [model] table, of a token classifier with train = "lora".
+
+    Raises ConfigError.
+    """
     settings = {"kind": "token-classifier", "train": "lora"} | dict(table)
     if settings["kind"] != "token-classifier":
         raise ConfigError(
@@ -463,7 +478,8 @@ def model_config(table: Mapping[str, Any]) -> TokenClassifierConfig:
 
 
 def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
-    """The configuration with the union of the sites' tags, and those whose row is shared."""
+    """The configuration with the union of the sites' tags, and those whose row is
+    shared."""
     tags, had = (
         all_tags(sites),
         Counter(tag for site in sites for tag in site.tags.tags),
@@ -480,10 +496,11 @@ def alone(config: Config, sites: Sequence[SiteData]) -> tuple[finetune.Config, .
 
 
 def control(config: Config) -> Config | None:
-    """Return the settings with which each site mixes two models of its own, without partners.
+    """Return the settings with which each site mixes two models of its own, without
+    partners.
 
-    Only what such a federation gains over this mix comes from the other sites. With differential
-    privacy nothing is mixed, so there is no control.
+    Only what such a federation gains over this mix comes from the other sites. With
+    differential privacy nothing is mixed, so there is no control.
     """
     if config.privacy is not None:
         return None

@@ -1,13 +1,14 @@
 """Pre-training of a language model across silos.
 
-Dianbo Liu and Tim Miller (2020), "Federated pretraining and fine tuning of BERT using clinical
-notes from multiple silos", section 3.2. Each global cycle trains an epoch at every silo; the
-mean of their parameters, weighted by numbers of patients, is the next cycle's start
-(`averaging.py`, Eq. 1). Objectives: Devlin et al. 2018 (masked tokens, next sentence), Lewis
-et al. 2019 (infilling).
+Dianbo Liu and Tim Miller (2020), "Federated pretraining and fine tuning of BERT using
+clinical notes from multiple silos", section 3.2. Each global cycle trains an epoch at
+every silo; the mean of their parameters, weighted by numbers of patients, is the next
+cycle's start (`averaging.py`, Eq. 1). Objectives: Devlin et al. 2018 (masked tokens,
+next sentence), Lewis et al. 2019 (infilling).
 
-By default the word embeddings and the output bias stay as they were: the sign of the bias'
-gradient tells every masked token of a batch, and the embedding's rows that change tell its words.
+By default the word embeddings and the output bias stay as they were: the sign of the
+bias' gradient tells every masked token of a batch, and the embedding's rows that change
+tell its words.
 """
 
 from __future__ import annotations
@@ -79,18 +80,19 @@ class Config(Averaging):
     Attributes:
         model: The language model.
         length: Number of tokens of a sequence.
-        long_length: Number of tokens of a sequence in the long cycles, or as many as the model
-            reads.
-        long_cycles: Number of cycles, the last ones up to the one that is kept, with sequences
-            of `long_length`. The original BERT trains nine tenths of its steps on 128 tokens
-            and the rest on 512; a cycle of the latter has a quarter of the steps, so 3 of 10
-            cycles are a tenth of the steps.
+        long_length: Number of tokens of a sequence in the long cycles, or as many as
+            the model reads.
+        long_cycles: Number of cycles, the last ones up to the one that is kept, with
+            sequences of `long_length`. The original BERT trains nine tenths of its
+            steps on 128 tokens and the rest on 512; a cycle of the latter has a quarter
+            of the steps, so 3 of 10 cycles are a tenth of the steps.
         masked: Fraction of the tokens that are guessed.
         whole_words: Whether the sub-words of a word are masked together.
-        infilled: Fraction of the words that lie in infilled spans, for model.objective =
-            "denoise".
-        head_cycles: Number of cycles before the first one that train only the prediction head,
-            where the directory has none and it starts from random numbers.
+        infilled: Fraction of the words that lie in infilled spans, for model.objective
+            = "denoise".
+        head_cycles: Number of cycles before the first one that train only the
+            prediction head, where the directory has none and it starts from random
+            numbers.
         head_learning_rate: Learning rate of the prediction head in these cycles.
         privacy, min_sites: As in the job's tables. A job fills them in.
     """
@@ -208,13 +210,13 @@ class _Masked(Step):
 class Site(AveragingSite, MethodSite):
     """One silo: its notes, tokenised once, and the tasks that the server may ask for.
 
-    apart: of training with differential privacy, sequences that no two units share. directory:
-    where the finished model and its scores are written; None writes nothing. cache: folder below
-    which tokens are kept for the next run. draws: of packing, orders, masks and dropout; None: the
-    job's seed. count_step: as in `AveragingSite`.
+    apart: of training with differential privacy, sequences that no two units share.
+    directory: where the finished model and its scores are written; None writes nothing.
+    cache: folder below which tokens are kept for the next run. draws: of packing,
+    orders, masks and dropout; None: the job's seed. count_step: as in `AveragingSite`.
 
-    Raises ConfigError where an update would tell too much: the embeddings are trained on
-    fewer tokens or steps than the configuration asks for.
+    Raises ConfigError where an update would tell too much: the embeddings are trained
+    on fewer tokens or steps than the configuration asks for.
     """
 
     apart: Plan
@@ -271,7 +273,8 @@ class Site(AveragingSite, MethodSite):
         return f"{shared:,} of {whole:,} parameters are trained and shared"
 
     def begin_warm_up(self) -> None:
-        """The encoder is not sent in a warm-up; another site or run may have trained it."""
+        """The encoder is not sent in a warm-up; another site or run may have trained
+        it."""
         load_into(self.shared, self._initial)
 
     # sequences
@@ -288,7 +291,8 @@ class Site(AveragingSite, MethodSite):
             )
 
     def _length(self, epoch: int) -> int:
-        """Tokens of a sequence: `length`, from the last cycles up to the kept one `long_length`."""
+        """Tokens of a sequence: `length`, from the last cycles up to the kept one
+        `long_length`."""
         config = self.config
         cycle = epoch // max(1, int(config.local_epochs))
         last = config.warm_up_cycles(self.model.new_head) + config.last_cycle
@@ -344,7 +348,8 @@ class Site(AveragingSite, MethodSite):
         return self._report(self._judge(self.valid_set, self.id))
 
     def _report(self, counts: Mapping[str, float]) -> Update:
-        """Return counts on held-out notes as they leave the site, the mean loss unchanged."""
+        """Return counts on held-out notes as they leave the site, the mean loss
+        unchanged."""
         reported = {
             name: float(round_count(count, self.count_step))
             for name, count in counts.items()
@@ -383,7 +388,8 @@ class Site(AveragingSite, MethodSite):
 
     @property
     def valid_score(self) -> float | None:
-        """Minus the held-out loss of the model that was kept; None where nothing is held out."""
+        """Minus the held-out loss of the model that was kept; None where nothing is
+        held out."""
         masked = self.scores.get("masked")
         return None if masked is None else -float(masked["loss"])
 
@@ -398,7 +404,8 @@ class Site(AveragingSite, MethodSite):
 
 
 def scores(counts: Mapping[str, float]) -> dict[str, Any]:
-    """Mean loss (nats), perplexity and share of right guesses; of next sentences, if any.
+    """Mean loss (nats), perplexity and share of right guesses; of next sentences, if
+    any.
 
     Empty where nothing is held out.
     """
@@ -456,7 +463,8 @@ def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
-    """The sequences of each unit, rows of `Site.apart`, which are of its own notes alone.
+    """The sequences of each unit, rows of `Site.apart`, which are of its own notes
+    alone.
 
     Raises ConfigError for a sentence, and where a note's patient is not known.
     """
@@ -507,8 +515,8 @@ def _of_unit(tokens: Tokens, documents: list[int], length: int, draws: Draws) ->
 
 
 def private_loss(site: Site, rows: np.ndarray) -> torch.Tensor:
-    """The mean loss of some sequences of `Site.apart`; what is masked follows from torch's
-    generator, which is seeded for their unit."""
+    """The mean loss of some sequences of `Site.apart`; what is masked follows from
+    torch's generator, which is seeded for their unit."""
     rng = np.random.default_rng(int(torch.randint(2**62, ())))
     part = site._masked(site.train_set, site.apart, rows, rng)
     return part.loss([part])

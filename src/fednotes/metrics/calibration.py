@@ -1,4 +1,5 @@
-"""Whether confidences are what they say, and the calibration that a saved model may have.
+"""Whether confidences are what they say, and the calibration that a saved model may
+have.
 
 Expected calibration error (Guo et al. 2017): of confidences in 15 bins of equal width,
 Σ_b n_b / n · |share that is right − mean confidence|. A calibrated confidence is
@@ -45,7 +46,8 @@ class Bin(NamedTuple):
 
 @dataclass(frozen=True)
 class Reliability:
-    """How far confidences are what they say. bins: those that are not empty. log_loss: mean."""
+    """How far confidences are what they say. bins: those that are not empty. log_loss:
+    mean."""
 
     spans: int
     documents: int
@@ -76,7 +78,10 @@ class Reliability:
         return cls(len(chances), documents, error, loss, tuple(bins))
 
     def plot(self, path: str | Path) -> None:
-        """Write it as a picture: PNG, SVG or PDF. Raises as `picture`, FednotesError."""
+        """Write it as a picture: PNG, SVG or PDF.
+
+        Raises as `picture`, FednotesError.
+        """
         write_out(Path(path), picture({"as they are": self}, path))
 
     def _repr_html_(self) -> str:
@@ -87,8 +92,8 @@ class Reliability:
 class Calibration:
     """`calibration.json` of a model's folder.
 
-    sha256: of the weights that it is of. spans, documents: what it was fitted to. ece, log_loss:
-    there, before and after, by cross-validation.
+    sha256: of the weights that it is of. spans, documents: what it was fitted to. ece,
+    log_loss: there, before and after, by cross-validation.
     """
 
     slope: Annotated[float, Gt(0)]
@@ -102,8 +107,8 @@ class Calibration:
 
     @classmethod
     def of(cls, folder: Path) -> Calibration | None:
-        """That of a model's folder, if there is one. Raises ModelError where it is damaged, or of
-        other weights."""
+        """That of a model's folder, if there is one. Raises ModelError where it is
+        damaged, or of other weights."""
         path = folder / FILE
         if not path.exists():
             return None
@@ -147,9 +152,10 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What `calibrate` found. before, after: of the notes that it was fitted to; after by
-    cross-validation. gain, error: of the log loss a span, and its standard error. calibration:
-    what was kept; None where it was not better by more than the standard error."""
+    """What `calibrate` found. before, after: of the notes that it was fitted to; after
+    by cross-validation. gain, error: of the log loss a span, and its standard error.
+    calibration: what was kept; None where it was not better by more than the standard
+    error."""
 
     before: Reliability
     after: Reliability
@@ -173,8 +179,9 @@ class Calibrated:
 def judged(
     gold: Sequence[Document], predicted: Sequence[Document], types: Collection[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each predicted span of some types its confidence, whether a gold span is equal to it, and
-    the number of its document; (spans,) each. Raises DataError where none is predicted."""
+    """Of each predicted span of some types its confidence, whether a gold span is equal
+    to it, and the number of its document; (spans,) each. Raises DataError where none is
+    predicted."""
     rows = [
         (span.confidence, span in own, number)
         for number, (wanted, said) in enumerate(zip(gold, predicted, strict=True))
@@ -197,8 +204,10 @@ def calibrate(
 ) -> Calibrated:
     """Fit a calibration, and judge it by five-fold cross-validation over documents.
 
-    It is kept where the log loss is lower by more than its standard error, over documents.
-    weights: `weights_digest` of the model. Raises DataError for fewer than five documents.
+    It is kept where the log loss is lower by more than its standard error, over
+    documents.
+    weights: `weights_digest` of the model. Raises DataError for fewer than five
+        documents.
     """
     documents, place = np.unique(owner, return_inverse=True)
     number = len(documents)
@@ -214,9 +223,8 @@ def calibrate(
         after[fold == left_out] = sigmoid(slope * odds[fold == left_out] + intercept)
     gains = log_losses(chances, right) - log_losses(after, right)
     gain = float(gains.mean())
-    spread = np.bincount(
-        place, gains - gain
-    )  # (documents,): spans of one are no free draws
+    # (documents,): spans of one are no free draws
+    spread = np.bincount(place, gains - gain)
     error = float(np.sqrt(number / (number - 1) * (spread**2).sum()) / len(gains))
     found = (Reliability.of(each, right, number) for each in (chances, after))
     old, new = found
@@ -228,12 +236,12 @@ def calibrate(
 
 
 def picture(shown: Mapping[str, Reliability], path: str | Path = ".png") -> bytes:
-    """Confidences and the share that is right, bin by bin, of what is called so, and how many spans
-    there are. Below the diagonal a model is too sure of itself. Bars are Wilson's intervals of
-    95 % (1927), of spans as if none hung together.
+    """Confidences and the share that is right, bin by bin, of what is called so, and
+    how many spans there are. Below the diagonal a model is too sure of itself. Bars are
+    Wilson's intervals of 95 % (1927), of spans as if none hung together.
 
-    path: its suffix says what kind of picture. Raises ConfigError for another, MissingExtra without
-    matplotlib.
+    path: its suffix says what kind of picture. Raises ConfigError for another,
+    MissingExtra without matplotlib.
     """
     kind = Path(path).suffix.lower() or str(path)
     if kind not in PICTURES:
@@ -320,7 +328,10 @@ def log_losses(chances: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 over the weights in a model's folder. Raises ModelError where there are none."""
+    """SHA-256 over the weights in a model's folder.
+
+    Raises ModelError where there are none.
+    """
     found = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors"))
     if not files:

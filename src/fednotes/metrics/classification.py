@@ -1,7 +1,9 @@
-"""How well labels are predicted: scores of classes from counts that add, and of rankings.
+"""How well labels are predicted: scores of classes from counts that add, and of
+rankings.
 
-Labels are 1 present, 0 absent, 2 questionable and -1 unlabelled; an unlabelled pair of patient
-and output counts nowhere. With an output's precision, recall and F1 of each class:
+Labels are 1 present, 0 absent, 2 questionable and -1 unlabelled; an unlabelled pair of
+patient and output counts nowhere. With an output's precision, recall and F1 of each
+class:
 
     macro    the mean over the output's classes, then over outputs (Liu, Dligach and Miller
              2019, Tables 2 and 3). F1 is a mean of F1s. A class counts where it occurs in labels
@@ -10,9 +12,9 @@ and output counts nowhere. With an output's precision, recall and F1 of each cla
     present  of the class "present" alone: micro over outputs, and macro over the outputs where
              it occurs in labels or predictions.
 
-A score whose denominator is zero is 0.0 (scikit-learn's zero_division=0). AUROC and AUPRC rank
-the patients who are present against those who are absent; where an output lacks one of the
-two they do not exist (None).
+A score whose denominator is zero is 0.0 (scikit-learn's zero_division=0). AUROC and
+AUPRC rank the patients who are present against those who are absent; where an output
+lacks one of the two they do not exist (None).
 """
 
 from __future__ import annotations
@@ -42,9 +44,11 @@ _CHUNK = 4_000_000  # drawn indices held at once: 32 MB
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassCounts:
-    """How often which label was predicted as which. `ClassCounts()` is zero; counts add.
+    """How often which label was predicted as which. `ClassCounts()` is zero; counts
+    add.
 
-    by_output: name → (3, 4) int64 [label, prediction]; the last column is "no prediction".
+    by_output: name → (3, 4) int64 [label, prediction]; the last column is "no
+        prediction".
     """
 
     by_output: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
@@ -59,8 +63,8 @@ class ClassCounts:
     ) -> ClassCounts:
         """Compare predictions with labels, each (patients, outputs).
 
-        classes: of each output; a pair whose label is none of them does not count (the paper
-        leaves questionable patients out of the test where there are too few).
+        classes: of each output; a pair whose label is none of them does not count (the
+        paper leaves questionable patients out of the test where there are too few).
         Raises DataError where shapes do not agree or a value is no label.
         """
         cells = _cells(labels, predicted, len(outputs), classes)
@@ -77,7 +81,8 @@ class ClassCounts:
         )
 
     def to_metrics(self) -> dict[str, float]:
-        """Flat counts that add under `Total`: {"classes/Gout/present/absent": 3.0, ...}.
+        """Flat counts that add under `Total`: {"classes/Gout/present/absent": 3.0,
+        ...}.
 
         The keys depend on the outputs alone, so they do not show what a site lacks.
         """
@@ -94,9 +99,8 @@ class ClassCounts:
         found: dict[str, NDArray[np.int64]] = {}
         for key, value in metrics.items():
             head, _, rest = key.partition("/")
-            name, *ends = rest.rsplit(
-                "/", 2
-            )  # an output's name may hold a slash itself
+            # an output's name may hold a slash itself
+            name, *ends = rest.rsplit("/", 2)
             if head != _HEAD or len(ends) != 2:
                 continue
             if ends[0] in CLASSES and ends[1] in _PREDICTED:
@@ -107,10 +111,11 @@ class ClassCounts:
     def scores(self) -> dict[str, Any]:
         """Scores as the module's head defines them, all of them fractions.
 
-        {"macro" | "micro": {precision, recall, f1, support}, "present": {"macro" | "micro":
-        {...}}, "outputs": how many count in "macro", "by_output": {name: {"macro": {...},
-        "absent" | "present" | "questionable": {precision, recall, f1, support, predicted}}}}.
-        A class that does not occur is not in `by_output`, nor is an output without labels.
+        {"macro" | "micro": {precision, recall, f1, support}, "present": {"macro" |
+        "micro": {...}}, "outputs": how many count in "macro", "by_output": {name:
+        {"macro": {...}, "absent" | "present" | "questionable": {precision, recall, f1,
+        support, predicted}}}}. A class that does not occur is not in `by_output`, nor
+        is an output without labels.
         """
         tables = [np.asarray(table, np.float64) for table in self.by_output.values()]
         table = np.stack(tables) if tables else np.zeros((0, 3, 4))
@@ -143,22 +148,22 @@ class ClassCounts:
         }
 
 
-# ---- scores of drawn patients: (draws, patients), how often each counts → (draws,) ------------
+# ---- scores of drawn patients: (draws, patients), how often each counts → (draws,) ---
 
 
 def weights(units: int, samples: int, seed: int) -> Iterator[Floats]:
     """How often each unit is drawn: (some resamples, units), all resamples in turn.
 
-    The draws are `rng.integers(0, n, (samples, n))` of `numpy.random.default_rng(seed)`.
+    The draws are `rng.integers(0, n, (samples, n))` of
+    `numpy.random.default_rng(seed)`.
     """
     rng = np.random.default_rng(seed)
     rows = max(1, _CHUNK // units)
     for begin in range(0, samples, rows):
         size = min(rows, samples - begin)
         draws = rng.integers(0, units, (size, units))
-        draws += (
-            np.arange(size)[:, None] * units
-        )  # each resample has its own range of bins
+        # each resample has its own range of bins
+        draws += np.arange(size)[:, None] * units
         counts = np.bincount(draws.ravel(), minlength=size * units)
         yield counts.reshape(size, units).astype(np.float64)
 
@@ -198,13 +203,13 @@ def macro_measures(
 
 
 def macro_auroc(labels: NDArray[Any], scores: NDArray[Any], drawn: Floats) -> Floats:
-    """Macro AUROC of scores (patients, outputs), over the outputs to which a draw leaves both
-    classes."""
+    """Macro AUROC of scores (patients, outputs), over the outputs to which a draw
+    leaves both classes."""
     found = _ranked(labels, scores, drawn)[..., :1]  # (draws, outputs, 1)
     return _mean(np.nan_to_num(found), ~np.isnan(found[..., 0]), -2)[..., 0]
 
 
-# ---- rankings --------------------------------------------------------------------------------
+# ---- rankings ------------------------------------------------------------------------
 
 
 def rankings(
@@ -216,11 +221,12 @@ def rankings(
 ) -> dict[str, Any]:
     """AUROC and AUPRC with 95 % bootstrap intervals over patients.
 
-    labels, scores: (patients, outputs); scores only rank. {"macro": {"auroc" | "auprc": {value,
-    low, high}, "outputs": n}, "by_output": {name: {"auroc" | "auprc": {...}, "present": n,
-    "absent": n}}}. Macro: the mean over the outputs that have both classes. Draws are the
-    same for all outputs; one that lacks a class of an output does not count for that output.
-    Numbers that do not exist are None. samples = 0: no intervals.
+    labels, scores: (patients, outputs); scores only rank. {"macro": {"auroc" | "auprc":
+    {value, low, high}, "outputs": n}, "by_output": {name: {"auroc" | "auprc": {...},
+    "present": n, "absent": n}}}. Macro: the mean over the outputs that have both
+    classes. Draws are the same for all outputs; one that lacks a class of an output
+    does not count for that output. Numbers that do not exist are None. samples = 0: no
+    intervals.
     Raises DataError where shapes do not agree or a score is not finite.
     """
     labels, scores = np.asarray(labels), np.asarray(scores, np.float64)
@@ -252,11 +258,12 @@ def rankings(
 
 
 def _ranked(labels: NDArray[Any], scores: NDArray[Any], drawn: Floats) -> Floats:
-    """(draws, outputs, 2) AUROC and AUPRC; drawn: (draws, patients), how often each counts.
+    """(draws, outputs, 2) AUROC and AUPRC; drawn: (draws, patients), how often each
+    counts.
 
-    AUROC: the chance that a present patient scores higher than an absent one; a tie counts half.
-    AUPRC, average precision: Σ (recall_i - recall_{i-1}) · precision_i over the distinct scores.
-    Both nan without present or without absent patients.
+    AUROC: the chance that a present patient scores higher than an absent one; a tie
+    counts half. AUPRC, average precision: Σ (recall_i - recall_{i-1}) · precision_i
+    over the distinct scores. Both nan without present or without absent patients.
     """
     found = np.full((len(drawn), labels.shape[1], 2), np.nan)
     for output, (own, score) in enumerate(zip(labels.T, scores.T, strict=True)):
@@ -265,13 +272,11 @@ def _ranked(labels: NDArray[Any], scores: NDArray[Any], drawn: Floats) -> Floats
             continue
         order = kept[np.argsort(-np.asarray(score, np.float64)[kept], kind="stable")]
         falling = score[order]
-        first = np.flatnonzero(
-            np.append(True, falling[1:] != falling[:-1])
-        )  # of each tie
+        # of each tie
+        first = np.flatnonzero(np.append(True, falling[1:] != falling[:-1]))
         counts, present = drawn[:, order], own[order] == 1
-        positive = np.add.reduceat(
-            counts * present, first, axis=1
-        )  # (draws, distinct scores)
+        # (draws, distinct scores)
+        positive = np.add.reduceat(counts * present, first, axis=1)
         negative = np.add.reduceat(counts * ~present, first, axis=1)
         above, all_above = positive.cumsum(1), (positive + negative).cumsum(1)
         pairs = above[:, -1] * negative.sum(1)
@@ -299,7 +304,7 @@ def _intervals(values: Floats) -> dict[str, Any]:
     return found
 
 
-# ---- sums → scores ---------------------------------------------------------------------------
+# ---- sums → scores -------------------------------------------------------------------
 
 
 def _require_like(
@@ -354,7 +359,8 @@ def _occurs(table: Floats) -> NDArray[np.bool_]:
 
 
 def _macro(table: Floats) -> Floats:
-    """(…, outputs, 3, 4) → (…, 3): mean over classes that occur, then over labelled outputs."""
+    """(…, outputs, 3, 4) → (…, 3): mean over classes that occur, then over labelled
+    outputs."""
     occurs = _occurs(table)
     right, predicted, gold = _sums(table)
     # [phenotype macro]

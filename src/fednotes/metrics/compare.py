@@ -1,5 +1,5 @@
-"""Comparing runs: mean and deviation over seeds, a paired bootstrap between two systems, and
-what the sites' scores make together."""
+"""Comparing runs: mean and deviation over seeds, a paired bootstrap between two
+systems, and what the sites' scores make together."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from fednotes.metrics.classification import (
 from fednotes.metrics.spans import document_counts, micro_scores
 
 Score = Callable[[Floats], Floats]
-BOOTSTRAP_SAMPLES = (
-    10_000  # of every comparison, unless a person asks for another number
-)
+# of every comparison, unless a person asks for another number
+BOOTSTRAP_SAMPLES = 10_000
 FEWEST_SEEDS = 5  # with fewer no difference is claimed
 ROUNDING = 1e-12  # a difference below this comes from rounding
 
@@ -35,10 +34,10 @@ ROUNDING = 1e-12  # a difference below this comes from rounding
 def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Mean and standard deviation of every number of nested score dictionaries.
 
-    Each number becomes {"mean": m, "std": s, "n": number of runs that have it}. The deviation
-    is the sample's (ddof = 1) and None for a single run, which has none. What is not a number
-    (names, None, booleans) is left out. Raises DataError if a key is a number in one run and a
-    dictionary in another.
+    Each number becomes {"mean": m, "std": s, "n": number of runs that have it}. The
+    deviation is the sample's (ddof = 1) and None for a single run, which has none. What
+    is not a number (names, None, booleans) is left out. Raises DataError if a key is a
+    number in one run and a dictionary in another.
     """
     summary: dict[str, Any] = {}
     for key in dict.fromkeys(key for run in runs for key in run):
@@ -62,7 +61,8 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class PairedTest:
-    """The mean of n differences, its 95 % interval and the two-sided p value, by Student's t."""
+    """The mean of n differences, its 95 % interval and the two-sided p value, by
+    Student's t."""
 
     mean: float
     low: float
@@ -74,9 +74,10 @@ class PairedTest:
 def paired_t(differences: Sequence[float]) -> PairedTest:
     """Student's paired t test: is the mean difference over seeds other than zero?
 
-    mean ± t(0.975, n − 1) · s / √n, s the sample's deviation. Differences without a spread
-    have an interval of no width, and p = 0 unless they are zero. What `ROUNDING` can explain
-    is no difference and no spread: scores that are added in another order differ by as much.
+    mean ± t(0.975, n − 1) · s / √n, s the sample's deviation. Differences without a
+    spread have an interval of no width, and p = 0 unless they are zero. What `ROUNDING`
+    can explain is no difference and no spread: scores that are added in another order
+    differ by as much.
     Raises DataError for fewer than two, MissingExtra without scipy.
     """
     n = len(differences)
@@ -96,7 +97,8 @@ def paired_t(differences: Sequence[float]) -> PairedTest:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The difference of a score of two systems on the same documents or patients, `a` minus `b`.
+    """The difference of a score of two systems on the same documents or patients, `a`
+    minus `b`.
 
     low, high: 95 % percentile interval. p_value: two-sided, see `bootstrap`.
     """
@@ -115,12 +117,14 @@ def bootstrap(
 ) -> Bootstrap:
     """Do two systems differ by more than the choice of documents, or patients?
 
-    These are drawn with replacement, the same ones for both systems. The p value is the two-sided
-    bootstrap p: the share of resamples whose difference is at least as far from the observed one
-    as that is from zero, the observed one counted among them (Berg-Kirkpatrick et al. 2012).
+    These are drawn with replacement, the same ones for both systems. The p value is the
+    two-sided bootstrap p: the share of resamples whose difference is at least as far
+    from the observed one as that is from zero, the observed one counted among them
+    (Berg-Kirkpatrick et al. 2012).
 
-    systems: two; how often each unit is drawn, (draws, units) → the system's score, (draws,). what:
-    what units are, for messages. Raises ConfigError for samples < 1, DataError for no units.
+    systems: two; how often each unit is drawn, (draws, units) → the system's score,
+    (draws,). what: what units are, for messages. Raises ConfigError for samples < 1,
+    DataError for no units.
     """
     scores, drawn = _resampled(systems, units, samples, seed, what)
     return _bootstrap_of(scores, drawn)
@@ -163,10 +167,12 @@ def paired_bootstrap(
     seed: int = 0,
     types: Collection[str] | None = None,
 ) -> Bootstrap:
-    """Does micro F1 of system `a` differ from that of `b`? Documents are drawn (`bootstrap`).
+    """Does micro F1 of system `a` differ from that of `b`? Documents are drawn
+    (`bootstrap`).
 
-    metric: "strict", "relaxed" or "relaxed_one_to_one". Raises ConfigError for an unknown
-    metric or samples < 1, DataError if documents do not agree or there are none.
+    metric: "strict", "relaxed" or "relaxed_one_to_one". Raises ConfigError for an
+    unknown metric or samples < 1, DataError if documents do not agree or there are
+    none.
     """
     counts = [document_counts(gold, said, metric, types) for said in (a, b)]
     return bootstrap(_f1_scores(counts), len(gold), samples, seed, "document")
@@ -188,10 +194,11 @@ def paired_sites(
     samples: int = BOOTSTRAP_SAMPLES,
     seed: int = 0,
 ) -> tuple[dict[str, Bootstrap], Bootstrap | None]:
-    """Compare two models of each site on the site's test documents, and the means over the sites.
+    """Compare two models of each site on the site's test documents, and the means over
+    the sites.
 
-    Each site's result equals that of `paired_bootstrap`. For the means, every site's documents are
-    drawn by themselves.
+    Each site's result equals that of `paired_bootstrap`. For the means, every site's
+    documents are drawn by themselves.
 
     Args:
         counts: Site to the `document_counts` of both models, (documents, 4) each.
@@ -199,22 +206,23 @@ def paired_sites(
         seed: Seed of the draws.
 
     Returns:
-        The difference at each site that has a test document, first model minus second, and the
-        difference of the means over all sites; None where no site has a test document.
+        The difference at each site that has a test document, first model minus second,
+        and the difference of the means over all sites; None where no site has a test
+        document.
     """
     found: dict[str, Bootstrap] = {}
     drawn_of: list[Floats] = []
     for place, (site, pair) in enumerate(counts.items()):
         if not len(pair[0]):
-            drawn_of.append(
-                np.zeros(samples)
-            )  # both models score 0 there, also in the means
+            # both models score 0 there, also in the means
+            drawn_of.append(np.zeros(samples))
             continue
         scores, drawn = _resampled(
             _f1_scores(pair), len(pair[0]), samples, seed, "document"
         )
         found[site] = _bootstrap_of(scores, drawn)
-        # Sites with equally many documents drew the same places: the order makes them independent.
+        # Sites with equally many documents drew the same places: the order makes them
+        # independent.
         drawn_of.append(np.random.default_rng((seed, place)).permutation(drawn))
     if not found:
         return {}, None
@@ -232,10 +240,12 @@ def paired_patients(
     samples: int = BOOTSTRAP_SAMPLES,
     seed: int = 0,
 ) -> Bootstrap:
-    """Does the macro F1 of predictions, or the macro AUROC of scores, differ? Patients are drawn.
+    """Does the macro F1 of predictions, or the macro AUROC of scores, differ? Patients
+    are drawn.
 
-    labels, a, b: (patients, outputs). metric: "f1" or "auroc": of that an output without present or
-    without absent patients does not count, and one that a draw leaves without either not in it.
+    labels, a, b: (patients, outputs). metric: "f1" or "auroc": of that an output
+    without present or without absent patients does not count, and one that a draw
+    leaves without either not in it.
     Raises as `bootstrap`, DataError where shapes differ.
     """
     if not labels.shape == a.shape == b.shape:
@@ -252,7 +262,7 @@ def paired_patients(
     )
 
 
-# ---- sites' scores → those of a run -----------------------------------------------------------
+# ---- sites' scores → those of a run --------------------------------------------------
 
 
 MEASURES = {
@@ -274,10 +284,11 @@ _OF_A_DISEASE = {
 
 
 def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The plain mean of each measure, over the sites that have it (those with held-out data).
+    """The plain mean of each measure, over the sites that have it (those with held-out
+    data).
 
-    A number that exists at no site is None. "by_output": disease → its own scores likewise, if
-    any site judges diseases.
+    A number that exists at no site is None. "by_output": disease → its own scores
+    likewise, if any site judges diseases.
     """
     means: dict[str, dict[str, Any]] = {
         kind: {key: _mean(judged, kind, key) for key in keys}
@@ -315,10 +326,11 @@ def _mean(scores: Sequence[Mapping[str, Any]], kind: str, key: str) -> float | N
 
 
 def summed_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Scores of all sites' test data together, from their counts; empty where one has none.
+    """Scores of all sites' test data together, from their counts; empty where one has
+    none.
 
-    Of diseases: sites that are judged on codes alone are left out, and a patient whom several
-    sites judge counts at each.
+    Of diseases: sites that are judged on codes alone are left out, and a patient whom
+    several sites judge counts at each.
     """
     if all("counts" in score for score in scores):
         return dict(micro_scores(scores))

@@ -2,9 +2,10 @@
 
     gap closed = (federated - alone) / (pooled - alone)
 
-1 is as good as one model trained in one place on all notes, 0 no better than each site alone.
-It is a number only where pooled - alone is more than chance: of one run, more than two standard
-errors of test data of that size; over seeds, an interval of a paired t test that is above zero.
+1 is as good as one model trained in one place on all notes, 0 no better than each site
+alone. It is a number only where pooled - alone is more than chance: of one run, more
+than two standard errors of test data of that size; over seeds, an interval of a paired
+t test that is above zero.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Gap(NamedTuple):
 
 
 def of_difference(alone: float, federated: float, pooled: float, noise: float) -> Gap:
-    """noise: how much pooled - alone may be by chance; more is better in all three scores."""
+    """noise: how much pooled - alone may be by chance; more is better in all three
+    scores."""
     whole = pooled - alone
     if abs(whole) <= noise:
         return Gap(None, WITHIN)
@@ -41,7 +43,10 @@ Site = Mapping[str, Mapping[str, Any]]  # its scores by condition
 
 
 def of_sites(sites: Iterable[Site]) -> Gap | None:
-    """Of sites' scores; the means over the sites that have all three. None where none has."""
+    """Of sites' scores; the means over the sites that have all three.
+
+    None where none has.
+    """
     found = _means(sites, "alone", "federated", "pooled")
     if not found:
         return None
@@ -65,9 +70,10 @@ class Difference(Protocol):
 class Verdict(NamedTuple):
     """What a federation gave: federated − another condition, with its 95 % interval.
 
-    gap: the share of pooled − alone that it closes; None without pooled. p_value: the two-sided
-    bootstrap p of a paired test; None where the interval is unpaired, because the two models'
-    predictions on the same test documents were not at hand. against: the other condition.
+    gap: the share of pooled − alone that it closes; None without pooled. p_value: the
+    two-sided bootstrap p of a paired test; None where the interval is unpaired, because
+    the two models' predictions on the same test documents were not at hand. against:
+    the other condition.
     """
 
     gain: float
@@ -96,7 +102,8 @@ class Verdict(NamedTuple):
 def claimed(low: float, high: float, p_value: float | None = None) -> int:
     """Return the sign of a difference that is shown, 0 where none is.
 
-    A difference is shown where its 95 % interval excludes zero and, of a paired test, p < 0.05 too.
+    A difference is shown where its 95 % interval excludes zero and, of a paired test, p
+    < 0.05 too.
     """
     if p_value is not None and p_value >= ALPHA:
         return 0
@@ -108,12 +115,15 @@ def claimed(low: float, high: float, p_value: float | None = None) -> int:
 def verdict(
     sites: Sequence[Site], paired: Difference | None = None, against: str = "alone"
 ) -> Verdict | None:
-    """Return what a federation gave over another condition; None where no site has both scores.
+    """Return what a federation gave over another condition; None where no site has both
+    scores.
 
     Args:
-        sites: Scores of each site by condition; the means over the sites that have both count.
-        paired: The paired test of the same difference, if there is one. Without it the interval is
-            an unpaired one: wider than where both models are judged document by document.
+        sites: Scores of each site by condition; the means over the sites that have both
+            count.
+        paired: The paired test of the same difference, if there is one. Without it the
+            interval is an unpaired one: wider than where both models are judged
+            document by document.
         against: The condition that the federation is compared with.
     """
     found = _means(sites, against, "federated")
@@ -129,8 +139,8 @@ def verdict(
 
 
 def _means(sites: Iterable[Site], *conditions: str) -> list[tuple[float, float]]:
-    """Of each condition score and error, over the sites that have all; none where none has. Errors
-    of the sites' test data add up as if they were the same data."""
+    """Of each condition score and error, over the sites that have all; none where none
+    has. Errors of the sites' test data add up as if they were the same data."""
     each = [[judged(of.get(c, {})) for c in conditions] for of in sites]
     whole = [
         [found for found in of if found is not None] for of in each if None not in of
@@ -144,10 +154,11 @@ def _means(sites: Iterable[Site], *conditions: str) -> list[tuple[float, float]]
 def over_seeds(
     alone: Sequence[float], federated: Sequence[float], pooled: Sequence[float]
 ) -> tuple[list[float], str]:
-    """The share of each seed, of the same seeds' scores (more is better); or none, and why.
+    """The share of each seed, of the same seeds' scores (more is better); or none, and
+    why.
 
-    Every seed's own difference is divided by the mean of pooled - alone, so that one seed with a
-    small one does not make the mean.
+    Every seed's own difference is divided by the mean of pooled - alone, so that one
+    seed with a small one does not make the mean.
     """
     if not all(map(isfinite, (*alone, *federated, *pooled))):
         return [], "a run has no score"
@@ -161,10 +172,12 @@ def over_seeds(
 
 
 def judged(scores: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The score that a site's models are compared by, more being better, and its standard error.
+    """The score that a site's models are compared by, more being better, and its
+    standard error.
 
-    Strict F1 of mentions; macro F1 of diseases; minus the loss of masked words. None without any,
-    or where what the error follows from is missing: another site may have written the scores.
+    Strict F1 of mentions; macro F1 of diseases; minus the loss of masked words. None
+    without any, or where what the error follows from is missing: another site may have
+    written the scores.
     """
     f1, tokens = number(scores, "strict", "f1"), number(scores, "masked", "tokens")
     if (
@@ -179,16 +192,16 @@ def judged(scores: Mapping[str, Any]) -> tuple[float, float] | None:
         ]
         return f1, sqrt(sum(e * e for e in found)) / max(1, len(found))
     if (loss := number(scores, "masked", "loss")) is not None and tokens:
-        return -loss, loss / sqrt(
-            tokens
-        )  # a token's loss deviates about as much as its mean
+        # a token's loss deviates about as much as its mean
+        return -loss, loss / sqrt(tokens)
     return None
 
 
 def f1_error(right: float, predicted: float, gold: float) -> float:
-    """The standard error of F1, by the delta method: F1 = 2 J / (1 + J) of J = right / union, the
-    share of all that either side names, which is binomial; with one more on both sides of what is
-    right and what is not, so that a few mentions all right are not certain (Agresti and Coull)."""
+    """The standard error of F1, by the delta method: F1 = 2 J / (1 + J) of J = right /
+    union, the share of all that either side names, which is binomial; with one more on
+    both sides of what is right and what is not, so that a few mentions all right are
+    not certain (Agresti and Coull)."""
     union = gold + predicted - right
     if union <= 0:
         return 0.0

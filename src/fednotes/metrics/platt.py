@@ -1,4 +1,5 @@
-"""Platt scaling (Platt 1999): scores → calibrated probabilities, fitted to sums over sites."""
+"""Platt scaling (Platt 1999): scores → calibrated probabilities, fitted to sums over
+sites."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ _Sums = Callable[[np.ndarray], np.ndarray]
 def platt_sums(
     platt: np.ndarray, scores: np.ndarray, targets: np.ndarray
 ) -> np.ndarray:
-    """(machines, 10) what `fit_platt` needs of one site's held-out patients; it adds over sites.
+    """(machines, 10) what `fit_platt` needs of one site's held-out patients; it adds
+    over sites.
 
-    platt: (machines, 2) a and b. scores, targets: (patients, machines), as the classifiers'
-    methods of these names give them. With z = a · score + b and p = sigmoid(z), sums over the
-    labelled patients of log(1 + exp z), p · score, p, the three second derivatives by a and b,
-    the numbers of positive and negative patients and the sums of their scores.
+    platt: (machines, 2) a and b. scores, targets: (patients, machines), as the
+    classifiers' methods of these names give them. With z = a · score + b and p =
+    sigmoid(z), sums over the labelled patients of log(1 + exp z), p · score, p, the
+    three second derivatives by a and b, the numbers of positive and negative patients
+    and the sums of their scores.
     """
     z = platt[:, 0] * scores + platt[:, 1]
     small = np.exp(-np.abs(z))
@@ -41,15 +44,17 @@ def platt_sums(
 
 
 def fit_platt(sums: _Sums, machines: int, rounds: int = 50) -> np.ndarray:
-    """(machines, 2) Platt scaling (Platt 1999) by Newton's method, from sums over sites alone.
+    """(machines, 2) Platt scaling (Platt 1999) by Newton's method, from sums over sites
+    alone.
 
-    sums: (machines, 2) → the sum over sites of `platt_sums` there. It is called once a round,
-    at most `rounds` times in either of two passes. A step after which a machine's cross-entropy
-    is larger is halved (Lin, Lin and Weng 2007).
+    sums: (machines, 2) → the sum over sites of `platt_sums` there. It is called once a
+    round, at most `rounds` times in either of two passes. A step after which a
+    machine's cross-entropy is larger is halved (Lin, Lin and Weng 2007).
 
-    Few held-out patients may give a slope that is negative, and a probability that falls with
-    the score. No slope is less than `LEAST_SLOPE` over the scores' standard deviation: then the
-    intercept alone is fitted to it. A machine without held-out patients keeps (1, 0).
+    Few held-out patients may give a slope that is negative, and a probability that
+    falls with the score. No slope is less than `LEAST_SLOPE` over the scores' standard
+    deviation: then the intercept alone is fitted to it. A machine without held-out
+    patients keeps (1, 0).
     """
     zero = np.zeros((machines, 2))
     first = sums(zero)  # p is 1/2 and its slope 1/4 everywhere
@@ -71,7 +76,8 @@ def fit_platt(sums: _Sums, machines: int, rounds: int = 50) -> np.ndarray:
 def _descend(
     sums: _Sums, start: np.ndarray, there: np.ndarray, rounds: int, slope: bool = True
 ) -> np.ndarray:
-    """(machines, 2) where the cross-entropy is least, from `start`, whose sums are `there`.
+    """(machines, 2) where the cross-entropy is least, from `start`, whose sums are
+    `there`.
 
     slope: whether a moves too.
     """
@@ -91,8 +97,8 @@ def _descend(
 def _derivatives(platt: np.ndarray, sums: np.ndarray) -> np.ndarray:
     """(machines, 6) cross-entropy, its gradient (2) and second derivatives (3).
 
-    The targets are Platt's (n₊ + 1) / (n₊ + 2) and 1 / (n₋ + 2), which keep the fit finite
-    where a score separates the classes.
+    The targets are Platt's (n₊ + 1) / (n₊ + 2) and 1 / (n₋ + 2), which keep the fit
+    finite where a score separates the classes.
     """
     positive, negative, positive_scores, negative_scores = sums[:, 6:].T
     high, low = (positive + 1) / (positive + 2), 1 / (negative + 2)

@@ -13,10 +13,11 @@ Libraries disagree on "relaxed"; here, of one type in one document:
                         of the training mentions, `forms_of`). Recall over such gold mentions,
                         precision over such predictions.
 
-A mention is its start, end and type: fragments are not compared (flatten both sides by the same
-rule first), and a mention given twice counts once. Scores are fractions; one whose denominator is
-zero is 0.0, as in seqeval. To match, all documents stand on one line of characters, once for each
-type, so that mentions overlap there only if document and type agree.
+A mention is its start, end and type: fragments are not compared (flatten both sides by
+the same rule first), and a mention given twice counts once. Scores are fractions; one
+whose denominator is zero is 0.0, as in seqeval. To match, all documents stand on one
+line of characters, once for each type, so that mentions overlap there only if document
+and type agree.
 """
 
 from __future__ import annotations
@@ -40,18 +41,11 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Scores = dict[str, float]
 
-OVERLAP_POINTS = (
-    0.1  # by which F1 by any overlap may differ before one-to-one F1 is shown too
-)
+# by which F1 by any overlap may differ before one-to-one F1 is shown too
+OVERLAP_POINTS = 0.1
 DEFINITIONS = ("strict", "relaxed", "relaxed_one_to_one")
-KINDS = (
-    "correct",
-    "boundary",
-    "type",
-    "both",
-    "missed",
-    "spurious",
-)  # of a `JudgedMention`
+# of a `JudgedMention`
+KINDS = ("correct", "boundary", "type", "both", "missed", "spurious")
 
 # How each count is named in the flat metrics that a site sends: "<head>/<type>/<tail>".
 _KEYS = {
@@ -71,9 +65,10 @@ _KEYS = {
 class TypeCounts(Counts):
     """The counts of one entity type; they add.
 
-    gold, predicted: mentions. strict, one_to_one: pairs. relaxed_gold: gold mentions found;
-    relaxed_predicted: predictions that are right. unseen*: the same for mentions whose surface
-    form is new.
+    gold, predicted: mentions. strict, one_to_one: pairs. relaxed_gold: gold mentions
+        found;
+    relaxed_predicted: predictions that are right. unseen*: the same for mentions whose
+    surface form is new.
     """
 
     gold: int = 0
@@ -132,7 +127,8 @@ class SpanCounts:
     ) -> SpanCounts:
         """Compare predictions with gold, document by document.
 
-        seen: surface forms of the training mentions (`forms_of`); empty: all forms are new.
+        seen: surface forms of the training mentions (`forms_of`); empty: all forms are
+            new.
         types: the types that count (a site's tag set); without it, all that occur.
         Raises DataError if the two sequences do not hold the same documents in the same
         order, or if a span is empty or outside its text.
@@ -176,7 +172,8 @@ class SpanCounts:
 
     @property
     def strict_f1(self) -> float | None:
-        """Micro F1, strict; None where nothing is annotated, so that nothing can be judged."""
+        """Micro F1, strict; None where nothing is annotated, so that nothing can be
+        judged."""
         return float(self.scores()["strict"]["f1"]) if self.total.gold else None
 
     def to_metrics(self) -> dict[str, float]:
@@ -202,10 +199,11 @@ class SpanCounts:
     def scores(self) -> dict[str, Any]:
         """Micro scores by definition, macro means, scores by type, and unseen forms.
 
-        {"strict" | "relaxed" | "relaxed_one_to_one": {precision, recall, f1}, "support": n,
-        "by_type": {type: {the same, "support": n, "predicted": m}}, "macro": {definition: {...}},
-        "unseen": {precision, recall, f1, "support": n}, "counts": {...}}. Support is the number
-        of gold mentions. Macro: the mean over the types that occur in gold or predictions.
+        {"strict" | "relaxed" | "relaxed_one_to_one": {precision, recall, f1},
+        "support": n, "by_type": {type: {the same, "support": n, "predicted": m}},
+        "macro": {definition: {...}}, "unseen": {precision, recall, f1, "support": n},
+        "counts": {...}}. Support is the number of gold mentions. Macro: the mean over
+        the types that occur in gold or predictions.
         Counts: of all types together, so that scores of several sites can be pooled.
         """
         total = self.total
@@ -225,7 +223,8 @@ class SpanCounts:
 
 
 def micro_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Scores]:
-    """Precision, recall and F1 of several sites' mentions together, from what `scores` gave."""
+    """Precision, recall and F1 of several sites' mentions together, from what `scores`
+    gave."""
     counts = [
         TypeCounts(**{k: round(v) for k, v in each["counts"].items()})
         for each in scores
@@ -240,7 +239,8 @@ def overlap_differs(scores: Mapping[str, Any]) -> bool:
     Any overlap lets one long mention match several short ones; one to one does not.
 
     Args:
-        scores: As `SpanCounts.scores` gives them; what lacks one of the two does not differ.
+        scores: As `SpanCounts.scores` gives them; what lacks one of the two does not
+            differ.
     """
     pair = [number(scores, kind, "f1") for kind in ("relaxed", "relaxed_one_to_one")]
     any_overlap, one_to_one = pair
@@ -252,10 +252,12 @@ def overlap_differs(scores: Mapping[str, Any]) -> bool:
 def token_kappa(
     one: Sequence[Document], other: Sequence[Document]
 ) -> tuple[int, float | None]:
-    """The number of tokens of two annotations of the same documents, and Cohen's kappa of their
-    types (the outermost mention's, or none); None where both have one type throughout.
+    """The number of tokens of two annotations of the same documents, and Cohen's kappa
+    of their types (the outermost mention's, or none); None where both have one type
+    throughout.
 
-    J. Cohen, Educational and Psychological Measurement 20 (1960): (p_o - p_e) / (1 - p_e).
+    J. Cohen, Educational and Psychological Measurement 20 (1960): (p_o - p_e) / (1 -
+    p_e).
     """
     tagset = TagSet(types_of([*one, *other]), "IO")
     table = np.zeros((len(tagset.tags),) * 2)  # tokens by their type in both
@@ -274,7 +276,8 @@ def token_kappa(
 
 
 def forms_of(documents: Sequence[Document]) -> frozenset[str]:
-    """The normalised surface forms of all mentions: what `seen` of `SpanCounts.of` takes."""
+    """The normalised surface forms of all mentions: what `seen` of `SpanCounts.of`
+    takes."""
     return frozenset(
         normalise(d.text[s.start : s.end]) for d in documents for s in d.spans
     )
@@ -288,7 +291,8 @@ def document_counts(
 ) -> Ints:
     """Counts by document, for resampling.
 
-    Returns (documents, 4): right predictions, predictions, found gold mentions, gold mentions.
+    Returns (documents, 4): right predictions, predictions, found gold mentions, gold
+        mentions.
     Raises DataError as `SpanCounts.of`, ConfigError for an unknown definition.
     """
     if definition not in DEFINITIONS:
@@ -306,14 +310,15 @@ def document_counts(
     return np.stack([np.bincount(c, minlength=len(gold)) for c in columns], axis=1)
 
 
-# ---- what is wrong with a mention --------------------------------------------------------------
+# ---- what is wrong with a mention ----------------------------------------------------
 
 
 class JudgedMention(NamedTuple):
     """A gold mention, the prediction that is taken for it, or one of them alone.
 
-    kind: "correct"; "boundary", another stretch of the same type; "type", the same stretch of
-    another; "both" wrong; "missed", no prediction; "spurious", no gold mention.
+    kind: "correct"; "boundary", another stretch of the same type; "type", the same
+    stretch of another; "both" wrong; "missed", no prediction; "spurious", no gold
+    mention.
     """
 
     kind: str
@@ -326,8 +331,9 @@ def judged_mentions(
 ) -> list[JudgedMention]:
     """Every mention of one document once, in the order of the text.
 
-    Overlapping mentions are paired one to one, what has most in common first: place and type, the
-    place, the type, then the longer overlap. A mention given twice counts once.
+    Overlapping mentions are paired one to one, what has most in common first: place and
+    type, the place, the type, then the longer overlap. A mention given twice counts
+    once.
     """
     left, right = sorted(set(gold)), sorted(set(predicted))
     mate, taken = dict[int, JudgedMention](), set[int]()
@@ -374,13 +380,15 @@ def _place(span: Span, kind: str) -> tuple[object, ...]:
     return (span.start, span.end, *([span.label] if kind == "correct" else []))
 
 
-# ---- matching ----------------------------------------------------------------------------------
+# ---- matching ------------------------------------------------------------------------
 
 
 class _Mentions(NamedTuple):
-    """Distinct mentions, all arrays (mentions,), sorted by place on the line, then by end.
+    """Distinct mentions, all arrays (mentions,), sorted by place on the line, then by
+    end.
 
-    document, type: indices. offset: where the mention begins in its document (characters).
+    document, type: indices. offset: where the mention begins in its document
+        (characters).
     start, end: place on the line.
     """
 
@@ -453,9 +461,8 @@ def _on_line(documents: Sequence[Document], names: Sequence[str]) -> _Mentions:
             f"empty or outside the text of {length[document[first]]} characters"
         )
     bounds = np.concatenate([[0], np.cumsum(length)])
-    shift = (
-        kind * bounds[-1] + bounds[document]
-    )  # (mentions,) where the document begins
+    # (mentions,) where the document begins
+    shift = kind * bounds[-1] + bounds[document]
     order = np.lexsort((end, shift + start))
     begin, finish = (shift + start)[order], (shift + end)[order]
     new = np.ones(len(order), dtype=bool)
@@ -469,9 +476,8 @@ def _touched(mentions: _Mentions, others: _Mentions) -> Flags:
     if not len(others.start):
         return np.zeros(len(mentions.start), dtype=bool)
     reach = np.maximum.accumulate(others.end)  # the furthest end so far
-    before = np.searchsorted(
-        others.start, mentions.end
-    )  # how many others begin before the end
+    # how many others begin before the end
+    before = np.searchsorted(others.start, mentions.end)
     return (before > 0) & (reach[before - 1] > mentions.start)
 
 
@@ -492,8 +498,8 @@ def _one_to_one(gold: _Mentions, predicted: _Mentions) -> tuple[Flags, Flags]:
     gold_hit, predicted_hit = (
         np.zeros(len(side.start), bool) for side in (gold, predicted)
     )
-    # A cluster with a single mention on one side holds exactly one pair, and this is most of
-    # them; which mention of the other side is marked does not change any count.
+    # A cluster with a single mention on one side holds exactly one pair, and this is
+    # most of them; which mention of the other side is marked does not change any count.
     single = np.flatnonzero(fewer == 1)
     gold_hit[of_gold[single]] = True
     predicted_hit[of_predicted[single]] = True
@@ -517,9 +523,8 @@ def _largest_matching(overlap: Flags) -> list[tuple[int, int]]:
     owner = [-1] * overlap.shape[1]
     mate = [-1] * len(overlap)
     for root in range(len(overlaps)):
-        reached: dict[
-            int, int
-        ] = {}  # prediction -> the gold mention it was reached from
+        # prediction -> the gold mention it was reached from
+        reached: dict[int, int] = {}
         queue, free = deque([root]), -1
         while queue and free < 0:
             i = queue.popleft()

@@ -1,14 +1,16 @@
 """Discrete Gaussian noise, exact, from a stream of secure random bits.
 
-Clément Canonne, Gautam Kamath, Thomas Steinke (2020), "The discrete Gaussian for differential
-privacy", Algorithms 1 to 3. P(x) ∝ exp(-x² / 2 s²) on whole numbers. Here s = 2^26 always, and
-what noise is added to is laid on a grid that makes it the right size: then every probability
-below is a fraction with a power of two below its line (and k, of Algorithm 1), a comparison of
-whole numbers decides it, and no rounding of floating-point numbers speaks of the data
-(Mironov 2012). All numbers are drawn at once, and those that are rejected again.
+Clément Canonne, Gautam Kamath, Thomas Steinke (2020), "The discrete Gaussian for
+differential privacy", Algorithms 1 to 3. P(x) ∝ exp(-x² / 2 s²) on whole numbers. Here
+s = 2^26 always, and what noise is added to is laid on a grid that makes it the right
+size: then every probability below is a fraction with a power of two below its line (and
+k, of Algorithm 1), a comparison of whole numbers decides it, and no rounding of
+floating-point numbers speaks of the data (Mironov 2012). All numbers are drawn at once,
+and those that are rejected again.
 
-The stream is ChaCha20 (RFC 8439, of `cryptography`, the extra "secure") under a key of 256 bits.
-NumPy's generators are none for secrets: from some of their numbers the others follow.
+The stream is ChaCha20 (RFC 8439, of `cryptography`, the extra "secure") under a key of
+256 bits. NumPy's generators are none for secrets: from some of their numbers the others
+follow.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from fednotes.privacy.secure_sum.crypto import add_streams, need_cryptography, r
 
 BITS = 26
 SCALE: int = 2**BITS  # s, in units of the grid
-FAR = 32  # a candidate beyond so many s is rejected; an exact sampler keeps one in exp(480) of them
+# a candidate beyond so many s is rejected; an exact sampler keeps one in exp(480) of
+# them
+FAR = 32
 MARGIN = 1 - 1e-9  # of a clip, for what float64 rounds
 LOT = 2**14  # words that are drawn from the stream at a time, at least
 Words = NDArray[np.uint64]
@@ -61,10 +65,11 @@ def chosen(stream: Stream, units: int, rate: float) -> Truth:
 def cut(
     gradient: Tensors, clip: float, grids: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """A vector of all these tensors, at most `clip` long (L2), as whole numbers of each one's grid.
+    """A vector of all these tensors, at most `clip` long (L2), as whole numbers of each
+    one's grid.
 
-    It is cut towards zero, which lengthens no vector: so the length is at most `clip` in whole
-    numbers too. Nothing where it is not finite: a refusal would tell of it.
+    It is cut towards zero, which lengthens no vector: so the length is at most `clip`
+    in whole numbers too. Nothing where it is not finite: a refusal would tell of it.
     """
     exact = {
         name: value.detach().to_dense().double().cpu()
@@ -101,9 +106,8 @@ def _laplace(stream: Stream, count: int, bits: int) -> Whole:
     found = np.empty(count, np.int64)
     open_ = np.arange(count)
     while len(open_):
-        part = (stream.words(len(open_)) >> np.uint64(64 - bits)).astype(
-            np.int64
-        )  # uniform, < s
+        # uniform, < s
+        part = (stream.words(len(open_)) >> np.uint64(64 - bits)).astype(np.int64)
         kept = _exponential(stream, part, bits)  # [canonne alg 2] exp(-u / s)
         places, part = open_[kept], part[kept]
         whole = _runs(stream, len(places))
@@ -128,7 +132,8 @@ def _runs(stream: Stream, count: int) -> Whole:
 
 
 def _exponential(stream: Stream, above: Whole, bits: int) -> Truth:
-    """True with probability exp(-above / 2^bits), for whole numbers that are not negative."""
+    """True with probability exp(-above / 2^bits), for whole numbers that are not
+    negative."""
     whole, rest = above >> bits, above & ((1 << bits) - 1)
     held = _fraction(stream, rest, bits)
     going = np.flatnonzero(held & (whole > 0))
@@ -142,8 +147,8 @@ def _exponential(stream: Stream, above: Whole, bits: int) -> Truth:
 
 
 def _fraction(stream: Stream, above: Whole, bits: int) -> Truth:
-    """True with probability exp(-γ), γ = above / 2^bits at most 1. Algorithm 1: k counts up while
-    γ / k holds; it ends at an odd k with that probability."""
+    """True with probability exp(-γ), γ = above / 2^bits at most 1. Algorithm 1: k
+    counts up while γ / k holds; it ends at an odd k with that probability."""
     odd = np.ones(len(above), bool)
     going = np.arange(len(above))
     k = 1

@@ -1,13 +1,14 @@
 """What a job promises of single units of training data, and what is spent of it.
 
-(ε, δ)-differential privacy, of data sets of one site that differ by one unit that is added or
-removed. A round at a site: each unit is in it with probability q, all gradients of a unit
-together are clipped to the norm C, and what leaves is their sum with discrete Gaussian noise of
-σ C (`noise.py`; methods/private.py). Rounds compose by Rényi differential privacy of the
-Poisson-subsampled Gaussian (Mironov, Talwar, Zhang 2019, "Rényi differential privacy of the
-sampled Gaussian mechanism"), at whole orders alone: there the moments are binomial sums of
-moments that the discrete Gaussian has no larger than the continuous one (Canonne, Kamath, Steinke
-2020). Rényi to (ε, δ): Canonne et al. too, by `dp-accounting`, the extra "privacy".
+(ε, δ)-differential privacy, of data sets of one site that differ by one unit that is
+added or removed. A round at a site: each unit is in it with probability q, all
+gradients of a unit together are clipped to the norm C, and what leaves is their sum
+with discrete Gaussian noise of σ C (`noise.py`; methods/private.py). Rounds compose by
+Rényi differential privacy of the Poisson-subsampled Gaussian (Mironov, Talwar, Zhang
+2019, "Rényi differential privacy of the sampled Gaussian mechanism"), at whole orders
+alone: there the moments are binomial sums of moments that the discrete Gaussian has no
+larger than the continuous one (Canonne, Kamath, Steinke 2020). Rényi to (ε, δ): Canonne
+et al. too, by `dp-accounting`, the extra "privacy".
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from fednotes.core.settings import checked
 from fednotes.privacy.noise import SCALE
 
 ORDERS = (*range(2, 33), 36, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256, 512, 1024)
-STEP = 1e-4  # noise that is solved for is rounded up to it: the same number on every machine
+# noise that is solved for is rounded up to it: the same number on every machine
+STEP = 1e-4
 LEAST_NOISE, MOST_NOISE = 0.1, 1000.0
 COUNTS = "noisy_counts"  # the task that tells them
 Unit = Literal["patient", "document", "sentence"]
@@ -39,26 +41,27 @@ class Privacy:
     """Differential privacy of training, and what it promises (`docs/privacy.md`).
 
     Attributes:
-        unit: Whose presence is hidden: everything a site holds of a "patient", of a "document",
-            or one "sentence".
-        epsilon: ε after all rounds; the noise is computed from it. Give either `epsilon` or
-            `noise`.
+        unit: Whose presence is hidden: everything a site holds of a "patient", of a
+            "document", or one "sentence".
+        epsilon: ε after all rounds; the noise is computed from it. Give either
+            `epsilon` or `noise`.
         noise: The noise multiplier σ itself.
         delta: δ; it should be far below 1 divided by the number of units of a site.
-        clip: C, the largest L2 norm of one unit's gradient, over shared and private layers
-            together.
-        rate: q, the probability that a unit takes part in a round; an epoch has 1 / q rounds.
-        where: Who adds the noise: with "sum", each site adds a part, which protects it as long
-            as the server sees only sums (secure_sum); with "site", each site adds all of it and
-            needs to trust nobody.
-        colluding: With where = "sum": number of sites whose noise is not counted, because sites
-            that collude know their own.
-        counts: σ of the counts that all sites together publish once: mentions in the validation
-            notes found rightly and wrongly by the last model; in phenotyping, before it begins,
-            training patients by code, concept and label. 0 publishes no counts. ε includes
-            them.
-        counted: Largest L2 norm of one unit's counts: the square root of the number of things
-            that it has.
+        clip: C, the largest L2 norm of one unit's gradient, over shared and private
+            layers together.
+        rate: q, the probability that a unit takes part in a round; an epoch has 1 / q
+            rounds.
+        where: Who adds the noise: with "sum", each site adds a part, which protects it
+            as long as the server sees only sums (secure_sum); with "site", each site
+            adds all of it and needs to trust nobody.
+        colluding: With where = "sum": number of sites whose noise is not counted,
+            because sites that collude know their own.
+        counts: σ of the counts that all sites together publish once: mentions in the
+            validation notes found rightly and wrongly by the last model; in
+            phenotyping, before it begins, training patients by code, concept and label.
+            0 publishes no counts. ε includes them.
+        counted: Largest L2 norm of one unit's counts: the square root of the number of
+            things that it has.
     """
 
     unit: Unit = "patient"
@@ -98,8 +101,8 @@ class Privacy:
 class Promise:
     """A job's promise, with every number that it depends on.
 
-    noise: σ of a sum in clips. rounds: the most that are answered. shares: sites whose noise
-    counts in a sum, of `least` sites; 1: each adds all of it.
+    noise: σ of a sum in clips. rounds: the most that are answered. shares: sites whose
+    noise counts in a sum, of `least` sites; 1: each adds all of it.
     """
 
     privacy: Privacy
@@ -111,7 +114,8 @@ class Promise:
     def of(cls, privacy: Privacy, rounds: int, sites: int, least: int = 0) -> Promise:
         """sites: of the job. least: fewest of a sum; 0: all, as everywhere.
 
-        Raises ConfigError where no noise keeps it, MissingExtra without `dp-accounting`.
+        Raises ConfigError where no noise keeps it, MissingExtra without
+            `dp-accounting`.
         """
         shares = 1
         if privacy.where == "sum" and sites > 1:
@@ -137,7 +141,8 @@ class Promise:
 
     @property
     def grids(self) -> tuple[float, float]:
-        """What a whole number stands for where a site adds its share of the noise, or all of it."""
+        """What a whole number stands for where a site adds its share of the noise, or
+        all of it."""
         # [abadi noise]
         share, whole = (n * self.privacy.clip / SCALE for n in (self.share, self.noise))
         return share, whole
@@ -190,8 +195,8 @@ class Promise:
 def epsilon_of(
     noise: float, delta: float, rate: float, rounds: int, counts: float = 0.0
 ) -> float:
-    """ε of rounds of the Poisson-subsampled Gaussian, by Rényi differential privacy. counts: σ of
-    one Gaussian of everybody besides, if not 0."""
+    """ε of rounds of the Poisson-subsampled Gaussian, by Rényi differential privacy.
+    counts: σ of one Gaussian of everybody besides, if not 0."""
     if not rounds:
         return 0.0
     with _accounting() as (events, rdp):
@@ -227,7 +232,10 @@ def noise_for(
 
 @contextmanager
 def _accounting() -> Iterator[tuple[Any, Any]]:
-    """`dp-accounting`: its events, and its accountants by Rényi. Raises MissingExtra."""
+    """`dp-accounting`: its events, and its accountants by Rényi.
+
+    Raises MissingExtra.
+    """
     load = importlib.import_module
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,7 +1,9 @@
-"""Training with differential privacy: any method whose sites can descend one gradient together.
+"""Training with differential privacy: any method whose sites can descend one gradient
+together.
 
-Abadi et al. 2016, "Deep learning with differential privacy", with the noise of many sites in
-whole numbers (Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian mechanism").
+Abadi et al. 2016, "Deep learning with differential privacy", with the noise of many
+sites in whole numbers (Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian
+mechanism").
 
     q           `Privacy.rate`: each unit of a site is in a round by chance, whoever else is
     g_u         the gradient of a unit's mean loss: of shared and private layers, one vector
@@ -10,9 +12,10 @@ whole numbers (Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian me
                 of it to its private layers, which nobody else's noise hides
     N           `Config.batch_size`, a constant: no number of units leaves a site or divides here
 
-A site adds whole numbers of its grid, so a sum is exact, under the secure sum too, and its
-sensitivity is C: cutting towards zero lengthens no vector. What leaves is that sum: no loss, no
-number of sentences, no count of an evaluation. docs/privacy.md has the argument.
+A site adds whole numbers of its grid, so a sum is exact, under the secure sum too, and
+its sensitivity is C: cutting towards zero lengthens no vector. What leaves is that sum:
+no loss, no number of sentences, no count of an evaluation. docs/privacy.md has the
+argument.
 """
 
 from __future__ import annotations
@@ -62,11 +65,11 @@ logger = logging.getLogger("fednotes.privacy.training")
 class Counting:
     """What sites count once, with the noise of `Privacy.counts`.
 
-    size(config): of so many numbers. units(site, unit): what is counted, of each unit. own(site,
-    one): places among these numbers, and the numbers there, of one. agree(config, counts,
-    deviation): of the sum of all sites, each number with noise of that deviation, what the training
-    begins with; None: the last model is counted. initial(config, agreed): what sites share then,
-    before training.
+    size(config): of so many numbers. units(site, unit): what is counted, of each unit.
+    own(site, one): places among these numbers, and the numbers there, of one.
+    agree(config, counts, deviation): of the sum of all sites, each number with noise of
+    that deviation, what the training begins with; None: the last model is counted.
+    initial(config, agreed): what sites share then, before training.
     """
 
     size: Callable[[Any], int]
@@ -89,15 +92,16 @@ MENTIONS = Counting(
 class Privately:
     """What a method says of itself, that it can be trained so.
 
-    settings: those that must have one value; a job need not say so. initial(config): what sites
-    share, before training. loss(site, indices): mean loss of some sentences. rounds(config, epoch):
-    the most rounds, of so many to an epoch. units(site, unit): the sentences (or what `loss` takes
-    in their place) of each unit. content(data): a digest of what a site holds. before(site, round,
-    kept): before each answer, the parameters of its question being there; those that require no
-    gradient then rest. What it gives is kept for the next one, and may be made of parameters alone.
-    begin(site, agreed): before the first one, with what all sites agreed on (`Counting`). counts:
-    mentions found rightly, found, and annotated; None: it has none. behind: what a site's policy
-    calls the examples of a sum.
+    settings: those that must have one value; a job need not say so. initial(config):
+    what sites share, before training. loss(site, indices): mean loss of some sentences.
+    rounds(config, epoch): the most rounds, of so many to an epoch. units(site, unit):
+    the sentences (or what `loss` takes in their place) of each unit. content(data): a
+    digest of what a site holds. before(site, round, kept): before each answer, the
+    parameters of its question being there; those that require no gradient then rest.
+    What it gives is kept for the next one, and may be made of parameters alone.
+    begin(site, agreed): before the first one, with what all sites agreed on
+    (`Counting`). counts: mentions found rightly, found, and annotated; None: it has
+    none. behind: what a site's policy calls the examples of a sum.
     """
 
     settings: Mapping[str, Any]
@@ -127,7 +131,10 @@ class Privately:
                 )
 
     def promise(self, config: Any) -> Promise:
-        """What a job with these settings promises. Raises ConfigError where it cannot be."""
+        """What a job with these settings promises.
+
+        Raises ConfigError where it cannot be.
+        """
         own = config.privacy
         rounds = self.rounds(config, own.epoch)
         return Promise.of(own, rounds, config.sites, config.min_sites)
@@ -149,10 +156,8 @@ def privately(method: Method) -> Method:
         return train(federation, config, how)
 
     def alone(config: Any, sites: Sequence[SiteData]) -> tuple[Any, ...]:
-        given = {
-            "sites": 1,
-            "batch_size": config.batch_size,
-        }  # no number of this site's divides
+        # no number of this site's divides
+        given = {"sites": 1, "batch_size": config.batch_size}
         return tuple(replace(own, **given) for own in method.alone(config, sites))
 
     def pooled(config: Any, sites: Any, complete: Any) -> tuple[tuple[Any, ...], Any]:
@@ -180,7 +185,8 @@ def privately(method: Method) -> Method:
 
 
 def train(federation: Federation, config: Any, how: Privately) -> State:
-    """All rounds of a promise: a sum of clipped gradients each, and a step of Adam along it."""
+    """All rounds of a promise: a sum of clipped gradients each, and a step of Adam
+    along it."""
     promise, resumed = how.promise(config), federation.resume()
     agreed: Tensors = below(resumed.tensors, AGREED) if resumed else {}
     counting = how.first(config)
@@ -260,15 +266,16 @@ class Server(RoundServer):
 class PrivateSite(MethodSite):
     """One site of a method, of which nothing leaves but noisy sums.
 
-    secret: 32 bytes that are this site's alone, for who knows them can take its noise off; new
-    ones if none are given. Other options are those of the method's own site.
+    secret: 32 bytes that are this site's alone, for who knows them can take its noise
+    off; new ones if none are given. Other options are those of the method's own site.
 
-    Which units are in a round, and their dropout, follow from the secret and all that the round's
-    answer depends on; their noise from these and from the very sum that it is added to. So what is
-    done again after a fault has the same answer, and no two sums have the same noise, whatever
-    makes them differ.
+    Which units are in a round, and their dropout, follow from the secret and all that
+    the round's answer depends on; their noise from these and from the very sum that it
+    is added to. So what is done again after a fault has the same answer, and no two
+    sums have the same noise, whatever makes them differ.
 
-    question: what the secure sum knows the present request by; one sum of it is opened at most.
+    question: what the secure sum knows the present request by; one sum of it is opened
+        at most.
     count_step: has no effect, because no number of this site leaves without noise.
 
     Raises ConfigError where training data do not say which unit they are of.
@@ -333,7 +340,8 @@ class PrivateSite(MethodSite):
         )
 
     def noisy_gradients(self, tensors: Tensors, *, round: int) -> Update:
-        """Σ of the round's units' clipped gradients, with noise, in whole numbers of the grid."""
+        """Σ of the round's units' clipped gradients, with noise, in whole numbers of
+        the grid."""
         if self.steps >= self.promise.rounds:
             raise RefusedError(
                 f"site {self.id!r}: the job's promise is of {self.promise.rounds:,} rounds, and "
@@ -348,10 +356,11 @@ class PrivateSite(MethodSite):
             for n, p in self._learning.items()
         }
         self.site.model.train(True)
-        # By chance that nobody knows: dropout by a public seed would be another for every unit
-        # behind one that is left out, and all of these would move the sum.
+        # By chance that nobody knows: dropout by a public seed would be another for
+        # every unit behind one that is left out, and all of these would move the sum.
         dropout = stream.words(len(self.units)) >> np.uint64(1)
-        # Torch would look for every accelerator each time, longer than a gradient may take.
+        # Torch would look for every accelerator each time, longer than a gradient may
+        # take.
         on_cpu = all(p.device.type == "cpu" for p in self._parameters.values())
         sow = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
         for unit in np.flatnonzero(
@@ -360,9 +369,8 @@ class PrivateSite(MethodSite):
             sow(int(dropout[unit]))
             try:
                 clipped = self.clipped(self.units[unit])
-            except (
-                Exception
-            ) as error:  # a refusal would tell of the unit, which adds nothing
+            except Exception as error:
+                # a refusal would tell of the unit, which adds nothing
                 failed[type(error).__name__] += 1
                 continue
             for name, part in clipped.items():
@@ -391,7 +399,8 @@ class PrivateSite(MethodSite):
         return {**self._shared, **self._own}
 
     def clipped(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """A unit's gradient, at most C long, in whole numbers. indices: of its sentences.
+        """A unit's gradient, at most C long, in whole numbers. indices: of its
+        sentences.
 
         No other unit is in a pass with it: by rounding they would move what it gives.
         """
@@ -424,8 +433,8 @@ class PrivateSite(MethodSite):
         return receipt(self._secret, *about, self._data, *where)
 
     def noisy_counts(self, tensors: Tensors, *, round: int) -> Update:
-        """Σ of what each unit counts, `Privacy.counted` at most (L2), with noise, in whole numbers;
-        before the first round, or of the last round's model alone."""
+        """Σ of what each unit counts, `Privacy.counted` at most (L2), with noise, in
+        whole numbers; before the first round, or of the last round's model alone."""
         how, grid, most = (
             self._counting,
             self.promise.counted,
@@ -440,9 +449,8 @@ class PrivateSite(MethodSite):
         load_into({} if first else self._shared, tensors)
         total = torch.zeros(how.size(self._config), dtype=torch.int64)
         for one in self._counted:
-            with suppress(
-                Exception
-            ):  # a refusal would tell of the unit, which adds nothing
+            # a refusal would tell of the unit, which adds nothing
+            with suppress(Exception):
                 places, own = map(torch.as_tensor, how.own(self.site, one))
                 found = cut({COUNTS: own}, most, {COUNTS: grid})[
                     COUNTS
@@ -498,7 +506,8 @@ class PrivateSite(MethodSite):
         return {"steps": 1, **dict.fromkeys(self.of.behind, behind[task])}
 
     def state(self) -> State:
-        """Private layers, their optimizer, what is kept of earlier parameters, the secret."""
+        """Private layers, their optimizer, what is kept of earlier parameters, the
+        secret."""
         own = prefixed("private.", {name: p.detach() for name, p in self._own.items()})
         own |= (
             prefixed("kept.", self._kept)
@@ -532,7 +541,8 @@ def require_patients(site: str, unit: Unit, patients: Iterable[str | None]) -> N
 
 
 def owner_of(patient: str | None, note: str, unit: Unit) -> tuple[str, ...]:
-    """What is one unit has one; patients whose names differ in case or blanks alone are one."""
+    """What is one unit has one; patients whose names differ in case or blanks alone are
+    one."""
     return (normalise(patient or ""), *(() if unit == "patient" else (note,)))
 
 
@@ -558,9 +568,8 @@ def units_of(site: Any, unit: Unit) -> list[np.ndarray]:
     corpus = site.train_set
     owners = corpus.encoded.sentence_document
     if unit == "sentence":
-        if (
-            getattr(site.model.config, "context", unit) != unit
-        ):  # one less would change the rest
+        # one less would change the rest
+        if getattr(site.model.config, "context", unit) != unit:
             raise ConfigError(
                 '[privacy] unit = "sentence": this model reads whole documents: set unit = '
                 '"document" or "patient", or [model] context = "sentence"'

@@ -1,8 +1,10 @@
-"""A report of one run as a single HTML file: no script, no font, nothing from a network.
+"""A report of one run as a single HTML file: no script, no font, nothing from a
+network.
 
-Reads the result files alone (`summary.json`, and `metrics.jsonl` where there is one), so that
-no note can get into it. What a file lacks is left out of the page. Charts (dots by site, and a
-run's course) are computed here, in units of the picture; `templates/charts.html` writes the SVG.
+Reads the result files alone (`summary.json`, and `metrics.jsonl` where there is one),
+so that no note can get into it. What a file lacks is left out of the page. Charts (dots
+by site, and a run's course) are computed here, in units of the picture;
+`templates/charts.html` writes the SVG.
 """
 
 from __future__ import annotations
@@ -39,9 +41,8 @@ from fednotes.jobs.seeds import SEEDS_FILE, read_seeds
 Chart = Mapping[str, Any]  # what the templates draw
 Line = Mapping[str, Any]  # of metrics.jsonl
 Point = tuple[float, float]
-Series = tuple[
-    str, int, Sequence[Point]
-]  # a curve's name, its style, and its points, x ascending
+# a curve's name, its style, and its points, x ascending
+Series = tuple[str, int, Sequence[Point]]
 
 _SHORT = {
     "precision": "P",
@@ -50,17 +51,14 @@ _SHORT = {
     "auroc": "AUROC",
     "auprc": "AUPRC",
 }
-_JUDGED = {
-    "notes": "Held-out notes",
-    "patients": "Scores on the test patients",
-}  # else mentions
+# else mentions
+_JUDGED = {"notes": "Held-out notes", "patients": "Scores on the test patients"}
 _OPEN = 3  # sites; of more, the tables of diseases are folded
 _OF_A_DISEASE = ("precision", "recall", "f1", "auroc")
 _CLASSES = ("present", "absent", "questionable")
 _POOLED = "pooled"  # stands for all sites in the lines of that condition
-_PANELS = (
-    24  # sites with curves of their own; a run of 100 sites has them in the tables
-)
+# sites with curves of their own; a run of 100 sites has them in the tables
+_PANELS = 24
 _DRAWN = 300  # at most so many points of a curve are drawn
 _MARKED = 24  # curves of no more points get a marker at each
 _LETTERS = 24  # of a row's label
@@ -70,11 +68,11 @@ _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def write_report(run: str | Path, out: str | Path | None = None) -> Path:
-    """Write the page of a run's results, or of an audit alone, by default to `report.html` in its
-    folder; its path.
+    """Write the page of a run's results, or of an audit alone, by default to
+    `report.html` in its folder; its path.
 
-    Raises DataError if `summary.json` is missing or a result file is not what it should be,
-    FednotesError if the report cannot be written.
+    Raises DataError if `summary.json` is missing or a result file is not what it should
+    be, FednotesError if the report cannot be written.
     """
     folder = path_of(run, "a run's folder")
     if (folder / SEEDS_FILE).is_file() and not (folder / SUMMARY).is_file():
@@ -126,7 +124,8 @@ def _write_seeds_report(folder: Path, out: str | Path | None) -> Path:
 
 @cache
 def environment(*packages: str) -> Environment:
-    """What fills the templates of these packages, and of this one: all values are escaped."""
+    """What fills the templates of these packages, and of this one: all values are
+    escaped."""
     made = Environment(
         loader=ChoiceLoader(
             [PackageLoader(name) for name in (*packages, "fednotes.report")]
@@ -146,7 +145,8 @@ def parts_of_page(result: RunResult, lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def two_runs(runs: Mapping[str, tuple[RunResult, Sequence[Line]]]) -> dict[str, Any]:
-    """Runs side by side: their federated models at each site, and how they came to them."""
+    """Runs side by side: their federated models at each site, and how they came to
+    them."""
     pages = {name: _Page(*of) for name, of in runs.items()}
     sites = dict.fromkeys(site for page in pages.values() for site in page.result.sites)
     rows, dots, curves = [], [], []
@@ -245,7 +245,8 @@ class _Page:
         }
 
     def _verdicts(self, against: str) -> list[tuple[str, Any, bool]]:
-        """Return what the federation gave each group over another condition that it has too."""
+        """Return what the federation gave each group over another condition that it has
+        too."""
         found = [
             (name, self.result.verdict(None if mean else name, against), mean)
             for name, _, mean in self.groups
@@ -289,7 +290,8 @@ class _Page:
             yield "Bytes sent", size(up + down), f"{size(up)} up, {size(down)} down"
 
     def _shown(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """What has dots; not what stage 1 learns from, where that is not what the run is for."""
+        """What has dots; not what stage 1 learns from, where that is not what the run
+        is for."""
         for kind, of in SCORES.items():
             if "dots" in of and (kind != "codes" or not self._has("phenotypes")):
                 yield kind, of["dots"]
@@ -346,7 +348,8 @@ class _Page:
                 yield name, list(found), rows
 
     def _phenotypes(self) -> dict[str, Any] | None:
-        """Dots and a table of diseases (means over sites), and what each site's table shows."""
+        """Dots and a table of diseases (means over sites), and what each site's table
+        shows."""
         result = self.result
         mean = self._tables(result.mean, "by_output")
         by_site = {
@@ -530,7 +533,7 @@ def _condition(line: Line) -> str:
     return str(line.get("condition", "federated"))
 
 
-# ---- charts --------------------------------------------------------------------------------------
+# ---- charts --------------------------------------------------------------------------
 
 
 def _figure(charts: Sequence[Chart], caption: str) -> Chart | None:
@@ -556,7 +559,8 @@ def _axis(
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers that enclose low and high, roughly `about` steps of 1, 2, 2.5 or 5 · 10ⁿ."""
+    """Round numbers that enclose low and high, roughly `about` steps of 1, 2, 2.5 or 5
+    · 10ⁿ."""
     if high - low < _FLAT:
         pad = abs(low) * 0.1 if abs(low) > _FLAT else 1.0
         low, high = low - pad, high + pad
@@ -585,7 +589,8 @@ def line_chart(
     shape: tuple[int, int],
     unit: str = "",
 ) -> Chart:
-    """Curves over rounds. scale: what y spans, if not the curves; unit: after each y tick."""
+    """Curves over rounds. scale: what y spans, if not the curves; unit: after each y
+    tick."""
     (width, height), xs = shape, [x for _, _, points in series for x, _ in points]
     ys = scale or [y for _, _, points in series for _, y in points]
     rows = ticks(min(ys), max(ys), 4)
@@ -638,10 +643,8 @@ def dot_chart(
             found.append((look, across(value), y, f"{label}, {name}: {value:.3f}"))
         ends = [x for _, x, _, _ in found]
         short = label if len(label) <= _LETTERS else label[: _LETTERS - 1] + "…"
-        ends_at = {
-            "first": min(ends),
-            "last": max(ends),
-        }  # of the line through the markers
+        # of the line through the markers
+        ends_at = {"first": min(ends), "last": max(ends)}
         rows.append({"label": short, "y": middle, **ends_at, "marks": found})
     box = (width, bottom + 24, left, width - 16, top, bottom)
     return {

@@ -21,9 +21,8 @@ from fednotes.taggers.crf import Counts
 from fednotes.taggers.partial import Soft, allowed_tags, require_types, retag
 
 TOKENISED = (131072, 512)  # most words and sentences in one call of the tokeniser
-PREDICT_TOKENS = (
-    4096  # tokens in one batch of a light tagger's prediction, without padding
-)
+# tokens in one batch of a light tagger's prediction, without padding
+PREDICT_TOKENS = 4096
 Progress = Callable[[int, int], None]
 
 
@@ -31,9 +30,10 @@ Progress = Callable[[int, int], None]
 class PreparedCorpus:
     """A corpus as a model reads it. Belongs to its site, like the documents.
 
-    encoded: the flat corpus. known: the types whose annotation is the site's own; a span of
-    another type is pseudo. lengths: (sentences,) tokens or sub-words, for batches of like
-    length. soft: what a teacher expects of the other types; None: their spans are the target.
+    encoded: the flat corpus. known: the types whose annotation is the site's own; a
+    span of another type is pseudo. lengths: (sentences,) tokens or sub-words, for
+    batches of like length. soft: what a teacher expects of the other types; None: their
+    spans are the target.
     """
 
     encoded: Encoded
@@ -59,8 +59,8 @@ class PreparedCorpus:
     def annotated(self, documents: Sequence[Document], known: Collection[str]) -> Self:
         """The same texts with the spans of `documents` as the annotation; hard targets.
 
-        Raises ConfigError for a known type that the tag set lacks, DataError for other texts or
-        an unknown label.
+        Raises ConfigError for a known type that the tag set lacks, DataError for other
+        texts or an unknown label.
         """
         types = require_types(known, self.encoded.tagset)
         encoded = retag(self.encoded, documents, types)
@@ -71,9 +71,9 @@ class PreparedCorpus:
 class TaggerCorpus(PreparedCorpus):
     """A corpus as a light tagger reads it.
 
-    word, hashed: (forms,) rows of the word tables. characters, character_lengths: (forms, size)
-    and (forms,) uint8. context: (tokens, layers, dim) float16, frozen. What the tagger's
-    configuration does not use is None.
+    word, hashed: (forms,) rows of the word tables. characters, character_lengths:
+    (forms, size) and (forms,) uint8. context: (tokens, layers, dim) float16, frozen.
+    What the tagger's configuration does not use is None.
     """
 
     word: Tensor | None
@@ -91,7 +91,8 @@ class EncoderCorpus(PreparedCorpus):
 
     @cached_property
     def words(self) -> np.ndarray:
-        """(sentences,) words that have sub-words; of control characters nothing is left."""
+        """(sentences,) words that have sub-words; of control characters nothing is
+        left."""
         read = np.unique(self.pieces.word)  # tokens of the corpus
         return np.diff(np.searchsorted(read, self.encoded.bounds))
 
@@ -104,7 +105,8 @@ class EncoderCorpus(PreparedCorpus):
         pooling: str = "mean",
         progress: Progress | None = None,
     ) -> EncoderCorpus:
-        """Every type known. capacity: sub-words of a window. progress(done, all) counts units."""
+        """Every type known. capacity: sub-words of a window. progress(done, all) counts
+        units."""
         pieces: list[Pieces] = []
         bounds, start = encoded.bounds, 0
         while start < encoded.sentences:
@@ -138,10 +140,10 @@ def chosen_of(indices: Sequence[int] | np.ndarray) -> np.ndarray:
 class Batch:
     """Some sentences of a corpus, padded.
 
-    corpus: which. back: (batch,) the rows that put sentences into the order in which they were
-    asked. rows: (batch,) their numbers in the corpus. tokens: (batch, steps) of the corpus, the
-    sentence's first one at padding; inside: where there is one. lengths: (batch,). tags:
-    (batch, steps), 0 at padding.
+    corpus: which. back: (batch,) the rows that put sentences into the order in which
+    they were asked. rows: (batch,) their numbers in the corpus. tokens: (batch, steps)
+    of the corpus, the sentence's first one at padding; inside: where there is one.
+    lengths: (batch,). tags: (batch, steps), 0 at padding.
     """
 
     corpus: PreparedCorpus
@@ -160,7 +162,8 @@ class Batch:
         device: torch.device,
         order: np.ndarray | None = None,
     ) -> Batch:
-        """order: (batch,) in which these sentences shall stand; as they are, if not given."""
+        """order: (batch,) in which these sentences shall stand; as they are, if not
+        given."""
         order = np.arange(len(chosen)) if order is None else order
         encoded, rows = corpus.encoded, chosen[order]
         start = encoded.bounds[rows]
@@ -178,7 +181,8 @@ class Batch:
         return allowed_tags(self.tags, self.corpus.encoded.tagset, self.corpus.known)
 
     def targets(self) -> tuple[Tensor, Tensor | None, Tensor, Counts | None]:
-        """Tags, allowed tags, lengths and posterior, as `partial.split_loss` takes them."""
+        """Tags, allowed tags, lengths and posterior, as `partial.split_loss` takes
+        them."""
         if self.corpus.complete:
             return self.tags, None, self.lengths, None
         soft, device = self.corpus.soft, self.tags.device

@@ -1,17 +1,18 @@
-"""The exact linear-chain conditional random field (Lafferty, McCallum and Pereira 2001).
+"""The exact linear-chain conditional random field (Lafferty, McCallum and Pereira
+2001).
 
     score(y) = start[y_1] + Σ_t emission[t, y_t] + Σ_t transitions[y_t, y_t+1] + end[y_L]
     p(y)     = exp(score(y)) / Z,  Z = Σ_y exp(score(y)) over the allowed y
 
-The loss is -log p(gold). Its gradient is what the model expects to see minus what is there, and
-comes from one forward-backward pass instead of from autograd:
+The loss is -log p(gold). Its gradient is what the model expects to see minus what is
+there, and comes from one forward-backward pass instead of from autograd:
 
     d loss / d emission[t, j]    = p(y_t = j) - [gold_t = j]
     d loss / d transitions[i, j] = Σ_t p(y_t = i, y_t+1 = j) - [gold_t = i, gold_t+1 = j]
 
-In place of gold there may be a set of sequences (its sum of exp(score) takes the place of
-exp(score(gold)), its posterior that of the counts) or a distribution over them, given by its
-expected counts, in which the score is linear.
+In place of gold there may be a set of sequences (its sum of exp(score) takes the place
+of exp(score(gold)), its posterior that of the counts) or a distribution over them,
+given by its expected counts, in which the score is linear.
 
 On CPU the recursions are compiled (`crf_kernels.py`, one thread), elsewhere `TorchOps`.
 """
@@ -29,9 +30,8 @@ from torch.autograd.function import once_differentiable
 from fednotes.core.errors import ModelError
 
 Mask = np.ndarray | Tensor | None
-Scores = tuple[
-    Tensor, Tensor, Tensor
-]  # start (tags,), transitions (tags, tags), end (tags,)
+# start (tags,), transitions (tags, tags), end (tags,)
+Scores = tuple[Tensor, Tensor, Tensor]
 Counts = tuple[Tensor, Tensor]
 """Expected counts: of tags (batch, tokens, tags), of transitions (batch, tags, tags)."""
 _Target = Tensor | Counts  # tags; allowed tags (bool); expected counts
@@ -40,16 +40,16 @@ _Target = Tensor | Counts  # tags; allowed tags (bool); expected counts
 class CRF(nn.Module):
     """A linear-chain CRF over `num_tags` tags.
 
-    start_mask (tags,), transition_mask (tags, tags) [from, to] and end_mask (tags,): True where
-    allowed (`data.tags.allowed_transitions` gives them); None allows everything. What is
-    forbidden has probability 0 and gradient 0, exactly. The masks follow from the tag set and
-    are not part of the state dict.
+    start_mask (tags,), transition_mask (tags, tags) [from, to] and end_mask (tags,):
+    True where allowed (`data.tags.allowed_transitions` gives them); None allows
+    everything. What is forbidden has probability 0 and gradient 0, exactly. The masks
+    follow from the tag set and are not part of the state dict.
 
-    Emissions are (batch, tokens, tags) natural-log scores, float32 or float64; lengths (batch,)
-    integers in 1..tokens. What lies behind a sentence's end is never looked at. All is computed
-    in float64 (float32 on devices without it) and given back in the emissions' type. Raises
-    ModelError where shapes disagree or the constraints leave no sequence; an emission that is
-    NaN or +inf gives NaN in its sentence.
+    Emissions are (batch, tokens, tags) natural-log scores, float32 or float64; lengths
+    (batch,) integers in 1..tokens. What lies behind a sentence's end is never looked
+    at. All is computed in float64 (float32 on devices without it) and given back in the
+    emissions' type. Raises ModelError where shapes disagree or the constraints leave no
+    sequence; an emission that is NaN or +inf gives NaN in its sentence.
     """
 
     start_mask: Tensor | None
@@ -90,7 +90,8 @@ class CRF(nn.Module):
     def loss(self, emissions: Tensor, tags: Tensor, lengths: Tensor) -> Tensor:
         """Negative log likelihood of `tags` (batch, tokens) per sentence: (batch,).
 
-        Raises ModelError when a tag is no tag of this CRF or is forbidden where it stands.
+        Raises ModelError when a tag is no tag of this CRF or is forbidden where it
+            stands.
         """
         return self._losses(emissions, [tags.long()], lengths)[0]
 
@@ -99,10 +100,11 @@ class CRF(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The loss of `target` (tags, or expected counts) in two parts, each (batch,).
 
-        -log p(any sequence within `allowed`) (Tsuboi et al. 2008), `allowed` (batch, tokens,
-        tags) bool being the tags that each token may have; and -log p(target | within
-        `allowed`). Their sum is `loss`; of expected counts (`posterior` of another CRF; they get
-        no gradient) E[-log p(y)], which distillation minimises (Wang et al. 2020b).
+        -log p(any sequence within `allowed`) (Tsuboi et al. 2008), `allowed` (batch,
+        tokens, tags) bool being the tags that each token may have; and -log p(target |
+        within `allowed`). Their sum is `loss`; of expected counts (`posterior` of
+        another CRF; they get no gradient) E[-log p(y)], which distillation minimises
+        (Wang et al. 2020b).
         """
         chosen = target.long() if isinstance(target, Tensor) else target
         source, rest = self._losses(emissions, [allowed.bool(), chosen], lengths)
@@ -112,10 +114,11 @@ class CRF(nn.Module):
     def posterior(
         self, emissions: Tensor, lengths: Tensor, allowed: Tensor | None = None
     ) -> Counts:
-        """What this CRF expects to see, given that each token has one of its `allowed` tags.
+        """What this CRF expects to see, given that each token has one of its `allowed`
+        tags.
 
-        p(tag at token) (batch, tokens, tags), 0 behind the end, and Σ_t p(i at t, j at t + 1)
-        (batch, tags, tags) [from, to]; in the emissions' type, without gradient.
+        p(tag at token) (batch, tokens, tags), 0 behind the end, and Σ_t p(i at t, j at
+        t + 1) (batch, tags, tags) [from, to]; in the emissions' type, without gradient.
         """
         scores, x, lengths, ops = self._prepare(emissions, lengths)
         if allowed is not None:
@@ -130,7 +133,8 @@ class CRF(nn.Module):
     ) -> Tensor:
         """p(any sequence within `allowed`) (n,) float64, 0 where there is none.
 
-        rows: (n,) whose sentence's. allowed: (n, tokens, tags) bool, as in `split_loss`.
+        rows: (n,) whose sentence's. allowed: (n, tokens, tags) bool, as in
+            `split_loss`.
         """
         asked, back = rows.to(emissions.device).unique(return_inverse=True)
         scores, x, lengths, ops = self._prepare(emissions[asked], lengths[asked])
@@ -158,7 +162,8 @@ class CRF(nn.Module):
     def _losses(
         self, emissions: Tensor, targets: Sequence[_Target], lengths: Tensor
     ) -> tuple[Tensor, ...]:
-        """-log p(target | the one before it) of nested targets; the first, of all sequences."""
+        """-log p(target | the one before it) of nested targets; the first, of all
+        sequences."""
         scores, x, lengths, ops = self._prepare(emissions, lengths)
         moved: list[_Target] = []
         for target in targets:
@@ -227,7 +232,8 @@ class CRF(nn.Module):
 
 
 class _Loss(torch.autograd.Function):
-    """The losses, with their gradients computed along (both come from the same messages)."""
+    """The losses, with their gradients computed along (both come from the same
+    messages)."""
 
     @staticmethod
     def forward(
@@ -270,7 +276,8 @@ class _Loss(torch.autograd.Function):
                     if gradient
                     else [unary, pairs]
                 )
-            # [tagsets crf eq 8] of what is allowed, [tagsets crf eq 9] of the target within it
+            # [tagsets crf eq 8] of what is allowed, [tagsets crf eq 9] of the target
+            # within it
             losses.append((outer - inner).to(emissions.dtype))
             outer = inner
         ctx.save_for_backward(lengths, *kept)
@@ -361,24 +368,26 @@ def _path_score(
     return cast(Tensor, score)
 
 
-# ---- the recursions as torch operations ----------------------------------------------------------
+# ---- the recursions as torch operations ----------------------------------------------
 
 _PAIR_BUDGET = 1 << 24  # numbers in one block of pair posteriors (128 MiB in float64)
 
 
 class TorchOps:
-    """The recursions for every device: log-space, all sentences at once, forward and backward
-    messages one scan over two stacked batches. Functions, arguments, results: `crf_kernels.py`.
+    """The recursions for every device: log-space, all sentences at once, forward and
+    backward messages one scan over two stacked batches. Functions, arguments, results:
+    `crf_kernels.py`.
     """
 
     @staticmethod
     def partition(
         emissions: Tensor, lengths: Tensor, scores: Scores, gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """log Z (batch,), posteriors (batch, tokens, tags), transition counts (batch, tags, tags).
+        """log Z (batch,), posteriors (batch, tokens, tags), transition counts (batch,
+        tags, tags).
 
-        The last two are empty without `gradient`. log Z is -inf where no sequence is allowed,
-        NaN where an emission is NaN or +inf.
+        The last two are empty without `gradient`. log Z is -inf where no sequence is
+        allowed, NaN where an emission is NaN or +inf.
         """
         start, transitions, end = scores
         inside = _inside(lengths, emissions.shape[1])  # (batch, tokens)
@@ -386,9 +395,8 @@ class TorchOps:
         broken = ~(x < torch.inf).flatten(1).all(1)
         x = x.masked_fill(broken[:, None, None], 0.0)
         position = torch.arange(x.shape[1], device=lengths.device)
-        mirrored = (
-            lengths[:, None] - 1 - position
-        )  # (batch, tokens); padding stays in place
+        # (batch, tokens); padding stays in place
+        mirrored = lengths[:, None] - 1 - position
         mirror = torch.where(mirrored >= 0, mirrored, position)[..., None].expand_as(x)
         runs, first, matrix = x[None], start[None, None], transitions[None, None]
         if gradient:
@@ -412,15 +420,15 @@ class TorchOps:
     def path_score(
         emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
     ) -> tuple[Tensor, tuple[int, int]]:
-        """Score of the given tags (batch,), added from left to right, so that padding changes no
-        bit; sentence and position of the first tag that is none or forbidden, or (-1, -1)."""
+        """Score of the given tags (batch,), added from left to right, so that padding
+        changes no bit; sentence and position of the first tag that is none or
+        forbidden, or (-1, -1)."""
         start, transitions, end = scores
         inside = _inside(lengths, tags.shape[1])
         unknown = inside & ((tags < 0) | (tags >= emissions.shape[2]))
         known = tags.masked_fill(~inside | unknown, 0)
-        step = torch.empty(
-            tags.shape, dtype=start.dtype, device=tags.device
-        )  # (batch, tokens)
+        # (batch, tokens)
+        step = torch.empty(tags.shape, dtype=start.dtype, device=tags.device)
         step[:, 0] = start[known[:, 0]]
         step[:, 1:] = transitions[known[:, :-1], known[:, 1:]]
         is_last = (
@@ -436,7 +444,8 @@ class TorchOps:
     def subtract_path(
         unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor
     ) -> None:
-        """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
+        """Turn posteriors into gradients of the loss: take away the counts of the given
+        tags."""
         inside = _inside(lengths, tags.shape[1])
         tags = tags.masked_fill(~inside, 0)
         unary.scatter_add_(2, tags[..., None], -inside[..., None].to(unary.dtype))
@@ -461,8 +470,8 @@ class TorchOps:
     def viterbi(
         emissions: Tensor, lengths: Tensor, scores: Scores
     ) -> tuple[Tensor, int]:
-        """Highest-scoring tags (batch, tokens), 0 behind a sentence's end; and the first sentence
-        that has none (nothing allowed, or not finite), or -1."""
+        """Highest-scoring tags (batch, tokens), 0 behind a sentence's end; and the
+        first sentence that has none (nothing allowed, or not finite), or -1."""
         start, transitions, end = scores
         tokens = emissions.shape[1]
         inside = _inside(lengths, tokens)
@@ -486,9 +495,8 @@ class TorchOps:
 
 
 def _inside(lengths: Tensor, tokens: int) -> Tensor:
-    return (
-        torch.arange(tokens, device=lengths.device) < lengths[:, None]
-    )  # (batch, tokens)
+    # (batch, tokens)
+    return torch.arange(tokens, device=lengths.device) < lengths[:, None]
 
 
 def _last(values: Tensor, lengths: Tensor) -> Tensor:
@@ -499,7 +507,8 @@ def _last(values: Tensor, lengths: Tensor) -> Tensor:
 def _scan(emissions: Tensor, first: Tensor, matrix: Tensor) -> Tensor:
     """Messages that arrive at each position, before its emission.
 
-    emissions (runs, batch, tokens, tags), first (runs, 1, tags), matrix (runs, 1, tags, tags).
+    emissions (runs, batch, tokens, tags), first (runs, 1, tags), matrix (runs, 1, tags,
+    tags).
     """
     arriving = [first.expand(emissions[:, :, 0].shape)]
     for t in range(1, emissions.shape[2]):
@@ -511,7 +520,8 @@ def _scan(emissions: Tensor, first: Tensor, matrix: Tensor) -> Tensor:
 def _pairs(
     before: Tensor, after: Tensor, transitions: Tensor, inside: Tensor
 ) -> Tensor:
-    """Σ_t exp(before[t, i] + transitions[i, j] + after[t + 1, j]), in blocks of positions."""
+    """Σ_t exp(before[t, i] + transitions[i, j] + after[t + 1, j]), in blocks of
+    positions."""
     batch, tokens, tags = before.shape
     total = before.new_zeros(batch, tags, tags)
     step = max(1, _PAIR_BUDGET // (batch * tags * tags))

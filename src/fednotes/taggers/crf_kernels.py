@@ -1,21 +1,22 @@
 """The CRF's recursions on CPU: tensors in, tensors out, compiled kernels within.
 
-Same functions, arguments and results as `crf.TorchOps`; emissions and scores are float64 here.
-One sentence after the other, one thread: a sentence's result does not depend on its neighbours,
-on padding or on thread settings, bit for bit.
+Same functions, arguments and results as `crf.TorchOps`; emissions and scores are
+float64 here. One sentence after the other, one thread: a sentence's result does not
+depend on its neighbours, on padding or on thread settings, bit for bit.
 
-log Z and the posteriors come from the scaled forward-backward algorithm (Rabiner 1989, V.A) in
-exp-space, which needs one `exp` per emission. It is used for a sentence only when it provably
-loses nothing: every factor and every scaled message is either a structural zero (forbidden) or
-so far above the smallest double that no product can underflow:
+log Z and the posteriors come from the scaled forward-backward algorithm (Rabiner 1989,
+V.A) in exp-space, which needs one `exp` per emission. It is used for a sentence only
+when it provably loses nothing: every factor and every scaled message is either a
+structural zero (forbidden) or so far above the smallest double that no product can
+underflow:
 
     message >= 1e-100, exp(transition) >= 1e-50, exp(emission) >= 1e-150   (relative to the maximum)
 
 Otherwise (emissions some 230 apart, say) the sentence is done again in log-space.
 
-Kernels: emissions (batch, tokens, tags), lengths (batch,), start and end (1, tags), transitions
-(tags, tags) [from, to]. In the scaled part arrays have their last axis padded with zeros to
-`columns` so that loops run in vector lanes.
+Kernels: emissions (batch, tokens, tags), lengths (batch,), start and end (1, tags),
+transitions (tags, tags) [from, to]. In the scaled part arrays have their last axis
+padded with zeros to `columns` so that loops run in vector lanes.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -32,15 +33,15 @@ from torch import Tensor
 
 from fednotes.core.kernels import kernel, part, reduction
 
-Scores = tuple[
-    Tensor, Tensor, Tensor
-]  # start (tags,), transitions (tags, tags), end (tags,)
+# start (tags,), transitions (tags, tags), end (tags,)
+Scores = tuple[Tensor, Tensor, Tensor]
 
 
 def partition(
     emissions: Tensor, lengths: Tensor, scores: Scores, gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """log Z (batch,), posteriors (batch, tokens, tags), transition counts (batch, tags, tags)."""
+    """log Z (batch,), posteriors (batch, tokens, tags), transition counts (batch, tags,
+    tags)."""
     batch, tokens, tags = emissions.shape
     log_z = _empty(batch)
     unary, pairs = _empty(0, 0, 0), _empty(0, 0, 0)
@@ -54,14 +55,16 @@ def partition(
 def path_score(
     emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
 ) -> tuple[Tensor, tuple[int, int]]:
-    """Score of the given tags (batch,); sentence and position of the first bad tag or (-1, -1)."""
+    """Score of the given tags (batch,); sentence and position of the first bad tag or
+    (-1, -1)."""
     score = _empty(len(emissions))
     arrays = _arrays(emissions, lengths, scores)
     return score, _path_score(*arrays, tags.contiguous().numpy(), score.numpy())
 
 
 def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -> None:
-    """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
+    """Turn posteriors into gradients of the loss: take away the counts of the given
+    tags."""
     arrays = (t.contiguous().numpy() for t in (tags, lengths))
     _subtract_path(unary.numpy(), pairs.numpy(), *arrays)
 
@@ -78,7 +81,8 @@ def weigh(
 
 
 def viterbi(emissions: Tensor, lengths: Tensor, scores: Scores) -> tuple[Tensor, int]:
-    """Highest-scoring tags (batch, tokens); and the first sentence that has none, or -1."""
+    """Highest-scoring tags (batch, tokens); and the first sentence that has none, or
+    -1."""
     best = torch.empty(emissions.shape[:2], dtype=torch.int64)
     return best, _viterbi(*_arrays(emissions, lengths, scores), best.numpy())
 
@@ -94,7 +98,7 @@ def _arrays(emissions: Tensor, lengths: Tensor, scores: Scores) -> list[Any]:
     return [t.contiguous().numpy() for t in tensors]
 
 
-# ---- kernels -------------------------------------------------------------------------------------
+# ---- kernels -------------------------------------------------------------------------
 
 _SMALLEST_MESSAGE = 1e-100
 _SMALLEST_TRANSITION = -115.0  # natural logarithm of 1e-50
@@ -104,16 +108,19 @@ _SMALLEST_EMISSION = -345.0  # natural logarithm of 1e-150
 _LOG2E = 1.4426950408889634
 _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
-_ROUND = 6755399441055744.0  # 1.5 * 2**52: adding it rounds to an integer, kept in the low bits
+# 1.5 * 2**52: adding it rounds to an integer, kept in the low bits
+_ROUND = 6755399441055744.0
 _ONE_BITS = 1023 << 52
 
 
 @part
 def _exp(x, scale, bits, count):
-    """x[:count] <- exp(x), for x in [-345, 0] or -inf; scale: scratch, bits: its int64 view.
+    """x[:count] <- exp(x), for x in [-345, 0] or -inf; scale: scratch, bits: its int64
+    view.
 
-    exp(x) = 2**n exp(r), |r| <= ln(2)/2, Taylor to degree 13 (error below 1e-17). Written out so
-    that LLVM vectorises it; calling the C library once per number would take half of all time.
+    exp(x) = 2**n exp(r), |r| <= ln(2)/2, Taylor to degree 13 (error below 1e-17).
+    Written out so that LLVM vectorises it; calling the C library once per number would
+    take half of all time.
     """
     for k in range(count):
         scale[k] = x[k] * _LOG2E + _ROUND
@@ -143,7 +150,8 @@ def _exp(x, scale, bits, count):
 
 @part
 def _multiply(source, s, matrix, target, t):
-    """target[t] <- source[s] @ matrix; rows come in fours so that the sums stay in registers."""
+    """target[t] <- source[s] @ matrix; rows come in fours so that the sums stay in
+    registers."""
     rows, columns = matrix.shape
     for i in range(0, rows, 4):
         a, b, c, d = source[s, i], source[s, i + 1], source[s, i + 2], source[s, i + 3]
@@ -177,7 +185,8 @@ def _dot(left, right, t):
 
 @part
 def _lost(messages, length):
-    """How many messages are neither a structural zero nor safely above the smallest double."""
+    """How many messages are neither a structural zero nor safely above the smallest
+    double."""
     count = 0
     flat = messages.reshape(messages.size)
     for k in range(length * messages.shape[1]):
@@ -187,7 +196,8 @@ def _lost(messages, length):
 
 @part
 def _exp_scores(scores, out):
-    """out <- exp(score - maximum), 0 where forbidden; the maximum, and whether that is safe."""
+    """out <- exp(score - maximum), 0 where forbidden; the maximum, and whether that is
+    safe."""
     top, safe = -np.inf, True
     for i in range(scores.shape[0]):
         for j in range(scores.shape[1]):
@@ -203,7 +213,8 @@ def _exp_scores(scores, out):
 
 @part
 def _load(emissions, n, length, factors, scratch, bits):
-    """factors[t] <- exp(emissions[n, t] - maximum_t); Σ maximum_t, and whether that is safe."""
+    """factors[t] <- exp(emissions[n, t] - maximum_t); Σ maximum_t, and whether that is
+    safe."""
     tags, columns = emissions.shape[2], factors.shape[1]
     shift, unsafe = 0.0, 0
     for t in range(length):
@@ -227,8 +238,9 @@ def _load(emissions, n, length, factors, scratch, bits):
 def _pass(length, forward, first, matrix, factors, arriving, leaving):
     """Messages along the sentence, or with the transposed matrix from its end.
 
-    arriving[t] = leaving[t before] @ matrix, leaving[t] = arriving[t] * factors[t], scaled to sum
-    to 1 at every fourth position. Gives the logarithm of what was scaled away; NaN if unsafe.
+    arriving[t] = leaving[t before] @ matrix, leaving[t] = arriving[t] * factors[t],
+    scaled to sum to 1 at every fourth position. Gives the logarithm of what was scaled
+    away; NaN if unsafe.
     """
     columns = leaving.shape[1]
     log_scale, product = 0.0, 1.0
@@ -258,10 +270,12 @@ def _pass(length, forward, first, matrix, factors, arriving, leaving):
 
 @part
 def _posteriors(n, length, matrix, alpha, beta, after, sums, unary, pairs):
-    """unary[n] <- posteriors of each position, pairs[n] <- Σ_t posterior of (t: i, t + 1: j).
+    """unary[n] <- posteriors of each position, pairs[n] <- Σ_t posterior of (t: i, t +
+    1: j).
 
-    alpha: the messages leaving forward; beta and after: those arriving and leaving backward.
-    Each position is normalised by itself, so that the scales of the messages do not matter.
+    alpha: the messages leaving forward; beta and after: those arriving and leaving
+    backward. Each position is normalised by itself, so that the scales of the messages
+    do not matter.
     """
     tags, columns = pairs.shape[1], sums.shape[1]
     for t in range(length):
@@ -309,8 +323,8 @@ def _logarithmic(
     x, n, length, start, transitions, transitions_t, end, alpha, beta, after, gradient, unary,
     pairs,
 ):  # fmt: skip
-    """log Z of one sentence, and its posteriors, with T² exponentials a token; NaN if not
-    finite."""
+    """log Z of one sentence, and its posteriors, with T² exponentials a token; NaN if
+    not finite."""
     tags = x.shape[2]
     for t in range(length):
         for j in range(tags):
@@ -351,11 +365,12 @@ INPUTS = (
 def _partition(
     emissions, lengths, start, transitions, end, gradient, log_z, unary, pairs
 ):
-    """log_z (batch,) <- log Z; with `gradient` also unary (batch, tokens, tags) <- posteriors
-    (0 behind a sentence's end) and pairs (batch, tags, tags) <- expected transition counts.
+    """log_z (batch,) <- log Z; with `gradient` also unary (batch, tokens, tags) <-
+    posteriors (0 behind a sentence's end) and pairs (batch, tags, tags) <- expected
+    transition counts.
 
-    start and end (1, tags). log_z is -inf where no sequence is allowed, NaN where an emission
-    is NaN or +inf.
+    start and end (1, tags). log_z is -inf where no sequence is allowed, NaN where an
+    emission is NaN or +inf.
     """
     batch, tokens, tags = emissions.shape
     rows, columns = (tags + 3) // 4 * 4, (tags + 7) // 8 * 8
@@ -402,8 +417,8 @@ def _partition(
 
 @kernel(f"UniTuple(int64, 2)({INPUTS}, int64[:, ::1], float64[::1])")
 def _path_score(emissions, lengths, start, transitions, end, tags, score):
-    """score (batch,) <- score of the given tags; (sentence, position) of the first tag that is
-    no tag or that the constraints forbid, (-1, -1) when there is none."""
+    """score (batch,) <- score of the given tags; (sentence, position) of the first tag
+    that is no tag or that the constraints forbid, (-1, -1) when there is none."""
     for n in range(emissions.shape[0]):
         score[n] = 0.0
         for t in range(lengths[n]):
@@ -421,7 +436,8 @@ def _path_score(emissions, lengths, start, transitions, end, tags, score):
 
 @kernel("void(float64[:, :, ::1], float64[:, :, ::1], int64[:, ::1], int64[::1])")
 def _subtract_path(unary, pairs, tags, lengths):
-    """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
+    """Turn posteriors into gradients of the loss: take away the counts of the given
+    tags."""
     for n in range(unary.shape[0]):
         for t in range(lengths[n]):
             unary[n, t, tags[n, t]] -= 1.0
@@ -434,8 +450,8 @@ def _subtract_path(unary, pairs, tags, lengths):
     " float64[:, :, ::1], float64[::1], float64[:, ::1], float64[::1])"
 )
 def _weigh(unary, pairs, lengths, weights, emissions, start, transitions, end):
-    """Gradients of emissions (weights[n] unary[n]) and of start, transitions and end (weighted
-    sums in the order of the batch)."""
+    """Gradients of emissions (weights[n] unary[n]) and of start, transitions and end
+    (weighted sums in the order of the batch)."""
     batch, tokens, tags = unary.shape
     start[:], transitions[:], end[:] = 0.0, 0.0, 0.0
     for n in range(batch):
@@ -453,10 +469,12 @@ def _weigh(unary, pairs, lengths, weights, emissions, start, transitions, end):
 
 @kernel(f"int64({INPUTS}, int64[:, ::1])")
 def _viterbi(emissions, lengths, start, transitions, end, best):
-    """best (batch, tokens) <- highest-scoring tags, 0 behind a sentence's end, the lower tag on a
-    tie. Gives the first sentence that has none (nothing allowed, or not finite), or -1.
+    """best (batch, tokens) <- highest-scoring tags, 0 behind a sentence's end, the
+    lower tag on a tie. Gives the first sentence that has none (nothing allowed, or not
+    finite), or -1.
 
-    The forward pass keeps maxima only; the way back finds the predecessor again, T per token.
+    The forward pass keeps maxima only; the way back finds the predecessor again, T per
+    token.
     """
     batch, tokens, tags = emissions.shape
     score = np.empty((tokens, tags))

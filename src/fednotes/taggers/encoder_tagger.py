@@ -1,15 +1,16 @@
 """A frozen encoder, tuned by LoRA or prompts, with a CRF on top.
 
-Any Hugging Face encoder reads the text; a word is the mean of its sub-words' states above one
-layer; a projection and a CRF tag it. Trained and sent are the CRF's parameters and
+Any Hugging Face encoder reads the text; a word is the mean of its sub-words' states
+above one layer; a projection and a CRF tag it. Trained and sent are the CRF's
+parameters and
 
     tuning = "lora"      low-rank changes of the query and value projections (Hu et al. 2021)
     tuning = "prompts"   keys and values beside the text's (LightNER; Wang et al. 2023, Eq. 14)
     tuning = "none"      nothing else; a `Tagger` with `contextual` computes the same features
                          once and for all, and is then faster by far
 
-The encoder is no part of the model: all models of a process that ask for the same directory,
-depth and device share one `Backbone`, so the weights are in memory once.
+The encoder is no part of the model: all models of a process that ask for the same
+directory, depth and device share one `Backbone`, so the weights are in memory once.
 What measures transfer between losses is the projection's weight, under each tuning: its
 gradient comes from the emissions' alone, without a backward pass through the encoder.
 """
@@ -63,16 +64,16 @@ class EncoderTaggerConfig(ModelConfig):
     Attributes:
         kind: The encoder-tagger.
         encoder: "minilm" or a Hugging Face directory.
-        layer: The last of the encoder's layers that is run; 0 runs all. If it is not given: 5
-            of "minilm", whose sixth layer says less of words, else all.
+        layer: The last of the encoder's layers that is run; 0 runs all. If it is not
+            given: 5 of "minilm", whose sixth layer says less of words, else all.
         tuning: How the encoder is tuned.
         rank: Rank of low-rank changes: W + alpha / rank · B A.
         alpha: Scale of low-rank changes; see `rank`.
         prompts: Number of prompts for each layer; 0 for none.
         prompt_hidden: Width of the layer that makes the prompts.
         dropout: Dropout rate of the words' vectors.
-        max_tokens: Longer sentences are cut between entities. A sentence longer than the
-            encoder's positions is read in overlapping windows.
+        max_tokens: Longer sentences are cut between entities. A sentence longer than
+            the encoder's positions is read in overlapping windows.
     """
 
     encodes: ClassVar[bool] = True
@@ -100,8 +101,9 @@ class EncoderTaggerConfig(ModelConfig):
 class Backbone:
     """A frozen Hugging Face encoder of which the first `layers` layers are run.
 
-    frame: what it reads at once. width: columns of a state. whole: the model has no layer above
-    `layers`, so its last state is the wanted one. fingerprint: SHA-256 over the directory.
+    frame: what it reads at once. width: columns of a state. whole: the model has no
+    layer above `layers`, so its last state is the wanted one. fingerprint: SHA-256 over
+    the directory.
     """
 
     directory: Path
@@ -128,7 +130,8 @@ class Backbone:
         around: AbstractContextManager[None] | None = None,
         **options: Any,
     ) -> tuple[Tensor, ...]:
-        """States (windows, longest, width) above layer `layers`, or above each one below too.
+        """States (windows, longest, width) above layer `layers`, or above each one
+        below too.
 
         around: entered for the forward pass. options: passed to the model (prompts).
         """
@@ -150,8 +153,8 @@ def open_backbone(
 ) -> Backbone:
     """The encoder "minilm" or of a directory, up to a layer (0 = the last).
 
-    Raises ConfigError (a layer or device that is not there), ModelError (nothing usable),
-    MissingExtra.
+    Raises ConfigError (a layer or device that is not there), ModelError (nothing
+    usable), MissingExtra.
     """
     path = encoder_directory(spec)
     return _open(path, layer, str(device_of(device)), stamp_of(path))
@@ -184,7 +187,8 @@ def _open(path: Path, layer: int, device: str, stamp: Stamp) -> Backbone:
 
 @torch.no_grad()
 def _cut(backbone: Backbone, found: tuple[Tensor, ...]) -> Backbone:
-    """Leave the layers above the wanted one out, if the model then gives the same states.
+    """Leave the layers above the wanted one out, if the model then gives the same
+    states.
 
     found: what all its layers say of one padding sub-word.
     """
@@ -221,7 +225,8 @@ def _attentions(backbone: Backbone) -> list[nn.Module]:
 
 
 class EncoderTagger(Model):
-    """A tuned encoder with a CRF; see `build_encoder_tagger`. backbone: the shared encoder."""
+    """A tuned encoder with a CRF; see `build_encoder_tagger`. backbone: the shared
+    encoder."""
 
     transfer = "crf.project.weight"
     reads = EncoderCorpus
@@ -248,12 +253,14 @@ class EncoderTagger(Model):
 
     @property
     def frozen(self) -> int:
-        """Parameters of the encoder, of which the layers above the used ones are left out."""
+        """Parameters of the encoder, of which the layers above the used ones are left
+        out."""
         return sum(p.numel() for p in self.backbone.model.parameters())
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The columns of each layer of `Losses.hidden`: every encoder layer that is run."""
+        """The columns of each layer of `Losses.hidden`: every encoder layer that is
+        run."""
         return (self.backbone.width,) * self.backbone.layers
 
     @property
@@ -282,7 +289,8 @@ class EncoderTagger(Model):
     ) -> list[Tensor]:
         """Words' vectors (sentences, steps, width) above the last layer, or above each.
 
-        The mean of a word's sub-words; zero at padding and for a word without sub-words.
+        The mean of a word's sub-words; zero at padding and for a word without
+        sub-words.
         """
         backbone, steps = self.backbone, batch.inside.shape[1]
         dtype = self.crf.project.weight.dtype
@@ -327,8 +335,9 @@ def build_encoder_tagger(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> EncoderTagger:
-    """A new model around the process's one copy of the encoder. Raises as `build_model`;
-    ConfigError also for a layer that is not there or an encoder that cannot be tuned so."""
+    """A new model around the process's one copy of the encoder. Raises as
+    `build_model`; ConfigError also for a layer that is not there or an encoder that
+    cannot be tuned so."""
     backbone = open_backbone(config.encoder, config.depth, device)
     return EncoderTagger(config, tagset, seed, backbone).to(device)
 

@@ -1,13 +1,15 @@
 """The layers of a tagger, over flat batches without padding.
 
-A batch of sentences is one matrix of tokens, (tokens, features), in the order of a packed
-sequence: sentences sorted by falling length, then all first tokens, all second tokens, … .
-At step t the sentences that still run are the first `sizes[t]` rows of the step, so no
-layer ever sees padding: the results do not depend on it, and nothing is computed for it.
+A batch of sentences is one matrix of tokens, (tokens, features), in the order of a
+packed
+sequence: sentences sorted by falling length, then all first tokens, all second tokens,
+… . At step t the sentences that still run are the first `sizes[t]` rows of the step, so
+no layer ever sees padding: the results do not depend on it, and nothing is computed for
+it.
 
-Each layer that takes word representations takes a list of parts, (tokens, d_1), (tokens,
-d_2), …, and reads them as their concatenation. A part that is frozen (word vectors,
-contextual features) so costs no gradient.
+Each layer that takes word representations takes a list of parts, (tokens, d_1),
+(tokens, d_2), …, and reads them as their concatenation. A part that is frozen (word
+vectors, contextual features) so costs no gradient.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -47,8 +49,8 @@ def character_table(forms: Sequence[str], size: int) -> tuple[np.ndarray, np.nda
     """Character ids of word forms: (forms, size) uint8 and lengths (forms,) uint8.
 
     Each word stands between a begin and an end marker. Of a word that is longer than
-    `size - 2` characters the head and the tail are kept: names of drugs and findings tell
-    most at their two ends.
+    `size - 2` characters the head and the tail are kept: names of drugs and findings
+    tell most at their two ends.
     """
     table = np.zeros((len(forms), size), np.uint8)
     lengths = np.zeros(len(forms), np.uint8)
@@ -68,10 +70,12 @@ class PackedLayout:
     """Where the tokens of one batch stand; made from the sentence lengths alone.
 
     order: (sentences,) the batch's sentences by falling length.
-    sizes: running sentences at each step, non-increasing; their sum is the tokens' number.
+    sizes: running sentences at each step, non-increasing; their sum is the tokens'
+        number.
     step, row: (tokens,) each token's position in its sentence and sentence in `order`.
     place: (steps, sentences) token → flat row; -1 where a sentence has ended.
-    reverse: (tokens,) the row of the token that mirrors it in its sentence (an involution).
+    reverse: (tokens,) the row of the token that mirrors it in its sentence (an
+        involution).
     """
 
     order: np.ndarray
@@ -103,7 +107,8 @@ class PackedLayout:
         return len(self.step)
 
     def shifted(self, offset: int) -> Tensor:
-        """(tokens,) the row of the token `offset` steps on; `tokens` beyond the sentence."""
+        """(tokens,) the row of the token `offset` steps on; `tokens` beyond the
+        sentence."""
         steps = self.place.shape[0]
         target = self.step + offset
         inside = (target >= 0) & (target < steps)
@@ -124,7 +129,8 @@ def with_zero(x: Tensor) -> Tensor:
 
 
 class _Reorder(torch.autograd.Function):
-    """x[index] where index is an involution: the gradient is a gather too, not a scatter."""
+    """x[index] where index is an involution: the gradient is a gather too, not a
+    scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
@@ -138,7 +144,8 @@ class _Reorder(torch.autograd.Function):
 
 
 class _ShiftedSum(torch.autograd.Function):
-    """y (tokens, width, filters) → Σ_k y[neighbour_k, k] (tokens, filters), zeros outside."""
+    """y (tokens, width, filters) → Σ_k y[neighbour_k, k] (tokens, filters), zeros
+    outside."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, ahead: Tensor, back: Tensor) -> Tensor:
@@ -159,7 +166,8 @@ class _ShiftedSum(torch.autograd.Function):
 def parts_linear(
     parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """concat(parts) @ weightᵀ + bias, weight (out, Σ d), without a gradient for frozen parts."""
+    """concat(parts) @ weightᵀ + bias, weight (out, Σ d), without a gradient for frozen
+    parts."""
     columns = weight.split([part.shape[1] for part in parts], dim=1)
     out = F.linear(parts[0], columns[0], bias)
     for part, column in zip(parts[1:], columns[1:], strict=True):
@@ -170,9 +178,10 @@ def parts_linear(
 class Characters(nn.Module):
     """Character CNN with max-pooling: word → (filters,), ReLU.
 
-    The convolution of an embedding is a sum of look-ups: with E (inventory, dim) and kernel
-    W_k (dim, filters) at offset k, position p gives Σ_k (E W_k)[character p+k]. The products
-    E W_k are formed once a batch, (inventory, width, filters); then a word costs additions.
+    The convolution of an embedding is a sum of look-ups: with E (inventory, dim) and
+    kernel W_k (dim, filters) at offset k, position p gives Σ_k (E W_k)[character p+k].
+    The products E W_k are formed once a batch, (inventory, width, filters); then a word
+    costs additions.
     """
 
     def __init__(self, dim: int, filters: int, width: int) -> None:
@@ -191,9 +200,8 @@ class Characters(nn.Module):
         if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32:
             table = F.linear(self.embedding, self.weight.reshape(-1, dim))
             table = table.view(INVENTORY, width, filters)
-            pooled = cast(
-                Tensor, _CharMax.apply(table, characters, lengths)
-            )  # (words, filters)
+            # (words, filters)
+            pooled = cast(Tensor, _CharMax.apply(table, characters, lengths))
         else:
             pooled = self._convolved(characters, lengths)
         return F.relu(pooled + self.bias)
@@ -212,7 +220,8 @@ class Characters(nn.Module):
 
 
 class _CharMax(torch.autograd.Function):
-    """table (inventory, width, filters) → max over a word's positions of Σ_k table[c, k]."""
+    """table (inventory, width, filters) → max over a word's positions of Σ_k table[c,
+    k]."""
 
     @staticmethod
     def forward(
@@ -258,9 +267,8 @@ class WordCNN(nn.Module):
 
     def forward(self, parts: Sequence[Tensor], layout: PackedLayout) -> Tensor:
         """parts of (tokens, Σ d) → (tokens, widths · filters)."""
-        weights = [
-            getattr(self, f"weight_{w}") for w in self.widths
-        ]  # (width, filters, d)
+        # (width, filters, d)
+        weights = [getattr(self, f"weight_{w}") for w in self.widths]
         inputs = weights[0].shape[2]
         stacked = torch.cat([w.reshape(-1, inputs) for w in weights])
         y = parts_linear(parts, stacked)  # (tokens, Σ width · filters)
@@ -278,8 +286,9 @@ class WordCNN(nn.Module):
 
 
 class BiLSTM(nn.Module):
-    """Stacked bidirectional LSTM (Hochreiter and Schmidhuber 1997; gates i, f, g, o as in
-    torch.nn.LSTM, one bias). Each direction's parameters are stacked: [0] forward, [1] back.
+    """Stacked bidirectional LSTM (Hochreiter and Schmidhuber 1997; gates i, f, g, o as
+    in torch.nn.LSTM, one bias). Each direction's parameters are stacked: [0] forward,
+    [1] back.
     """
 
     def __init__(self, inputs: int, units: int, layers: int) -> None:
@@ -302,9 +311,8 @@ class BiLSTM(nn.Module):
                 ]
             )
             bias = torch.zeros(2, 4 * units)
-            bias[:, units : 2 * units] = (
-                1.0  # remember at first (Jozefowicz et al. 2015)
-            )
+            # remember at first (Jozefowicz et al. 2015)
+            bias[:, units : 2 * units] = 1.0
             self.register_parameter(f"weight_ih_l{layer}", nn.Parameter(into))
             self.register_parameter(f"weight_hh_l{layer}", nn.Parameter(across))
             self.register_parameter(f"bias_l{layer}", nn.Parameter(bias))
@@ -344,8 +352,9 @@ class Words(nn.Module):
 
 
 class ContextMix(nn.Module):
-    """Scalar mix over the layers of contextual features (Peters et al. 2018, Eq. 1), then an
-    optional projection. Without parameters where there is one layer and no projection."""
+    """Scalar mix over the layers of contextual features (Peters et al. 2018, Eq. 1),
+    then an optional projection. Without parameters where there is one layer and no
+    projection."""
 
     def __init__(self, layers: int, dim: int, project: int) -> None:
         super().__init__()
@@ -425,11 +434,12 @@ def _char_scatter(grad, best, characters, lengths, out):
                         out[characters[word, q], k, f] += g
 
 
-# ---- the recurrence of a bidirectional LSTM, with its analytic gradient -------------------------
+# ---- the recurrence of a bidirectional LSTM, with its analytic gradient --------------
 #
-# The two directions run side by side on the same packed rows (the backward one on mirrored
-# sentences), so every step is dense. The gradient of the recurrent weights is one product over
-# all tokens at the end instead of one a step. Off the CPU, torch operations do the same.
+# The two directions run side by side on the same packed rows (the backward one on
+# mirrored sentences), so every step is dense. The gradient of the recurrent weights is
+# one product over all tokens at the end instead of one a step. Off the CPU, torch
+# operations do the same.
 
 
 def bilstm(
@@ -437,8 +447,9 @@ def bilstm(
 ) -> tuple[Tensor, Tensor]:
     """Hidden states of both directions, each (tokens, units).
 
-    ahead, back: (tokens, 4 · units) the input's share of the gates i, f, g, o (with bias), in
-    packed order. across: (2, 4 · units, units). sizes: sentences running at each step.
+    ahead, back: (tokens, 4 · units) the input's share of the gates i, f, g, o (with
+    bias), in packed order. across: (2, 4 · units, units). sizes: sentences running at
+    each step.
     """
     if ahead.device.type == "cpu" and ahead.dtype == torch.float32:
         outputs = _Recurrence.apply(ahead, back, across, tuple(sizes))
@@ -468,10 +479,8 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         units = across.shape[2]
         tokens = ahead.shape[0]
-        acts = [
-            torch.empty_like(ahead),
-            torch.empty_like(back),
-        ]  # gates after activation
+        # gates after activation
+        acts = [torch.empty_like(ahead), torch.empty_like(back)]
         cells = torch.empty(2, tokens, units)
         tanhs = torch.empty(2, tokens, units)
         hidden = [torch.empty(tokens, units) for _ in range(2)]

@@ -1,8 +1,9 @@
-"""What a method may ask of a model that finds mentions, and what all such models do alike.
+"""What a method may ask of a model that finds mentions, and what all such models do
+alike.
 
-A kind of model is one file of this folder: its specification, a `Model`, and a constant `KIND`
-that names both. Nothing elsewhere lists it: `[model] kind = "some-kind"` is found in the module
-`some_kind`.
+A kind of model is one file of this folder: its specification, a `Model`, and a constant
+`KIND` that names both. Nothing elsewhere lists it: `[model] kind = "some-kind"` is
+found in the module `some_kind`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class ModelConfig:
     """What a job's [model] table says of a model that finds mentions.
 
     Attributes:
-        softens: Whether the model can train on a posterior in place of a best guess; no key.
+        softens: Whether the model can train on a posterior in place of a best guess; no
+            key.
         encodes: Whether the model is a pre-trained encoder that learns; no key.
     """
 
@@ -55,8 +57,9 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of model: its specification, what makes a model of one, for a tag set, a seed and a
-    device, and what makes one of a table if its keys are not simply the fields."""
+    """A kind of model: its specification, what makes a model of one, for a tag set, a
+    seed and a device, and what makes one of a table if its keys are not simply the
+    fields."""
 
     config: type[Any]
     build: Callable[..., Model]
@@ -67,14 +70,15 @@ class Kind:
 class Losses:
     """The loss of some sentences, split by where each target comes from.
 
-    source: (sentences,) of what the site annotated itself. target: (sentences,) of what was
-    added for types that it does not annotate; zeros where nothing was.
+    source: (sentences,) of what the site annotated itself. target: (sentences,) of what
+    was added for types that it does not annotate; zeros where nothing was.
 
     Only if asked for (`states=True`), for adversarial methods:
     hidden: one (sentences, width) a layer that represents text, mean over the sentence.
     outputs: (steps, width) states right below the output scores, one for each predicted
-    target. pseudo: (steps,) bool, those that predict an added target. score: (steps, width) →
-    (steps, candidates) unnormalised scores, -inf where a candidate is not allowed.
+    target. pseudo: (steps,) bool, those that predict an added target. score: (steps,
+    width) → (steps, candidates) unnormalised scores, -inf where a candidate is not
+    allowed.
     """
 
     source: Tensor
@@ -104,12 +108,14 @@ class Reading(Protocol):
         """(tokens,) the tags to predict."""
 
     def chances(self, spans: np.ndarray) -> np.ndarray:
-        """(spans,) how probable each is: exactly its words, with its type. spans: (spans, 4) which
-        of the sentences that were asked, its first word there, the one behind its last, its type's
-        index; -1: that none of these words is in a mention."""
+        """(spans,) how probable each is: exactly its words, with its type. spans:
+        (spans, 4) which of the sentences that were asked, its first word there, the one
+        behind its last, its type's index; -1: that none of these words is in a mention.
+        """
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, tags), given what is allowed; and (sentences, …) expected transitions."""
+        """(tokens, tags), given what is allowed; and (sentences, …) expected
+        transitions."""
 
     def losses(self, states: bool) -> Losses:
         """As `Model.losses`."""
@@ -121,12 +127,14 @@ class Reading(Protocol):
 class Model(nn.Module):
     """An entity recogniser for one tag set.
 
-    config, tagset: what it was built from; the tag set's types are those that it predicts.
-    kind, transfer: the name of the small trainable parameter whose gradient says how well one
-    loss serves another.
-    reads: the corpora that `prepare` makes; every method takes only those. place: the key of
-    its specification that names a frozen encoder. whole: it is saved with all that is frozen, by
-    its own `save`. sure: what the confidence of a span that it predicts is, in words.
+    config, tagset: what it was built from; the tag set's types are those that it
+        predicts.
+    kind, transfer: the name of the small trainable parameter whose gradient says how
+    well one loss serves another.
+    reads: the corpora that `prepare` makes; every method takes only those. place: the
+    key of its specification that names a frozen encoder. whole: it is saved with all
+    that is frozen, by its own `save`. sure: what the confidence of a span that it
+    predicts is, in words.
 
     A model that tags tokens has `_encode` and `_read`; all else it has from here.
     """
@@ -196,7 +204,8 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Name → parameter, sorted by name, of everything that training changes and sends."""
+        """Name → parameter, sorted by name, of everything that training changes and
+        sends."""
         named = sorted(self.named_parameters(), key=lambda pair: pair[0])
         return {name: parameter for name, parameter in named if parameter.requires_grad}
 
@@ -207,17 +216,21 @@ class Model(nn.Module):
         progress: Progress | None = None,
         gold: bool = True,
     ) -> PreparedCorpus:
-        """Encode a corpus and look up all that training does not change; every type known.
+        """Encode a corpus and look up all that training does not change; every type
+        known.
 
-        cache: folder for what can be kept. progress(done, all) is called meanwhile. gold=False
-        strips the spans first, so that no boundary owes anything to them. Raises DataError for a
-        label that the tag set does not have.
+        cache: folder for what can be kept. progress(done, all) is called meanwhile.
+        gold=False strips the spans first, so that no boundary owes anything to them.
+        Raises DataError for a label that the tag set does not have.
         """
         given = tuple(documents) if gold else without_gold(documents)
         return self._encode(given, Preparing(cache, progress, gold))
 
     def own(self, corpus: PreparedCorpus) -> Any:
-        """The corpus, if such a model prepared it. Raises ModelError for another model's."""
+        """The corpus, if such a model prepared it.
+
+        Raises ModelError for another model's.
+        """
         if not isinstance(corpus, self.reads):
             kind = self.config.kind
             raise ModelError(
@@ -241,11 +254,12 @@ class Model(nn.Module):
     def soften(
         self, corpus: PreparedCorpus, rows: np.ndarray | None = None
     ) -> PreparedCorpus:
-        """The same corpus whose target is this model's posterior, given the known types' spans.
+        """The same corpus whose target is this model's posterior, given the known
+        types' spans.
 
-        rows: of these sentences alone, and of the others nothing. Without dropout. Unchanged where
-        every type is known: nothing is left to guess. Raises ConfigError where its specification
-        has `softens` False.
+        rows: of these sentences alone, and of the others nothing. Without dropout.
+        Unchanged where every type is known: nothing is left to guess. Raises
+        ConfigError where its specification has `softens` False.
         """
         own: PreparedCorpus = self.own(corpus)
         if own.complete or not own.sentences:
@@ -267,7 +281,8 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def guessed(self, corpus: PreparedCorpus, rows: np.ndarray) -> np.ndarray:
-        """(tokens,) tags that this model predicts for some sentences, read at once; else 0."""
+        """(tokens,) tags that this model predicts for some sentences, read at once;
+        else 0."""
         own: PreparedCorpus = self.own(corpus)
         ids = np.zeros(len(own.encoded.form), np.int64)
         with evaluating(self):
@@ -282,11 +297,12 @@ class Model(nn.Module):
         *,
         states: bool = False,
     ) -> Losses:
-        """The losses of some sentences by the origin of their targets, in the order of `indices`.
+        """The losses of some sentences by the origin of their targets, in the order of
+        `indices`.
 
-        Where every type is known, source is the ordinary loss and target exactly 0, without a
-        gradient. Dropout (in training mode) draws from torch's global generator alone. Raises
-        TrainingError for no sentences.
+        Where every type is known, source is the ordinary loss and target exactly 0,
+        without a gradient. Dropout (in training mode) draws from torch's global
+        generator alone. Raises TrainingError for no sentences.
         """
         return self._read_batch(
             self.own(corpus), chosen_of(indices), every=states
@@ -298,8 +314,8 @@ class Model(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Gradients with respect to the transfer parameter alone, without dropout.
 
-        Returns (sentences, size): of each sentence's source loss; and (size,): of the sum of
-        their target losses. No parameter's `.grad` changes.
+        Returns (sentences, size): of each sentence's source loss; and (size,): of the
+        sum of their target losses. No parameter's `.grad` changes.
         """
         own, chosen = self.own(corpus), np.asarray(indices, np.int64)
         weight = self.get_parameter(self.transfer)
@@ -318,8 +334,8 @@ class Model(nn.Module):
     ) -> tuple[Document, ...]:
         """The documents (or a corpus') with predicted spans in place of their own.
 
-        Given documents, what is annotated in them is not looked at. Dropout is off. confidence:
-        spans have one, which `sure` explains.
+        Given documents, what is annotated in them is not looked at. Dropout is off.
+        confidence: spans have one, which `sure` explains.
         """
         if isinstance(documents, Sequence):
             own = self.prepare(documents, gold=False)
@@ -330,12 +346,10 @@ class Model(nn.Module):
 
     def _found(self, corpus: Any, confidence: bool) -> tuple[Document, ...]:
         encoded = corpus.encoded
-        ids = np.zeros(
-            len(encoded.form), np.int64
-        )  # (tokens,); O where nothing is read
-        chances = (
-            np.full(len(ids), np.nan) if confidence else None
-        )  # at a span's first token
+        # (tokens,); O where nothing is read
+        ids = np.zeros(len(encoded.form), np.int64)
+        # at a span's first token
+        chances = np.full(len(ids), np.nan) if confidence else None
         for indices in self._parts(corpus.lengths):
             read = self._read_batch(corpus, indices)
             ids[read.tokens] = read.best()
@@ -358,8 +372,9 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def alternatives(self, document: Document, span: Span) -> dict[str, float]:
-        """How probable the words of a span are as a mention of each type; and "O": that none of
-        them is in any mention. What is left of 1 goes to spans with other boundaries.
+        """How probable the words of a span are as a mention of each type; and "O": that
+        none of them is in any mention. What is left of 1 goes to spans with other
+        boundaries.
 
         Raises DataError where the model reads no word, or words that it reads apart.
         """
@@ -389,9 +404,9 @@ class Model(nn.Module):
 class CrfReading:
     """What a model with a CRF on top makes of a batch.
 
-    features: what the output's projection reads, (batch, steps, width); or (tokens, width), and
-    `place` (batch, steps) says which row is whose, `tokens` at padding. layers: likewise, one
-    for each of `Losses.hidden`, zero at padding.
+    features: what the output's projection reads, (batch, steps, width); or (tokens,
+    width), and `place` (batch, steps) says which row is whose, `tokens` at padding.
+    layers: likewise, one for each of `Losses.hidden`, zero at padding.
     """
 
     output: CrfOutput

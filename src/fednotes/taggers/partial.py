@@ -1,33 +1,37 @@
-"""Losses on text whose annotation covers some of its types, by where their targets come from.
+"""Losses on text whose annotation covers some of its types, by where their targets come
+from.
 
-A site annotates the types T_k of the tag set T itself ("known"); for the others a teacher, the
-global model, has added what it found. A token inside a known mention has exactly its tag; any
-other token may be O or have any tag of the types T\\k. Within these sets A(x) lie all tag
-sequences that agree with what the site says, among them the pseudo-complete one ŷ:
+A site annotates the types T_k of the tag set T itself ("known"); for the others a
+teacher, the global model, has added what it found. A token inside a known mention has
+exactly its tag; any other token may be O or have any tag of the types T\\k. Within
+these sets A(x) lie all tag sequences that agree with what the site says, among them the
+pseudo-complete one ŷ:
 
     source = -log p(A(x) | x)      = log Z - log Z_A        what the site says
     target = -log p(ŷ | A(x), x)   = log Z_A - score(ŷ)     what was added, given what it says
     source + target = -log p(ŷ | x)                         the ordinary loss
 
-Z_A sums exp(score) over A(x) alone. So the source part is the loss of partial annotation:
-Tsuboi et al. 2008; Greenberg et al. 2018 and Beryozkin et al. 2019 train named entity
-recognisers on heterogeneous tag sets with it alone, and so does this project where nothing is
-distilled. The scheme's constraints hold within A(x): a B- opens each added mention.
+Z_A sums exp(score) over A(x) alone. So the source part is the loss of partial
+annotation: Tsuboi et al. 2008; Greenberg et al. 2018 and Beryozkin et al. 2019 train
+named entity recognisers on heterogeneous tag sets with it alone, and so does this
+project where nothing is distilled. The scheme's constraints hold within A(x): a B-
+opens each added mention.
 
 Soft targets: in place of the one sequence ŷ the teacher's posterior over A(x),
 
     q(y) = p_teacher(y | x, A(x)),    target = log Z_A - E_q[score(y)] = KL(q || p(· | A)) + H(q)
 
-The score is linear in the tags and transitions that it counts, so q's expected counts, from one
-forward-backward pass of the teacher over A(x), give E_q[score] exactly. (Wang et al. 2020b have a
-student match the k best sequences or the tokens' marginals, whatever the text's own annotation
-says.) It is one step of EM, q the E step, training on it the M step, so that a student equal to
-its teacher has (Fisher's identity)
+The score is linear in the tags and transitions that it counts, so q's expected counts,
+from one forward-backward pass of the teacher over A(x), give E_q[score] exactly. (Wang
+et al. 2020b have a student match the k best sequences or the tokens' marginals,
+whatever the text's own annotation says.) It is one step of EM, q the E step, training
+on it the M step, so that a student equal to its teacher has (Fisher's identity)
 
     ∇ E_q[-log p(y)] = ∇ -log p(A(x))        the gradient of source; that of target is 0
 
-Where words are independent given the text (a softmax in place of the CRF) every sum over
-sequences is a product over words, and the same losses have a closed form for each word:
+Where words are independent given the text (a softmax in place of the CRF) every sum
+over sequences is a product over words, and the same losses have a closed form for each
+word:
 
     source = -log p(A)    target = -log p(ŷ) / p(A)    soft target = -Σ q(y) log p(y) / p(A)
 """
@@ -52,17 +56,18 @@ from fednotes.taggers.crf import CRF, Counts
 
 @dataclass(frozen=True, eq=False)
 class Soft:
-    """A teacher's posterior over a corpus, given what is annotated. Belongs to its site.
+    """A teacher's posterior over a corpus, given what is annotated. Belongs to its
+    site.
 
-    unary: (tokens, tags) float32, flat over the corpus. pairs: (sentences, tags, tags) float32,
-    expected transitions [from, to].
+    unary: (tokens, tags) float32, flat over the corpus. pairs: (sentences, tags, tags)
+    float32, expected transitions [from, to].
     """
 
     unary: np.ndarray
     pairs: np.ndarray
 
 
-# ---- what a token may be -----------------------------------------------------------------------
+# ---- what a token may be -------------------------------------------------------------
 
 
 def require_types(known: Collection[str], tagset: TagSet) -> frozenset[str]:
@@ -83,7 +88,10 @@ def _known_tags(tagset: TagSet, known: frozenset[str]) -> np.ndarray:
 
 
 def added_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor:
-    """Same shape, bool: tags of types that are not known. Raises ConfigError as `require_types`."""
+    """Same shape, bool: tags of types that are not known.
+
+    Raises ConfigError as `require_types`.
+    """
     others = ~_known_tags(tagset, require_types(known, tagset))
     others[0] = False
     return torch.from_numpy(others).to(tags.device)[tags]
@@ -92,18 +100,18 @@ def added_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor:
 def allowed_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor:
     """The tags that each token may have, given the annotation of the known types.
 
-    tags: (…) tag ids, at padding any. Returns (…, tags) bool: for a tag of a known type that
-    tag alone, otherwise O and all tags of the other types. The sequence `tags` itself is always
-    within, and so is that with O in place of all tags of other types. Raises as `require_types`.
+    tags: (…) tag ids, at padding any. Returns (…, tags) bool: for a tag of a known type
+    that tag alone, otherwise O and all tags of the other types. The sequence `tags`
+    itself is always within, and so is that with O in place of all tags of other types.
+    Raises as `require_types`.
     """
     fixed = _known_tags(tagset, require_types(known, tagset))
-    table = np.where(
-        fixed[:, None], np.eye(len(fixed), dtype=bool), ~fixed
-    )  # (tag, tags)
+    # (tag, tags)
+    table = np.where(fixed[:, None], np.eye(len(fixed), dtype=bool), ~fixed)
     return torch.from_numpy(table).to(tags.device)[tags]
 
 
-# ---- losses ------------------------------------------------------------------------------------
+# ---- losses --------------------------------------------------------------------------
 
 
 def split_loss(
@@ -118,9 +126,9 @@ def split_loss(
 
     emissions: (batch, tokens, tags). tags: (batch, tokens), known and added mentions.
     allowed: (batch, tokens, tags) from `allowed_tags`; None where every type is known.
-    lengths: (batch,). soft: posterior to be learnt in place of the added mentions in `tags`,
-    see `CRF.posterior`. Where no token has a choice, source is the ordinary loss and target
-    exactly 0 without a gradient.
+    lengths: (batch,). soft: posterior to be learnt in place of the added mentions in
+    `tags`, see `CRF.posterior`. Where no token has a choice, source is the ordinary
+    loss and target exactly 0 without a gradient.
     """
     if allowed is None or bool((allowed.sum(-1) == 1).all()):
         source = crf.loss(emissions, tags, lengths)
@@ -139,10 +147,12 @@ def transfer_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Gradients with respect to `project.weight`, of emissions = project(features).
 
-    features: (batch, tokens, width), finite at padding too; the rest as for `split_loss`.
-    Returns (batch, tags · width), of each sentence's source loss, and (tags · width,), of the
-    sum of the target losses; rows as `weight.flatten()`. With δ = ∂ loss / ∂ emissions, which
-    forward-backward gives for all sentences at once, a sentence's gradient is Σ_t δ_t ⊗
+    features: (batch, tokens, width), finite at padding too; the rest as for
+        `split_loss`.
+    Returns (batch, tags · width), of each sentence's source loss, and (tags · width,),
+    of the sum of the target losses; rows as `weight.flatten()`. With δ = ∂ loss / ∂
+    emissions, which forward-backward gives for all sentences at once, a sentence's
+    gradient is Σ_t δ_t ⊗
     features_t: nothing below the projection is gone through. No `.grad` changes.
     """
     inputs, ones = (
@@ -176,8 +186,9 @@ def word_losses(
 ) -> tuple[Tensor, Tensor]:
     """Source and target loss of each word, (words,) both, in float32 at least.
 
-    logits: (words, tags). tags: (words,). allowed: (words, tags) bool that holds each word's
-    tag, None where every type is known. soft: (words, tags), 0 where not allowed; rows sum to 1.
+    logits: (words, tags). tags: (words,). allowed: (words, tags) bool that holds each
+    word's tag, None where every type is known. soft: (words, tags), 0 where not
+    allowed; rows sum to 1.
 
     Where no word has a choice the target is exactly 0 and has no gradient.
     """
@@ -215,7 +226,8 @@ def word_gradients(
 
 
 def word_posterior(logits: Tensor, allowed: Tensor) -> Tensor:
-    """(words, tags) probabilities within the allowed tags: what a student learns as `soft`."""
+    """(words, tags) probabilities within the allowed tags: what a student learns as
+    `soft`."""
     return _wide(logits).masked_fill(~allowed, -torch.inf).softmax(-1)
 
 
@@ -224,7 +236,7 @@ def _wide(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
-# ---- new mentions on old tokens ----------------------------------------------------------------
+# ---- new mentions on old tokens ------------------------------------------------------
 
 
 def retag(
@@ -232,10 +244,10 @@ def retag(
 ) -> Encoded:
     """The same tokens with the mentions of `documents`, other spans on the same texts.
 
-    A span that crosses the end of a sentence (or of a piece of one) ends there. Where a mention
-    of a type that is not in `known` wants a token of one that is, it is lost: what the site
-    annotated itself is never changed by what was added. Raises DataError (other texts, a label
-    that the tag set does not have).
+    A span that crosses the end of a sentence (or of a piece of one) ends there. Where a
+    mention of a type that is not in `known` wants a token of one that is, it is lost:
+    what the site annotated itself is never changed by what was added. Raises DataError
+    (other texts, a label that the tag set does not have).
     """
     given = tuple(documents)
     require_same_texts(encoded, given)
@@ -247,9 +259,8 @@ def retag(
         taken = np.zeros(len(encoded.form) + 1, np.int64)
         np.add.at(taken, first[kept & ~pseudo], 1)
         np.add.at(taken, last[kept & ~pseudo], -1)
-        before = np.concatenate(
-            [[0], np.cumsum(np.cumsum(taken)[:-1] > 0)]
-        )  # known tokens
+        # known tokens
+        before = np.concatenate([[0], np.cumsum(np.cumsum(taken)[:-1] > 0)])
         kept &= ~pseudo | (before[last] == before[np.minimum(first, last)])
     tags = np.zeros(len(encoded.form), np.int64)
     rows = np.flatnonzero(kept)
@@ -281,8 +292,8 @@ def require_same_texts(encoded: Encoded, given: tuple[Document, ...]) -> None:
 def _flat(
     documents: tuple[Document, ...], known: frozenset[str]
 ) -> tuple[list[Span], np.ndarray]:
-    """Continuous spans that do not overlap within the known and within the other types, and the
-    number of the document of each."""
+    """Continuous spans that do not overlap within the known and within the other types,
+    and the number of the document of each."""
     spans: list[Span] = []
     owners: list[int] = []
     for number, document in enumerate(documents):
@@ -299,8 +310,9 @@ def _flat(
 def _ranges(
     encoded: Encoded, spans: list[Span], owners: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First token, token after the last (both of the corpus) and sentence of each span, (spans,):
-    characters are counted through the corpus, documents one after the other."""
+    """First token, token after the last (both of the corpus) and sentence of each span,
+    (spans,): characters are counted through the corpus, documents one after the other.
+    """
     sizes = [len(document.text) + 1 for document in encoded.documents]
     base = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)  # of each document
     shift = base[np.repeat(encoded.sentence_document, encoded.lengths)][:, None]

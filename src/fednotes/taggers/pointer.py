@@ -1,8 +1,10 @@
-"""Entities as a sequence of pointers: ids, their grammar, and the repair of what breaks it.
+"""Entities as a sequence of pointers: ids, their grammar, and the repair of what breaks
+it.
 
-Wang et al. 2023, section 3.1: the entities of a sentence are written one after the other as
-[start, end, type] (Eq. 2), then an end token; a sentence without entities is the end token
-alone, in training as in use. The layout of the ids, for T types and a sentence of n sub-words:
+Wang et al. 2023, section 3.1: the entities of a sentence are written one after the
+other as [start, end, type] (Eq. 2), then an end token; a sentence without entities is
+the end token alone, in training as in use. The layout of the ids, for T types and a
+sentence of n sub-words:
 
     0            BEGIN   what the decoder reads first; never written
     1            END     behind the last entity
@@ -10,15 +12,17 @@ alone, in training as in use. The layout of the ids, for T types and a sentence 
     3 ... 2+T    the types, in the tag set's order
     3+T + p      the sentence's sub-word p = 0 ... n-1
 
-A span's end is its last sub-word, inclusive: [0, 1, Drug] is the drug that the first two
-sub-words name ("Clozapine", Figure 2). Positions count sub-words of the text alone, without the
-begin mark that a tokeniser puts before them (LightNER counts it: its p is ours + 1).
+A span's end is its last sub-word, inclusive: [0, 1, Drug] is the drug that the first
+two sub-words name ("Clozapine", Figure 2). Positions count sub-words of the text alone,
+without the begin mark that a tokeniser puts before them (LightNER counts it: its p is
+ours + 1).
 
-Entities come in one order: by start, the longer first, then by type as in the tag set. Eq. 5
-writes a site's own annotation first and the pseudo-annotation behind it; by that rule one and
-the same annotation would be another sequence at each site, since which types are a site's own
-differs, and the sites would train the shared decoder against each other. The order also makes
-the grammar strict: entities only increase, so decoding ends and repeats nothing.
+Entities come in one order: by start, the longer first, then by type as in the tag set.
+Eq. 5 writes a site's own annotation first and the pseudo-annotation behind it; by that
+rule one and the same annotation would be another sequence at each site, since which
+types are a site's own differs, and the sites would train the shared decoder against
+each other. The order also makes the grammar strict: entities only increase, so decoding
+ends and repeats nothing.
 """
 
 from __future__ import annotations
@@ -40,9 +44,8 @@ from fednotes.encoders.reading import Pieces, ranges
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.partial import require_same_texts, require_types
 
-Subwords = Callable[
-    [Sequence[Passage]], Pieces
-]  # texts with their words → their sub-words
+# texts with their words → their sub-words
+Subwords = Callable[[Sequence[Passage]], Pieces]
 
 BEGIN, END, PAD = 0, 1, 2
 FIRST_LABEL = 3
@@ -54,27 +57,30 @@ def first_position(types: int) -> int:
 
 
 def in_order(entities: np.ndarray) -> np.ndarray:
-    """(entities, 3) start, end (inclusive), type: each once, in the order of the target."""
+    """(entities, 3) start, end (inclusive), type: each once, in the order of the
+    target."""
     rows = np.asarray(entities, dtype=np.int64).reshape(-1, 3)
-    keyed = np.unique(
-        rows * [1, -1, 1], axis=0
-    )  # sorted by start, then -end, then type
+    # sorted by start, then -end, then type
+    keyed = np.unique(rows * [1, -1, 1], axis=0)
     return np.asarray(keyed * [1, -1, 1])
 
 
 def encode_entities(entities: np.ndarray, types: int) -> np.ndarray:
-    """(entities, 3) start, end (inclusive), type index → (3 * entities + 1,) ids with END."""
+    """(entities, 3) start, end (inclusive), type index → (3 * entities + 1,) ids with
+    END."""
     shift = first_position(types)
     ids = in_order(entities) + np.array([shift, shift, FIRST_LABEL])
     return np.append(ids.reshape(-1), END)
 
 
 def repair(ids: Iterable[int], types: int, length: int) -> np.ndarray:
-    """What can be read of any output: (entities, 3) start, end (inclusive), type, in order.
+    """What can be read of any output: (entities, 3) start, end (inclusive), type, in
+    order.
 
-    As the paper says of "Drug, Drug" (Figure 2), a type that no span precedes is discarded; so
-    is one behind one position or more than two, a span that ends before it starts or outside the
-    sentence, and what is unfinished. Nothing is read behind END. length: sub-words.
+    As the paper says of "Drug, Drug" (Figure 2), a type that no span precedes is
+    discarded; so is one behind one position or more than two, a span that ends before
+    it starts or outside the sentence, and what is unfinished. Nothing is read behind
+    END. length: sub-words.
     """
     shift = first_position(types)
     found: list[tuple[int, int, int]] = []
@@ -101,10 +107,10 @@ class Grammar:
     after the one before it in the target's order. All sentences of a batch are at the same of
     the three, so no step loops over sentences or sub-words.
 
-    types: how many. starts, ends: (batch, sub-words) bool, where a word begins and where one
-    ends; others cannot be chosen. most: (batch,) entities that a sentence may have. last:
-    (batch, 3) the entity before. span: (batch, 0 to 2) what is chosen of the one now. count:
-    entities that each sentence has.
+    types: how many. starts, ends: (batch, sub-words) bool, where a word begins and
+    where one ends; others cannot be chosen. most: (batch,) entities that a sentence may
+    have. last: (batch, 3) the entity before. span: (batch, 0 to 2) what is chosen of
+    the one now. count: entities that each sentence has.
     """
 
     types: int
@@ -117,9 +123,9 @@ class Grammar:
 
     @classmethod
     def begin(cls, types: int, starts: Tensor, ends: Tensor, most: int) -> Grammar:
-        """Before anything is decoded. No sentence gets more than `most` entities, nor more than
-        it has words: without that, a model that has learnt nothing yet would write all there
-        is room for."""
+        """Before anything is decoded. No sentence gets more than `most` entities, nor
+        more than it has words: without that, a model that has learnt nothing yet would
+        write all there is room for."""
         last = torch.full((len(starts), 3), -1, device=starts.device)
         return cls(
             types, starts, ends, starts.sum(dim=1).clamp(max=most), last, last[:, :0]
@@ -171,12 +177,13 @@ class Grammar:
         return between.any(dim=1) | (kind < self.types - 1)
 
 
-# ---- corpora -------------------------------------------------------------------------------------
+# ---- corpora -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PointerLimits:
-    """What a model can read and write: sub-words and entities of one sentence, at least 1."""
+    """What a model can read and write: sub-words and entities of one sentence, at least
+    1."""
 
     subwords: int
     entities: int
@@ -186,14 +193,15 @@ class PointerLimits:
 class PointerCorpus(PreparedCorpus):
     """A corpus as sub-words, words on them, and entities on those.
 
-    encoded: sentences, or pieces of those that are too long for the model, cut between words and
-    never inside an annotated entity; words of which the tokenizer leaves nothing are not here;
-    its tags mean nothing. ids: (sub-words,); sentence s
-    has bounds[s]:bounds[s + 1] of them. first, last: (words,) a word's first and last sub-word,
-    counted in its sentence; neighbours may share one (`encoders/reading.py`), and an entity that
-    begins or ends there has all words that do. entities: (entities, 3) first and last sub-word,
-    type; sentence s has entity_bounds[s]:entity_bounds[s + 1], in the target's order. Nested and
-    adjacent ones are all there; of a discontinuous one, the whole stretch.
+    encoded: sentences, or pieces of those that are too long for the model, cut between
+    words and never inside an annotated entity; words of which the tokenizer leaves
+    nothing are not here; its tags mean nothing. ids: (sub-words,); sentence s has
+    bounds[s]:bounds[s + 1] of them. first, last: (words,) a word's first and last
+    sub-word, counted in its sentence; neighbours may share one (`encoders/reading.py`),
+    and an entity that begins or ends there has all words that do. entities: (entities,
+    3) first and last sub-word, type; sentence s has entity_bounds[s]:entity_bounds[s +
+    1], in the target's order. Nested and adjacent ones are all there; of a
+    discontinuous one, the whole stretch.
     """
 
     limits: PointerLimits
@@ -213,8 +221,8 @@ class PointerCorpus(PreparedCorpus):
             self.last[words],
             encoded.offsets[words],
         )
-        # The word that a position lies in. Words that begin with one sub-word, or end with one,
-        # cannot be told apart: an entity has all of them.
+        # The word that a position lies in. Words that begin with one sub-word, or end
+        # with one, cannot be told apart: an entity has all of them.
         begins = np.searchsorted(first, entities[:, 0], side="right") - 1
         start = np.searchsorted(first, first[np.maximum(begins, 0)], side="left")
         ends = np.searchsorted(last, entities[:, 1], side="left")
@@ -228,7 +236,8 @@ class PointerCorpus(PreparedCorpus):
     def annotated(
         self, documents: Sequence[Document], known: Collection[str]
     ) -> PointerCorpus:
-        """Sentences stay cut where they were: a span over such a cut keeps its first part."""
+        """Sentences stay cut where they were: a span over such a cut keeps its first
+        part."""
         given, old = tuple(documents), self.encoded
         require_same_texts(old, given)
         types = require_types(known, old.tagset)
@@ -247,19 +256,17 @@ def encode_pointers(
 ) -> PointerCorpus:
     """Documents → sub-words and entities, every type known.
 
-    An entity that alone exceeds a limit keeps its first piece, one word that does its first
-    sub-words. Raises DataError for a label that the tag set does not have.
+    An entity that alone exceeds a limit keeps its first piece, one word that does its
+    first sub-words. Raises DataError for a label that the tag set does not have.
     """
     _check_labels(documents, tagset)
     whole = encode_corpus(documents, tagset, max_tokens=sys.maxsize)
     pieces = subwords(list(whole.passages()))
-    texts = np.concatenate(
-        [[0], np.cumsum(pieces.lengths)]
-    )  # (sentences + 1,) in sub-words
+    # (sentences + 1,) in sub-words
+    texts = np.concatenate([[0], np.cumsum(pieces.lengths)])
     kept = pieces.first <= pieces.last
-    before = np.concatenate([[0], np.cumsum(kept)])[
-        whole.bounds
-    ]  # (sentences + 1,) kept words
+    # (sentences + 1,) kept words
+    before = np.concatenate([[0], np.cumsum(kept)])[whole.bounds]
     filled = np.diff(before) > 0  # sentences of which something is left
     bounds = np.unique(before)
     owner, texts = whole.sentence_document[filled], texts[:-1][filled]
@@ -269,7 +276,8 @@ def encode_pointers(
         documents, tagset, offsets, _document_bounds(len(documents), owner, bounds)
     )
 
-    # What a piece reads: a sentence from its beginning, what is cut from its first word on.
+    # What a piece reads: a sentence from its beginning, what is cut from its first word
+    # on.
     begin, end = first.copy(), np.concatenate([[0], last + 1])
     begin[bounds[:-1]] = texts
     cuts = _cut(bounds, begin, end, found, limits)
@@ -277,9 +285,8 @@ def encode_pointers(
     low = begin[cuts[:-1]]
     lengths = np.minimum(end[cuts[1:]] - low, limits.subwords)
     low_of_word = np.repeat(low, np.diff(cuts))
-    most = (
-        np.repeat(lengths, np.diff(cuts)) - 1
-    )  # (words,) the last place of the word's piece
+    # (words,) the last place of the word's piece
+    most = np.repeat(lengths, np.diff(cuts)) - 1
     encoded = replace(
         whole,
         sentence_document=owner,
@@ -327,8 +334,8 @@ def _on_words(
     offsets: np.ndarray,
     bounds: np.ndarray,
 ) -> np.ndarray:
-    """Documents' spans on words, (found, 3) first word, last word, type; those on no word are
-    left out. bounds: (documents + 1,) a document's words."""
+    """Documents' spans on words, (found, 3) first word, last word, type; those on no
+    word are left out. bounds: (documents + 1,) a document's words."""
     index = {name: i for i, name in enumerate(tagset.types)}
     rows: list[tuple[int, int, int]] = []
     for document, (low, high) in zip(documents, pairwise(bounds.tolist()), strict=True):
@@ -342,7 +349,8 @@ def _on_words(
 
 
 def _with_entities(corpus: PointerCorpus, words: np.ndarray) -> PointerCorpus:
-    """The corpus with these entities on words: each once, in order, no more than the limit."""
+    """The corpus with these entities on words: each once, in order, no more than the
+    limit."""
     bounds = corpus.encoded.bounds
     sentence = np.searchsorted(bounds, words[:, 0], side="right") - 1
     final = bounds[sentence + 1] - 1  # (found,) last word of the sentence
@@ -350,9 +358,8 @@ def _with_entities(corpus: PointerCorpus, words: np.ndarray) -> PointerCorpus:
     end = corpus.last[np.minimum(words[:, 1], final)]
     rows = np.stack([sentence, start, -end, words[:, 2]], axis=1)
     rows = np.unique(rows, axis=0)
-    opening = np.searchsorted(
-        rows[:, 0], rows[:, 0]
-    )  # (found,) first row of the sentence
+    # (found,) first row of the sentence
+    opening = np.searchsorted(rows[:, 0], rows[:, 0])
     rows = rows[np.arange(len(rows)) - opening < corpus.limits.entities]
     counts = np.bincount(rows[:, 0], minlength=corpus.sentences)
     return replace(
@@ -371,9 +378,10 @@ def _cut(
 ) -> np.ndarray:
     """(pieces + 1,) words at which pieces begin, no piece over the limits.
 
-    bounds: (sentences + 1,) in words. begin: (words,) the first sub-word of a piece that begins
-    with a word. end: (words + 1,) the sub-word behind a piece that ends before a word. A sub-word
-    that two words share is read on both sides of a cut between them. spans: entities on words.
+    bounds: (sentences + 1,) in words. begin: (words,) the first sub-word of a piece
+    that begins with a word. end: (words + 1,) the sub-word behind a piece that ends
+    before a word. A sub-word that two words share is read on both sides of a cut
+    between them. spans: entities on words.
     """
     begun = np.concatenate(
         [[0], np.cumsum(np.bincount(spans[:, 0], minlength=len(begin)))]
@@ -403,7 +411,8 @@ def _greedy(
     free: np.ndarray,
     limits: PointerLimits,
 ) -> Iterator[int]:
-    """Ends of one sentence's pieces, each as far as the limits let it; edges: see `_cut`."""
+    """Ends of one sentence's pieces, each as far as the limits let it; edges: see
+    `_cut`."""
     begins, ends = edges
     while start < end:
         fits = (
@@ -418,8 +427,7 @@ def _greedy(
         options = np.flatnonzero(free[start + 1 : reach + 1]) + start + 1
         if not len(options):  # one entity is longer than a sentence may be
             options = np.array([reach])
-        within = options[
-            options <= few
-        ]  # none where more entities lie in each other than fit
+        # none where more entities lie in each other than fit
+        within = options[options <= few]
         start = int(within[-1] if len(within) else options[0])
         yield start

@@ -1,20 +1,22 @@
 """A pointer network on a frozen BART, tuned by prompts: the model of Wang et al. 2023.
 
-LightNER (Chen et al. 2022) on any Hugging Face BART directory. The encoder reads a sentence;
-the decoder writes its entities as [start, end, type] each (`taggers/pointer.py` has the exact
-ids) and an end token. At every step the ids are scored against the decoder's state: end token
-and types by their embeddings, a position by (encoder output + token embedding) / 2; begin and
-padding are masked. A type's embedding is the mean of its words' sub-words, in a buffer of this
-model: the backbone's table of embeddings is only ever read. Eq. 3 is the cross-entropy of
-these scores; in training every id of the sentence competes, in use the grammar rules some out.
+LightNER (Chen et al. 2022) on any Hugging Face BART directory. The encoder reads a
+sentence; the decoder writes its entities as [start, end, type] each
+(`taggers/pointer.py` has the exact ids) and an end token. At every step the ids are
+scored against the decoder's state: end token and types by their embeddings, a position
+by (encoder output + token embedding) / 2; begin and padding are masked. A type's
+embedding is the mean of its words' sub-words, in a buffer of this
+model: the backbone's table of embeddings is only ever read. Eq. 3 is the cross-entropy
+of these scores; in training every id of the sentence competes, in use the grammar rules
+some out.
 
-The loss by origin (Eqs. 6 to 9): all three targets of an entity belong to the source where its
-type is one that the site annotates, else to the target. The end token belongs to the source,
-so that a complete tag set has no target loss at all.
+The loss by origin (Eqs. 6 to 9): all three targets of an entity belong to the source
+where its type is one that the site annotates, else to the target. The end token belongs
+to the source, so that a complete tag set has no target loss at all.
 
 Trained are the prompts (`prompts.q`, `prompts.w1`, `prompts.w2`) and, if asked for, the
-decoder's cross-attentions (`cross.*`). The transfer parameter is `prompts.q`: the gradients of
-instance weighting are with respect to q alone (section 3.3).
+decoder's cross-attentions (`cross.*`). The transfer parameter is `prompts.q`: the
+gradients of instance weighting are with respect to q alone (section 3.3).
 """
 
 from __future__ import annotations
@@ -76,13 +78,13 @@ class PromptBartConfig(ModelConfig):
         prompts: N_q of Eq. 15, the number of prompts.
         prompt_hidden: h of Eq. 15, the width of the layer that makes the prompts.
         tune_cross_attention: Whether the decoder's cross-attentions are trained too.
-        label_words: Words whose embedding stands for a type, by type. A type that is not named
-            stands for the words of its own name, divided at "_" and capitals: "Sign_symptom" is
-            "sign symptom".
+        label_words: Words whose embedding stands for a type, by type. A type that is
+            not named stands for the words of its own name, divided at "_" and capitals:
+            "Sign_symptom" is "sign symptom".
         max_entities: Largest number of entities of a sentence; 0 is what the backbone's
             positions allow.
-        max_subwords: Largest number of sub-words of a sentence; longer ones are cut. 0 is what
-            the backbone's positions allow.
+        max_subwords: Largest number of sub-words of a sentence; longer ones are cut. 0
+            is what the backbone's positions allow.
         dropout: Dropout rate of the backbone in training, on its states, attentions and
             feed-forward layers (bart-base was trained with 0.1).
     """
@@ -109,8 +111,9 @@ class PromptBartConfig(ModelConfig):
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """Some sentences as the encoder reads them: `Frame.rows`; and text: (batch, sub-words) ids
-    without marks, real: bool, where there is one, offset: marks before the text."""
+    """Some sentences as the encoder reads them: `Frame.rows`; and text: (batch,
+    sub-words) ids without marks, real: bool, where there is one, offset: marks before
+    the text."""
 
     ids: Tensor
     mask: Tensor
@@ -139,8 +142,9 @@ class Sources:
 class Targets:
     """What the decoder is to write for some sentences, padded behind.
 
-    ids: (batch, steps) with END, then PAD. real: (batch, steps) bool. pseudo: (batch, steps)
-    bool, targets of an entity whose type the site does not annotate; END is never one.
+    ids: (batch, steps) with END, then PAD. real: (batch, steps) bool. pseudo: (batch,
+    steps) bool, targets of an entity whose type the site does not annotate; END is
+    never one.
     """
 
     ids: Tensor
@@ -186,9 +190,9 @@ class Targets:
 class Memory:
     """Encoded sentences, and the rows that stand for each id as input and as output.
 
-    states, mask: the encoder's, (batch, longest, width) and (batch, longest). inputs, outputs:
-    (batch, ids, width). open: (batch, ids) bool, ids that a target may be at all. layers: of the
-    encoder, where they were asked for.
+    states, mask: the encoder's, (batch, longest, width) and (batch, longest). inputs,
+    outputs: (batch, ids, width). open: (batch, ids) bool, ids that a target may be at
+    all. layers: of the encoder, where they were asked for.
     """
 
     states: Tensor
@@ -207,7 +211,8 @@ class Memory:
         prompts: PromptMap | None,
         states: bool,
     ) -> Memory:
-        """Run the encoder once. fixed: (3 + types, width) rows of the marks and the labels."""
+        """Run the encoder once. fixed: (3 + types, width) rows of the marks and the
+        labels."""
         size, length = sources.text.shape
         result = bart.encoder(
             input_ids=sources.ids,
@@ -217,9 +222,8 @@ class Memory:
             return_dict=True,
         )
         encoded = result.last_hidden_state
-        embedded = bart.get_input_embeddings()(
-            sources.text
-        )  # (batch, sub-words, width)
+        # (batch, sub-words, width)
+        embedded = bart.get_input_embeddings()(sources.text)
         found = encoded[:, sources.offset : sources.offset + length]
         marks = fixed.expand(size, -1, -1)
         allowed = torch.ones(size, len(fixed), dtype=torch.bool, device=fixed.device)
@@ -240,7 +244,8 @@ class Memory:
         )
 
     def scores(self, states: Tensor) -> Tensor:
-        """Decoder states (batch, steps, width) → (batch, steps, ids), -inf where none may be."""
+        """Decoder states (batch, steps, width) → (batch, steps, ids), -inf where none
+        may be."""
         raw = states @ self.outputs.transpose(1, 2)
         return raw.masked_fill(~self.open.unsqueeze(1), -torch.inf)
 
@@ -254,7 +259,8 @@ class Memory:
 def teacher_forced(
     bart: Any, memory: Memory, targets: Targets, prompts: PromptMap | None
 ) -> Tensor:
-    """The decoder's last states, (batch, steps, width), each step given the true ones before.
+    """The decoder's last states, (batch, steps, width), each step given the true ones
+    before.
 
     Padding stands behind, where a causal decoder does not look.
     """
@@ -301,8 +307,8 @@ class Stepper:
 def greedy(stepper: Stepper, grammar: Grammar) -> tuple[list[np.ndarray], np.ndarray]:
     """The best id at each step among those that the grammar allows.
 
-    Returns each sentence's (steps,) ids, without END; and (batch, most steps) how probable each was
-    among them. Sentences that are done leave the batch.
+    Returns each sentence's (steps,) ids, without END; and (batch, most steps) how
+    probable each was among them. Sentences that are done leave the batch.
     """
     size, device = len(grammar.starts), grammar.starts.device
     most = int(grammar.most.max())
@@ -332,7 +338,8 @@ def greedy(stepper: Stepper, grammar: Grammar) -> tuple[list[np.ndarray], np.nda
 def word_edges(
     corpus: PointerCorpus, chosen: np.ndarray, longest: int
 ) -> Sequence[np.ndarray]:
-    """(batch, longest) bool twice: where a word of the sentence begins, and where one ends."""
+    """(batch, longest) bool twice: where a word of the sentence begins, and where one
+    ends."""
     counts = corpus.encoded.lengths[chosen]
     row = np.repeat(np.arange(len(chosen)), counts)
     skipped = np.repeat(
@@ -382,7 +389,8 @@ class PromptBart(Model):
         view = backbone.view(config.dropout)
         if config.tune_cross_attention:
             self.cross = nn.ModuleList(own_cross_attentions(view))
-        # In a tuple, so that it is no submodule: neither saved nor sent with this model.
+        # In a tuple, so that it is no submodule: neither saved nor sent with this
+        # model.
         self._frozen = (backbone, view, self_attentions(view))
         self.train(self.training)
 
@@ -452,9 +460,9 @@ class PromptBart(Model):
     ) -> Losses:
         """Sums of each sentence's cross-entropies, by origin; see `Losses`.
 
-        hidden: each encoder layer's output, mean over the sentence's sub-words. outputs: the
-        decoder's last states, a sentence's steps together. The candidates of `score` are the
-        ids of `pointer.py`.
+        hidden: each encoder layer's output, mean over the sentence's sub-words.
+        outputs: the decoder's last states, a sentence's steps together. The candidates
+        of `score` are the ids of `pointer.py`.
         """
         return self._losses(
             self.own(corpus), chosen_of(indices), self.prompts(), states
@@ -472,9 +480,8 @@ class PromptBart(Model):
         sources = Sources.of(corpus, chosen, backbone, self.device)
         targets = Targets.of(corpus, chosen, self.device)
         memory = Memory.of(view, sources, self._fixed, prompts, states)
-        outputs = teacher_forced(
-            view, memory, targets, prompts
-        )  # (batch, steps, width)
+        # (batch, steps, width)
+        outputs = teacher_forced(view, memory, targets, prompts)
         scores = memory.scores(outputs)
         wanted = targets.ids.masked_fill(~targets.real, END)
         # [tagsets eq 3]
@@ -505,9 +512,11 @@ class PromptBart(Model):
     ) -> tuple[Tensor, Tensor]:
         """See `Model.gradients`; size = N_q · d.
 
-        Each sentence gets its own copy of every layer's prompt keys and values, behind the
-        projections: one backward pass through the backbone gives the gradient with respect to
-        each copy, one vector-Jacobian product takes them to q. The target takes a second pass.
+        Each sentence gets its own copy of every layer's prompt keys and values, behind
+        the
+        projections: one backward pass through the backbone gives the gradient with
+        respect to each copy, one vector-Jacobian product takes them to q. The target
+        takes a second pass.
         """
         with evaluating(self):
             parts = [part.detach() for pair in self.prompts() for part in pair]
@@ -555,7 +564,8 @@ class PromptBart(Model):
     def _decode(
         self, corpus: PointerCorpus, chosen: np.ndarray, pairs: Sequence[KeyValues]
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """The ids that the model writes for some sentences, and how sure it is: see `greedy`."""
+        """The ids that the model writes for some sentences, and how sure it is: see
+        `greedy`."""
         backbone, view, attentions = self._frozen
         prompts = joined(attentions, pairs)
         sources = Sources.of(corpus, chosen, backbone, self.device)
@@ -574,8 +584,8 @@ def build_prompt_bart(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> PromptBart:
-    """A new model. Raises as `build_model`; ConfigError also for label words of no type or alike
-    for two."""
+    """A new model. Raises as `build_model`; ConfigError also for label words of no type
+    or alike for two."""
     if not config.backbone:
         raise ConfigError(
             'kind = "prompt-bart" needs backbone = a Hugging Face BART directory'

@@ -1,15 +1,17 @@
 """Any kind of model from one TOML table, and as a folder.
 
-A kind is a module of this folder with the constant `KIND` (see `model.py`): "encoder-tagger" is
-found in `encoder_tagger`. Other packages add kinds by entry points (`core/plugins.py`).
+A kind is a module of this folder with the constant `KIND` (see `model.py`):
+"encoder-tagger" is found in `encoder_tagger`. Other packages add kinds by entry points
+(`core/plugins.py`).
 
-A folder holds `model.json` (what it is) and `model.safetensors` (what was trained); a light
-tagger's two files are called `tagger.json` and `tagger.safetensors`. It is replaced as a whole or
-not at all. What is frozen (word vectors, encoders, backbones) is not copied into it: the folder
-names the place and the SHA-256 of the content, and loading compares the two.
+A folder holds `model.json` (what it is) and `model.safetensors` (what was trained); a
+light tagger's two files are called `tagger.json` and `tagger.safetensors`. It is
+replaced as a whole or not at all. What is frozen (word vectors, encoders, backbones) is
+not copied into it: the folder names the place and the SHA-256 of the content, and
+loading compares the two.
 
-A token classifier is fine-tuned whole, so it is a plain Hugging Face directory, which other
-programs read too; such a directory that others trained is loaded alike.
+A token classifier is fine-tuned whole, so it is a plain Hugging Face directory, which
+other programs read too; such a directory that others trained is loaded alike.
 """
 
 from __future__ import annotations
@@ -50,11 +52,12 @@ DEFAULT = "tagger"
 PLACES = ("contextual", "encoder", "backbone")  # keys that name a frozen encoder
 
 
-# ---- by kind -------------------------------------------------------------------------------------
+# ---- by kind -------------------------------------------------------------------------
 
 
 def kinds() -> list[str]:
-    """Return the names of all kinds, the default one first and those of other packages last."""
+    """Return the names of all kinds, the default one first and those of other packages
+    last."""
     built_in = _built_in_kinds()
     return [*built_in, *sorted(plugins.added("taggers", built_in))]
 
@@ -85,7 +88,10 @@ def _built_in_kind(name: str) -> Kind | None:
 
 
 def model_class(kind: str) -> type[ModelConfig]:
-    """The class of a kind's specification. Raises ConfigError where there is no such kind."""
+    """The class of a kind's specification.
+
+    Raises ConfigError where there is no such kind.
+    """
     found = _kind(kind)
     if found is None:
         raise ConfigError(f"unknown kind {kind!r}; {nearest(kind, kinds())}")
@@ -93,10 +99,11 @@ def model_class(kind: str) -> type[ModelConfig]:
 
 
 def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
-    """A specification from a TOML table; its key `kind` says of what (default "tagger").
+    """A specification from a TOML table; its key `kind` says of what (default
+    "tagger").
 
-    where: how messages call the table. Raises ConfigError for an unknown kind or key (with
-    the nearest name), a value of the wrong type or an impossible one.
+    where: how messages call the table. Raises ConfigError for an unknown kind or key
+    (with the nearest name), a value of the wrong type or an impossible one.
     """
     name = table.get("kind", DEFAULT)
     found = _kind(name) if isinstance(name, str) else None
@@ -119,15 +126,16 @@ def build_model(
 ) -> Model:
     """A new model; equal seeds give equal initial values of all that tag sets share.
 
-    The global random state is left as it was. Raises ConfigError (no types, no such device),
-    ModelError (word vectors, encoder or backbone missing or damaged), MissingExtra.
+    The global random state is left as it was. Raises ConfigError (no types, no such
+    device), ModelError (word vectors, encoder or backbone missing or damaged),
+    MissingExtra.
     """
     found = _kind(config.kind)
     assert found is not None
     return found.build(config, tagset, seed, device)
 
 
-# ---- as a folder ---------------------------------------------------------------------------------
+# ---- as a folder ---------------------------------------------------------------------
 
 
 def save_model(model: Model, directory: str | Path) -> None:
@@ -197,13 +205,13 @@ def load_model(
 ) -> Model:
     """Read a model of any kind, in evaluation mode; also a token classifier of others.
 
-    backbone, word_vectors: where the frozen encoder or encoder-decoder, or the vector file,
-    is on this machine, if not where it was when the model was saved; the content must be the
-    same. A model that has none ignores them.
+    backbone, word_vectors: where the frozen encoder or encoder-decoder, or the vector
+    file, is on this machine, if not where it was when the model was saved; the content
+    must be the same. A model that has none ignores them.
 
-    Raises ModelError (folder, vectors or backbone missing, damaged or not those the model was
-    trained with, a later format, weights that are not finite), MissingExtra, ConfigError for a
-    device that is not here.
+    Raises ModelError (folder, vectors or backbone missing, damaged or not those the
+    model was trained with, a later format, weights that are not finite), MissingExtra,
+    ConfigError for a device that is not here.
     """
     path = Path(directory)
     device_of(device)

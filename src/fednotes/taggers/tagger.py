@@ -1,11 +1,12 @@
 """Light sequence taggers put together from parts by a short specification.
 
-From bottom to top: words, characters and context represent a word; cnn and lstm model its
-surroundings; crf decodes (FedNER, section 3.1). A tagger knows its layers by these names and
-every parameter's name begins with its layer's, so a method can say which are private.
+From bottom to top: words, characters and context represent a word; cnn and lstm model
+its surroundings; crf decodes (FedNER, section 3.1). A tagger knows its layers by these
+names and every parameter's name begins with its layer's, so a method can say which are
+private.
 
-What is frozen (word vectors, contextual features) is looked up in tables that all taggers of
-a process share; it is no part of a tagger's state and never travels.
+What is frozen (word vectors, contextual features) is looked up in tables that all
+taggers of a process share; it is no part of a tagger's state and never travels.
 """
 
 from __future__ import annotations
@@ -65,26 +66,28 @@ class TaggerConfig(ModelConfig):
         kind: The light tagger.
         tagger: Name of the architecture that the other keys start from.
         word_vectors: Path of a GloVe or word2vec text file; "" for none.
-        train_words: Whether the word vectors are trained too, as in the paper; they then
-            travel.
+        train_words: Whether the word vectors are trained too, as in the paper; they
+            then travel.
         max_words: Largest number of word vectors that are read; 0 reads all.
-        hashed_words: Number of rows of a trainable word table that is addressed by a hash of
-            the lower-cased word; 0 for none.
+        hashed_words: Number of rows of a trainable word table that is addressed by a
+            hash of the lower-cased word; 0 for none.
         word_dim: Number of columns of the hashed word table.
         characters: Whether the tagger has a character CNN.
         char_dim: Width of a character's vector.
         char_filters: Number of filters of the character CNN.
         char_width: Width of these filters, in characters.
-        char_max: Number of characters of a word that are read, with the markers of begin and
-            end.
+        char_max: Number of characters of a word that are read, with the markers of
+            begin and end.
         contextual: A frozen encoder: "minilm" or a directory; "" for none.
-        project: Number of columns to which a trainable projection takes the encoder's features;
-            0 leaves them as they are.
-        cnn_filters: Number of filters of the word CNN for each of `cnn_widths`; 0 for no CNN.
+        project: Number of columns to which a trainable projection takes the encoder's
+            features; 0 leaves them as they are.
+        cnn_filters: Number of filters of the word CNN for each of `cnn_widths`; 0 for
+            no CNN.
         cnn_widths: Widths of the word CNN's filters, in words.
         lstm_units: Number of BiLSTM units in each direction; 0 for no LSTM.
         lstm_layers: Number of BiLSTM layers.
-        dropout: Dropout rate of the word representation, and after the CNN and each LSTM.
+        dropout: Dropout rate of the word representation, and after the CNN and each
+            LSTM.
         max_tokens: Longer sentences are cut.
     """
 
@@ -149,8 +152,8 @@ class TaggerConfig(ModelConfig):
             )
 
 
-# The taggers of FedNER's Table 2. None of them names a file: a job adds word_vectors and,
-# for elmoner, contextual.
+# The taggers of FedNER's Table 2. None of them names a file: a job adds word_vectors
+# and, for elmoner, contextual.
 PRESETS: dict[str, TaggerConfig] = {
     # Collobert et al. 2011
     "cnn-crf": TaggerConfig("cnn-crf", characters=False, lstm_units=0),
@@ -172,10 +175,11 @@ PRESETS: dict[str, TaggerConfig] = {
 
 
 def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfig:
-    """A specification from a TOML table: the preset that `tagger` names, then the other keys.
+    """A specification from a TOML table: the preset that `tagger` names, then the other
+    keys.
 
-    where: how messages call the table. Raises ConfigError for an unknown key or preset (with
-    the nearest name), a value of the wrong type, or an impossible one.
+    where: how messages call the table. Raises ConfigError for an unknown key or preset
+    (with the nearest name), a value of the wrong type, or an impossible one.
     """
     name = table.get("tagger", "elmoner")
     if not isinstance(name, str) or name not in PRESETS:
@@ -188,12 +192,12 @@ def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfi
 class Tagger(Model):
     """A tagger for one tag set; see `build_tagger`.
 
-    layers: the names of its layers, bottom to top, frozen ones included. vectors, encoder: the
-    frozen tables it looks up in, or None.
+    layers: the names of its layers, bottom to top, frozen ones included. vectors,
+    encoder: the frozen tables it looks up in, or None.
 
-    Its transfer parameter is the last layer's weight: small (as many columns as the BiLSTM has
-    outputs), shared by all types, the one through which every loss reaches everything below,
-    and its per-sentence gradients need no backward pass.
+    Its transfer parameter is the last layer's weight: small (as many columns as the
+    BiLSTM has outputs), shared by all types, the one through which every loss reaches
+    everything below, and its per-sentence gradients need no backward pass.
     """
 
     transfer = "crf.project.weight"
@@ -224,7 +228,8 @@ class Tagger(Model):
             self.crf = CrfOutput(size, tagset)
 
     def _build_inputs(self, seed: int) -> int:
-        """Make the layers that represent a word; return the columns of the representation."""
+        """Make the layers that represent a word; return the columns of the
+        representation."""
         config, size = self.config, 0
         trained = self.vectors.table if self.vectors and config.train_words else None
         if self.vectors is not None:
@@ -249,13 +254,15 @@ class Tagger(Model):
 
     @property
     def frozen(self) -> int:
-        """Numbers of the frozen word vectors; an encoder that only made features is not counted."""
+        """Numbers of the frozen word vectors; an encoder that only made features is not
+        counted."""
         trained = self.config.train_words
         return 0 if self.vectors is None or trained else self.vectors.table.numel()
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The columns of each layer of `Losses.hidden`: context (if it learns), cnn, lstm."""
+        """The columns of each layer of `Losses.hidden`: context (if it learns), cnn,
+        lstm."""
         config = self.config
         widths = (
             [config.project or self.encoder.dim] if self._mixes and self.encoder else []
@@ -303,7 +310,8 @@ class Tagger(Model):
     def word_rows(
         self, corpus: PreparedCorpus, indices: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """The rows of each trainable table of words that these sentences read, repeats too."""
+        """The rows of each trainable table of words that these sentences read, repeats
+        too."""
         prepared: TaggerCorpus = self.own(corpus)
         form = prepared.encoded.form[self._laid_out(prepared, chosen_of(indices))[2]]
         found = {}
@@ -316,7 +324,8 @@ class Tagger(Model):
     def loss(
         self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
     ) -> Tensor:
-        """Mean over some sentences of the negative log likelihood of their tags, a scalar.
+        """Mean over some sentences of the negative log likelihood of their tags, a
+        scalar.
 
         Dropout and errors as of `losses`.
         """
@@ -332,7 +341,8 @@ class Tagger(Model):
     def _laid_out(
         self, prepared: TaggerCorpus, chosen: np.ndarray
     ) -> tuple[PackedLayout, Batch, np.ndarray]:
-        """Some sentences in the order of a layout, and the tokens of the corpus (tokens,)."""
+        """Some sentences in the order of a layout, and the tokens of the corpus
+        (tokens,)."""
         layout = PackedLayout.of(prepared.lengths[chosen], self.device)
         batch = Batch.of(prepared, chosen, self.device, layout.order)
         return layout, batch, batch.tokens[layout.row, layout.step]
@@ -352,9 +362,8 @@ class Tagger(Model):
         if self.config.lstm_units:
             layers.append(self.lstm(parts, layout, rate))
             parts = [dropout(layers[-1], rate, self.training)]
-        features = (
-            parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        )  # (tokens, width)
+        # (tokens, width)
+        features = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return CrfReading(self.crf, batch, features, layers, layout.padded())
 
     def _represent(
@@ -377,9 +386,8 @@ class Tagger(Model):
             unique, first, position = np.unique(
                 form, return_index=True, return_inverse=True
             )
-            order = np.argsort(
-                first
-            )  # by these tokens: by the corpus others would be in rounding
+            # by these tokens: by the corpus others would be in rounding
+            order = np.argsort(first)
             unique, position = unique[order], np.argsort(order)[position]
             pooled = self.characters(
                 prepared.characters[unique], prepared.character_lengths[unique]
@@ -393,8 +401,8 @@ class Tagger(Model):
 def build_tagger(
     config: TaggerConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
 ) -> Tagger:
-    """A new tagger, each layer's initial values from (seed, layer) alone. Raises as `build_model`;
-    ConfigError also where nothing represents a word."""
+    """A new tagger, each layer's initial values from (seed, layer) alone. Raises as
+    `build_model`; ConfigError also where nothing represents a word."""
     config.require_input()
     vectors = (
         load_vectors(config.word_vectors, config.max_words)

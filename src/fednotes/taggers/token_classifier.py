@@ -1,12 +1,15 @@
-"""Any Hugging Face encoder, fine-tuned whole for token classification (Devlin et al. 2018, 5.3).
+"""Any Hugging Face encoder, fine-tuned whole for token classification (Devlin et al.
+2018, 5.3).
 
-A word's tag is read from the state above its first sub-word by a linear classifier; the other
-sub-words have no target. Words are independent given the text, so the loss is the sum of the
-words' cross-entropies (`partial.py`), also for text that annotates some types only.
+A word's tag is read from the state above its first sub-word by a linear classifier; the
+other sub-words have no target. Words are independent given the text, so the loss is the
+sum of the words' cross-entropies (`partial.py`), also for text that annotates some
+types only.
 
-The model is the library's own `…ForTokenClassification`, run whole, so that what is saved gives
-the same logits there. Its parts are this module's: "classifier.weight", "encoder.<name in the
-encoder>", so the first word of a name is what a job may keep private. What is trained:
+The model is the library's own `…ForTokenClassification`, run whole, so that what is
+saved gives the same logits there. Its parts are this module's: "classifier.weight",
+"encoder.<name in the encoder>", so the first word of a name is what a job may keep
+private. What is trained:
 
     train = "encoder"   all but the table of word embeddings, whose change tells a site's words
     train = "all"       everything, as Liu and Miller 2020 did
@@ -14,8 +17,9 @@ encoder>", so the first word of a name is what a job may keep private. What is t
     train = "lora"      low-rank changes of the layers' maps, and the classifier; what is saved
                         has the changes in its weights
 
-With context = "document" a whole document is one unit of training and prediction: what does
-not fit the model's positions is read in overlapping windows, each word where it lies deepest.
+With context = "document" a whole document is one unit of training and prediction: what
+does not fit the model's positions is read in overlapping windows, each word where it
+lies deepest.
 """
 
 from __future__ import annotations
@@ -90,21 +94,22 @@ class TokenClassifierConfig(ModelConfig):
 
     Attributes:
         kind: The token classifier.
-        encoder: "minilm" or a Hugging Face directory: an encoder, what pre-training saved, or
-            an earlier token classifier, whose encoder is taken with its outputs for the types
-            that both have.
+        encoder: "minilm" or a Hugging Face directory: an encoder, what pre-training
+            saved, or an earlier token classifier, whose encoder is taken with its
+            outputs for the types that both have.
         context: What is read together.
-        train: What is trained: "encoder" is all but the word embeddings, "all" everything,
-            "top" the uppermost layers and the classifier, "lora" low-rank changes and the
-            classifier.
+        train: What is trained: "encoder" is all but the word embeddings, "all"
+            everything, "top" the uppermost layers and the classifier, "lora" low-rank
+            changes and the classifier.
         top: Number of layers that train = "top" trains.
         rank: Rank of the changes of train = "lora": W + alpha / rank · B A.
         alpha: Scale of these changes; see `rank`.
-        maps: Maps of the layers that train = "lora" changes: "all", or those of the queries and
-            values ("attention").
-        window: Number of sub-words that are read at once, marks included; 0 is as many as the
-            model has positions.
-        dropout: Every dropout rate of the encoder; if it is not given, the encoder's own.
+        maps: Maps of the layers that train = "lora" changes: "all", or those of the
+            queries and values ("attention").
+        window: Number of sub-words that are read at once, marks included; 0 is as many
+            as the model has positions.
+        dropout: Every dropout rate of the encoder; if it is not given, the encoder's
+            own.
         max_tokens: Number of words; longer units are cut between entities in training.
     """
 
@@ -127,10 +132,10 @@ class TokenClassifierConfig(ModelConfig):
 class WordReading:
     """What the model says of the words of some units, in reading order.
 
-    owner, corpus: whose. units, steps: how many, and words of the longest. tokens: (words,) of
-    the corpus. place: (words,) in (units, steps) taken flat. logits: (words, tags). below:
-    (words, width), what the classifier reads. layers: (words, width) above each layer, if asked
-    for.
+    owner, corpus: whose. units, steps: how many, and words of the longest. tokens:
+    (words,) of the corpus. place: (words,) in (units, steps) taken flat. logits:
+    (words, tags). below: (words, width), what the classifier reads. layers: (words,
+    width) above each layer, if asked for.
     """
 
     owner: TokenClassifier
@@ -144,7 +149,10 @@ class WordReading:
     layers: tuple[Tensor, ...]
 
     def padded(self, values: Tensor) -> Tensor:
-        """(words, …) → (units, steps, …), zero elsewhere. Each place is written once."""
+        """(words, …) → (units, steps, …), zero elsewhere.
+
+        Each place is written once.
+        """
         units = len(self.chosen)
         flat = values.new_zeros(units * self.steps, *values.shape[1:])
         return flat.index_copy(0, self.place, values).view(
@@ -152,7 +160,8 @@ class WordReading:
         )
 
     def _targets(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Tags, what is allowed and soft targets of each word, as `word_losses` takes them."""
+        """Tags, what is allowed and soft targets of each word, as `word_losses` takes
+        them."""
         corpus, device = self.corpus, self.logits.device
         tags = torch.from_numpy(corpus.encoded.tags[self.tokens]).to(device)
         allowed = soft = None
@@ -167,8 +176,9 @@ class WordReading:
         return self.logits.argmax(-1).cpu().numpy()
 
     def chances(self, spans: np.ndarray) -> np.ndarray:
-        """As `Reading`: words are independent, so a product over a span's words and its neighbours.
-        An I- at its start counts where the word before is of another type, as `runs` reads it."""
+        """As `Reading`: words are independent, so a product over a span's words and its
+        neighbours. An I- at its start counts where the word before is of another type,
+        as `runs` reads it."""
         tagset = self.corpus.encoded.tagset
         of = self.padded(self.logits.float().softmax(-1)).cpu().double().numpy()
         of[..., 0] += of.sum(-1) == 0  # (units, steps, tags); O, where nothing is read
@@ -217,8 +227,8 @@ class WordReading:
         )
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """As `Model.gradients`: a unit's is Σ δ ⊗ h over its words, δ being that of the logits
-        in closed form and h what the classifier reads."""
+        """As `Model.gradients`: a unit's is Σ δ ⊗ h over its words, δ being that of the
+        logits in closed form and h what the classifier reads."""
         source, target = word_gradients(self.logits, *self._targets())
         below = self.below.to(source.dtype)  # (words, width)
         delta = self.padded(source).transpose(1, 2)  # (units, tags, steps)
@@ -226,11 +236,11 @@ class WordReading:
 
 
 class TokenClassifier(Model):
-    """A fine-tuned encoder. model: a `…ForTokenClassification` of the library whose labels are the
-    tag set's; its parts become this module's.
+    """A fine-tuned encoder. model: a `…ForTokenClassification` of the library whose
+    labels are the tag set's; its parts become this module's.
 
-    Raises ModelError (no linear classifier, does not run), ConfigError (window or top do not
-    fit the model).
+    Raises ModelError (no linear classifier, does not run), ConfigError (window or top
+    do not fit the model).
     """
 
     transfer = "classifier.weight"
@@ -278,7 +288,8 @@ class TokenClassifier(Model):
         self._widths = tuple(int(layer.shape[-1]) for layer in layers)
 
     def adapt(self, seed: int, name: str = "lora") -> None:
-        """Let low-rank changes be trained, which add to those that are there by another name.
+        """Let low-rank changes be trained, which add to those that are there by another
+        name.
 
         Raises ConfigError where there is nothing to change.
         """
@@ -321,8 +332,8 @@ class TokenClassifier(Model):
         return super().train(mode)
 
     def _encode(self, documents: tuple[Document, ...], how: Preparing) -> EncoderCorpus:
-        """Long units are cut between entities, to be trained on; without gold nothing is cut.
-        cache is not used: training changes what the encoder says."""
+        """Long units are cut between entities, to be trained on; without gold nothing
+        is cut. cache is not used: training changes what the encoder says."""
         config = self.config
         encoded = encode_corpus(
             documents,
@@ -338,7 +349,8 @@ class TokenClassifier(Model):
     def tokens(
         self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
     ) -> int:
-        """How many words of these units have a target: those that the loss is a sum over."""
+        """How many words of these units have a target: those that the loss is a sum
+        over."""
         return int(self.own(corpus).words[np.asarray(indices, np.int64)].sum())
 
     def _read(
@@ -378,8 +390,8 @@ class TokenClassifier(Model):
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The library's model run whole, but its classifier at some sub-words alone.
 
-        ids, mask: (windows, longest). at: (words,) in them taken flat. Returns logits, what the
-        classifier read, and if asked for each layer's states, (words, ·) all.
+        ids, mask: (windows, longest). at: (words,) in them taken flat. Returns logits,
+        what the classifier read, and if asked for each layer's states, (words, ·) all.
         """
         read: list[Tensor] = []
 
@@ -410,7 +422,8 @@ class TokenClassifier(Model):
 
     @torch.no_grad()
     def emissions(self, corpus: PreparedCorpus) -> np.ndarray:
-        """(tokens, tags) logits of all words, without dropout; zeros, so O, where none is read."""
+        """(tokens, tags) logits of all words, without dropout; zeros, so O, where none
+        is read."""
         own = self.own(corpus)
         found = np.zeros((len(own.encoded.form), len(self.tagset.tags)), np.float32)
         with evaluating(self):
@@ -420,7 +433,8 @@ class TokenClassifier(Model):
         return found
 
     def save(self, folder: Path) -> None:
-        """Write a plain Hugging Face directory; `config.json` has our settings as "fednotes"."""
+        """Write a plain Hugging Face directory; `config.json` has our settings as
+        "fednotes"."""
         (model,) = self._whole
         if self.changes:
             model = copy.deepcopy(model)
@@ -441,10 +455,11 @@ def build_token_classifier(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> TokenClassifier:
-    """A new model: the directory's encoder, and a classifier that starts as the library's would,
-    normal, of the configuration's initializer range, but from the seed, and for types that an
-    earlier classifier there has as it is there. Models of one process share what they do not
-    train. Raises as `build_model`; ConfigError also for an impossible window or number of layers.
+    """A new model: the directory's encoder, and a classifier that starts as the
+    library's would, normal, of the configuration's initializer range, but from the
+    seed, and for types that an earlier classifier there has as it is there. Models of
+    one process share what they do not train. Raises as `build_model`; ConfigError also
+    for an impossible window or number of layers.
     """
     path = encoder_directory(config.encoder)
     device_of(device)
@@ -471,11 +486,13 @@ def build_token_classifier(
 def open_token_classifier(
     directory: Path, device: str | torch.device = "cpu"
 ) -> TokenClassifier:
-    """The token classifier of a Hugging Face directory, in evaluation mode: ours or others'.
+    """The token classifier of a Hugging Face directory, in evaluation mode: ours or
+    others'.
 
-    Its labels may stand in any order: the classifier's rows are put in that of the tag set.
-    Raises ModelError (another kind of model, damaged, pickled or missing weights, labels that
-    are no tags), ConfigError (no such device), MissingExtra.
+    Its labels may stand in any order: the classifier's rows are put in that of the tag
+    set.
+    Raises ModelError (another kind of model, damaged, pickled or missing weights,
+    labels that are no tags), ConfigError (no such device), MissingExtra.
     """
     device_of(device)
     facts = _settings(directory)
@@ -506,8 +523,8 @@ def open_token_classifier(
 def _opened(
     path: Path, tagset: TagSet, dropout: float | None, stamp: Stamp
 ) -> tuple[Any, Any, Tensor]:
-    """Tokenizer and model to be copied, and (tags,) whether the tag's row of the classifier is to
-    start anew. `stamp` makes a directory that changed a new one."""
+    """Tokenizer and model to be copied, and (tags,) whether the tag's row of the
+    classifier is to start anew. `stamp` makes a directory that changed a new one."""
     settings: dict[str, Any] = {}
     if dropout is not None:  # every rate that the configuration has
         settings = {
@@ -525,9 +542,8 @@ def _opened(
         row_of = {
             tag: row for tag, row in zip(known.tags, places, strict=True) if row >= 0
         }
-        whole = [
-            TagSet((label,), tagset.scheme).tags for label in tagset.types
-        ]  # with "O"
+        # with "O"
+        whole = [TagSet((label,), tagset.scheme).tags for label in tagset.types]
         kept = {tag for own in whole if row_of.keys() >= set(own) for tag in own}
         rows = tuple(row_of[tag] if tag in kept else -1 for tag in tagset.tags)
         _order(model, tagset, rows)
@@ -547,7 +563,8 @@ def _opened(
 def _trained(
     directory: Path, **settings: Any
 ) -> tuple[Any, Any, TagSet, tuple[int, ...]]:
-    """Tokenizer and model of a token classifier, complete; its tags, and the row of each."""
+    """Tokenizer and model of a token classifier, complete; its tags, and the row of
+    each."""
     # Shapes that do not fit count as missing, with a clearer line than the library's.
     settings["ignore_mismatched_sizes"] = True
     tokenizer, model, missing = open_pretrained(directory, AUTO, **settings)
@@ -562,8 +579,8 @@ def _trained(
 
 
 def earlier_types(encoder: str | Path) -> tuple[str, ...]:
-    """The entity types of the token classifier that an encoder's directory is; none where it is
-    another model, or is not here."""
+    """The entity types of the token classifier that an encoder's directory is; none
+    where it is another model, or is not here."""
     facts: dict[str, Any] = {}
     with suppress(FednotesError):
         facts = _settings(encoder_directory(str(encoder)))
@@ -577,7 +594,8 @@ def earlier_types(encoder: str | Path) -> tuple[str, ...]:
 def trained_names(where: str, model: Any, train: str, top: int) -> set[str]:
     """Names of a model's parameters that are trained; see `TokenClassifierConfig`.
 
-    Raises ConfigError where there are no such layers. where: how messages call the model.
+    Raises ConfigError where there are no such layers. where: how messages call the
+        model.
     """
     named = dict(model.named_parameters())
     if train == "all":
@@ -591,18 +609,19 @@ def trained_names(where: str, model: Any, train: str, top: int) -> set[str]:
 
 
 def require_reading(directory: Path, tokenizer: Any, facts: Mapping[str, Any]) -> None:
-    """Raise ModelError for a model that was trained on another reading of text than today's.
+    """Raise ModelError for a model that was trained on another reading of text than
+    today's.
 
-    Earlier versions gave words to the tokenizer one by one. What a byte-level or SentencePiece
-    tokenizer makes of that is not the text: such a model would see other sub-words than those that
-    it learnt, and silently find less. With WordPiece the two readings agree but for words beside
-    symbols ("37°C"), so these models are read on.
+    Earlier versions gave words to the tokenizer one by one. What a byte-level or
+    SentencePiece tokenizer makes of that is not the text: such a model would see other
+    sub-words than those that it learnt, and silently find less. With WordPiece the two
+    readings agree but for words beside symbols ("37°C"), so these models are read on.
 
     Args:
         directory: The model's folder, for the message.
         tokenizer: Its tokenizer.
-        facts: What `config.json` says under "fednotes"; empty for models of other programs, which
-            are read as text like any other.
+        facts: What `config.json` says under "fednotes"; empty for models of other
+            programs, which are read as text like any other.
     """
     if not facts or facts.get("reading") == READING or reads_words_alike(tokenizer):
         return
@@ -635,8 +654,9 @@ def tagset_of(
 ) -> tuple[TagSet, tuple[int, ...]]:
     """The tag set that some labels write, and the classifier's row of each of its tags.
 
-    labels: row → "O", "B-x", "I-x", "E-x" or "S-x". Types are in the order of their first row;
-    the scheme is the smallest that has all prefixes. A tag that is not among them has row -1.
+    labels: row → "O", "B-x", "I-x", "E-x" or "S-x". Types are in the order of their
+    first row; the scheme is the smallest that has all prefixes. A tag that is not among
+    them has row -1.
     Raises ModelError for other labels.
     """
     row_of = {label: row for row, label in sorted(labels.items())}

@@ -1,18 +1,20 @@
 """Updates made smaller that still add.
 
-A sum over sites is all that a server ever sees,
-so sites must agree on a code before they send; each keeps its change until the code is agreed on:
+A sum over sites is all that a server ever sees, so sites must agree on a code before
+they send; each keeps its change until the code is agreed on:
 
     "packed"  told: mean squares of each tensor.   agreed: one step size for each tensor
     "top-k"   told: mean square of each block.     agreed: the blocks with the largest sums
 
-"packed" rounds to whole steps and lays several numbers, as digits, into each integer of eight
-bytes, which is what the masks of a secure sum make of any number. Digits must not carry when sites
-are added: a site weighs its change before it rounds, so that the sum of K sites' weights is K.
+"packed" rounds to whole steps and lays several numbers, as digits, into each integer of
+eight bytes, which is what the masks of a secure sum make of any number. Digits must not
+carry when sites are added: a site weighs its change before it rounds, so that the sum
+of K sites' weights is K.
 
-What a site could not send is added to its next change: error feedback (Seide et al. 2014;
-Karimireddy et al. 2019). Blocks of `BLOCK` neighbours in place of single numbers, chosen by
-the sum and not by each site: no indices travel upwards, and the values add under a secure sum.
+What a site could not send is added to its next change: error feedback (Seide et al.
+2014; Karimireddy et al. 2019). Blocks of `BLOCK` neighbours in place of single numbers,
+chosen by the sum and not by each site: no indices travel upwards, and the values add
+under a secure sum.
 """
 
 from __future__ import annotations
@@ -33,9 +35,8 @@ from fednotes.training.sites import rising
 Compression = Literal["none", "packed", "top-k"]
 BLOCK = 64
 LEVELS = 12  # steps that a change of mean weight may have, either sign
-RANGE = (
-    4.0  # standard deviations that they span; what lies beyond waits for its next turn
-)
+# standard deviations that they span; what lies beyond waits for its next turn
+RANGE = 4.0
 EXACT = 2**52  # float64, in which sums are formed, counts that far
 
 
@@ -65,8 +66,9 @@ def sent_shapes(
 def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, Tensor]:
     """The code, from the weighted means of what sites told.
 
-    packed: the step size of each tensor, (1,). top-k: the chosen blocks of each tensor, int32 in
-    ascending order, together the `share` of all blocks with the largest means (one at least).
+    packed: the step size of each tensor, (1,). top-k: the chosen blocks of each tensor,
+    int32 in ascending order, together the `share` of all blocks with the largest means
+    (one at least).
     """
     if compression == "packed":
         return {name: RANGE / LEVELS * mean.sqrt() for name, mean in means.items()}
@@ -85,7 +87,8 @@ def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, 
 def sizes(
     tensors: Tensors, compression: Compression, share: float, sites: int
 ) -> tuple[int, int]:
-    """Bytes of a cycle: what a site sends, told and coded, and is sent beside the parameters."""
+    """Bytes of a cycle: what a site sends, told and coded, and is sent beside the
+    parameters."""
     if compression == "none":
         return nbytes(tensors), 0
     if compression == "packed":
@@ -131,8 +134,8 @@ def encode(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """A change in the agreed code, and what of it is left for the next time.
 
-    part: the site's weight, of which all `sites` together have `sites`. Returns int64 (words,), or
-    float32 (chosen blocks, `BLOCK`); and float32 of the tensors' shapes.
+    part: the site's weight, of which all `sites` together have `sites`. Returns int64
+    (words,), or float32 (chosen blocks, `BLOCK`); and float32 of the tensors' shapes.
     """
     sent, left = {}, {}
     for name, value in change.items():
@@ -184,7 +187,8 @@ def decode(
 
 
 def _base(sites: int) -> tuple[int, int]:
-    """How many values a sum of digits can have, zero in the middle, and digits in a word.
+    """How many values a sum of digits can have, zero in the middle, and digits in a
+    word.
 
     A site's digit is at most `LEVELS` times its weight, rounded up.
     """

@@ -16,10 +16,11 @@ from fednotes.core.tensors import require_like
 class RowAdam:
     """Adam; of a parameter whose gradient is sparse, only the rows in it move.
 
-    Dense gradients: `torch.optim.Adam`; sparse ones: `torch.optim.SparseAdam` (one count of
-    steps for all rows). parameters: name → parameter, changed in place. An `Optimizer` with the
-    names of Adam's state. clip: the most that the norm of all gradients may be
-    (`torch.nn.utils.clip_grad_norm_` takes no sparse ones); 0 does not clip.
+    Dense gradients: `torch.optim.Adam`; sparse ones: `torch.optim.SparseAdam` (one
+    count of steps for all rows). parameters: name → parameter, changed in place. An
+    `Optimizer` with the names of Adam's state. clip: the most that the norm of all
+    gradients may be (`torch.nn.utils.clip_grad_norm_` takes no sparse ones); 0 does not
+    clip.
     """
 
     def __init__(
@@ -41,7 +42,8 @@ class RowAdam:
         *,
         rate: float | None = None,
     ) -> None:
-        """One step along `gradients`, or along each parameter's own `.grad`, which is then gone."""
+        """One step along `gradients`, or along each parameter's own `.grad`, which is
+        then gone."""
         found: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
             grad = parameter.grad if gradients is None else gradients[name]

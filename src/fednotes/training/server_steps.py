@@ -1,8 +1,9 @@
-"""What a server makes of the sites' updates: one update of them all, and a step of its own.
+"""What a server makes of the sites' updates: one update of them all, and a step of its
+own.
 
-Rules that a few hostile sites cannot move far. With the sites' changes x_1 … x_n of what they were
-sent, f of them hostile, a rule gives each a factor, or in every coordinate each of the n sorted
-numbers one; the update is the sum of the products:
+Rules that a few hostile sites cannot move far. With the sites' changes x_1 … x_n of
+what they were sent, f of them hostile, a rule gives each a factor, or in every
+coordinate each of the n sorted numbers one; the update is the sum of the products:
 
     "norm-bound"    min(1, B / |x_k|) / n   (Sun et al. 2019, "Can you really backdoor federated
                     learning?"); B is the median of all |x_k| where none is given
@@ -15,7 +16,8 @@ numbers one; the update is the sum of the products:
 
 All count each site once: how many notes a site has is its own word, and so no rule's.
 
-A server's step takes the mean of the sites' parameters, or what a rule gives in its place:
+A server's step takes the mean of the sites' parameters, or what a rule gives in its
+place:
 
     "average"    w + η Δ, with Δ = mean − w; FedAvg where η is 1 (McMahan et al. 2017)
     "nesterov"   v ← μ v + Δ;  w + η (Δ + μ v)   (Douillard et al. 2023, DiLoCo's outer step)
@@ -54,16 +56,16 @@ class Aggregation:
     """How one update is made of the sites' updates.
 
     Attributes:
-        aggregation: "mean" is the mean weighted by the sites' sizes, a sum that hides the
-            single updates. Every other rule looks at each site's update and counts each site
-            once (`server_steps.py`; docs/privacy.md, "Poisoning"): it needs secure_sum = false,
-            and `[policy] individual_updates = true` at each site.
-        hostile: f, the number of hostile sites that "trimmed-mean", "krum" and "multi-krum"
-            assume.
+        aggregation: "mean" is the mean weighted by the sites' sizes, a sum that hides
+            the single updates. Every other rule looks at each site's update and counts
+            each site once (`server_steps.py`; docs/privacy.md, "Poisoning"): it needs
+            secure_sum = false, and `[policy] individual_updates = true` at each site.
+        hostile: f, the number of hostile sites that "trimmed-mean", "krum" and
+            "multi-krum" assume.
         norm_bound: B of "norm-bound"; 0 takes the median length of a round's changes.
-        reference: The site of "reference": other updates are compared with its update, which is
-            not added. It should hold public or generated notes, as the server's own staff may
-            run it.
+        reference: The site of "reference": other updates are compared with its update,
+            which is not added. It should hold public or generated notes, as the
+            server's own staff may run it.
         sites: Number of sites; 0 if it is not known. A job fills it in.
     """
 
@@ -83,7 +85,10 @@ def by_each(config: Aggregation) -> bool:
 
 
 def for_names(config: C, sites: Sequence[str], **found: Any) -> C:
-    """The settings for these sites. Raises ConfigError where the rule cannot be had of them."""
+    """The settings for these sites.
+
+    Raises ConfigError where the rule cannot be had of them.
+    """
     if config.aggregation == "reference" and config.reference not in sites:
         raise ConfigError(
             f"reference = {config.reference!r}: a site of the job; "
@@ -123,10 +128,12 @@ def gathered(
     start: Tensors,
     **options: Option,
 ) -> Total:
-    """The sum of what sites return; by a rule, one whose mean is what the rule makes of them.
+    """The sum of what sites return; by a rule, one whose mean is what the rule makes of
+    them.
 
-    start: what they were sent, as far as they return it changed. Whole numbers are added by any
-    rule. Raises TrainingError where too few sites answer for the rule, or the reference does not.
+    start: what they were sent, as far as they return it changed. Whole numbers are
+    added by any rule. Raises TrainingError where too few sites answer for the rule, or
+    the reference does not.
     """
     if not by_each(config):
         return federation.sum(task, tensors, **options)
@@ -191,15 +198,16 @@ def _made(
 
 
 def middle(sites: int, cut: int) -> Tensor:
-    """(sites,) factors of sorted numbers: their mean without the `cut` least and greatest. Where
-    all but one or two are cut it is the median."""
+    """(sites,) factors of sorted numbers: their mean without the `cut` least and
+    greatest. Where all but one or two are cut it is the median."""
     factors = torch.zeros(sites, dtype=torch.float64)
     factors[cut : sites - cut] = 1 / (sites - 2 * cut)  # [robust trimmed]
     return factors
 
 
 def bounded(products: Tensor, bound: float = 0.0) -> Tensor:
-    """(sites,) factors that cut each change to a length. products: (sites, sites) of changes."""
+    """(sites,) factors that cut each change to a length. products: (sites, sites) of
+    changes."""
     lengths = _lengths(products)
     most = bound or float(
         middle(len(lengths), (len(lengths) - 1) // 2) @ lengths.sort().values
@@ -221,7 +229,8 @@ def nearest_others(products: Tensor, hostile: int, chosen: int) -> Tensor:
 
 
 def trusted(products: Tensor, reference: int) -> Tensor:
-    """(sites,) factors by the angle to one change, whose length all get; zeros if none is near."""
+    """(sites,) factors by the angle to one change, whose length all get; zeros if none
+    is near."""
     lengths = _lengths(products)
     scores = (products[reference] / lengths).clamp_min(0.0)  # [robust trust]
     scores[reference] = 0.0  # [robust trust]
@@ -243,7 +252,8 @@ class Average:
     def __call__(
         self, weights: Mapping[str, Tensor], mean: Tensors
     ) -> dict[str, Tensor]:
-        """The parameters that follow `weights`, from the mean of what sites made of them."""
+        """The parameters that follow `weights`, from the mean of what sites made of
+        them."""
         return {
             name: self._moved(name, weight, mean[name])
             for name, weight in weights.items()
@@ -271,7 +281,8 @@ class Nesterov(Average):
 
 
 class Adaptive(Average):
-    """FedAdam and FedYogi. betas: β1, β2. adaptivity: τ, whose square second moments start at."""
+    """FedAdam and FedYogi. betas: β1, β2. adaptivity: τ, whose square second moments
+    start at."""
 
     def __init__(
         self,
@@ -304,7 +315,8 @@ def server_step(
     betas: tuple[float, ...],
     adaptivity: float,
 ) -> Average:
-    """A server's step by the settings of `Averaging`. rate: 0 is 1, of adam and yogi 1e-3."""
+    """A server's step by the settings of `Averaging`. rate: 0 is 1, of adam and yogi
+    1e-3."""
     makes: dict[Kind, Callable[[], Average]] = {
         "average": lambda: Average(rate or 1.0),
         "nesterov": lambda: Nesterov(rate or 1.0, momentum),

@@ -1,5 +1,5 @@
-"""What methods have in common: optimizers, which model is kept, and how sites find and judge
-mentions."""
+"""What methods have in common: optimizers, which model is kept, and how sites find and
+judge mentions."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ Part = Annotated[float, Interval(ge=0, lt=1)]
 
 
 T = TypeVar("T", bound=Tensor)
-MUCH_LARGER = (
-    1.25  # a mini-batch that grows by less, as by rounding, is not worth a warning
-)
+# a mini-batch that grows by less, as by rounding, is not worth a warning
+MUCH_LARGER = 1.25
 
 
 class Best:
-    """The best of models that are judged one after another, by a score of which more is better.
+    """The best of models that are judged one after another, by a score of which more is
+    better.
 
-    wanted: whether it is asked for; its parameters are kept then. later: when the later of two
-    equal ones is the better one; "at zero": while none has found anything yet.
+    wanted: whether it is asked for; its parameters are kept then. later: when the later
+    of two equal ones is the better one; "at zero": while none has found anything yet.
     """
 
     def __init__(
@@ -93,7 +93,8 @@ class Best:
 
 
 class Adam:
-    """`torch.optim.Adam` over named tensors (Kingma and Ba 2015), updated in place by `step`.
+    """`torch.optim.Adam` over named tensors (Kingma and Ba 2015), updated in place by
+    `step`.
 
     weight_decay: decoupled (AdamW; Loshchilov and Hutter 2019), of all but biases and
     normalisation layers (those with one dimension), as BERT's optimizer has it.
@@ -108,7 +109,8 @@ class Adam:
         weight_decay: float = 0.0,
         factors: Mapping[str, float] | None = None,
     ) -> None:
-        """factors: of the learning rate, by the first word of a parameter's name; else 1."""
+        """factors: of the learning rate, by the first word of a parameter's name; else
+        1."""
         self.parameters, self._rate = dict(parameters), learning_rate
         groups: dict[float, list[Tensor]] = {}
         for name, value in self.parameters.items():
@@ -143,8 +145,8 @@ class Adam:
     ) -> None:
         """One step along `gradients`, or along each parameter's own `.grad`.
 
-        A parameter whose gradient is None rests. rate: this step's learning rate, if it is not the
-        one given first.
+        A parameter whose gradient is None rests. rate: this step's learning rate, if it
+        is not the one given first.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = group["factor"] * (self._rate if rate is None else rate)
@@ -186,7 +188,8 @@ class Adam:
 class RMSprop(Adam):
     """RMSprop over named tensors (Tieleman and Hinton 2012), as Keras 2 has it.
 
-    w ← w − rate · g / (√a + 1e-7) with a ← 0.9 a + 0.1 g²: `rho` and `epsilon` are Keras'.
+    w ← w − rate · g / (√a + 1e-7) with a ← 0.9 a + 0.1 g²: `rho` and `epsilon` are
+    Keras'.
     """
 
     moments = ("step", "square_avg")
@@ -202,9 +205,11 @@ class RMSprop(Adam):
 
 
 class RoundServer:
-    """What a server keeps from round to round: what is shared, and which of it is the best.
+    """What a server keeps from round to round: what is shared, and which of it is the
+    best.
 
-    A subclass makes what it keeps besides before it calls this one, which restores `resumed`.
+    A subclass makes what it keeps besides before it calls this one, which restores
+    `resumed`.
     round: how many have ended. metrics: of the last one, for people.
     """
 
@@ -235,10 +240,12 @@ class RoundServer:
 
 
 def agree_on_shares(federation: Federation) -> tuple[int, int]:
-    """Let every site learn Σ_j |S_j|, all sites' examples, and so its part of a mini-batch.
+    """Let every site learn Σ_j |S_j|, all sites' examples, and so its part of a
+    mini-batch.
 
     Returns Σ_j |S_j| and the sum of the parts, about the job's batch_size.
-    Raises ConfigError where there is no example, TrainingError for sums that no sites have.
+    Raises ConfigError where there is no example, TrainingError for sums that no sites
+        have.
     """
     examples = int(federation.sum("count").metric("examples"))
     if examples == 0:
@@ -258,20 +265,22 @@ def agree_on_shares(federation: Federation) -> tuple[int, int]:
 
 
 def part_of(batch: int, size: int, examples: int, least: int = 1) -> int:
-    """A site's part of a mini-batch of all sites together: size / examples · batch to the nearest
-    whole number (a half up), not below `least`."""
+    """A site's part of a mini-batch of all sites together: size / examples · batch to
+    the nearest whole number (a half up), not below `least`."""
     return max(least, (2 * size * batch + examples) // (2 * examples))  # [fedner batch]
 
 
 def least_part(batch: int, sites: int, size: int, asked: int = 0) -> int:
-    """The fewest examples that a site of this size holds of a mini-batch, whatever it is told of
-    the others: as the job asks, else a quarter of an equal share. sites: 0 where not known."""
+    """The fewest examples that a site of this size holds of a mini-batch, whatever it
+    is told of the others: as the job asks, else a quarter of an equal share. sites: 0
+    where not known."""
     quarter = -(-batch // (4 * sites)) if sites else 1
     return max(1, min(asked or quarter, size))
 
 
 def larger_batch_warning(batch: int, shares: Sequence[int]) -> tuple[str, ...]:
-    """Return a warning where the sites' parts add up to much more than the job's mini-batch.
+    """Return a warning where the sites' parts add up to much more than the job's
+    mini-batch.
 
     Args:
         batch: `batch_size` of the job, in examples of all sites together.
@@ -304,11 +313,12 @@ def finite(
 class MentionSite(MethodSite):
     """A site that trains a model to find mentions, and judges it by its own annotation.
 
-    tags: what the model predicts. directory: where the finished model and its scores are written;
-    None writes nothing. cache: folder for frozen contextual features (`encoders/features.py`); None
-    computes them in memory. draws: where all draws that shape an update come from; None: the job's
-    seed, as in a simulation. count_step: weights and counts are sent as multiples of it; what is
-    trained, chosen and written here goes by exact ones.
+    tags: what the model predicts. directory: where the finished model and its scores
+    are written; None writes nothing. cache: folder for frozen contextual features
+    (`encoders/features.py`); None computes them in memory. draws: where all draws that
+    shape an update come from; None: the job's seed, as in a simulation. count_step:
+    weights and counts are sent as multiples of it; what is trained, chosen and written
+    here goes by exact ones.
 
     Raises ConfigError if the site has no training sentence.
     """
@@ -343,9 +353,8 @@ class MentionSite(MethodSite):
         if self.num_examples == 0:
             raise ConfigError(f"site {data.id!r} has no training sentence")
         self.scores: dict[str, Any] = {}
-        self._by_document: dict[
-            str, NDArray[np.int64]
-        ] = {}  # site → counts of its test documents
+        # site → counts of its test documents
+        self._by_document: dict[str, NDArray[np.int64]] = {}
 
     @property
     def id(self) -> str:
@@ -417,13 +426,15 @@ class MentionSite(MethodSite):
         return self._scores(self._test_counts(site, site.test))
 
     def document_counts(self, site: str) -> NDArray[np.int64] | None:
-        """Return the counts of a site's test documents, (documents, 4); see `MethodSite`."""
+        """Return the counts of a site's test documents, (documents, 4); see
+        `MethodSite`."""
         return self._by_document.get(site)
 
     def _test_counts(
         self, site: SiteData, corpus: PreparedCorpus | Sequence[Document]
     ) -> SpanCounts:
-        """Judge the present model on a site's test data, and keep the counts by document."""
+        """Judge the present model on a site's test data, and keep the counts by
+        document."""
         predicted, types = self.model.predict(corpus), self.judged_types(site)
         self._by_document[site.id] = document_counts(site.test, predicted, types=types)
         return SpanCounts.of(site.test, predicted, seen=self._forms(site), types=types)
@@ -439,7 +450,8 @@ class MentionSite(MethodSite):
 
     @property
     def valid_score(self) -> float | None:
-        """Strict F1 of the present model on validation data; None where nothing is annotated."""
+        """Strict F1 of the present model on validation data; None where nothing is
+        annotated."""
         return self.counts("valid").strict_f1
 
 
@@ -462,8 +474,9 @@ def all_tags(sites: Sequence[SiteData]) -> TagSet:
 
 
 def begun_from(config: Any) -> tuple[str, ...]:
-    """A warning where models begin as an earlier classifier, with the types that are taken over.
-    config: a method's; where its `tags` are not known yet, of all types there."""
+    """A warning where models begin as an earlier classifier, with the types that are
+    taken over. config: a method's; where its `tags` are not known yet, of all types
+    there."""
     if not isinstance(model := config.model, TokenClassifierConfig):
         return ()
     wanted: TagSet = config.tags
@@ -488,7 +501,8 @@ def parted(
 def save_global(
     model: ModelConfig, tags: TagSet, seed: int, final: State, folder: Path
 ) -> bool:
-    """Write the model of mentions that all sites end with: the one that was kept, if one was."""
+    """Write the model of mentions that all sites end with: the one that was kept, if
+    one was."""
     made = build_model(model, tags, seed)
     parameters = made.trainable()
     load_into(parameters, ended(final, parameters))

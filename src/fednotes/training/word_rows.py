@@ -1,17 +1,19 @@
 """Tables with a row per word travel as the rows that a round's mini-batches read.
 
-A gradient of one mini-batch is zero but in the rows of its words, and a site reads no other row.
-So the server sends, and the sites return, the rows alone that any site's mini-batch has:
+A gradient of one mini-batch is zero but in the rows of its words, and a site reads no
+other row. So the server sends, and the sites return, the rows alone that any site's
+mini-batch has:
 
     site    `marks` of its next mini-batch: a secret number other than zero for each row in it
     server  the rows whose sum of marks is not zero, and nothing of whose they are
     server  → these rows' numbers ("NAME.ids") and values; site → their gradients
 
-The optimizer stays at the server, on whole tables and with zeros in all other rows, so its moments
-move rows that no batch has, as ever, and every number is that of an exchange of whole tables.
-Where all parameters are needed (evaluation, the end) whole tables are sent. A sum that lacks a
-site is followed by a sum of marks alone. A site that misses that too, and answers the round all the
-same, reads rows as it had them last, and what its gradient has in rows that did not come is left
+The optimizer stays at the server, on whole tables and with zeros in all other rows, so
+its moments move rows that no batch has, as ever, and every number is that of an
+exchange of whole tables. Where all parameters are needed (evaluation, the end) whole
+tables are sent. A sum that lacks a site is followed by a sum of marks alone. A site
+that misses that too, and answers the round all the same, reads rows as it had them
+last, and what its gradient has in rows that did not come is left
 out: so a server that leaves rows out learns less, and never who reads them.
 """
 
@@ -116,10 +118,11 @@ def marks(
     names: tuple[str, ...],
     rng: np.random.Generator,
 ) -> dict[str, Tensor]:
-    """Secret numbers in the rows of a mini-batch, 0 in all others: (rows of the table,) int32.
+    """Secret numbers in the rows of a mini-batch, 0 in all others: (rows of the table,)
+    int32.
 
-    Integers, which an update's norm does not count. A site's weight multiplies them in a sum; that
-    numbers of several sites cancel there has a chance of about 2^-30 a row.
+    Integers, which an update's norm does not count. A site's weight multiplies them in
+    a sum; that numbers of several sites cancel there has a chance of about 2^-30 a row.
     """
     found = {}
     for name in names:

@@ -67,8 +67,9 @@ def test_the_hash_comes_first(kit: Path) -> None:
 
 
 def test_who_approves_is_told_what_is_promised(kit: Path) -> None:
-    """Of the noise that a job asks for, too: by hand, one round of all at σ = 2 and δ = 1e-5 has
-    the least of α / 2σ² + log(1 - 1/α) - log(δ α) / (α - 1), 2.168 at α = 10."""
+    """Of the noise that a job asks for, too: by hand, one round of all at σ = 2 and δ =
+    1e-5 has the least of α / 2σ² + log(1 - 1/α) - log(δ α) / (α - 1), 2.168 at α = 10.
+    """
     noisy = {"noise": 2.0, "rate": 1.0, "where": "site", "unit": "document"}
     job = {"method": "fedner", "training": {"rounds": 1}, "privacy": noisy}
     table = {
@@ -147,7 +148,8 @@ FORGED = (
 def test_a_job_s_words_cannot_show_another_job(
     kit: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: str
 ) -> None:
-    """On a terminal of 60 columns, only our own words begin a row, and every row has room."""
+    """On a terminal of 60 columns, only our own words begin a row, and every row has
+    room."""
     asked(kit, JOB)
     given("approve", kit, "--yes")
     forged = {
@@ -274,8 +276,8 @@ def test_a_key_is_asked_for_where_it_says_something(kit: Path, tmp_path: Path) -
 
 
 def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
-    """Of this site and this job table, with all attacks tried and none above the bound; then the
-    kit's copy is enough for the next who approves."""
+    """Of this site and this job table, with all attacks tried and none above the bound;
+    then the kit's copy is enough for the next who approves."""
     job = {"method": "fedner", "sites": {name: {} for name in SITES}}
     table = {"name": "ner", "job": job, "sites": SITES, "min_sites": 3}
     (kit / SITE_FILE).write_text('[data]\npath = "x"\n[policy]\naudit = "required"\n')
@@ -295,11 +297,8 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     for change in ({"site": "h2"}, {"fingerprint": "0" * 64}):
         assert "are asked about" in approve(right.model_copy(update=change), 2)
     untried = Leak(attack="b", why="could not be tried: x")
-    for some in (
-        [fine, *others, untried],
-        [],
-        others[1:],
-    ):  # or of a version with fewer
+    # or of a version with fewer
+    for some in ([fine, *others, untried], [], others[1:]):
         told = approve(right.model_copy(update={"attacks": some}), 2)
         assert "not every attack could be tried" in told
     told = approve(right.model_copy(update={"attacks": [fine, *others, worse]}), 2)
@@ -354,7 +353,8 @@ def test_a_site_more_than_in_an_earlier_job_is_warned_of(kit: Path) -> None:
 
 
 def test_as_many_other_sites_as_a_sum_needs_are_no_warning(kit: Path) -> None:
-    """The difference of both sums is one of three sites, which the rules permit of any sum."""
+    """The difference of both sums is one of three sites, which the rules permit of any
+    sum."""
     told = screen(kit, notes_job([*SITES, "h4", "h5", "h6"]), notes_job(SITES))
     assert "other sites (h4, h5, h6)" in told
     assert "warning" not in told

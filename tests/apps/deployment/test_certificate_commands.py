@@ -1,4 +1,5 @@
-"""The commands at certificates: what the coordinator and a kit's owner type, and what is said."""
+"""The commands at certificates: what the coordinator and a kit's owner type, and what
+is said."""
 
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ def test_a_kit_is_renewed_by_two_files(
 def test_the_end_is_warned_of_sixty_days_before(
     base: Path, days: int, warned: bool
 ) -> None:
-    """A kit's by its own time; all of them by the time of a root that is being replaced."""
+    """A kit's by its own time; all of them by the time of a root that is being
+    replaced."""
     kits = base / "kits"
     intruders.date(kits / "sites/h1", (-9, days))
     intruders.date(kits / "server", (-9, days), "server")

@@ -1,6 +1,8 @@
-"""What a person at a site decides about a job, and what becomes of the run: the in-memory pipe.
+"""What a person at a site decides about a job, and what becomes of the run: the
+in-memory pipe.
 
-What the server is told of a site's trouble is looked for by the names that were planted in it.
+What the server is told of a site's trouble is looked for by the names that were planted
+in it.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ def problem(hospitals: Hospitals) -> dict[str, Any]:
 def test_a_rejection_before_the_first_round_ends_the_run(
     least: int, site_notes: Any, tmp_path: Path
 ) -> None:
-    """All sites are needed to begin, however many are to go on. The remedy that is named works."""
+    """All sites are needed to begin, however many are to go on.
+
+    The remedy that is named works.
+    """
     hospitals = Hospitals(tmp_path, SHORT, site_notes, least=least)
     hospitals.approve("posts", yes=False)
     with pytest.raises(
@@ -83,7 +88,8 @@ def test_a_rejection_in_the_middle_ends_a_run_that_needs_the_site(
 def test_a_rejection_that_is_taken_back_in_time_is_forgotten(
     site_notes: Any, tmp_path: Path
 ) -> None:
-    """Two sites are enough; the third comes back, and the run ends with its part as well."""
+    """Two sites are enough; the third comes back, and the run ends with its part as
+    well."""
     long = QUICK.replace("rounds = 2", "rounds = 6")
     hospitals = Hospitals(tmp_path, long, site_notes, least=2)
 
@@ -168,7 +174,8 @@ def test_an_error_names_no_file(error: Exception, words: str) -> None:
 
 
 def test_a_full_disk_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """The operating system's own words, which name nothing; the site's log has the whole."""
+    """The operating system's own words, which name nothing; the site's log has the
+    whole."""
     full = DataError(f"{NAME}: cannot be written")
     full.__cause__ = OSError(28, "No space left on device", NAME)
     with pytest.raises(DataError) as told, discreet("posts"):

@@ -51,7 +51,8 @@ def test_three_sites_sum_securely_unless_the_job_says_otherwise(tmp_path: Path) 
 def test_a_job_opens_no_file_of_a_site(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither content nor presence of a file, nor a variable, is in what the server is told."""
+    """Neither content nor presence of a file, nor a variable, is in what the server is
+    told."""
     monkeypatch.setenv("TOKEN", "hunter2")
     (tmp_path / "private.txt").write_text("jane smith")
     table = {**_table(NER), "model": {"tagger": "cnn-clstm-crf", "word_vectors": place}}

@@ -1,7 +1,8 @@
-"""A deployed job in one process: server and sites behind their rules, joined by an in-memory pipe.
+"""A deployed job in one process: server and sites behind their rules, joined by an
+in-memory pipe.
 
-Expected weights are those of `simulate` on the same job and notes, to the last bit: another
-engine, which knows nothing of messages, restarts or rules.
+Expected weights are those of `simulate` on the same job and notes, to the last bit:
+another engine, which knows nothing of messages, restarts or rules.
 """
 
 from __future__ import annotations
@@ -42,9 +43,8 @@ def test_weights_are_those_of_a_simulation(job: str, tmp_path: Path) -> None:
         assert weights(hospitals.results(name) / "model") == expected[name]
         text = (hospitals.results(name) / "model" / "README.md").read_text()
         scores = json.loads((hospitals.results(name) / "scores.json").read_text())
-        assert (
-            f"| Strict | f1 | {scores['strict']['f1']:.3f} |\n" in text
-        )  # and no mean beside it
+        # and no mean beside it
+        assert f"| Strict | f1 | {scores['strict']['f1']:.3f} |\n" in text
         assert f'condition "federated"; {len(data)} sites.' in text
         assert "Secure sum of the sites' updates: " in text
         assert not any(
@@ -66,7 +66,8 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_fine_tuned_bert_is_that_of_a_simulation(bert: Path, tmp_path: Path) -> None:
-    """The sites' models are one, and the server has it too; here sites keep BERT elsewhere."""
+    """The sites' models are one, and the server has it too; here sites keep BERT
+    elsewhere."""
     job = FINETUNE.replace("BERT", str(bert))
     data = corpus(tmp_path / "notes")
     simulated_one(job, data, tmp_path / "sim")
@@ -83,8 +84,8 @@ def test_a_fine_tuned_bert_is_that_of_a_simulation(bert: Path, tmp_path: Path) -
 
 
 def test_a_phenotyping_model_is_that_of_a_simulation(tmp_path: Path) -> None:
-    """Two stages, codes held out, calibration; the test part by the job's fractions. The sites
-    allow as many rounds as it takes and no more."""
+    """Two stages, codes held out, calibration; the test part by the job's fractions.
+    The sites allow as many rounds as it takes and no more."""
     data = {name: patients(tmp_path / name, n) for n, name in enumerate(NAMES)}
     simulated_one(PHENOTYPE, data, tmp_path / "sim")
     expected = weights(tmp_path / "sim" / "federated" / "model")

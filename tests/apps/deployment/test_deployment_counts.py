@@ -57,7 +57,8 @@ def exact_counts(updates: list[tuple[str, Update]]) -> set[tuple[str, str]]:
 
 
 def test_a_tagger_job_in_steps(site_notes: Any, tmp_path: Path) -> None:
-    """Sites keep exact scores of their own, and do not tell them: they follow from exact counts."""
+    """Sites keep exact scores of their own, and do not tell them: they follow from
+    exact counts."""
     exact = Hospitals(tmp_path / "exact", FEDNER, site_notes, policy=OPEN)
     exact.run()
     assert exact_counts(sent(exact))
@@ -98,7 +99,8 @@ def test_a_phenotyping_job_in_steps(tmp_path: Path) -> None:
 
 
 def test_it_goes_together_with_the_secure_sum(site_notes: Any, tmp_path: Path) -> None:
-    """The server then sees sums of multiples alone, such as that of pseudo-annotated mentions."""
+    """The server then sees sums of multiples alone, such as that of pseudo-annotated
+    mentions."""
     pytest.importorskip("cryptography")
     hospitals = Hospitals(tmp_path, SECURE, site_notes, policy=ROUNDED)
     hospitals.run()

@@ -53,7 +53,8 @@ def test_a_killed_part_changes_no_bit(
 def test_each_run_has_a_secret_of_its_own_that_stays(
     site_notes: Any, tmp_path: Path
 ) -> None:
-    """It is in no message, no model and no log line, in bytes, hexadecimal or as a number."""
+    """It is in no message, no model and no log line, in bytes, hexadecimal or as a
+    number."""
     found = set()
     for run in ("run1", "run2"):
         hospitals = Hospitals(tmp_path / run, SHORT, site_notes, policy=HIDDEN, run=run)
@@ -95,7 +96,8 @@ def round_of(hospitals: Hospitals) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize("draws", ["job", "secret"])
 def test_two_approved_jobs_give_no_site_away(draws: str, tmp_path: Path) -> None:
-    """The same with three sites and with four; the server adds what it knows by the secure sum."""
+    """The same with three sites and with four; the server adds what it knows by the
+    secure sum."""
     made = generate(num_sites=4, sentences_per_site=24, seed=5)
     write_sites(made, tmp_path / "notes", "conll")
     data = {

@@ -1,8 +1,8 @@
-"""Three hospitals and a server as processes on loopback, from nothing to a prediction; then every
-method.
+"""Three hospitals and a server as processes on loopback, from nothing to a prediction;
+then every method.
 
-Every step is a command, as `docs/deploy.md` gives it. Expected weights are those of `simulate` on
-the same job and notes, to the last bit.
+Every step is a command, as `docs/deploy.md` gives it. Expected weights are those of
+`simulate` on the same job and notes, to the last bit.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     project(base, NAMES)
     (base / "job.toml").write_text(JOB)
     for name in NAMES:
-        table = f"[data]\n{lines(data[name])}[policy]\ndraws = 'job'\n"  # bits of a simulation
+        # bits of a simulation
+        table = f"[data]\n{lines(data[name])}[policy]\ndraws = 'job'\n"
         (base / f"{name}.toml").write_text(table)
     assert "next:" in place.give("provision", "project.toml", "--out", "kits")
     assert "does not answer" in place.give("preflight", "kits/sites/posts", code=2)
@@ -112,9 +113,8 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
         return status.partition("waiting for the approval of: ")[2]
 
     until(lambda: "reports (" in missing() or "posts (" in missing())
-    until(
-        lambda: "discharge (" not in missing()
-    )  # known once the server has asked it again
+    # known once the server has asked it again
+    until(lambda: "discharge (" not in missing())
     for name in ("reports", "posts"):
         words = (
             "site",
@@ -263,8 +263,8 @@ def test_a_deployed_job_ends_with_the_weights_of_a_simulation(
 def _promised_everywhere(
     out: Path, told: str, before: Mapping[str, Any], place: Place
 ) -> None:
-    """ε, δ and the unit are said by the run, its summary, its report, and at each site by its
-    status and its model's card; a site has spent what was promised."""
+    """ε, δ and the unit are said by the run, its summary, its report, and at each site
+    by its status and its model's card; a site has spent what was promised."""
     words = "differential privacy of each document of a site, against whoever sees sums alone: ε = "
     assert f"{words}8.00 at δ = 1e-05" in " ".join(told.split())
     promise = json.loads((out / "summary.json").read_text())["privacy"]["federated"]

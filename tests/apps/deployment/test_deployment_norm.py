@@ -1,4 +1,5 @@
-"""`[federation] max_norm`: an update beyond it is in no sum, and the round goes on without it."""
+"""`[federation] max_norm`: an update beyond it is in no sum, and the round goes on
+without it."""
 
 from __future__ import annotations
 
@@ -87,7 +88,10 @@ def test_under_the_secure_sum_the_site_alone_checks(tmp_path: Path) -> None:
 def test_the_jobs_setting_reaches_both_ends(
     at: str, site_notes: Any, tmp_path: Path
 ) -> None:
-    """With a bound that no model can keep. At the server the sites' own check is taken out."""
+    """With a bound that no model can keep.
+
+    At the server the sites' own check is taken out.
+    """
     job = DISTILL.replace("[federation]", "[federation]\nmax_norm = 1e-6")
     hospitals = Hospitals(tmp_path, job, site_notes)
     unchecked = mock.patch("fednotes.engines.host.check_update")

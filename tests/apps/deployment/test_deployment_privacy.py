@@ -1,4 +1,5 @@
-"""What leaves a site in a deployed job: all of it in the ledger, none of it a word of a note."""
+"""What leaves a site in a deployed job: all of it in the ledger, none of it a word of a
+note."""
 
 from __future__ import annotations
 
@@ -62,8 +63,9 @@ def test_the_secure_sum_gives_the_same_model(site_notes: Any, tmp_path: Path) ->
 def test_no_name_of_a_patient_leaves(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """200 planted names and record numbers, in training, validation and test notes: none is on the
-    wire, in a log, a checkpoint, a journal, a model, scores, the ledger or at the server."""
+    """200 planted names and record numbers, in training, validation and test notes:
+    none is on the wire, in a log, a checkpoint, a journal, a model, scores, the ledger
+    or at the server."""
     rng = random.Random(7)
     planted = [
         f"{rng.choice('BDGKLMNPRSTVZ')}{''.join(rng.choices('aeioulnrst', k=7))}q{n}"
@@ -112,9 +114,9 @@ def test_no_name_of_a_patient_leaves(
 def test_no_name_of_a_file_leaves(
     site_notes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A note's file is often called by the patient or the record. One trouble after the other at a
-    site whose files and folders are called so: the server hears of each, and no name; the site's
-    own log has them all."""
+    """A note's file is often called by the patient or the record. One trouble after the
+    other at a site whose files and folders are called so: the server hears of each, and
+    no name; the site's own log has them all."""
     ward, note = "WARD_MILLER", "SMITH_JANE_MRN0042"
     folder = tmp_path / ward
     folder.mkdir()
@@ -173,9 +175,9 @@ def test_no_name_of_a_file_leaves(
 def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
     job: str, site_notes: Any, tmp_path: Path
 ) -> None:
-    """Sites keep what their noise is made of: a killed site and a killed server change nothing, so
-    no round is paid twice, and noisy counts are told once. The server has no loss, no count but
-    those, and says what was promised."""
+    """Sites keep what their noise is made of: a killed site and a killed server change
+    nothing, so no round is paid twice, and noisy counts are told once. The server has
+    no loss, no count but those, and says what was promised."""
     ends, scores, counted = [], set(), 'unit = "document"\ncounts = 4.0'
     job = job.replace('unit = "document"', counted)
     for kill in ("", "posts", "server"):
@@ -202,9 +204,8 @@ def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
             kit = hospitals.setups[name].kit
             host: Any = hospitals.network.members[name]
             noisy = host._site.site
-            assert (
-                noisy._question() == host.question != b""
-            )  # or a lie about drop-outs would tell
+            # or a lie about drop-outs would tell
+            assert noisy._question() == host.question != b""
             (spent,) = json.loads((kit / RULES / "privacy.json").read_text()).values()
             assert len(spent["counts"]) == 1
             assert (len(spent["answers"]), spent["epsilon"]) == (
@@ -266,8 +267,8 @@ COUNTED = {
 def test_phenotyping_is_approved_and_run_with_one_promise(
     model: dict[str, str], rounds: int, tmp_path: Path
 ) -> None:
-    """What sites approve before they have told what they hold is what the run keeps; noisy counts
-    that it begins with are told once, however often a site is killed."""
+    """What sites approve before they have told what they hold is what the run keeps;
+    noisy counts that it begins with are told once, however often a site is killed."""
     pytest.importorskip("cryptography")
     data = {f"s{n}": patients(tmp_path / f"s{n}", n) for n in range(3)}
     rules = f"{NOISE}min_patients = 10\nmax_rounds = {2 * rounds}\n"

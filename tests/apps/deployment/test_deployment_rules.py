@@ -1,7 +1,8 @@
-"""What a site lets happen, and what becomes of a run that is stopped: the in-memory pipe again.
+"""What a site lets happen, and what becomes of a run that is stopped: the in-memory
+pipe again.
 
-A run with faults is compared with one without them, to the last bit; refusals with the rule that
-was broken.
+A run with faults is compared with one without them, to the last bit; refusals with the
+rule that was broken.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def undisturbed(
 def test_a_killed_part_changes_nothing(
     who: str, site_notes: Any, undisturbed: tuple[Any, int], tmp_path: Path
 ) -> None:
-    """Killed right after an answer, which is lost where it was a site's; begun again from disk."""
+    """Killed right after an answer, which is lost where it was a site's; begun again
+    from disk."""
     expected, answers = undisturbed
     for seed in range(3):
         folder = tmp_path / str(seed)
@@ -83,7 +85,8 @@ def test_a_killed_part_changes_nothing(
 def test_a_paused_run_goes_on(
     site_notes: Any, undisturbed: tuple[Any, int], tmp_path: Path
 ) -> None:
-    """As the server's watch asks when a lost site is back; another submission finishes it."""
+    """As the server's watch asks when a lost site is back; another submission finishes
+    it."""
     hospitals = Hospitals(tmp_path, FEDNER, site_notes)
     network = hospitals.network
 
@@ -102,7 +105,8 @@ def test_a_paused_run_goes_on(
 
 
 def test_what_travels_to_who_watches(site_notes: Any, tmp_path: Path) -> None:
-    """The plan, rounds with numbers of sums alone, the end; the file has the evaluated rounds."""
+    """The plan, rounds with numbers of sums alone, the end; the file has the evaluated
+    rounds."""
     hospitals = Hospitals(tmp_path, FEDNER, site_notes)
     hospitals.run()
     plans, rounds = hospitals.lines("plan"), hospitals.lines("round")
@@ -239,9 +243,8 @@ def test_a_site_that_shares_no_scores_any_more_stops_in_the_middle(
     posts = [reply for reply in after if reply.site == "posts"]
     assert any("refused by share_scores" in reply.refusal for reply in posts)
     assert not any(reply.update and reply.update.metrics for reply in posts)
-    assert any(
-        reply.update and reply.update.metrics for reply in after
-    )  # of other sites
+    # of other sites
+    assert any(reply.update and reply.update.metrics for reply in after)
 
 
 def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
@@ -339,7 +342,8 @@ SERVER, MANY = (
             lambda j, f: "0" * 64,
             "another configuration of this job than the server",
         ),
-        # With 50 sites that are none, FedNER's least part of a mini-batch would be a sentence.
+        # With 50 sites that are none, FedNER's least part of a mini-batch would be a
+        # sentence.
         (
             MANY,
             lambda j, f: agreement_of(j, {**f, **MANY}),
@@ -474,15 +478,15 @@ def test_how_two_sides_labels_differ(there: dict[str, Any], told: str) -> None:
 def test_a_second_job_with_one_sentence_fewer_is_refused(
     site_notes: Any, tmp_path: Path
 ) -> None:
-    """The same kits: a run with 12 sentences, the same again, one with 11, and one with 7."""
+    """The same kits: a run with 12 sentences, the same again, one with 11, and one with
+    7."""
     strict = f"{OPEN}min_difference = 5\n"
 
     def submit(number: int, run: str) -> Hospitals:
         one = f"[sites.posts]\nmax_sentences = {number}\n"
         job = SHORT.replace("[sites.posts]\n", one)
-        shutil.rmtree(
-            tmp_path / "kits" / "server", ignore_errors=True
-        )  # it knows one run
+        # it knows one run
+        shutil.rmtree(tmp_path / "kits" / "server", ignore_errors=True)
         return Hospitals(tmp_path, job, site_notes, policy=strict, run=run)
 
     submit(12, "run1").run()
@@ -491,9 +495,8 @@ def test_a_second_job_with_one_sentence_fewer_is_refused(
     refused = submit(11, "run3")
     told = refused.refusal()
     assert "refused by min_difference of this site's policy" in told
-    assert not any(
-        character.isdigit() for character in told
-    )  # how few is in the site's own log
+    # how few is in the site's own log
+    assert not any(character.isdigit() for character in told)
 
     record = refused.setups["posts"].kit / "rules" / "examples" / "record.json"
     joined = [entry["run"] for entry in json.loads(record.read_text())["runs"]]

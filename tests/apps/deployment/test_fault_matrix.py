@@ -83,7 +83,8 @@ def test_the_same_fault_repeats_to_the_last_bit(tmp_path: Path) -> None:
 
 
 def test_two_faults_after_each_other_are_survived_too(tmp_path: Path) -> None:
-    """A run without its last checkpoint goes on in the same folders, with another fault."""
+    """A run without its last checkpoint goes on in the same folders, with another
+    fault."""
     for number, (first, second) in enumerate(
         itertools.product(("slow", "crash"), FAULTS)
     ):
@@ -115,9 +116,8 @@ def test_the_table_in_the_documentation_is_what_the_command_prints() -> None:
 def test_killed_processes_are_started_again_and_the_job_ends_with_the_same_bits(
     kills: dict[str, str],
 ) -> None:
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # short: a socket's path has 100 characters
+    # short: a socket's path has 100 characters
+    with tempfile.TemporaryDirectory() as folder:
         found, killed = fault_processes.run(Path(folder), kills)
     assert killed == len(kills)
     assert np.array_equal(found, by_hand(EVERYBODY))

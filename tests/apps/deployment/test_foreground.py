@@ -1,4 +1,5 @@
-"""`fednotes site run` and `fednotes server run`: in the foreground, for systemd and containers."""
+"""`fednotes site run` and `fednotes server run`: in the foreground, for systemd and
+containers."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ def ended(process: subprocess.Popen[str], sign: int) -> tuple[int, str]:
 
 @pytest.mark.network
 def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
-    """Each is the process that was begun, prints its log, ends as it is told, and all with it.
-    What ends by itself has failed, so that systemd starts it again."""
+    """Each is the process that was begun, prints its log, ends as it is told, and all
+    with it. What ends by itself has failed, so that systemd starts it again."""
     server, h1 = place.folder / "kits/server", place.folder / "kits/sites/h1"
     running = place.begin("server", "run", "kits/server")
     site = place.begin("site", "run", "kits/sites/h1", "--site", "h1.toml")

@@ -1,4 +1,5 @@
-"""Where words of another party are shown: a screen, a log, a report, a message to the server.
+"""Where words of another party are shown: a screen, a log, a report, a message to the
+server.
 
 Each word tries to clear the screen, to begin a second line and to turn the line round.
 """

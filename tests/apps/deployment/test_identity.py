@@ -1,7 +1,8 @@
-"""A kit's certificate, looked at before a process starts with it, and signatures by its key.
+"""A kit's certificate, looked at before a process starts with it, and signatures by its
+key.
 
-OpenSSL checks what is signed. The false certificates are each wrong in one way; TLS itself judges
-them in `test_nvflare_refusals.py`.
+OpenSSL checks what is signed. The false certificates are each wrong in one way; TLS
+itself judges them in `test_nvflare_refusals.py`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def test_a_certificate_out_of_its_time_is_refused(
 def test_a_false_kit_says_why(
     kits: dict[str, Path], tmp_path: Path, wrong: str, said: str
 ) -> None:
-    """NVFlare finds it out too, but in a thread whose error nobody prints, and waits for ever."""
+    """NVFlare finds it out too, but in a thread whose error nobody prints, and waits
+    for ever."""
     false = intruders.false_kits(tmp_path, kits["h1"], kits["h2"], PROJECT.port)
     with pytest.raises(
         ConfigError, match=f"the certificate {said}.*: ask for a new kit"
@@ -171,7 +173,8 @@ def test_what_else_the_authority_signed_is_no_site(made: dict[str, Path]) -> Non
 def test_a_server_that_hands_out_keys_of_its_own_opens_nothing(
     tmp_path: Path, made: dict[str, Path]
 ) -> None:
-    """With each site's kit the sum is made; where b's keys are the server's, no site masks."""
+    """With each site's kit the sum is made; where b's keys are the server's, no site
+    masks."""
     updates = random_updates(2)
     identities = {site: CertificateIdentity.of_kit(made[site]) for site in SITES}
     _, engine, _, _ = network(tmp_path / "1", updates, identities=identities)

@@ -1,8 +1,9 @@
-"""The connection between the processes of one kit is closed to other users of the machine.
+"""The connection between the processes of one kit is closed to other users of the
+machine.
 
-The intruder is another account, in a process of its own, that speaks NVFlare's protocol in the
-server's name. It was let in at a port on loopback, was told the site's token, and took the place of
-the server's own connection.
+The intruder is another account, in a process of its own, that speaks NVFlare's protocol
+in the server's name. It was let in at a port on loopback, was told the site's token,
+and took the place of the server's own connection.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ needs_root = pytest.mark.skipif(
 
 
 def hello(name: str) -> bytes:
-    """NVFlare's first frame of a connection: length, header length, type 4, …, and who speaks."""
+    """NVFlare's first frame of a connection: length, header length, type 4, …, and who
+    speaks."""
     said = msgpack.packb({"endpoint_name": name, "timestamp": 0.0, "fqcn": name})
     return struct.pack(">IHBBHHHH", 16 + len(said), 0, 4, 0, 0, 1, 0, 0) + said
 
@@ -96,7 +98,8 @@ def open_folder() -> Iterator[Path]:
 @needs_root
 @pytest.mark.network
 def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
-    """Neither at a site nor at the server, while a run goes on; and it goes on to its end."""
+    """Neither at a site nor at the server, while a run goes on; and it goes on to its
+    end."""
     names = ("server", "h1", "h2")
     with intruders.network(open_folder / "kits", *names[1:]) as net:
         kits, port = net.kits, net.project.port
@@ -150,7 +153,10 @@ def test_another_users_process_is_no_process_of_a_kit(made: dict[str, Path]) -> 
 def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
-    """Linux takes 107 bytes of a path. What a killed process left is in nobody's way."""
+    """Linux takes 107 bytes of a path.
+
+    What a killed process left is in nobody's way.
+    """
     kit = tmp_path.joinpath(*["a-long-folder"] * depth)
     kit.mkdir(parents=True)
     monkeypatch.setenv(KIT_VARIABLE, str(kit))

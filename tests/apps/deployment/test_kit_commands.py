@@ -1,4 +1,5 @@
-"""The commands at a kit, as far as they start nothing: roles, files, rules, and what is said."""
+"""The commands at a kit, as far as they start nothing: roles, files, rules, and what is
+said."""
 
 from __future__ import annotations
 
@@ -102,8 +103,9 @@ def test_a_kit_is_for_its_owner_alone(
 def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
     kits: dict[str, Path], begun: list[dict[str, Any]], name: str
 ) -> None:
-    """Its files name classes where they were, and NVFlare's stores where it lay; nothing closed
-    the connection of its processes. A job may bring a file that NVFlare would take for it too."""
+    """Its files name classes where they were, and NVFlare's stores where it lay;
+    nothing closed the connection of its processes. A job may bring a file that NVFlare
+    would take for it too."""
     kit = kits[name]
     path = kit / "local" / "resources.json"
     new = json.loads(path.read_text())

@@ -1,4 +1,5 @@
-"""A kit that other users of the machine could read or change is refused, or closed with a word."""
+"""A kit that other users of the machine could read or change is refused, or closed with
+a word."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A server that lies, through the path that every request takes: no sum of other questions.
+"""A server that lies, through the path that every request takes: no sum of other
+questions.
 
-An honest engine stands behind a transport that rewrites what single sites are asked, and behind
-a server's side of the secure sum that adds whatever came. Before sites masked for the question,
-each of these lies gave the server the numbers of one site.
+An honest engine stands behind a transport that rewrites what single sites are asked,
+and behind a server's side of the secure sum that adds whatever came. Before sites
+masked for the question, each of these lies gave the server the numbers of one site.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ Lie = Callable[[Request], Request]
 
 @contextmanager
 def one_layout() -> Iterator[None]:
-    """A server's side that adds updates of any layout, and asks for all of them to be opened."""
+    """A server's side that adds updates of any layout, and asks for all of them to be
+    opened."""
     add, seen = SecureServer.add_masked, dict[bytes, Any]()
 
     def add_anyway(self: SecureServer, message: MaskedMessage) -> None:
@@ -69,10 +71,11 @@ def one_layout() -> Iterator[None]:
 
 
 class Case(Net):
-    """Three sites with rules and ledgers, all needed in each sum, and the server that lies.
+    """Three sites with rules and ledgers, all needed in each sum, and the server that
+    lies.
 
-    lies: by task, what changes the requests to all but the victim. rules: of each site. secure:
-    whether the job's sums are secure.
+    lies: by task, what changes the requests to all but the victim. rules: of each site.
+    secure: whether the job's sums are secure.
     """
 
     def __init__(
@@ -143,7 +146,8 @@ class Case(Net):
         turn.commit(State(turn.number + 1, X, {}), {}, evaluated=True)
 
     def stand(self, state: Mapping[str, int]) -> None:
-        """Have sites stand where the server likes; it claims that so much of theirs counts."""
+        """Have sites stand where the server likes; it claims that so much of theirs
+        counts."""
         self.members.counted.update(state)
         self.server._step = None
 
@@ -156,7 +160,8 @@ class Case(Net):
         )
 
     def refuses(self, *arguments: Any, **options: Any) -> str:
-        """Why there is no such sum, even of a server that adds whatever came; none is opened."""
+        """Why there is no such sum, even of a server that adds whatever came; none is
+        opened."""
         before = self.opened()
         with one_layout(), pytest.raises(FednotesError) as caught:
             self.server.sum(*arguments, **options)
@@ -188,7 +193,8 @@ def later(request: Request) -> Request:
 
 @pytest.mark.parametrize("lie", [dead, other_round, later])
 def test_other_questions_to_other_sites_give_no_sum(lie: Lie, case: Case) -> None:
-    """Sites that were asked otherwise say so in their logs and ledgers; so does the victim."""
+    """Sites that were asked otherwise say so in their logs and ledgers; so does the
+    victim."""
     case.lies = {"train": lie}
     said = case.refuses("train", X, round=0)
     assert "was asked something else than site" in said
@@ -211,8 +217,9 @@ def test_an_honest_server_says_what_differs(case: Case) -> None:
 
 
 def test_what_was_told_before_is_part_of_the_question(case: Case) -> None:
-    """A round that begins without tensors means those that came last. No sum of an evaluation of
-    other parameters is opened; where the server counts it all the same, no later one is."""
+    """A round that begins without tensors means those that came last. No sum of an
+    evaluation of other parameters is opened; where the server counts it all the same,
+    no later one is."""
     case.server.sum("train", X, round=0)
     case.server.sum("send", {"scale": torch.ones(4)})
     case.lies = {"evaluate": dead}
@@ -225,8 +232,9 @@ def test_what_was_told_before_is_part_of_the_question(case: Case) -> None:
 
 
 def test_one_site_alone_is_not_sent_back(case: Case) -> None:
-    """Two sums of one task, between which one site's private state alone was moved, would differ by
-    that site's numbers: as it was after its round, after the round before, or new."""
+    """Two sums of one task, between which one site's private state alone was moved,
+    would differ by that site's numbers: as it was after its round, after the round
+    before, or new."""
     stood = []
     for turn in case.server.rounds(0, 3):
         stood.append(dict(case.members.counted))
@@ -247,8 +255,9 @@ def test_one_site_alone_is_not_sent_back(case: Case) -> None:
 def test_sites_that_did_other_tasks_before_give_no_sum(
     first_state: str, case: Case
 ) -> None:
-    """The server asks a alone to do an opened task once more, or to go back to before it, and
-    then all for the same: two sums over all sites would differ by what a's state changed."""
+    """The server asks a alone to do an opened task once more, or to go back to before
+    it, and then all for the same: two sums over all sites would differ by what a's
+    state changed."""
     members = case.members
     before = dict(members.counted)
     case.server.sum("train", X, round=0)
@@ -265,9 +274,8 @@ def test_sites_that_did_other_tasks_before_give_no_sum(
         done[-1], number=members.next_number(), counted=dict(members.counted)
     )
     assert case.ask("a", again).update is not None
-    case.stand(
-        {**before, "a": again.number}
-    )  # b and c as before it, a as after two of it
+    # b and c as before it, a as after two of it
+    case.stand({**before, "a": again.number})
     assert "was asked something else" in case.refuses("train", X, round=0)
     case.stand(before)  # and all of them from the same place give the same sum again
     assert case.server.sum("train", X, round=0).metrics == {"steps": 3.0}
@@ -275,8 +283,8 @@ def test_sites_that_did_other_tasks_before_give_no_sum(
 
 @pytest.mark.parametrize("how", ["sent back", "new disk", "damaged"])
 def test_who_may_go_on_with_the_others_history(how: str, case: Case) -> None:
-    """A site that lost its own, by what happened at its own disk; never one that the server sent
-    back to where it was new."""
+    """A site that lost its own, by what happened at its own disk; never one that the
+    server sent back to where it was new."""
     turns = case.server.rounds(0, 9)
     for turn in turns:
         case.play(turn)
@@ -317,8 +325,8 @@ def test_other_tensors_of_a_step_before_give_no_sum(case: Case) -> None:
 def test_what_came_before_the_first_round_stays_part_of_every_question(
     tmp_path: Path,
 ) -> None:
-    """A site that makes up for a task of before the first round sends nothing of it, so that no
-    sum tells whether it was the others' task: every later sum does."""
+    """A site that makes up for a task of before the first round sends nothing of it, so
+    that no sum tells whether it was the others' task: every later sum does."""
     case = Case(tmp_path)
     case.server.sum("count")
     case.lies = {"share": lambda r: replace(r, options={"sizes": 2**50})}
@@ -341,7 +349,8 @@ def test_what_came_before_the_first_round_stays_part_of_every_question(
 def test_a_site_that_was_started_again_knows_what_it_was_asked_before(
     case: Case,
 ) -> None:
-    """From the state that it kept at the end of a round, and from its journal after that."""
+    """From the state that it kept at the end of a round, and from its journal after
+    that."""
     turns = case.server.rounds(0, 3)
     for turn in turns:
         tensors = {} if turn.number == 2 else X
@@ -431,8 +440,8 @@ LOOSE = Patience(min_sites=2, timeout=10, knock=1, knock_every=0, pause=1, give_
 
 
 def test_a_task_done_twice_is_opened_for_the_same_sites(tmp_path: Path) -> None:
-    """With two of three: the sum of all, then the server "was restarted" and calls c dropped.
-    The difference of the two sums would be c's number."""
+    """With two of three: the sum of all, then the server "was restarted" and calls c
+    dropped. The difference of the two sums would be c's number."""
     case = Case(tmp_path, threshold=2)
     assert case.server.sum("count").included == SITES
     case.down = {"c"}
@@ -473,8 +482,8 @@ def test_after_a_fault_a_sum_is_made_again_without_who_was_not_in_it(
 
 
 def test_an_older_exchange_is_not_opened_in_a_newer_tasks_name(tmp_path: Path) -> None:
-    """The server asks to open what was masked before, while a newer task waits: what is noted as
-    opened is what was masked in that exchange."""
+    """The server asks to open what was masked before, while a newer task waits: what is
+    noted as opened is what was masked in that exchange."""
     case = Case(tmp_path)
     seal = case.hosts["a"]._sealer
     assert isinstance(seal, SecureSeal)
@@ -504,7 +513,8 @@ def looks_at_each(request: Request) -> Request:
 
 
 def test_under_the_secure_sum_no_update_leaves_by_each(tmp_path: Path) -> None:
-    """A server that says it looks at single updates gets masked ones, where sites permit it."""
+    """A server that says it looks at single updates gets masked ones, where sites
+    permit it."""
     case = Case(tmp_path, rules=EACH)
     case.prepared()
     case.lies = {"train": looks_at_each}
@@ -529,8 +539,8 @@ def test_a_site_that_does_not_permit_it_answers_no_request_for_each(case: Case) 
 def test_a_site_counts_its_updates_itself_whatever_round_a_server_claims(
     way: str, tmp_path: Path
 ) -> None:
-    """With two rounds permitted: a server that is started again, sends all sites back, and calls
-    every round the first one gets no third update of other parameters."""
+    """With two rounds permitted: a server that is started again, sends all sites back,
+    and calls every round the first one gets no third update of other parameters."""
     case = Case(tmp_path, rules=replace(EACH, max_rounds=2), secure=way == "secure sum")
     case.prepared()
     start = dict(case.members.counted)
@@ -584,8 +594,8 @@ def test_a_server_that_was_started_again_moves_no_site_alone(
 def test_a_history_that_a_started_server_makes_up_is_nobodys(
     lost: bool, case: Case
 ) -> None:
-    """Sites that have their own do not hear of it; one that lost its disk takes it, and then has
-    no sum with the others."""
+    """Sites that have their own do not hear of it; one that lost its disk takes it, and
+    then has no sum with the others."""
     for turn in case.server.rounds(0, 2):
         case.play(turn)
     if lost:
@@ -602,8 +612,8 @@ def test_a_history_that_a_started_server_makes_up_is_nobodys(
 
 
 def test_a_request_that_claims_to_follow_a_later_one_is_refused(case: Case) -> None:
-    """A site that did it would keep it as if it had come before, and what it keeps on disk would
-    not be what led to its state."""
+    """A site that did it would keep it as if it had come before, and what it keeps on
+    disk would not be what led to its state."""
     case.server.sum("train", X, round=0)
     counted = dict(case.members.counted)
     kept = case.hosts["a"]._journal.last

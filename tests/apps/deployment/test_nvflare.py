@@ -72,9 +72,8 @@ def test_nobody_may_send_code(made: dict[str, Path]) -> None:
     server = local(made["server"], "authorization.json")
     assert allowed(server, "project_admin", "download_job")
     for right in ("submit_job", "clone_job", "abort_job", "download_job"):
-        assert not allowed(
-            server, "lead", right
-        )  # the server's own identity looks and no more
+        # the server's own identity looks and no more
+        assert not allowed(server, "lead", right)
     assert allowed(server, "lead", "list_jobs")
 
 
@@ -108,8 +107,8 @@ def test_a_kit_holds_its_owners_things_only(made: dict[str, Path]) -> None:
 def test_kits_are_added_and_those_that_are_there_stay(
     kits: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Nor does one that was handed over come to be a second time by itself. The authority keeps
-    no key but its own."""
+    """Nor does one that was handed over come to be a second time by itself. The
+    authority keeps no key but its own."""
     out, more = kits["server"].parent, replace(PROJECT, sites=(*PROJECT.sites, "h3"))
     state = out / "authority" / "ward" / "state" / "cert.json"
     kits["h1"].rename(tmp_path / "h1")
@@ -140,10 +139,8 @@ def test_kits_are_added_and_those_that_are_there_stay(
         ({"hosts": ("10.0.0.1",)}, r"hosts = \[\]"),
         ({"organisations": {"h1": "x"}}, 'organisations.h1 = "h1"'),
         ({"name": "other"}, 'name = "ward", the project says "other"'),
-        (
-            {"sites": ("h10",)},
-            "'h1' and 'h10'",
-        ),  # no more in the project, but a kit of it is
+        # no more in the project, but a kit of it is
+        ({"sites": ("h10",)}, "'h1' and 'h10'"),
     ],
 )
 def test_kits_that_would_not_go_together_are_not_made(
@@ -164,7 +161,8 @@ def keys_in(folder: Path) -> int:
 def test_an_authority_of_an_earlier_version_gives_its_keys_up(
     kits: dict[str, Path],
 ) -> None:
-    """It kept every participant's beside its own, and wrote down the project's name alone."""
+    """It kept every participant's beside its own, and wrote down the project's name
+    alone."""
     authority = kits["server"].parent / "authority"
     (authority / "project.json").write_text('{"name": "ward", "server": "localhost"}')
     state = authority / "ward" / "state" / "cert.json"
@@ -192,10 +190,8 @@ def test_an_authority_of_an_earlier_version_gives_its_keys_up(
         ({"sites": ()}, "sites are missing"),
         ({"sites": ("a b",)}, "site 'a b'"),
         ({"sites": ("a.b",)}, r"'a\.b': letters, digits, '_' and '-' only"),
-        (
-            {"sites": ("localhost",)},
-            r"sites \['localhost'\]",
-        ),  # the server's certificate's name
+        # the server's certificate's name
+        ({"sites": ("localhost",)}, r"sites \['localhost'\]"),
         ({"sites": ("ward",)}, r"sites \['ward'\]"),  # the authority's
         ({"sites": ("h1", "h10")}, "such as h01 and h10"),
         ({"sites": ("h1", "h1-a")}, "such as h01 and h10"),
@@ -329,19 +325,19 @@ def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
     frames = {"a": same, "b": other, "c": same, "d": same}
     replies = list(sent.exchange(frames, timeout=9, grace=9, enough=4))
     assert replies == [("b", b"43"), ("a", b"21")]
-    # A code of NVFlare's is told in words: what goes wrong before the executor can say why.
+    # A code of NVFlare's is told in words: what goes wrong before the executor can say
+    # why.
     died = "its process failed: see its log (a full disk?)"
     assert sent.failed == {"c": "not approved", "d": died}
-    assert controller.sent == [
-        (same, ["a", "c", "d"]),
-        (other, ["b"]),
-    ]  # one task a frame
+    # one task a frame
+    assert controller.sent == [(same, ["a", "c", "d"]), (other, ["b"])]
     assert len(controller.cancelled) == 2
 
 
 def test_a_job_that_ends_does_not_hold_the_server_up() -> None:
-    """NVFlare's server waits for a job's process as long as a session may take, under a lock that
-    every site's sign of life needs. A late reply is none; a lost connection shows elsewhere."""
+    """NVFlare's server waits for a job's process as long as a session may take, under a
+    lock that every site's sign of life needs. A late reply is none; a lost connection
+    shows elsewhere."""
     waits: list[float] = []
 
     def command(*words: Any) -> Any:
@@ -512,12 +508,8 @@ def test_a_sites_error_is_told_without_its_data(
         ("h1", "h1", "server_command", True),
         ("h1", "h1.job-id", "server_command", True),
         ("h1", "h2", "server_command", False),
-        (
-            "h1",
-            "h1",
-            "_net_manager",
-            False,
-        ),  # `bulk_test` of 10^9: as many messages in memory
+        # `bulk_test` of 10^9: as many messages in memory
+        ("h1", "h1", "_net_manager", False),
         (None, "server.job-id", "_net_manager", True),  # by the kit's own socket
     ],
 )

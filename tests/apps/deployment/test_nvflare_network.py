@@ -1,4 +1,5 @@
-"""One network on loopback: three sites and a server as processes, from kits to the result."""
+"""One network on loopback: three sites and a server as processes, from kits to the
+result."""
 
 from __future__ import annotations
 
@@ -85,8 +86,8 @@ def test_a_job_with_code_is_refused(net: Network, tmp_path: Path, who: str) -> N
 
 
 def test_a_run_goes_on_after_a_kill(net: Network, tmp_path: Path) -> None:
-    """Started, run, killed in round 1, handed in again by the watch, fetched, stopped: the numbers
-    are those of plain arithmetic, and 5 MB frames travel fast."""
+    """Started, run, killed in round 1, handed in again by the watch, fetched, stopped:
+    the numbers are those of plain arithmetic, and 5 MB frames travel fast."""
     kits = [net.server, *(net.kits[site] for site in SITES)]
     net.stop(*kits)
     net.start(*kits, **{UNWATCHED: ""})

@@ -1,7 +1,9 @@
-"""Who and what a network of real processes refuses: false kits, false orders, old frames.
+"""Who and what a network of real processes refuses: false kits, false orders, old
+frames.
 
-One network on loopback with kits of its own; beside its sites run intruders whose kits were
-tampered with. What NVFlare alone does not refuse is named in the tests that show it.
+One network on loopback with kits of its own; beside its sites run intruders whose kits
+were tampered with. What NVFlare alone does not refuse is named in the tests that show
+it.
 """
 
 from __future__ import annotations
@@ -56,10 +58,11 @@ print(json.dumps([found["status"], sites + server.sites()]))
 
 @dataclass(frozen=True)
 class Ward:
-    """The network after its first job, for h1, h2 and h3. h4 is the project's, not the job's.
+    """The network after its first job, for h1, h2 and h3. h4 is the project's, not the
+    job's.
 
-    false: what pretends to be h3 (`unsigned` too), by what is wrong with it. mark: a file that
-    foreign code leaves. status: of the job.
+    false: what pretends to be h3 (`unsigned` too), by what is wrong with it. mark: a
+    file that foreign code leaves. status: of the job.
     """
 
     net: Network
@@ -159,7 +162,8 @@ def test_a_certificate_speaks_for_its_own_name_only(ward: Ward) -> None:
 
 
 def test_a_member_cannot_speak_as_another(ward: Ward) -> None:
-    """Messages of h2's process with its own token and h1's name, past its own NVFlare's rules."""
+    """Messages of h2's process with its own token and h1's name, past its own NVFlare's
+    rules."""
     answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
     assert answers["heartbeat"] == "ok"
     assert answers["heartbeat as another"] != "ok"
@@ -182,7 +186,8 @@ def test_a_member_gives_no_orders_to_another(ward: Ward) -> None:
 
 
 def test_a_member_gives_no_orders_in_the_servers_name(ward: Ward) -> None:
-    """With its token, which is in every reply: NVFlare's server takes its bearer for it.
+    """With its token, which is in every reply: NVFlare's server takes its bearer for
+    it.
 
     `audit.log` has a line for each order that a site obeys.
     """
@@ -225,7 +230,8 @@ def test_only_the_admins_certificate_hands_in_jobs(
 def test_each_site_refuses_what_its_admin_did_not_sign(
     tmp_path: Path, ward: Ward, run: str, said: str
 ) -> None:
-    """The server takes the admin's job and sends the sites another (`dishonest.CHANGES`)."""
+    """The server takes the admin's job and sends the sites another
+    (`dishonest.CHANGES`)."""
     status, detail = ward.net.run(ward_job(tmp_path, run))
     assert status == "FINISHED:FAILED_TO_RUN"
     assert "server: OK" in detail
@@ -265,7 +271,8 @@ def test_a_copy_of_a_connected_kit_is_sent_away(tmp_path: Path, ward: Ward) -> N
 def test_each_site_refuses_a_class_of_its_own_accord(
     tmp_path: Path, ward: Ward
 ) -> None:
-    """Signed by the admin; the server, which also calls it a job with code, lets it pass."""
+    """Signed by the admin; the server, which also calls it a job with code, lets it
+    pass."""
     folder, sites = (
         ward_job(tmp_path, "class"),
         [ward.net.kits[s] for s in ("h1", "h2")],
@@ -335,7 +342,8 @@ REPLAYS = {
 def test_the_server_takes_no_reply_that_it_was_given_before(
     ward: Ward, which: str
 ) -> None:
-    """Replies that came over the network in the first job, given again at h1's connection."""
+    """Replies that came over the network in the first job, given again at h1's
+    connection."""
     kind, choose = REPLAYS[which]
     h1, h2 = frames(ward, "up", "h1"), frames(ward, "up", "h2")
     request = decode_request(frames(ward, "down", "h1")[1])

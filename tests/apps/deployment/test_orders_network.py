@@ -1,7 +1,7 @@
 """A server that gives orders which no run needs, strangers at its port, revoked kits.
 
-The server that gives orders is the true one, with its true key, and its owner changed its program.
-What the authority says travels by itself.
+The server that gives orders is the true one, with its true key, and its owner changed
+its program. What the authority says travels by itself.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ def last(kit: Path) -> float:
 
 
 def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(net: Network) -> None:
-    """h1 gets the list as a file, the server from h1, and h2's and the old admin's kits are out."""
+    """h1 gets the list as a file, the server from h1, and h2's and the old admin's kits
+    are out."""
     h1, h2, server = net.kits["h1"], net.kits["h2"], net.server
     net.start(server, h1, h2)
     assert until(lambda: hears(h1) and hears(h2), 60)
@@ -159,7 +160,8 @@ def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(net: Network) -> 
 
 
 def test_a_root_is_replaced_while_sites_are_connected(net: Network) -> None:
-    """The server's new certificate is taken by a site that does not know the new root yet."""
+    """The server's new certificate is taken by a site that does not know the new root
+    yet."""
     h1, server = net.kits["h1"], net.server
     authority = authority_of(net.project, server.parent)
     authority.replace(30)

@@ -1,4 +1,5 @@
-"""What is said of a kit before it is used: of its certificates, and of the way to the server."""
+"""What is said of a kit before it is used: of its certificates, and of the way to the
+server."""
 
 from __future__ import annotations
 
@@ -145,7 +146,8 @@ def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
 
 @pytest.fixture
 def no_tls(made: dict[str, Path]) -> Iterator[None]:
-    """A web server on the port, as http.server is: it answers a TLS hello in plain text."""
+    """A web server on the port, as http.server is: it answers a TLS hello in plain
+    text."""
     handler = type(
         "Quiet", (http.server.BaseHTTPRequestHandler,), {"log_message": lambda *a: None}
     )
@@ -188,7 +190,8 @@ def test_a_server_that_is_not_there_is_said_with_the_way(
 
 
 def test_which_proxy_is_grpcs() -> None:
-    """As gRPC documents it: grpc_proxy, https_proxy, http_proxy; no_grpc_proxy before no_proxy."""
+    """As gRPC documents it: grpc_proxy, https_proxy, http_proxy; no_grpc_proxy before
+    no_proxy."""
     https = {"https_proxy": "http://p.org:3128"}
     assert proxy_of("s.org", https) == ("p.org", 3128)
     assert proxy_of("s.org", {**https, "grpc_proxy": "q.org:99"}) == ("q.org", 99)

@@ -1,4 +1,5 @@
-"""What derives from notes is for its owner alone, file by file, whatever the umask says."""
+"""What derives from notes is for its owner alone, file by file, whatever the umask
+says."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def _open_umask() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_process")
 def test_a_simulated_run(tmp_path: Path) -> None:
-    """While it runs as well: then there are checkpoints, with modules that no site shares."""
+    """While it runs as well: then there are checkpoints, with modules that no site
+    shares."""
     out, seen = tmp_path / "new" / "run", list[str]()
 
     class Watching(Display):
@@ -39,9 +41,8 @@ def test_a_simulated_run(tmp_path: Path) -> None:
             assert opened(out) == []
 
     out.mkdir(parents=True)
-    (out / "job.json").write_text(
-        "{}"
-    )  # of a run that had not begun, by an earlier version
+    # of a run that had not begun, by an earlier version
+    (out / "job.json").write_text("{}")
     job = parse_job(TABLE, "tiny", tmp_path, "tiny.toml")
     simulate(job, out, display=Watching())
     assert "tensors.safetensors" in seen

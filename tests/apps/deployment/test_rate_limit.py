@@ -1,4 +1,5 @@
-"""A kit's log: repeated lines, counted against a run of NVFlare's own warnings; it rotates."""
+"""A kit's log: repeated lines, counted against a run of NVFlare's own warnings; it
+rotates."""
 
 from __future__ import annotations
 
@@ -139,7 +140,8 @@ def test_processes_share_a_kit_s_log(tmp_path: Path) -> None:
 
 
 def test_a_log_is_moved_away_by_whoever_finds_it_too_long(tmp_path: Path) -> None:
-    """No line is torn or written twice, and the size is bounded: 12,000 lines of 60 bytes."""
+    """No line is torn or written twice, and the size is bounded: 12,000 lines of 60
+    bytes."""
     found = written(tmp_path, "abc", 4000, most=20_000)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["fednotes.log", *(f"fednotes.log.{n}" for n in (1, 2, 3))]

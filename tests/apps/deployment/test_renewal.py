@@ -1,4 +1,5 @@
-"""A kit is renewed where it lies: what is asked, what is signed, and what is put in its place."""
+"""A kit is renewed where it lies: what is asked, what is signed, and what is put in its
+place."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def test_a_kit_gets_new_keys_and_keeps_all_else(
 def test_a_run_goes_on_with_a_renewed_kit(
     kits: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Before and after it, and while others do not know; the bits are those of a run without."""
+    """Before and after it, and while others do not know; the bits are those of a run
+    without."""
     sums = []
     for renewed in (False, True):
         identities = {site: CertificateIdentity.of_kit(kits[site]) for site in SITES}

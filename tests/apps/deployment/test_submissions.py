@@ -1,7 +1,8 @@
 """Handing in, following and ending runs, against servers that the test plays.
 
-One follows NVFlare's rules of what an order to abort does: a job that waits is over at once, one
-that runs is over some time later, one whose process was killed cannot be aborted.
+One follows NVFlare's rules of what an order to abort does: a job that waits is over at
+once, one that runs is over some time later, one whose process was killed cannot be
+aborted.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def job(name: str, job_id: str, status: str, when: int = 0) -> Table:
 
 
 class Server:
-    """Submissions of a run by id, with their status. alive: whether a process of it lives."""
+    """Submissions of a run by id, with their status. alive: whether a process of it
+    lives."""
 
     def __init__(self, *statuses: str, alive: bool = True) -> None:
         self.statuses = {f"j{n}": status for n, status in enumerate(statuses)}
@@ -112,11 +114,8 @@ def ended(server: Any, out: Path) -> None:
         (["FINISHED:ABNORMAL", "RUNNING"], True, [("abort", "j1")]),
         # Between two submissions: the mark of an end needs one that can be aborted.
         (["FINISHED:ABNORMAL"], True, [("resubmit", "j0"), ("abort", "j1")]),
-        (
-            ["FINISHED:COMPLETED"],
-            True,
-            [("resubmit", "j0"), ("abort", "j1")],
-        ),  # it was paused
+        # it was paused
+        (["FINISHED:COMPLETED"], True, [("resubmit", "j0"), ("abort", "j1")]),
         (["RUNNING"], False, [("abort", "j0"), ("resubmit", "j0"), ("abort", "j1")]),
         (["FINISHED:ABORTED"], True, []),
     ],
@@ -133,14 +132,11 @@ def test_a_run_ends_wherever_it_stands(
 @pytest.mark.parametrize(
     ("status", "look", "later", "asked"),
     [
-        # NVFlare would mark it as aborted while it is handed out, and start it all the same.
+        # NVFlare would mark it as aborted while it is handed out, and start it all the
+        # same.
         ("DISPATCHED", 3, {"j0": "RUNNING"}, [("abort", "j0")]),
-        (
-            "RUNNING",
-            2,
-            {"j1": "SUBMITTED"},
-            [("abort", "j0"), ("abort", "j1")],
-        ),  # by the watch
+        # by the watch
+        ("RUNNING", 2, {"j1": "SUBMITTED"}, [("abort", "j0"), ("abort", "j1")]),
     ],
 )
 def test_what_changes_meanwhile_ends_too(
@@ -228,9 +224,8 @@ def test_a_folder_is_taken_before_anything_is_handed_in(
         server.refuses = error
         with pytest.raises(type(error), match=match):
             hand_in(server, run, declared, least, out)  # type: ignore[arg-type]
-        assert (
-            read_run(out) == run
-        )  # nobody knows whether the server has it; --attach asks
+        # nobody knows whether the server has it; --attach asks
+        assert read_run(out) == run
     server.refuses = None
     hand_in(server, run, declared, least, out)  # type: ignore[arg-type]
     assert server.asked == [("submit", run.name)]
@@ -267,7 +262,8 @@ def plan(done: int) -> Table:
 
 
 class Script:
-    """A server that gives one look after the other: jobs, and the lines of the one that runs."""
+    """A server that gives one look after the other: jobs, and the lines of the one that
+    runs."""
 
     def __init__(
         self, *looks: tuple[list[Table], list[Table]], alive: bool = True
@@ -302,8 +298,8 @@ OVER = ([job("job-1", "z", "FINISHED:ABORTED", 99)], [])
 
 
 def test_a_run_that_waits_behind_another_says_so_once(tmp_path: Path) -> None:
-    """And asks no site before it begins. One whose server was killed stands in nobody's way:
-    NVFlare goes on to call it running."""
+    """And asks no site before it begins. One whose server was killed stands in nobody's
+    way: NVFlare goes on to call it running."""
     server = Script((BEHIND, []), (BEHIND, []), ([SECOND], []), ([SECOND], []), OVER)
     assert followed(server, tmp_path, fresh=True)[1] == [
         "waits behind run first (fednotes run --abort --out its folder ends it)",
@@ -313,7 +309,8 @@ def test_a_run_that_waits_behind_another_says_so_once(tmp_path: Path) -> None:
 
 
 def test_rounds_that_were_shown_are_not_shown_again(tmp_path: Path) -> None:
-    """A second submission tells all rounds of its checkpoint, and repeats some after it."""
+    """A second submission tells all rounds of its checkpoint, and repeats some after
+    it."""
     lines = [plan(0), *map(round_line, range(4))]
     again = (
         [FIRST | {"status": "FINISHED:ABNORMAL"}, SECOND],

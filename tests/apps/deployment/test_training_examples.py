@@ -1,4 +1,5 @@
-"""What a site's examples say as bytes: two are equal in a view where it leaves out how they differ.
+"""What a site's examples say as bytes: two are equal in a view where it leaves out how
+they differ.
 
 How many examples differ is counted by hand.
 """

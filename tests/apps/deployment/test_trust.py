@@ -95,7 +95,8 @@ def test_the_list_is_one_that_openssl_verifies(kits: Kits, tmp_path: Path) -> No
 
 
 def test_a_revoked_site_signs_nothing_from_now_on(kits: Kits) -> None:
-    """The identities that are held in a running job learn of it with the next signature."""
+    """The identities that are held in a running job learn of it with the next
+    signature."""
     h1 = CertificateIdentity.of_kit(kits["h1"])
     assert believes(h1, kits["h2"])
     assert take(kits["h1"], revoked(kits, "h2"))
@@ -122,8 +123,8 @@ def test_a_kit_that_is_made_again_is_another(kits: Kits, tmp_path: Path) -> None
 def test_who_handed_in_a_job_is_not_revoked_with_a_kit_that_served_it(
     kits: Kits, tmp_path: Path
 ) -> None:
-    """NVFlare's folder of a job, in a kit that is still at hand, holds the admin's certificate.
-    A job of an admin who is revoked himself is refused."""
+    """NVFlare's folder of a job, in a kit that is still at hand, holds the admin's
+    certificate. A job of an admin who is revoked himself is refused."""
     root, app = kits["h1"] / "startup/rootCA.pem", tmp_path / "r1" / "app"
     kit_files.job_folder(tmp_path, {}, run="r1", sites=["h1", "h2"], min_sites=2)
     dishonest.sign(app, kits["admin"])
@@ -180,7 +181,8 @@ def test_an_older_list_does_not_undo_a_newer_one(kits: Kits) -> None:
 
 
 def forged(kits: Kits) -> bytes:
-    """A list of the right name and a high number, signed by a site's key, with its root's words."""
+    """A list of the right name and a high number, signed by a site's key, with its
+    root's words."""
     true, now = Trust.parsed(said(kits)), datetime.now(UTC)
     issuer: Any = true.roots[0].subject
     builder = x509.CertificateRevocationListBuilder(issuer, now, now + timedelta(9))
@@ -216,7 +218,8 @@ def test_a_kit_of_an_earlier_version_takes_its_first_list(kits: Kits) -> None:
 def test_two_roots_overlap_and_the_old_one_ends(
     kits: Kits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """h1 has taken the new root in and is of the old one; a kit is made under the new one."""
+    """h1 has taken the new root in and is of the old one; a kit is made under the new
+    one."""
     h1, h2, out = kits["h1"], kits["h2"], kits["server"].parent
     new_root = replaced(kits, 80)
     with pytest.raises(ConfigError, match="is being replaced until"):
@@ -247,8 +250,9 @@ def test_two_roots_overlap_and_the_old_one_ends(
 
 
 def test_only_the_old_root_brings_a_new_one(kits: Kits, tmp_path: Path) -> None:
-    """Another authority of the same name without a bridge, with one that a site's key signed, or
-    with the true one, to another key; an older root's word after it was replaced."""
+    """Another authority of the same name without a bridge, with one that a site's key
+    signed, or with the true one, to another key; an older root's word after it was
+    replaced."""
     h1, strange = kits["h1"], provision(PROJECT, tmp_path / "other")
     for _ in range(9):  # its number is newer
         revoked(strange, "h2")
@@ -303,7 +307,8 @@ def test_clocks_may_differ_by_five_minutes(
     said: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where a clock is wrong, the log of the site that refuses the other's keys says so."""
+    """Where a clock is wrong, the log of the site that refuses the other's keys says
+    so."""
     day = 24 * 60
     intruders.date(kits["h2"], (begin / day, end / day))
     assert believes(kits["h1"], kits["h2"]) is (said == "")
@@ -317,7 +322,8 @@ def test_clocks_may_differ_by_five_minutes(
 
 
 def test_what_is_new_counts_on_a_clock_that_is_five_minutes_late(made: Kits) -> None:
-    """TLS itself allows nothing, so certificates and lists begin earlier than they are made."""
+    """TLS itself allows nothing, so certificates and lists begin earlier than they are
+    made."""
     now, out = datetime.now(UTC), made["server"].parent
     paths = [*out.rglob("*.crt"), *out.rglob("rootCA.pem")]
     assert len(paths) == 2 * (len(made) + 1)
@@ -347,10 +353,9 @@ def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(kits: Kits) -> None:
     server, let_in = kits["server"], list[Any]()
     filters: list[Any] = []
     ends: dict[str, list[Any]] = {}
-    manager = (
-        SimpleNamespace(  # as much of NVFlare's manager of connections as is asked
-            sfm_endpoints=ends, get_connections=ends.get, state_change=let_in.append
-        )
+    # as much of NVFlare's manager of connections as is asked
+    manager = SimpleNamespace(
+        sfm_endpoints=ends, get_connections=ends.get, state_change=let_in.append
     )
     core: Any = SimpleNamespace(
         communicator=SimpleNamespace(conn_manager=manager),
@@ -358,9 +363,8 @@ def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(kits: Kits) -> None:
     )
     doors = gate.Connections(server / "startup", core)
     there = {name: connection(kits[name]) for name in ("h1", "h2")}
-    local = SimpleNamespace(
-        state=ConnState.CONNECTED
-    )  # a job's process, without a certificate
+    # a job's process, without a certificate
+    local = SimpleNamespace(state=ConnState.CONNECTED)
     for each in (*there.values(), local):
         manager.state_change(each)
     assert let_in == [*there.values(), local]

@@ -134,7 +134,8 @@ def test_one_look_decides_nothing(tmp_path: Path) -> None:
 def test_a_clock_that_was_set_back_hands_no_run_in_again(
     set_back: float, tmp_path: Path
 ) -> None:
-    """The submission that repeats another is the newer one, whatever the clock said then."""
+    """The submission that repeats another is the newer one, whatever the clock said
+    then."""
     server = Server("RUNNING")
     stopped, running = (
         {"name": "r", "deploy_map": {"app": ["server", *sorted(ALL)]}, **facts}
@@ -233,8 +234,8 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def test_an_aborted_run_is_never_handed_in_again(tmp_path: Path) -> None:
-    """Not by a watch that was started anew, nor where NVFlare has a later submission that failed:
-    the watch may have handed it in at the moment of the abort."""
+    """Not by a watch that was started anew, nor where NVFlare has a later submission
+    that failed: the watch may have handed it in at the moment of the abort."""
     write_json(
         tmp_path / "r" / "outcome.json",
         {"job_id": "j1", "status": "running", "lines": 3},

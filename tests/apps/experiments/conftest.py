@@ -22,9 +22,8 @@ class Tiny:
         self.place, self._patch = place, monkeypatch
         self.asked: list[GridRun] = []
         self.summary: Callable[[GridRun], dict[str, Any]] = lambda run: {}
-        self.refused: Callable[[Job], str] = lambda job: (
-            ""
-        )  # why a rehearsal refuses a job
+        # why a rehearsal refuses a job
+        self.refused: Callable[[Job], str] = lambda job: ""
         monkeypatch.setattr(module, "_run", self._run)
         monkeypatch.setattr(Rehearsal, "_why", lambda rehearsal, job: self.refused(job))
 

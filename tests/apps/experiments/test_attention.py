@@ -1,5 +1,6 @@
-"""Entropies, divergences and rank correlations against loops over positions and SciPy; the analysis
-whole: maps of tiny models against transformers itself, notes in files, the table, the pictures."""
+"""Entropies, divergences and rank correlations against loops over positions and SciPy;
+the analysis whole: maps of tiny models against transformers itself, notes in files, the
+table, the pictures."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def notes(tmp_path: Path) -> Path:
 
 
 def one_by_one(model: Any, tokenizer: Any, length: int) -> list[np.ndarray]:
-    """transformers' own maps of each text alone, unpadded: (layers, heads, tokens, tokens)."""
+    """transformers' own maps of each text alone, unpadded: (layers, heads, tokens,
+    tokens)."""
     found = []
     for text in TEXTS:
         cleaned = text.encode("utf-8", "replace").decode()
@@ -154,7 +156,8 @@ def test_minilm() -> None:
 
 
 def test_texts_that_cannot_be_read(models: dict[str, Path]) -> None:
-    """Only a tokenizer without marks makes nothing of a text; the message has its number."""
+    """Only a tokenizer without marks makes nothing of a text; the message has its
+    number."""
     opened = open_attention_model(models["base"])
     for length, message in (
         (0, "length=0"),
@@ -180,8 +183,8 @@ def test_texts_that_cannot_be_read(models: dict[str, Path]) -> None:
 
 
 def test_models_that_cannot_be_read(save: Callable[..., Path]) -> None:
-    """FNet mixes tokens by Fourier transforms and has no attention; a configuration that is
-    deeper than the weights would have a layer that is random."""
+    """FNet mixes tokens by Fourier transforms and has no attention; a configuration
+    that is deeper than the weights would have a layer that is random."""
     path = save()
     config = transformers.BertConfig.from_pretrained(path)
     config.num_hidden_layers = 3
@@ -244,7 +247,8 @@ def test_models_that_can_be_compared(
 
 
 def test_numbers_of_the_table(models: dict[str, Path]) -> None:
-    """SciPy's rank correlation and distances of each two models that are measured alone."""
+    """SciPy's rank correlation and distances of each two models that are measured
+    alone."""
     told: list[tuple[str, int, int]] = []
     heads = analyse(models, FEW, length=20, progress=lambda *event: told.append(event))
     assert told == [(name, 3, 3) for name in models]
@@ -284,7 +288,8 @@ def test_a_model_and_itself(models: dict[str, Path]) -> None:
 
 
 def test_run_writes_all(models: dict[str, Path], notes: Path, tmp_path: Path) -> None:
-    """Files are whole, and the same again from the same seed; the page has the paper's shape."""
+    """Files are whole, and the same again from the same seed; the page has the paper's
+    shape."""
     pytest.importorskip("matplotlib")
     named = [f"{name}={path}" for name, path in models.items()]
     written = []
@@ -390,7 +395,8 @@ def test_models_named_wrongly(pairs: list[str], message: str) -> None:
 
 
 def test_stretches_are_consecutive_sentences(notes: Path) -> None:
-    """Each holds consecutive numbers of one note; none comes twice; no note before its turn."""
+    """Each holds consecutive numbers of one note; none comes twice; no note before its
+    turn."""
     texts = [path.read_text() for path in sorted(notes.iterdir())]
     drawn = stretches(texts, 30, 25, seed=1)
     assert len(set(drawn)) == 30
@@ -412,7 +418,8 @@ def test_stretches_are_consecutive_sentences(notes: Path) -> None:
 
 
 def test_every_note_is_as_likely() -> None:
-    """3 of 20 notes, 2000 times: each about 300 times (five standard deviations are 80)."""
+    """3 of 20 notes, 2000 times: each about 300 times (five standard deviations are
+    80)."""
     texts = [f"word{number}" for number in range(20)]
     drawn = [
         text for seed in range(2000) for text in stretches(iter(texts), 3, 5, seed)
@@ -436,7 +443,8 @@ LENGTHS = np.array([7, 1, 9, 4])
 
 
 def maps(seed: int = 0, tokens: int = 9, sharp: float = 3.0) -> np.ndarray:
-    """(4 texts, 2 layers, 3 heads, tokens, tokens) as a model gives them: padding is noise.
+    """(4 texts, 2 layers, 3 heads, tokens, tokens) as a model gives them: padding is
+    noise.
 
     Keys behind a text's end get exactly nothing; rows behind it are anything at all.
     """
@@ -452,7 +460,8 @@ def maps(seed: int = 0, tokens: int = 9, sharp: float = 3.0) -> np.ndarray:
 
 
 def rows(attention: np.ndarray) -> Iterator[np.ndarray]:
-    """The distributions of all six heads at each position, one position at a time: (6, keys)."""
+    """The distributions of all six heads at each position, one position at a time: (6,
+    keys)."""
     for text, length in enumerate(LENGTHS):
         for query in range(length):
             yield (
@@ -470,9 +479,8 @@ def brute_force(attention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         for i in range(6):
             entropies[i] += scipy_entropy(heads[i])
             for j in range(6):
-                if (
-                    len(heads[i]) > 1
-                ):  # on one token both are all of it; SciPy divides 0 by 0
+                # on one token both are all of it; SciPy divides 0 by 0
+                if len(heads[i]) > 1:
                     divergences[i, j] += jensenshannon(heads[i], heads[j]) ** 2
     return entropies.reshape(2, 3) / count, divergences / count
 
@@ -490,7 +498,8 @@ def test_against_a_loop_over_positions() -> None:
 
 
 def test_long_texts_are_cut_in_blocks() -> None:
-    """A text of 70 tokens is 4900 columns, more than two blocks: the loop in NumPy alone."""
+    """A text of 70 tokens is 4900 columns, more than two blocks: the loop in NumPy
+    alone."""
     rng = np.random.default_rng(3)
     p = rng.dirichlet(np.full(70, 0.2), (1, 1, 4, 70)).astype(np.float32)
     found = measure([(p, np.array([70]))]).divergence
@@ -505,8 +514,8 @@ def test_long_texts_are_cut_in_blocks() -> None:
 
 
 def test_padding_and_batches_do_not_count() -> None:
-    """Each text alone and without padding, weighted by its tokens, gives the same means; so do
-    batches of one."""
+    """Each text alone and without padding, weighted by its tokens, gives the same
+    means; so do batches of one."""
     attention = maps()
     whole = measure([(attention, LENGTHS)])
     split = measure((attention[i : i + 1], LENGTHS[i : i + 1]) for i in range(4))
@@ -526,7 +535,8 @@ def test_padding_and_batches_do_not_count() -> None:
 
 
 def test_uniform_and_one_token() -> None:
-    """By hand: log n, and 0; between heads on different tokens ln 2, between equal ones 0."""
+    """By hand: log n, and 0; between heads on different tokens ln 2, between equal ones
+    0."""
     n = 50
     attention = np.zeros((1, 1, 4, n, n), np.float32)
     attention[0, 0, 0] = 1 / n
@@ -552,8 +562,8 @@ def test_divergence_is_a_divergence() -> None:
 
 @pytest.mark.parametrize("levels", [1000, 7, 2])
 def test_spearman_by_counting(levels: int) -> None:
-    """Pearson's correlation, of the standard library, of ranks that are counted: how many are
-    smaller, and half of those that are equal. Few levels make many ties."""
+    """Pearson's correlation, of the standard library, of ranks that are counted: how
+    many are smaller, and half of those that are equal. Few levels make many ties."""
     rng = np.random.default_rng(levels)
     for _ in range(20):
         a, b = rng.integers(0, levels, (2, 6, 12)).astype(float)

@@ -1,8 +1,8 @@
 """Every experiment on stand-ins of the papers' corpora, run through to its table.
 
-All rows of the full size train, as small as they can be, by the real runner on one seed. Each
-`simulate` command is carried out in this process, because starting Python takes longer than such
-a run; `test_runs_are_processes_of_their_own` starts them.
+All rows of the full size train, as small as they can be, by the real runner on one
+seed. Each `simulate` command is carried out in this process, because starting Python
+takes longer than such a run; `test_runs_are_processes_of_their_own` starts them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from fednotes.jobs.simulate import simulate
 
 pytestmark = pytest.mark.slow
 
-# As small as can be. A key that a job's method lacks, or that a row sets itself, is not for it.
+# As small as can be. A key that a job's method lacks, or that a row sets itself, is not
+# for it.
 TINY = (
     *(
         "training.epochs=1",
@@ -45,7 +46,8 @@ TINY = (
     ),
     *("training.minimum=1", "training.least_occurrences=1", "training.min_patients=0"),
 )
-# Rows that are about the length of training or the number of patients set these themselves.
+# Rows that are about the length of training or the number of patients set these
+# themselves.
 LENGTHS = re.compile(r"(training\.(?:cycles|rounds|epochs|classifier_cycles))=\d+")
 WARMUP = re.compile(r"(training\.warmup)=\d+")
 PATIENTS = re.compile(r"(synthetic\.patients)=\d+")
@@ -66,7 +68,8 @@ def _environment(
     for name, value in papers.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # "minilm", the published encoder of experiments on public corpora, is a tiny one here.
+    # "minilm", the published encoder of experiments on public corpora, is a tiny one
+    # here.
     monkeypatch.setattr(pretrained, "MINILM", "tiny_minilm")
     monkeypatch.syspath_prepend(papers["TINY_MINILM"])
 
@@ -114,7 +117,8 @@ def test_every_experiment_runs_to_its_table(
 
 
 def shrunk(grid: Grid) -> Grid:
-    """Return the grid with short training, 200 generated patients a site and one search."""
+    """Return the grid with short training, 200 generated patients a site and one
+    search."""
     rows = []
     searched = False
     for row in grid.runs:
@@ -152,7 +156,8 @@ def settings_of(name: str, base: Sequence[str]) -> tuple[str, ...]:
 def test_a_search_on_the_papers_split_says_what_was_held_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The paper's split has no validation data, and the page says whence the search had some.
+    """The paper's split has no validation data, and the page says whence the search had
+    some.
 
     Each trial has validation scores, and no run of the table has any.
     """
@@ -187,16 +192,15 @@ def test_a_search_on_the_papers_split_says_what_was_held_out(
         else:
             finals += 1
             assert not any(judged)
-    assert (trials, finals) == (
-        4,
-        2,
-    )  # two rates for each of two conditions, then the chosen one
+    # two rates for each of two conditions, then the chosen one
+    assert (trials, finals) == (4, 2)
 
 
 def test_pretraining_within_the_budget_is_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the budget's size a silo has few steps; the federated run after the pooled one goes on."""
+    """At the budget's size a silo has few steps; the federated run after the pooled one
+    goes on."""
     monkeypatch.setattr(module, "call", in_this_process)
     base = ["bert/i2b2-2010", "bc5cdr=bert/i2b2-2012", "pretrain=bert/mimic"]
     settings = ("training.cycles=1", "training.long_cycles=0")
@@ -209,7 +213,8 @@ def test_pretraining_within_the_budget_is_not_refused(
 
 
 def test_runs_are_processes_of_their_own(tmp_path: Path) -> None:
-    """Nothing is replaced here: two processes pre-train, then their attention is compared."""
+    """Nothing is replaced here: two processes pre-train, then their attention is
+    compared."""
     out = tmp_path / "out"
     table = reproduce(
         "bert-table2",

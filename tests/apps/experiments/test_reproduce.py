@@ -67,8 +67,8 @@ def test_every_grid_is_known() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("tiny")
 def test_every_grid_plans(name: str, full: bool, tmp_path: Path) -> None:
-    """A run for each row, condition, seed and setting that is tried; each command, read again, is
-    the job it names."""
+    """A run for each row, condition, seed and setting that is tried; each command, read
+    again, is the job it names."""
     grid, _ = load_grid(name)
     size = grid.full if full else grid.budget
     rows = [row for row in grid.runs if full or not row.full]
@@ -95,7 +95,8 @@ def test_every_grid_plans(name: str, full: bool, tmp_path: Path) -> None:
 def test_grids_of_models_plan(
     name: str, full: bool, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every run is asked for with settings that its job takes; attention gets real folders."""
+    """Every run is asked for with settings that its job takes; attention gets real
+    folders."""
 
     def summary(run: GridRun) -> dict[str, Any]:
         made = of_a_model(run) | {
@@ -109,13 +110,13 @@ def test_grids_of_models_plan(
     monkeypatch.setattr(
         module, "_attention", lambda *given: heads.append(given) or {"markdown": ""}
     )
-    monkeypatch.setattr(
-        module, "require_notes", lambda *given: None
-    )  # there are no corpora
+    # there are no corpora
+    monkeypatch.setattr(module, "require_notes", lambda *given: None)
     reproduce(name, tmp_path / "out", full=full, workers=1)
     grid, _ = load_grid(name)
     size = grid.full if full else grid.budget
-    numbers = [  # on the first seed every setting is tried, on the others the chosen one
+    # on the first seed every setting is tried, on the others the chosen one
+    numbers = [
         len(row.conditions) * (len(size.seeds) - 1 + len(list(row.choices())))
         for row in grid.runs
     ]
@@ -231,10 +232,8 @@ def test_a_grid_to_its_table(tiny: Any) -> None:
     labels = [ran[0], ("first", "federated"), *ran[1:]]
     known_as = [ran[0], ran[1], ran[1], ran[2]]
     for row, (label, condition), known in zip(rows[1:5], labels, known_as, strict=True):
-        assert row[:2] == [
-            label,
-            f"{condition} + local fine-tuning",
-        ]  # preset best has it
+        # preset best has it
+        assert row[:2] == [label, f"{condition} + local fine-tuning"]
         for site, found in zip(PLACES, row[2:], strict=True):
             each = (
                 cell([score(runs[*known, seed], site, kind) for seed in (1, 2, 3)])
@@ -248,8 +247,8 @@ def test_a_grid_to_its_table(tiny: Any) -> None:
 
 
 def test_sizes_and_seeds(tiny: Any) -> None:
-    """The full size has its own rows and seeds; chosen seeds take the place of the grid's; and a
-    deviation of one number is unknown, not zero."""
+    """The full size has its own rows and seeds; chosen seeds take the place of the
+    grid's; and a deviation of one number is unknown, not zero."""
     tiny.summary = of_sites
     few = GRID.replace('label = "large"', 'label = "large"\nseeds = [2]')
     table = tiny.table(few, full=True)
@@ -278,7 +277,8 @@ def test_a_wrong_setting_shows_before_any_run(tiny: Any) -> None:
 
 
 def test_f1_at_equal_bytes_and_seconds(tiny: Any) -> None:
-    """Three traced rounds of 1 MB up, 1 MB down and 10 s: at 4 MB the second, at 15 s the first."""
+    """Three traced rounds of 1 MB up, 1 MB down and 10 s: at 4 MB the second, at 15 s
+    the first."""
 
     def traced(run: GridRun) -> dict[str, Any]:
         spent = {
@@ -302,8 +302,9 @@ def test_f1_at_equal_bytes_and_seconds(tiny: Any) -> None:
 
 
 def test_types_that_a_site_does_not_annotate_have_a_column(tiny: Any) -> None:
-    """By hand: psytar annotates A, is tested on A, B and C; the others annotate all they are
-    tested on. (0.2 + 0.4) / 2 at psytar alone; D has no mention in the test data."""
+    """By hand: psytar annotates A, is tested on A, B and C; the others annotate all
+    they are tested on. (0.2 + 0.4) / 2 at psytar alone; D has no mention in the test
+    data."""
     by_type = {
         name: {"strict": {"f1": f1}, "support": support}
         for name, f1, support in (
@@ -524,7 +525,10 @@ def test_one_run_needs_no_name_and_other_diseases_no_columns(tiny: Any) -> None:
 
 
 def test_a_number_that_does_not_exist_is_a_dash(tiny: Any, tmp_path: Path) -> None:
-    """Alone has no AUROC at all; federated has it in two of three seeds. A Brier is no percent."""
+    """Alone has no AUROC at all; federated has it in two of three seeds.
+
+    A Brier is no percent.
+    """
     tiny.summary = of_diseases
     columns = '["mean phenotypes f1", "mean calibration brier", "mean ranking auroc"]'
     table = tiny.table(f'columns = {columns}\nagainst = "stages"\n' + DISEASES + ALONE)

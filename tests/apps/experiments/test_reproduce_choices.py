@@ -1,4 +1,5 @@
-"""Grids that choose settings by validation data, test pairs over seeds, run on other jobs."""
+"""Grids that choose settings by validation data, test pairs over seeds, run on other
+jobs."""
 
 from __future__ import annotations
 
@@ -40,13 +41,8 @@ set = ["preset=paper"]
 seeds = [1, 2, 3, 4, 5]
 search = { "training.learning_rate" = [0.001, 0.003], "training.private" = [["crf"], []] }
 """
-NOISE = {
-    1: 0.0,
-    2: 0.011,
-    3: -0.004,
-    4: 0.02,
-    5: 0.007,
-}  # of a seed, in scores of test data
+# of a seed, in scores of test data
+NOISE = {1: 0.0, 2: 0.011, 3: -0.004, 4: 0.02, 5: 0.007}
 BEST = {"alone": (0.003, "crf"), "federated": (0.001, "")}  # by validation data
 
 
@@ -56,7 +52,8 @@ def setting(run: GridRun) -> tuple[float, str]:
 
 
 def f1(run: GridRun) -> tuple[float, float]:
-    """Validation and test F1, which disagree: what is best on the one is worst on the other."""
+    """Validation and test F1, which disagree: what is best on the one is worst on the
+    other."""
     if not run.choice:
         return 0.5, 0.5
     chosen = setting(run) == BEST[run.condition]
@@ -76,7 +73,8 @@ def _made_up(tiny: Any) -> None:
 
 
 def test_validation_decides_not_test(tiny: Any) -> None:
-    """Each condition its own setting, on the first seed; on the other seeds that one alone."""
+    """Each condition its own setting, on the first seed; on the other seeds that one
+    alone."""
     table = tiny.table(GRID)
     of = [run for run in tiny.asked if run.row.label == "searched"]
     assert len(of) == 2 * (4 + 4)
@@ -123,7 +121,8 @@ def test_what_is_done_is_not_done_again(tiny: Any) -> None:
 
 
 def test_pairs_are_tested_over_seeds(tiny: Any) -> None:
-    """The same numbers from scipy's own paired test; alone and federated are a pair anyway."""
+    """The same numbers from scipy's own paired test; alone and federated are a pair
+    anyway."""
     table = tiny.table(GRID)
     assert [(p["first"], p["second"]) for p in table["pairs"]] == [
         ("searched, federated", "searched, alone"),
@@ -148,7 +147,8 @@ def test_few_seeds_claim_nothing(tiny: Any) -> None:
 
 
 def test_a_paired_test_by_hand() -> None:
-    """1, 2, 3, 4, 5: mean 3, s = sqrt(2.5), t(0.975, 4) = 2.776445 (tables), t = 3 / sqrt(0.5)."""
+    """1, 2, 3, 4, 5: mean 3, s = sqrt(2.5), t(0.975, 4) = 2.776445 (tables), t = 3 /
+    sqrt(0.5)."""
     found = paired_t([1.0, 2.0, 3.0, 4.0, 5.0])
     assert found.mean == 3
     assert found.high - 3 == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
@@ -163,7 +163,8 @@ def test_a_paired_test_by_hand() -> None:
 
 
 def test_rounding_is_no_difference() -> None:
-    """Equal scores that were added in another order differ in their last bit, and in no more."""
+    """Equal scores that were added in another order differ in their last bit, and in no
+    more."""
     last_bit = (0.1 + 0.2) - 0.3
     assert last_bit != 0
     for differences in ([last_bit] * 5, [last_bit, 0.0, 0.0, 0.0, -last_bit, last_bit]):
@@ -259,7 +260,8 @@ def test_a_job_that_does_not_fit(
 def test_a_row_whose_settings_do_not_fit_is_left_out_by_name(
     tiny: Any, tmp_path: Path, setting: str, job: str, reason: str
 ) -> None:
-    """The other row runs through to the table, which names the one that is missing and why."""
+    """The other row runs through to the table, which names the one that is missing and
+    why."""
     grid = GRID.replace('set = ["preset=paper"]', f'set = ["{setting}"]', 1)
     told: list[str] = []
     base = (job or str(own_job(tmp_path / "jobs")),)
@@ -318,8 +320,8 @@ def test_what_a_rehearsal_refuses_is_left_out_with_what_starts_from_it(
 def test_a_search_without_validation_data_holds_training_data_out(
     tiny: Any, tmp_path: Path
 ) -> None:
-    """For the search alone: four trials a condition on the first seed; all five seeds of the table
-    train on everything. The table says so."""
+    """For the search alone: four trials a condition on the first seed; all five seeds
+    of the table train on everything. The table says so."""
     made_up = tiny.summary
     tiny.summary = lambda run: made_up(run) if run.is_trial or not run.choice else {
         **made_up(run), "valid": {run.condition: {"mean": None, "sites": {"a": None}}}
@@ -351,7 +353,8 @@ def test_a_search_without_validation_data_holds_training_data_out(
 
 
 def test_a_row_keeps_what_it_sets_itself(tiny: Any) -> None:
-    """`--set` reaches the other rows and is named; a searched key is the row's own, too."""
+    """`--set` reaches the other rows and is named; a searched key is the row's own,
+    too."""
     other = '[[runs]]\nlabel = "other"\nconditions = ["federated"]\n'
     told: list[str] = []
     given = ("preset=best", "training.learning_rate=0.01", "training.epochs=7")
@@ -410,7 +413,10 @@ def test_a_setting_that_reaches_no_run_is_refused(
 
 
 def test_settings_reach_the_runs_that_make_models(tiny: Any, tmp_path: Path) -> None:
-    """And a device reaches every run. A key that only one of the two methods has goes to it."""
+    """And a device reaches every run.
+
+    A key that only one of the two methods has goes to it.
+    """
     tiny.write(SEVERAL, "bert")
     tiny.summary = of_finetuning
     task, notes = (
@@ -536,7 +542,8 @@ conditions = ["federated"]
 
 
 def test_the_other_jobs_of_a_grid(tiny: Any, tmp_path: Path) -> None:
-    """Rows of a job that was not given are left out; a model that rows start from must be named."""
+    """Rows of a job that was not given are left out; a model that rows start from must
+    be named."""
 
     def summary(run: GridRun) -> dict[str, Any]:
         both = {run.condition: {"strict": {"f1": 0.5}}}
@@ -640,9 +647,8 @@ def test_every_experiment_plans_on_the_papers_corpora(
 ) -> None:
     grid, path = load_grid(name)
     jobs = PAPERS[path.parent.name]
-    own = (
-        grid.jobs if grid.base in jobs else ()
-    )  # those of no paper are run as they are
+    # those of no paper are run as they are
+    own = grid.jobs if grid.base in jobs else ()
     given = [f"{job}={jobs[job]}" for job in own if job in jobs]
     with pytest.raises(Planned):
         reproduce(name, tmp_path / "out", full=full, seeds=(1,), base=given)
@@ -666,7 +672,8 @@ def test_every_experiment_plans_on_other_sites(
 
 
 def test_who_says_no_is_heeded(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first run takes two hours by the clock: the person is asked before the second begins."""
+    """The first run takes two hours by the clock: the person is asked before the second
+    begins."""
     tiny.write(GRID)
     clock = iter(range(0, 10**6, 7200))
     monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
@@ -713,7 +720,10 @@ ENDS = {"alone": 0.4, "federated": 0.55, "pooled": 0.6}
 def test_a_row_says_how_much_of_the_gap_it_closes(
     tiny: Any, columns: tuple[str, ...]
 ) -> None:
-    """By the seeds' own numbers; of a loss less is more. Between equal ends there is no gap."""
+    """By the seeds' own numbers; of a loss less is more.
+
+    Between equal ends there is no gap.
+    """
 
     def made(run: GridRun) -> dict[str, Any]:
         f1 = ENDS[run.condition] + NOISE[run.seed] * (run.condition != "alone")

@@ -1,5 +1,6 @@
-"""All diseases' classifiers in one matrix against scikit-learn's, one by one; those that are fitted
-to their end against SciPy's minimum of the written objective; TF-IDF against scikit-learn's."""
+"""All diseases' classifiers in one matrix against scikit-learn's, one by one; those
+that are fitted to their end against SciPy's minimum of the written objective; TF-IDF
+against scikit-learn's."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def epoch(svms: LinearSVMs, x: np.ndarray, labels: np.ndarray) -> tuple[float, i
 
 
 def random_labels(seed: int = 1) -> np.ndarray:
-    """A sixth of all pairs unlabelled; some with a class that the disease does not have."""
+    """A sixth of all pairs unlabelled; some with a class that the disease does not
+    have."""
     rng = np.random.default_rng(seed)
     return rng.choice([-1, 0, 0, 1, 1, 2], (PATIENTS, len(CLASSES))).astype(np.int8)
 
@@ -97,7 +99,8 @@ def scikit_learn(
 def test_every_machine_is_scikit_learns(
     loss: str, learning_rate: str, class_weights: str, kind: str
 ) -> None:
-    """Oracle: SGDClassifier(penalty=None, shuffle=False), disease by disease, three epochs."""
+    """Oracle: SGDClassifier(penalty=None, shuffle=False), disease by disease, three
+    epochs."""
     table = {
         "loss": loss,
         "learning_rate": learning_rate,
@@ -143,7 +146,8 @@ def test_every_machine_is_scikit_learns(
 
 
 def test_losses_are_the_sums_before_each_step() -> None:
-    """Oracle: a loop over patients and machines in NumPy, with a step of the hinge loss each."""
+    """Oracle: a loop over patients and machines in NumPy, with a step of the hinge loss
+    each."""
     x, labels = random_features(), random_labels()
     svms = LinearSVMs(CLASSES, WIDTH, SvmConfig(learning_rate="constant", eta0=0.1))
     weight, total, pairs = np.zeros((len(svms.machines), WIDTH + 1)), 0.0, 0
@@ -163,7 +167,8 @@ def test_losses_are_the_sums_before_each_step() -> None:
 
 
 def test_diseases_without_choice() -> None:
-    """Oracle: the definition: one class is predicted always, none never, unseen ones from zero."""
+    """Oracle: the definition: one class is predicted always, none never, unseen ones
+    from zero."""
     classes = ((1,), (), (0, 1), (0, 1, 2))
     svms = LinearSVMs(classes, WIDTH)
     x = random_features()
@@ -222,7 +227,7 @@ def test_classes_from_counts() -> None:
     assert classes_of(counts, 0)[1] == (0, 1)
 
 
-# ---- calibration -----------------------------------------------------------------------------
+# ---- calibration ---------------------------------------------------------------------
 
 
 def platt_by_scipy(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -253,15 +258,15 @@ def platt_by_scipy(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 1000.0])
 def test_platt_scaling_is_scipys_minimum(scale: float) -> None:
-    """Oracle: scipy; a noisy, a separated, a one-sided, a misled and an unlabelled machine."""
+    """Oracle: scipy; a noisy, a separated, a one-sided, a misled and an unlabelled
+    machine."""
     rng = np.random.default_rng(0)
     scores = rng.normal(size=(200, 5))
     targets = np.sign(scores + rng.normal(size=(200, 5))).astype(np.int8)
     targets[:, 1] = np.sign(scores[:, 1] - 0.3)
     targets[:, 2], targets[:, 4] = 1, 0
-    targets[:, 3] = np.sign(
-        rng.normal(size=200) - 0.5 * scores[:, 3] - 1
-    )  # against its score
+    # against its score
+    targets[:, 3] = np.sign(rng.normal(size=200) - 0.5 * scores[:, 3] - 1)
     targets[:50, 0] = 0
     found = fit_platt(lambda ab: platt_sums(ab, scores * scale, targets), 5)
     for k in range(4):
@@ -272,7 +277,8 @@ def test_platt_scaling_is_scipys_minimum(scale: float) -> None:
 
 
 def test_calibrated_probabilities() -> None:
-    """Oracle: sigmoid(a s + b) in NumPy, scaled over the classes; no warning at huge scores."""
+    """Oracle: sigmoid(a s + b) in NumPy, scaled over the classes; no warning at huge
+    scores."""
     x, labels = random_features() * 1e4, random_labels()
     svms = LinearSVMs(CLASSES, WIDTH)
     epoch(svms, x, labels)
@@ -328,14 +334,15 @@ def test_errors_name_the_cause() -> None:
 NARROW = Features.of(np.zeros((2, 12)))
 
 
-# ---- fitted to the end -----------------------------------------------------------------------
+# ---- fitted to the end ---------------------------------------------------------------
 
 CONVERGED = SvmConfig(loss="log", solver="converged", class_weights="balanced")
 WEIGHTS = np.array([[0.7, 2.5], [1.5, 0.4], [1.0, 1.0], [0.5, 3.0]])
 
 
 def drawn(seed: int, patients: int = 80) -> tuple[np.ndarray, np.ndarray]:
-    """Features and labels of two diseases; the second has questionable patients, some have none."""
+    """Features and labels of two diseases; the second has questionable patients, some
+    have none."""
     rng = np.random.default_rng(seed)
     x = np.maximum(rng.normal(size=(patients, 6)), 0)
     score = x @ rng.normal(size=(6, 2)) + rng.normal(size=(patients, 2))
@@ -361,7 +368,8 @@ def solved(
 
 
 def minimum(x: np.ndarray, y: np.ndarray, s: np.ndarray, C: float) -> np.ndarray:
-    """(7,) w and b of min ½ ‖w‖² + C Σ s log(1 + exp(-y (w·x + b))), by BFGS and its gradient."""
+    """(7,) w and b of min ½ ‖w‖² + C Σ s log(1 + exp(-y (w·x + b))), by BFGS and its
+    gradient."""
 
     def objective(both: np.ndarray) -> tuple[float, np.ndarray]:
         w, b = both[:-1], both[-1]
@@ -410,7 +418,8 @@ def test_a_machine_without_both_kinds_of_patients_stays_at_zero() -> None:
 
 
 def test_held_out_patients_choose_the_penalty() -> None:
-    """The C of the least held-out loss by SciPy's minima; another than 1 and than the bounds."""
+    """The C of the least held-out loss by SciPy's minima; another than 1 and than the
+    bounds."""
     (x, labels), (other, known) = drawn(3, 40), drawn(3, 400)
     x, other = x * 0.02, other * 0.02  # small features ask for a large C
     labels, known = labels[:, :1], known[:, :1]
@@ -477,7 +486,7 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         solved(machines_of(), x, labels, None, 1.0)
 
 
-# ---- TF-IDF ----------------------------------------------------------------------------------
+# ---- TF-IDF --------------------------------------------------------------------------
 
 
 def bags(seed: int, patients: int = 40, vocabulary: int = 25) -> Bags:
@@ -492,7 +501,8 @@ def bags(seed: int, patients: int = 40, vocabulary: int = 25) -> Bags:
 
 
 def test_features_are_scikit_learns() -> None:
-    """TfidfTransformer of the same counts; patients without concepts and unseen ones included."""
+    """TfidfTransformer of the same counts; patients without concepts and unseen ones
+    included."""
     train, new = bags(1), bags(2)
     fitted = TfidfTransformer().fit(counted(train))
     idf = inverse_document_frequencies(document_frequencies(train), len(train))

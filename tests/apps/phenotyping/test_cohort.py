@@ -1,4 +1,5 @@
-"""Bags and cohorts: against lists of lists in plain Python; nothing is lost, nobody is twice."""
+"""Bags and cohorts: against lists of lists in plain Python; nothing is lost, nobody is
+twice."""
 
 from __future__ import annotations
 
@@ -297,7 +298,7 @@ def test_vectors_that_cannot_be(values: np.ndarray) -> None:
         Vectors(values)
 
 
-# ---- sites -----------------------------------------------------------------------------------
+# ---- sites ---------------------------------------------------------------------------
 
 SPACE = FeatureSpace(5, False, {"kind": "concepts", "fingerprint": "f"})
 

@@ -1,7 +1,7 @@
 """Jobs on patients: from notes, codes and labels in files to each site's patients.
 
-Expected values are read off small files written here, or are identities (silos together are the
-whole).
+Expected values are read off small files written here, or are identities (silos together
+are the whole).
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A dictionary of four terms; 30 patients with notes, most of them with MIMIC-III's codes.
+    """A dictionary of four terms; 30 patients with notes, most of them with MIMIC-III's
+    codes.
 
-    Patient i has i % 4 mentions. Every third has hypertension (401); patients 0 to 4 are uncoded,
-    and code tables know three patients without notes.
+    Patient i has i % 4 mentions. Every third has hypertension (401); patients 0 to 4
+    are uncoded, and code tables know three patients without notes.
     """
     write_terms(tmp_path, *TERMS)
     write_notes(tmp_path / "notes.csv", range(30))
@@ -183,8 +184,8 @@ def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
 def test_who_may_be_trained_on_and_tested_is_counted(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By plain loops over ids: b shares ten ids with a, c ten with b, which are renamed there; d
-    none. `check` warns of them."""
+    """By plain loops over ids: b shares ten ids with a, c ten with b, which are renamed
+    there; d none. `check` warns of them."""
     numbers = {
         "a": range(30),
         "b": range(20, 50),
@@ -210,13 +211,13 @@ def test_who_may_be_trained_on_and_tested_is_counted(
     ]
     together = [p for site in made.data for p in everyone(site)]
     assert len(together) == len(set(together)) == 100
-    apart = {
-        name: {**sites[name], "test": "d.csv"} for name in "ac"
-    }  # a common test part is none
+    # a common test part is none
+    apart = {name: {**sites[name], "test": "d.csv"} for name in "ac"}
     assert not any("warning" in line for line in load(place, sites=apart).notes)
     table = 'codes = "."\ncodes_format = "mimic"\n'
     tables = "".join(f'[sites.{n}]\nnotes = "{n}.csv"\n{table}' for n in "ab")
-    few = "[training]\nmin_patients = 1\n"  # or a simulation would refuse them, and so the check
+    # or a simulation would refuse them, and so the check
+    few = "[training]\nmin_patients = 1\n"
     head = 'method = "phenotype"\nconditions = ["federated"]\n[concepts]\ndictionary = "terms.tsv"\n'
     (place / "job.toml").write_text(head + few + tables)
     monkeypatch.setattr(sys, "argv", ["fednotes", "check", str(place / "job.toml")])
@@ -372,7 +373,8 @@ def test_ctakes_output_in_place_of_notes(place: Path) -> None:
 def test_codiesp(
     corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """750 cases, 104 without a concept that holds for the patient; counts of codes by grep.
+    """750 cases, 104 without a concept that holds for the patient; counts of codes by
+    grep.
 
     grep -cP '^\\S+\\ti10$' codiesp/train/trainD.tsv → 77 of 500, dev 39 of 250.
     """
@@ -433,10 +435,8 @@ def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         parts = [len(part) for part in (whole.train, whole.valid, whole.test)]
         sizes.append((len(made.data), parts, len(whole.codes)))
         assert (whole.vectors is None) == (name == "obesity")
-    assert sizes == [
-        (10, [200, 0, 0], 28),
-        (3, [40, 0, 4], 0),
-    ]  # nobody is held out of training
+    # nobody is held out of training
+    assert sizes == [(10, [200, 0, 0], 28), (3, [40, 0, 4], 0)]
 
 
 LINES = ["C0000002 1 2", "C0000000 3 4", "C9999999 7 7"]
@@ -462,7 +462,8 @@ def of_vectors(
 
 
 def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
-    """Indices and numbers as they were written, the dictionary's order; other words left out."""
+    """Indices and numbers as they were written, the dictionary's order; other words
+    left out."""
     given, made = of_vectors(place, LINES)
     assert len(made.data) == 2
     for site in made.data:
@@ -501,7 +502,8 @@ def test_real_sites_must_have_the_same_vectors(place: Path) -> None:
 
 
 def test_vectors_of_an_encoder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An encoder that gives each word its length: a patient is the mean, worked out here."""
+    """An encoder that gives each word its length: a patient is the mean, worked out
+    here."""
 
     class Lengths:
         fingerprint, layers, dim = "lengths", 1, 2

@@ -1,6 +1,8 @@
-"""A hospital's own tables in a job on patients: codes, judged labels; scores against a table.
+"""A hospital's own tables in a job on patients: codes, judged labels; scores against a
+table.
 
-Expected values are read off small files written here: patient i names term i % 3 in the notes.
+Expected values are read off small files written here: patient i names term i % 3 in the
+notes.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ Run = Callable[..., tuple[str, str]]
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """30 patients with notes, 4 more in a test part; all but 0 and 1 coded; labels of 0 to 31.
+    """30 patients with notes, 4 more in a test part; all but 0 and 1 coded; labels of 0
+    to 31.
 
-    codes.csv: a row a patient, MIMIC-IV's columns under other names; patient 99 has no notes.
-    labels.csv: long; gout where the notes name it, asthma of every second patient; one pair
-    twice, one damaged row; patients 98 and 99 have no notes.
+    codes.csv: a row a patient, MIMIC-IV's columns under other names; patient 99 has no
+        notes.
+    labels.csv: long; gout where the notes name it, asthma of every second patient; one
+    pair twice, one damaged row; patients 98 and 99 have no notes.
     """
     write_terms(tmp_path, *TERMS)
     for name, numbers in (("notes", range(30)), ("test", range(30, 34))):

@@ -1,5 +1,5 @@
-"""Matching terms in texts: against a brute-force matcher, offsets, bags, pools, the cache; what a
-context says, by NegEx's and ConText's definitions; cTAKES' output."""
+"""Matching terms in texts: against a brute-force matcher, offsets, bags, pools, the
+cache; what a context says, by NegEx's and ConText's definitions; cTAKES' output."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def found(text: str, own: Matcher) -> list[tuple[str, tuple[int, ...]]]:
     return [(text[start:end], concepts) for start, end, concepts in mentions(text, own)]
 
 
-# The brute-force program: characters folded one by one, words and their places by a loop, and
-# at each word all terms tried, the longest first.
+# The brute-force program: characters folded one by one, words and their places by a
+# loop, and at each word all terms tried, the longest first.
 
 
 def folded(character: str) -> str:
@@ -77,7 +77,8 @@ def folded(character: str) -> str:
 
 
 def brute_words(text: str) -> list[tuple[str, int, int]]:
-    stream = []  # (folded character, its place in the text); accents belong to what they follow
+    # (folded character, its place in the text); accents belong to what they follow
+    stream = []
     for at, character in enumerate(text):
         if "\u0300" <= character <= "\u036f":
             continue
@@ -147,7 +148,8 @@ def test_finds_what_brute_force_finds(seed: int) -> None:
 
 
 def test_terms_that_begin_and_end_alike() -> None:
-    """Against `brute`, where failure links matter: the library's own longest match misses some."""
+    """Against `brute`, where failure links matter: the library's own longest match
+    misses some."""
     rng = random.Random(0)
     for _ in range(300):
         terms = [
@@ -440,7 +442,8 @@ Prophylaxis against [thrombosis]
 
 
 def cases(table: str) -> list[str]:
-    """One case a line; a line that is indented or begins a new block belongs to the one before."""
+    """One case a line; a line that is indented or begins a new block belongs to the one
+    before."""
     found: list[str] = []
     for line in table.strip().split("\n"):
         if found and "[" not in found[-1]:
@@ -487,7 +490,8 @@ def test_each_mention_of_a_text_has_its_own() -> None:
 
 
 def test_saved_models_know_these_rules() -> None:
-    """Models and caches name the hash of all phrases: another order of them is another one."""
+    """Models and caches name the hash of all phrases: another order of them is another
+    one."""
     assert fingerprint_of_rules() == (
         "23a6b445deae2405f8c1d3e92719342bb733e6126cad9fc889cfeee698387cb3"
     )
@@ -501,7 +505,7 @@ def test_tables_hold_lower_case_words_alone() -> None:
             assert phrase.replace(" ", "").replace("'", "").isalnum()
 
 
-# ---- cTAKES ----------------------------------------------------------------------------------
+# ---- cTAKES --------------------------------------------------------------------------
 
 XMI = """<?xml version="1.0" encoding="UTF-8"?>
 <xmi:XMI xmlns:xmi="http://www.omg.org/XMI"

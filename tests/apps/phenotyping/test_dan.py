@@ -127,7 +127,8 @@ def test_mean_over_distinct_concepts() -> None:
 
 
 def test_pool_is_embedding_bag() -> None:
-    """Oracle: torch's embedding_bag over every occurrence, mode mean; both devices' paths."""
+    """Oracle: torch's embedding_bag over every occurrence, mode mean; both devices'
+    paths."""
     bags = Bags.of(random_lists(50, 3), VOCABULARY)
     table = torch.randn(VOCABULARY, 9, generator=torch.Generator().manual_seed(0))
     wanted = torch.nn.functional.embedding_bag(
@@ -185,7 +186,8 @@ def test_one_labelled_pair_is_the_mean() -> None:
 
 
 def test_unlabelled_pairs_do_not_count() -> None:
-    """Oracle: a network of the labelled outputs alone; 2 (questionable) counts as unlabelled."""
+    """Oracle: a network of the labelled outputs alone; 2 (questionable) counts as
+    unlabelled."""
     dan, labels = network(), random_labels()
     bags = Bags.of(random_lists(), VOCABULARY)
     labels[:, 1], labels[:, 3] = -1, 2
@@ -248,7 +250,8 @@ def test_clipping_is_torch(clip: float) -> None:
     for dan in (ours, theirs):
         (dan.loss(Bags.of(lists, VOCABULARY), labels) * 30).backward()
     torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip)
-    # A learning rate that shows the gradient's size: Adam's own step hardly depends on it.
+    # A learning rate that shows the gradient's size: Adam's own step hardly depends on
+    # it.
     RowAdam(ours.trainable(), 0.1, clip, eps=10.0).step()
     table = theirs.trainable()["embedding"]
     table.grad = table.grad.to_sparse(1)  # type: ignore[union-attr]
@@ -276,7 +279,8 @@ def test_parts_of_a_batch_add() -> None:
 
 
 def test_initial_values_depend_on_the_seed_and_leave_torch_alone() -> None:
-    """Oracle: the global generator's state; other outputs do not change the other layers."""
+    """Oracle: the global generator's state; other outputs do not change the other
+    layers."""
     before = torch.random.get_rng_state()
     first, again, other = network(), network(), Dan(CONFIG, VOCABULARY, OUTPUTS + 1, 0)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -289,8 +293,9 @@ def test_initial_values_depend_on_the_seed_and_leave_torch_alone() -> None:
 
 
 def test_initial_values_are_keras() -> None:
-    """keras.layers.Embedding: uniform in ±0.05; Dense: Glorot and Bengio 2010, uniform in
-    ±√(6 / (inputs + outputs)), zero biases. The largest of n draws is near the bound."""
+    """keras.layers.Embedding: uniform in ±0.05; Dense: Glorot and Bengio 2010, uniform
+    in ±√(6 / (inputs + outputs)), zero biases. The largest of n draws is near the
+    bound."""
     wide = Dan(replace(CONFIG, embedding=40, hidden=60), 500, 30, 3).trainable()
     bounds = {
         "embedding": 0.05,

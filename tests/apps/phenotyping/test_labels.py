@@ -1,5 +1,5 @@
-"""Judged phenotypes: tables and the obesity challenge's XML, against hand-written files, labels
-drawn here and ElementTree."""
+"""Judged phenotypes: tables and the obesity challenge's XML, against hand-written
+files, labels drawn here and ElementTree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ File = Callable[..., Path]
 SECRET = "Wilhelmina"
 
 
-# ---- tables ----------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------
 
 
 def test_both_forms_give_the_labels_that_were_drawn(tmp_path: Path) -> None:
@@ -87,7 +87,10 @@ def test_every_way_to_write_a_label(file: File) -> None:
 
 
 def test_a_pair_labelled_twice_and_differently_is_none(file: File) -> None:
-    """The same twice holds; so does one beside an empty cell. Three labels are one conflict."""
+    """The same twice holds; so does one beside an empty cell.
+
+    Three labels are one conflict.
+    """
     rows = [
         "1,gout,Y",
         "2,gout,Y",
@@ -163,9 +166,8 @@ def test_a_phenotype_without_labels_is_one(file: File) -> None:
     judged = file(
         "\n".join(["patient,phenotype,label", *(f"1,{d},Y" for d in DISEASES[::-1])])
     )
-    assert (
-        read_labels(judged).phenotypes == DISEASES
-    )  # a table goes with the challenge's files
+    # a table goes with the challenge's files
+    assert read_labels(judged).phenotypes == DISEASES
 
 
 def test_the_column_of_patients_may_be_named(file: File) -> None:
@@ -221,7 +223,7 @@ def test_what_cannot_be_read_is_said_in_one_line(
     assert SECRET not in str(caught.value)
 
 
-# ---- the obesity challenge -------------------------------------------------------------------
+# ---- the obesity challenge -----------------------------------------------------------
 
 
 def _texts(*documents: tuple[str, str]) -> str:
@@ -248,7 +250,8 @@ def _judged(**sources: dict[str, dict[str, str]]) -> str:
 
 @pytest.fixture
 def challenge(file: File, tmp_path: Path) -> Path:
-    """A folder as the challenge has it: two files of training texts, an addendum, a test part."""
+    """A folder as the challenge has it: two files of training texts, an addendum, a
+    test part."""
     for name, content in {
         "patient_records_training": _texts(
             ("1", "Obese , BP &lt; 140 &amp; well ."), ("2", "No asthma .")

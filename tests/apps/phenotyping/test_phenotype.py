@@ -1,8 +1,8 @@
-"""Two-stage phenotyping: what a federation of invented patients learns, by other programs; settings
-do what they say, and what few sites have does not stop a run.
+"""Two-stage phenotyping: what a federation of invented patients learns, by other
+programs; settings do what they say, and what few sites have does not stop a run.
 
-Expected values are from NumPy's network (`phenotype_patients.py`), scikit-learn's `SGDClassifier`,
-loops written here, or runs that must be equal.
+Expected values are from NumPy's network (`phenotype_patients.py`), scikit-learn's
+`SGDClassifier`, loops written here, or runs that must be equal.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
 
 @pytest.mark.parametrize(("patients", "ends"), [(4.0, 2.0), (1.0, 8.0)])
 def test_the_mean_over_nobody_is_not_zero(patients: float, ends: float) -> None:
-    """A classifier that nobody trained stays; of one patient at one site the sum is the mean."""
+    """A classifier that nobody trained stays; of one patient at one site the sum is the
+    mean."""
     shared = {"svm.weight": torch.tensor([[3.0, 5.0]])}
     given = {"svm.weight": torch.tensor([[0.0, 8.0]]).double()}
     update = Update({**given, "patients": torch.tensor([0.0, patients]).double()})
@@ -200,7 +201,8 @@ def test_calibration_is_the_pooled_one() -> None:
 
 
 def test_a_calibration_covers_the_held_out_patients_that_are_labelled() -> None:
-    """A policy that asks for many patients must not be shown the training patients instead."""
+    """A policy that asks for many patients must not be shown the training patients
+    instead."""
     (site,) = sites_of(1)
     labels = np.full_like(site.valid.labels, -1)
     labels[3, 0] = PRESENT
@@ -215,7 +217,8 @@ def test_a_calibration_covers_the_held_out_patients_that_are_labelled() -> None:
 
 
 def test_two_runs_are_one(tmp_path: Path) -> None:
-    """Stage 1 by itself, then stage 2 from its folder: the same bits as both in one run."""
+    """Stage 1 by itself, then stage 2 from its folder: the same bits as both in one
+    run."""
     sites = sites_of(2)
     bare = tuple(
         replace(
@@ -274,7 +277,8 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_patients_without_concepts_and_lonely_classes() -> None:
-    """A disease that all have, one that nobody is labelled for, a patient without concepts."""
+    """A disease that all have, one that nobody is labelled for, a patient without
+    concepts."""
     changed = [
         replace(
             relabelled(relabelled(site, PRESENT, column=0), -1, column=1),
@@ -353,7 +357,7 @@ def test_nothing_to_learn() -> None:
         trained([relabelled(site, -1) for site in sites], without_stage_1())
 
 
-# ---- settings --------------------------------------------------------------------------------
+# ---- settings ------------------------------------------------------------------------
 
 
 NETWORK = DanConfig(embedding=8, hidden=12)
@@ -362,7 +366,8 @@ NETWORK = DanConfig(embedding=8, hidden=12)
 def sgd(
     x: Any, labels: np.ndarray, order: Sequence[int] | np.ndarray, weights: Any = None
 ) -> np.ndarray:
-    """(features,) an epoch of scikit-learn's, in this order, of the patients with a label."""
+    """(features,) an epoch of scikit-learn's, in this order, of the patients with a
+    label."""
     rows = [row for row in order if labels[row] >= 0]
     machine = SGDClassifier(
         penalty=None, shuffle=False, max_iter=1, tol=None, class_weight=weights
@@ -437,7 +442,8 @@ def test_rounds_of_both_stages_are_judged_every_few() -> None:
 
 
 def test_the_best_cycle_has_the_least_held_out_loss() -> None:
-    """Brute force: runs that end after each cycle, judged by NumPy on all valid patients."""
+    """Brute force: runs that end after each cycle, judged by NumPy on all valid
+    patients."""
     sites, losses, ends = sites_of(2), [], []
     config = config_of(cycles=1, local_epochs=4, learning_rate=0.1, classifier_cycles=1)
     for cycles in range(1, 6):
@@ -471,7 +477,8 @@ CAUSES = ("E8800", "E8859", "E8881", "E9190", "4019")
 
 
 def with_causes(site: SitePatients) -> SitePatients:
-    """Codes of external causes, in turn; E880, E885 and E888 differ in the fourth character."""
+    """Codes of external causes, in turn; E880, E885 and E888 differ in the fourth
+    character."""
     everyone = [
         p for part in (site.train, site.valid, site.test) for p in part.patients
     ]
@@ -509,7 +516,8 @@ def test_whole_causes_are_counted_and_learnt(whole: bool, outputs: list[str]) ->
 def stage_1(
     site: SitePatients, config: Config, outputs: Sequence[str], clip: float
 ) -> Any:
-    """A plain loop over the site's batches, the gradients clipped by hand; and their norms."""
+    """A plain loop over the site's batches, the gradients clipped by hand; and their
+    norms."""
     dan = Dan(config.model.network, VOCABULARY, len(outputs), config.seed)
     adam = RowAdam(dan.trainable(), config.learning_rate)
     cohort = site.train.take(
@@ -532,7 +540,8 @@ def stage_1(
 
 
 def test_gradients_are_clipped() -> None:
-    """The plain loop with gradients scaled by hand; some are below the limit, some above."""
+    """The plain loop with gradients scaled by hand; some are below the limit, some
+    above."""
     (site,) = sites_of(1)
     config = config_of(cycles=3, clip=0.25, classifier_cycles=1)
     state, _ = trained((site,), config)
@@ -546,11 +555,11 @@ def test_gradients_are_clipped() -> None:
 
 
 def test_a_batch_in_parts_is_the_whole_batch() -> None:
-    """Patients count alike: parts of 4 and one of 2 give the weights of batches at once."""
+    """Patients count alike: parts of 4 and one of 2 give the weights of batches at
+    once."""
     (site,), ends, losses = sites_of(1), [], []
-    coded = [p for p in site.train.patients if p in site.codes][
-        :70
-    ]  # the last batch has 6
+    # the last batch has 6
+    coded = [p for p in site.train.patients if p in site.codes][:70]
     site = replace(
         site,
         codes={
@@ -638,7 +647,8 @@ def without_concepts(site: SitePatients, share: int) -> SitePatients:
 @pytest.mark.parametrize("updates", ["rows", "dense"])
 @pytest.mark.parametrize("share", [1, 3])
 def test_patients_without_concepts_are_trained_on(share: int, updates: Any) -> None:
-    """One a batch: vectors that no patient has stay as they were, the outputs' biases move."""
+    """One a batch: vectors that no patient has stay as they were, the outputs' biases
+    move."""
     sites = tuple(without_concepts(site, share) for site in sites_of(2))
     network = replace(NETWORK, updates=updates)
     told = list[RoundResult]()
@@ -665,7 +675,8 @@ def test_patients_without_concepts_are_trained_on(share: int, updates: Any) -> N
 
 
 def test_patients_of_all_sites_without_concepts() -> None:
-    """A site of them among others adds its patients to the frequencies, and nothing else."""
+    """A site of them among others adds its patients to the frequencies, and nothing
+    else."""
     first, second = sites_of(2)
     sites = first, without_concepts(second, 1)
     state, members = trained(sites, without_stage_1())

@@ -30,7 +30,8 @@ def side(run: Path, sites: Sequence[SitePatients], condition: str) -> Side:
 def compared(
     a: Side, b: Side, samples: int, metric: str = "strict"
 ) -> dict[str, Bootstrap]:
-    """Each site's test, after a look at both sides' measures: their F1 is what is tested."""
+    """Each site's test, after a look at both sides' measures: their F1 is what is
+    tested."""
     found = compare_patients(a, b, samples, metric)
     for each in found.values():
         if each.scores is not None:
@@ -41,7 +42,8 @@ def compared(
 
 
 def machine(folder: Path, columns: dict[int, int]) -> None:
-    """A model that finds disease d where one of ten concepts from `columns[d]` on is there."""
+    """A model that finds disease d where one of ten concepts from `columns[d]` on is
+    there."""
     machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
     for disease, block in columns.items():
         machines.weight[block : block + 10, disease] = 10
@@ -54,7 +56,8 @@ GOOD, POOR = {0: 0, 1: 10, 2: 20}, {0: 0, 1: 10}
 
 
 def shares(cohort: Cohort, columns: dict[int, int]) -> np.ndarray:
-    """(patients, diseases) how much of a patient such a model counts, by a loop over patients."""
+    """(patients, diseases) how much of a patient such a model counts, by a loop over
+    patients."""
     out = np.zeros((len(cohort), 3))
     assert isinstance(cohort.bags, Bags)
     for row in range(len(cohort)):
@@ -97,7 +100,10 @@ def test_each_site_is_compared_on_its_own_patients(tmp_path: Path) -> None:
 
 
 def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
-    """One model a side: one row. A model a site: also the mean of the sites' macro F1s."""
+    """One model a side: one row.
+
+    A model a site: also the mean of the sites' macro F1s.
+    """
     first, second = sites_of(2)
     sites, run = (first, replace(second, test=first.test)), tmp_path / "run"
     machine(run / "federated/model", GOOD)
@@ -164,6 +170,7 @@ def test_rankings_are_compared_by_their_areas(tmp_path: Path) -> None:
             each.append(roc_auc_score(labels[known, d], scores[known, d]))
         return float(np.mean(each))
 
-    # The last bit of a sum breaks ties here that it does not break there: half a pair each.
+    # The last bit of a sum breaks ties here that it does not break there: half a pair
+    # each.
     assert (found.f1_a, found.f1_b) == pytest.approx((area(GOOD), area(POOR)), abs=2e-3)
     assert found.difference > 0.05

@@ -1,4 +1,5 @@
-"""`predict` and `evaluate` on phenotyping models, and a whole run, as a person gives commands.
+"""`predict` and `evaluate` on phenotyping models, and a whole run, as a person gives
+commands.
 
 Classifiers are set by hand: a disease is present where the notes name it.
 """
@@ -83,7 +84,8 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_notes_of_a_patient_are_one(run: Run, model: Path, table: Path) -> None:
-    """A negated mention is none; a patient without concepts has a result and is counted."""
+    """A negated mention is none; a patient without concepts has a result and is
+    counted."""
     out, err = run("predict", model, table)
     assert labels_of(out) == {
         "p1": ["asthma", "gout"],
@@ -217,7 +219,8 @@ def test_wrong_options_are_one_line(run: Run, model: Path, tmp_path: Path) -> No
 
 
 def gold(path: Path, number: int = 30) -> tuple[np.ndarray, np.ndarray]:
-    """Invented patients whose notes name other diseases than their labels; both as matrices."""
+    """Invented patients whose notes name other diseases than their labels; both as
+    matrices."""
     rng = np.random.default_rng(2)
     labels, named = rng.integers(2, size=(2, number, 3))
     rows = []
@@ -248,9 +251,8 @@ def test_evaluate_against_scikit_learn(run: Run, model: Path, tmp_path: Path) ->
             <= found["auroc"]["value"]
             <= found["auroc"]["high"]
         )
-        ranks = named / np.sqrt(
-            np.maximum(1, named.sum(1, keepdims=True))
-        )  # TF-IDF's length 1
+        # TF-IDF's length 1
+        ranks = named / np.sqrt(np.maximum(1, named.sum(1, keepdims=True)))
         area = roc_auc_score(labels[:, column], ranks[:, column])
         assert found["auroc"]["value"] == pytest.approx(area)
     assert scores["macro"]["f1"] == pytest.approx(np.mean(each))
@@ -271,7 +273,8 @@ def test_labels_are_renamed(model: Path, tmp_path: Path) -> None:
 def test_names_that_become_one_hold_where_they_agree(
     run: Run, model: Path, tmp_path: Path
 ) -> None:
-    """Of three patients one is labelled differently under the two names: it is no label."""
+    """Of three patients one is labelled differently under the two names: it is no
+    label."""
     path = tmp_path / "gold.jsonl"
     given = [("present", "present"), ("absent", "present"), ("absent", "absent")]
     rows = [

@@ -1,7 +1,8 @@
-"""The preset "paper" of phenotyping: its values against docs/papers.md, and what they do.
+"""The preset "paper" of phenotyping: its values against docs/papers.md, and what they
+do.
 
-Oracle of the training: the program of Dligach and Miller (2018), written out in NumPy with padded
-batches, as its description in docs/papers.md says.
+Oracle of the training: the program of Dligach and Miller (2018), written out in NumPy
+with padded batches, as its description in docs/papers.md says.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def test_every_value_is_in_the_table_and_no_other() -> None:
 
 
 def test_the_job_files_take_every_value() -> None:
-    """What a job is made of has the preset's values, through presets, tables and defaults."""
+    """What a job is made of has the preset's values, through presets, tables and
+    defaults."""
     for name in ("phenotype/mimic", "phenotype/obesity"):
         job = load_job(name)
         made = {
@@ -123,8 +125,8 @@ def test_a_job_changes_one_value_of_a_presets_table(tmp_path: Path) -> None:
 
 
 def test_rmsprop_is_the_written_rule() -> None:
-    """a ← 0.9 a + 0.1 g², w ← w − rate g / (√a + 1e-7), by its own rate of 0.02 until a step names
-    another; a gradient of zero moves nothing."""
+    """a ← 0.9 a + 0.1 g², w ← w − rate g / (√a + 1e-7), by its own rate of 0.02 until a
+    step names another; a gradient of zero moves nothing."""
     rng = np.random.default_rng(0)
     w = {"one": rng.normal(size=(3, 4)), "two": rng.normal(size=4)}
     ours = {n: torch.tensor(v, dtype=torch.float32) for n, v in w.items()}
@@ -151,7 +153,8 @@ def test_rmsprop_is_the_written_rule() -> None:
 @pytest.mark.parametrize("mean", ["occurrences", "concepts"])
 @pytest.mark.parametrize("length", [0, 6])
 def test_the_mean_fills_up_with_unknown_concepts(mean: Any, length: int) -> None:
-    """A loop over padded lists; patients with no, few, unknown alone and too many concepts."""
+    """A loop over padded lists; patients with no, few, unknown alone and too many
+    concepts."""
     known = np.array([1, 4, 5, 8])
     lists = [
         [],
@@ -199,9 +202,8 @@ def test_vectors_that_a_file_has_not_are_the_mean_of_those_it_has() -> None:
     assert not vectors.start(np.array([1, 3])).any()
     assert table.dtype == np.float32
     large = ConceptVectors.of(np.arange(3), np.array([[2**24], [1], [1]], np.float32))
-    assert (
-        large.start(np.arange(3))[0].item() == (2**24 + 2) / 3
-    )  # float32 would lose both ones
+    # float32 would lose both ones
+    assert large.start(np.arange(3))[0].item() == (2**24 + 2) / 3
 
 
 # ---- the whole
@@ -235,7 +237,10 @@ def with_vectors(sites: tuple[SitePatients, ...]) -> tuple[SitePatients, ...]:
 def keras_program(
     site: SitePatients, config: Config, outputs: list[str], known: list[int]
 ) -> tuple[dict[str, np.ndarray], int]:
-    """Padded batches, an average over all places, RMSprop; float64. And how many patients."""
+    """Padded batches, an average over all places, RMSprop; float64.
+
+    And how many patients.
+    """
     start = phenotype.initial(config, len(outputs), torch.tensor(known))
     w = {n: v.double().numpy().copy() for n, v in start.items()}
     assert site.vectors is not None
@@ -284,7 +289,8 @@ def keras_program(
 
 
 def test_stage_1_is_the_program_of_2018() -> None:
-    """One site, two epochs: vocabulary, patients, start, batches and steps of the NumPy program."""
+    """One site, two epochs: vocabulary, patients, start, batches and steps of the NumPy
+    program."""
     (site,) = with_vectors(sites_of(1))
     config = phenotype.for_sites(paper_config(), (site,))
     state, (member,) = trained((site,), config)

@@ -1,7 +1,7 @@
 """How phenotyping is judged: on which patients, over which pairs, by which numbers.
 
-Expected values are NumPy's (the network and the classifiers worked out from the tensors that a
-run ended with) and scikit-learn's.
+Expected values are NumPy's (the network and the classifiers worked out from the tensors
+that a run ended with) and scikit-learn's.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def f1s(labels: np.ndarray, predicted: np.ndarray) -> list[float]:
 
 
 def test_codes_are_judged_on_the_test_patients() -> None:
-    """NumPy's network; scikit-learn's log loss over all pairs and the mean of its AUROCs."""
+    """NumPy's network; scikit-learn's log loss over all pairs and the mean of its
+    AUROCs."""
     sites = sites_of(2)
     state, members = trained(sites, config_of(cycles=3, classifier_cycles=1))
     for site, member in zip(sites, members, strict=True):
@@ -170,7 +171,8 @@ def test_the_brier_score_is_of_calibrated_probabilities() -> None:
 
 
 def test_scores_that_are_no_chances_have_no_brier_score() -> None:
-    """The hinge loss without calibration has none, the loss "log" that of sigmoid(score)."""
+    """The hinge loss without calibration has none, the loss "log" that of
+    sigmoid(score)."""
     sites = sites_of(2)
     _, members = trained(sites, config_of(classifier_cycles=1))
     assert all("calibration" not in member.scores for member in members)
@@ -186,7 +188,8 @@ def test_scores_that_are_no_chances_have_no_brier_score() -> None:
 
 @pytest.mark.parametrize("slope", [1e-20, -1.0])
 def test_patients_are_ranked_by_the_scores_themselves(slope: float) -> None:
-    """scikit-learn's AUROC of the scores, where all probabilities are equal, or fall with them."""
+    """scikit-learn's AUROC of the scores, where all probabilities are equal, or fall
+    with them."""
     (site,) = sites_of(1)
     state, (member,) = trained((site,), config_of(cycles=3, calibrate=True))
     classifiers_of(member).model.platt = np.tile((slope, 0.0), (len(DISEASES), 1))
@@ -207,7 +210,8 @@ def alone(config: Config, sites: tuple[SitePatients, ...]) -> dict[str, Any]:
 
 
 def test_who_never_saw_a_disease_is_judged_on_it() -> None:
-    """F1 of calling everybody absent, by scikit-learn: half of a mean of two classes at most."""
+    """F1 of calling everybody absent, by scikit-learn: half of a mean of two classes at
+    most."""
     first, second = sites_of(2)
     labels = first.train.labels.copy()
     labels[:, 0] = np.minimum(labels[:, 0], ABSENT)
@@ -220,7 +224,8 @@ def test_who_never_saw_a_disease_is_judged_on_it() -> None:
 
 
 def test_questionable_patients_count_where_the_sites_together_have_the_class() -> None:
-    """By hand: a site without any in training, whose model never says so, is judged on them."""
+    """By hand: a site without any in training, whose model never says so, is judged on
+    them."""
     first, second = sites_of(2)
     first = relabelled(first, QUESTIONABLE, slice(9), 2, "test")
     sites, test = (
@@ -254,7 +259,8 @@ def test_questionable_is_a_class_at_a_site_that_has_enough_alone() -> None:
 
 
 def test_a_disease_of_one_class_is_in_no_mean() -> None:
-    """The mean of scikit-learn's F1 of the other two; none at all where no disease has two."""
+    """The mean of scikit-learn's F1 of the other two; none at all where no disease has
+    two."""
     (site,) = sites_of(1)
     changed = relabelled(site, PRESENT, column=1, part="test")
     labels = changed.test.labels

@@ -1,5 +1,5 @@
-"""A phenotyping model as a folder; its recipe gives the numbers of training again, and says where
-its dictionary is another one."""
+"""A phenotyping model as a folder; its recipe gives the numbers of training again, and
+says where its dictionary is another one."""
 
 from __future__ import annotations
 
@@ -233,7 +233,8 @@ def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
 def test_facts_that_cannot_be_are_named(
     tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:
-    """Under a checksum that fits, computed here: what is wrong is said, and in which folder."""
+    """Under a checksum that fits, computed here: what is wrong is said, and in which
+    folder."""
     folder = tmp_path / "m"
     model().save(folder)
     path = folder / "phenotyper.json"
@@ -280,7 +281,7 @@ def test_numbers_that_cannot_be_are_named(
         load_phenotyper(folder)
 
 
-# ---- recipes ---------------------------------------------------------------------------------
+# ---- recipes -------------------------------------------------------------------------
 
 
 NOTES = {
@@ -373,7 +374,8 @@ class Encoder:
 def test_vectors_are_kept_and_named_by_their_encoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mean over notes of the mean over words, by hand: ((3+4+3+1+5+1)/6 + (2+4+1)/3) / 2."""
+    """The mean over notes of the mean over words, by hand: ((3+4+3+1+5+1)/6 +
+    (2+4+1)/3) / 2."""
     encoder = Encoder()
     monkeypatch.setattr(
         "fednotes.apps.phenotyping.features.load_encoder", lambda spec: encoder

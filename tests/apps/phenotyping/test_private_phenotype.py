@@ -1,4 +1,5 @@
-"""Differential privacy of both stages of phenotyping: what a patient moves, noise, faults."""
+"""Differential privacy of both stages of phenotyping: what a patient moves, noise,
+faults."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def config_of(loss: Any = "log", **given: Any) -> Any:
 def sums(
     monkeypatch: pytest.MonkeyPatch, units: Sequence[int], **given: Any
 ) -> np.ndarray:
-    """(features + 1, diseases) of a round of these patients without noise, from weights of 0.1."""
+    """(features + 1, diseases) of a round of these patients without noise, from weights
+    of 0.1."""
     picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     monkeypatch.setattr(private, "chosen", picked)
@@ -64,8 +66,8 @@ def sums(
 def test_a_patient_moves_what_leaves_by_its_clipped_gradient(
     loss: str, clip: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gradient by hand, by NumPy: of the mean over the patient's labels, of concepts' counts
-    scaled to length 1; with a patient and without it."""
+    """The gradient by hand, by NumPy: of the mean over the patient's labels, of
+    concepts' counts scaled to length 1; with a patient and without it."""
     cohort = SITES[0].train.labelled()
     counts = counted(cohort.bags).astype(float)
     x = np.hstack(
@@ -99,8 +101,8 @@ def test_a_patient_moves_what_leaves_by_its_clipped_gradient(
 def test_a_run_has_noise_alone_beside_its_sums_and_learns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """χ² of an answer with nobody in it, p > 1e-4; with much less noise than any promise needs, a
-    run ranks patients of a disease above others."""
+    """χ² of an answer with nobody in it, p > 1e-4; with much less noise than any
+    promise needs, a run ranks patients of a disease above others."""
     drawn = private.chosen
     monkeypatch.setattr(
         private, "chosen", lambda stream, count, rate: np.zeros(count, bool)
@@ -121,7 +123,8 @@ def test_a_run_has_noise_alone_beside_its_sums_and_learns(
     sites = [PRIVATE.Site(data, config) for data in SITES]
     final = PRIVATE.train(InProcess(sites), config)
     assert final.round == 16
-    # The noise is new each time: 25 runs had 0.696 to 0.732, a mean of 0.714, a deviation of 0.010.
+    # The noise is new each time: 25 runs had 0.696 to 0.732, a mean of 0.714, a
+    # deviation of 0.010.
     assert np.mean([s.scores["ranking"]["auroc"] for s in sites]) > 0.66
 
 
@@ -204,7 +207,7 @@ def test_what_counts_patients_exactly_is_refused() -> None:
         parse_job({**table, "training": {"calibrate": True}}, "job", Path(), "job.toml")
 
 
-# ---- both stages ---------------------------------------------------------------------------------
+# ---- both stages ---------------------------------------------------------------------
 
 CLASSES = ("icd9:401", "icd9:250", "icd9:428", "icd9:493")
 
@@ -230,7 +233,8 @@ def learning(**given: Any) -> Any:
 def whole(
     monkeypatch: pytest.MonkeyPatch, stage: int, units: Sequence[int], clip: float
 ) -> Any:
-    """Whole numbers of a round of these patients without noise, and of what they are steps."""
+    """Whole numbers of a round of these patients without noise, and of what they are
+    steps."""
     picked = lambda stream, count, rate: np.isin(np.arange(count), units)  # noqa: E731
     zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
     monkeypatch.setattr(private, "chosen", picked)
@@ -247,8 +251,9 @@ def whole(
 
 
 def by_hand(sent: dict[str, Any], patient: str, stage: int) -> dict[str, np.ndarray]:
-    """A patient's gradients by NumPy, in float64: of the mean cross-entropy of its codes, or of the
-    mean logistic loss of its labels, which are of a representation of length 1."""
+    """A patient's gradients by NumPy, in float64: of the mean cross-entropy of its
+    codes, or of the mean logistic loss of its labels, which are of a representation of
+    length 1."""
     value = {n.removeprefix("network."): v.double().numpy() for n, v in sent.items()}
     cohort = SITES[0].train
     row = cohort.patients.index(patient)
@@ -283,8 +288,9 @@ def by_hand(sent: dict[str, Any], patient: str, stage: int) -> dict[str, np.ndar
 def test_a_patient_moves_the_stage_that_learns_by_its_clipped_gradient(
     stage: int, clip: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By hand, and whole numbers that are the same in company; the other stage's part rests, and
-    nothing of it leaves. A patient without codes, or without labels, adds nothing there."""
+    """By hand, and whole numbers that are the same in company; the other stage's part
+    rests, and nothing of it leaves. A patient without codes, or without labels, adds
+    nothing there."""
     coded = np.isin(SITES[0].train.patients, [*SITES[0].codes])
     labelled = (SITES[0].train.labels >= 0).any(1)
     has = np.stack((coded, labelled))[:, coded | labelled]  # of each unit
@@ -328,7 +334,8 @@ def run(config: Any, kept: Path | None = None, **options: Any) -> tuple[Any, lis
 
 
 def test_both_stages_are_the_same_bits_however_they_are_run(tmp_path: Path) -> None:
-    """Under the secure sum, and killed in stage 2 and gone on with; that model is saved."""
+    """Under the secure sum, and killed in stage 2 and gone on with; that model is
+    saved."""
     config = learning()
     whole, _ = run(config, tmp_path / "kept")
     saved = load_phenotyper(tmp_path / "kept" / "model")
@@ -345,8 +352,8 @@ def test_both_stages_are_the_same_bits_however_they_are_run(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_both_stages_learn() -> None:
-    """With much less noise than any promise needs, diseases and codes of test patients are
-    ranked."""
+    """With much less noise than any promise needs, diseases and codes of test patients
+    are ranked."""
     long = {"cycles": 10, "classifier_cycles": 10, "learning_rate": 0.2}
     _, scores = run(learning(**long, privacy={"noise": 0.1, "clip": 1.0}))
     assert np.mean([s["ranking"]["auroc"] for s in scores]) > 0.6

@@ -1,4 +1,5 @@
-"""A phenotyping model as scikit-learn's pipeline: the same probabilities, nothing to be trusted."""
+"""A phenotyping model as scikit-learn's pipeline: the same probabilities, nothing to be
+trusted."""
 
 from __future__ import annotations
 
@@ -78,7 +79,10 @@ def weighted() -> Phenotyper:
     ids=["tfidf", "network", "linear", "known", "filled", "filled once"],
 )
 def test_the_pipeline_gives_the_models_probabilities(make: Any, tmp_path: Path) -> None:
-    """With nothing trusted but scikit-learn's own types. Networks compute in float32."""
+    """With nothing trusted but scikit-learn's own types.
+
+    Networks compute in float32.
+    """
     model = make()
     model.save(tmp_path / "model")
     export(tmp_path / "model", "sklearn", tmp_path / "out")

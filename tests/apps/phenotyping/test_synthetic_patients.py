@@ -1,4 +1,5 @@
-"""Generated patients: seeded, of every kind that the demonstration needs, with findable terms."""
+"""Generated patients: seeded, of every kind that the demonstration needs, with findable
+terms."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def test_equal_arguments_equal_patients() -> None:
 
 
 def test_sizes_and_kinds() -> None:
-    """Counted here: sites differ in size and in what is common; each label and 40 categories."""
+    """Counted here: sites differ in size and in what is common; each label and 40
+    categories."""
     sites = [generate(f"site{at}", 600, 1) for at in (1, 2, 3)]
     sizes = [len(s.notes) for s in sites]
     assert len(set(sizes)) == 3

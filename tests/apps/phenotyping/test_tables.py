@@ -28,7 +28,7 @@ ROWS = [("7", "I10"), ("7", "E11.9"), ("8", "e11.65"), ("9", "Z00")]
 EXPECTED = {"7": {"icd10:I10", "icd10:E119"}, "8": {"icd10:E1165"}, "9": {"icd10:Z00"}}
 
 
-# ---- a hospital's own ------------------------------------------------------------------------
+# ---- a hospital's own ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t", ";"])
@@ -56,7 +56,8 @@ def test_packed_with_other_columns_quotes_and_line_ends(file: File) -> None:
 
 
 def test_each_row_may_name_its_system(file: File) -> None:
-    """Names as registries, OMOP and FHIR write them; rows that name none are of `system`."""
+    """Names as registries, OMOP and FHIR write them; rows that name none are of
+    `system`."""
     named = [
         *(("icd10", "I10", "icd10:I10"), ("ICD-10-CM", "E11.9", "icd10:E119")),
         *(("ICD10PCS", "0DTJ4ZZ", "icd10pcs:0DTJ4ZZ"), ("ICD9CM", "0389", "icd9:0389")),
@@ -113,7 +114,8 @@ PROCEDURES_IV = {"1": {"icd9proc:3605", "icd10pcs:0DTJ4ZZ"}}
 def test_tables_of_mimic_iv(
     file: File, text: str, name: str, system: str, codes: dict[str, set[str]]
 ) -> None:
-    """3605 is a code of diagnoses and of procedures: the file's name, or the system, says it."""
+    """3605 is a code of diagnoses and of procedures: the file's name, or the system,
+    says it."""
     assert read_codes(file(text, name), system).codes == codes
 
 
@@ -211,7 +213,7 @@ def test_no_file_a_folder_a_broken_one(tmp_path: Path, file: File) -> None:
     assert read_codes(file("patient,code\n", "c.csv"), "icd10").codes == {}
 
 
-# ---- MIMIC-III, OMOP, CodiEsp ----------------------------------------------------------------
+# ---- MIMIC-III, OMOP, CodiEsp --------------------------------------------------------
 
 DIAGNOSES = (
     "ROW_ID,SUBJECT_ID,HADM_ID,SEQ_NUM,ICD9_CODE\n"

@@ -33,7 +33,8 @@ def documents() -> tuple[Document, ...]:
 
 
 def exported(tmp_path: Path, family: str, **settings: Any) -> Path:
-    """A classifier on this family's encoder that finds a lot, saved; and its export beside it."""
+    """A classifier on this family's encoder that finds a lot, saved; and its export
+    beside it."""
     encoder = save_family(tmp_path / "encoder", family)
     save_model(loud(build(encoder, **settings)), tmp_path / "model")
     export(tmp_path / "model", "hf", tmp_path / "out")
@@ -64,7 +65,8 @@ def predicted(folder: Path, given: tuple[Document, ...]) -> list[Spans]:
 def test_the_printed_program_agrees_on_every_span(
     family: str, scheme: Any, tmp_path: Path
 ) -> None:
-    """Sentence by sentence, as the model was trained; none is long enough to be cut off."""
+    """Sentence by sentence, as the model was trained; none is long enough to be cut
+    off."""
     model = exported(tmp_path, family, tags=TagSet(("ADR", "Drug"), scheme))
     wanted = predicted(model, documents())
     mentions = printed_program(tmp_path / "out")
@@ -82,7 +84,8 @@ def test_the_printed_program_agrees_on_every_span(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_whole_documents_agree_too(family: str, tmp_path: Path) -> None:
-    """With context = "document" the text is all of it, white space around it and in it too."""
+    """With context = "document" the text is all of it, white space around it and in it
+    too."""
     model = exported(tmp_path, family, context="document")
     text = "\n\n  " + "\n\n".join(TEXTS) + "\n"
     (wanted,) = predicted(model, (Document("a", text),))
@@ -95,8 +98,9 @@ def test_whole_documents_agree_too(family: str, tmp_path: Path) -> None:
 def test_the_pipelines_words_agree_where_blanks_part_them(
     family: str, tmp_path: Path
 ) -> None:
-    """`aggregation_strategy="first"` on words that stand between blanks. Some tokenizers count the
-    blank before a word as part of its sub-word; the pipeline's spans then begin there."""
+    """`aggregation_strategy="first"` on words that stand between blanks. Some
+    tokenizers count the blank before a word as part of its sub-word; the pipeline's
+    spans then begin there."""
     model = exported(tmp_path, family)
     text = "no pain after aspirin and nausea after metoprolol daily for pain no rash no fever"
     given = (Document("a", text, sentences=((0, len(text)),)),)

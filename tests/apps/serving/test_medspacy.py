@@ -1,4 +1,5 @@
-"""A model before ConText in a medspaCy pipeline, in the environment of `make test-medspacy`."""
+"""A model before ConText in a medspaCy pipeline, in the environment of `make
+test-medspacy`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def nlp(tmp_path: Path) -> Any:
 
 
 def test_context_sees_what_the_model_finds(nlp: Any) -> None:
-    """By hand: the first and the last mention are negated, "but" ends the first one's scope."""
+    """By hand: the first and the last mention are negated, "but" ends the first one's
+    scope."""
     assert nlp.pipe_names[-2:] == ["fednotes", "medspacy_context"]
     for doc in (nlp(TEXT), *nlp.pipe([TEXT])):
         found = [(ent.text, ent.label_, ent._.is_negated) for ent in doc.ents]

@@ -136,9 +136,8 @@ def test_a_token_classifier_finds_the_same_without_torch(tmp_path: Path) -> None
     )
     save_model(loud(build(bert)), tmp_path / "model")
     export(tmp_path / "model", "onnx", tmp_path / "out")
-    short = notes(
-        9
-    )  # a longer sentence is read in windows, which the program cuts otherwise
+    # a longer sentence is read in windows, which the program cuts otherwise
+    short = notes(9)
     wanted = predicted(tmp_path / "model", short)
     assert by_program(tmp_path / "out", short) == wanted
     assert sum(map(len, wanted)) > 15
@@ -164,8 +163,8 @@ def test_a_token_classifier_finds_the_same_without_torch(tmp_path: Path) -> None
 
 
 def test_eight_bits_are_close(tmp_path: Path) -> None:
-    """Tables and matrices take a quarter of the bytes; a number moves by about 1/127 of the
-    largest beside it, so scores move by a few hundredths of the largest score."""
+    """Tables and matrices take a quarter of the bytes; a number moves by about 1/127 of
+    the largest beside it, so scores move by a few hundredths of the largest score."""
     shape = {**SHAPES["flat"], "hashed_words": 4000}
     save_model(tagger(tmp_path, "BIO", **shape), tmp_path / "model")
     sizes, scores = [], []
@@ -202,7 +201,8 @@ def test_what_has_no_graph_is_refused(
 
 
 def test_onnx_runtime_tells_nobody(tmp_path: Path) -> None:
-    """Where the library would identify the machine and send what it does, it leaves no trace."""
+    """Where the library would identify the machine and send what it does, it leaves no
+    trace."""
     save_model(tagger(tmp_path, "BIO"), tmp_path / "model")
     export(tmp_path / "model", "onnx", tmp_path / "out")
     graph = str(tmp_path / "out" / "model.onnx")
@@ -227,8 +227,8 @@ def test_onnx_runtime_tells_nobody(tmp_path: Path) -> None:
 def test_an_encoder_without_a_graph_is_refused_in_plain_words(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Longformer asks for the length of its input in Python, which torch cannot trace. Its
-    message is coloured for a terminal."""
+    """Longformer asks for the length of its input in Python, which torch cannot trace.
+    Its message is coloured for a terminal."""
     shape = {
         "max_position_embeddings": 66,
         "attention_window": [4, 4, 4],

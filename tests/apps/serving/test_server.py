@@ -1,4 +1,5 @@
-"""The server, asked in this process: what it answers, what it refuses, and what it never says."""
+"""The server, asked in this process: what it answers, what it refuses, and what it
+never says."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def test_mentions_have_offsets_in_the_text_as_it_was_sent(client: TestClient) ->
 
 
 def test_offsets_can_be_those_of_javascript(client: TestClient) -> None:
-    """What Java's and JavaScript's substring(start, end) give, here by way of the bytes."""
+    """What Java's and JavaScript's substring(start, end) give, here by way of the
+    bytes."""
     text = "😀 Anna 😀😀 Bo😀x Cy"
     sent = {"text": text, "offsets": "utf16"}
     (found,) = client.post("/predict", json=sent).json()["results"]
@@ -105,9 +107,8 @@ def test_the_schema_names_what_is_asked_and_answered(client: TestClient) -> None
         *("text", "texts", "threshold", "offsets")
     }
     assert {"200", "401", "413", "422", "429"} <= set(predict["responses"])
-    assert (
-        "HTTPValidationError" not in schema["components"]["schemas"]
-    )  # it echoes the input
+    # it echoes the input
+    assert "HTTPValidationError" not in schema["components"]["schemas"]
     assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
 
 
@@ -283,7 +284,7 @@ def test_phenotypes_of_patients(tmp_path: Path) -> None:
         assert client.post("/predict", json=many).status_code == 413
 
 
-# ---- FHIR ------------------------------------------------------------------------------------
+# ---- FHIR ----------------------------------------------------------------------------
 
 
 def _document(text: str, **more: Any) -> dict[str, Any]:
@@ -362,7 +363,7 @@ def test_fhir_that_is_wrong_is_an_outcome(
     assert words.asked == []
 
 
-# ---- many at once ----------------------------------------------------------------------------
+# ---- many at once --------------------------------------------------------------------
 
 
 class Slow(Words):
@@ -480,13 +481,14 @@ def test_metrics_count(client: TestClient) -> None:
     assert SECRET not in told
 
 
-# ---- bodies that do not end, and askers that leave ------------------------------------------
+# ---- bodies that do not end, and askers that leave -----------------------------------
 
 
 async def _asked(
     app: Any, messages: list[Any], **headers: str
 ) -> tuple[int, dict[str, Any]]:
-    """Status and answer of a request whose messages come one by one; None: nothing comes."""
+    """Status and answer of a request whose messages come one by one; None: nothing
+    comes."""
     said: list[Any] = []
     given = {"host": "localhost", "content-type": "application/json", **headers}
     scope = {
@@ -527,7 +529,8 @@ def _part(content: bytes) -> dict[str, Any]:
 
 
 def test_a_body_is_refused_before_it_is_read_whole(words: Words) -> None:
-    """By what it says of itself, nothing is read; in parts without an end, no more than may be."""
+    """By what it says of itself, nothing is read; in parts without an end, no more than
+    may be."""
     app, parts = (
         application(words, Limits(body=1000)),
         [_part(b"x" * 100) for _ in range(50)],

@@ -108,7 +108,8 @@ def test_an_endless_body_is_cut_off(place: Place, model: Path) -> None:
 
 
 def test_connections_that_say_nothing_stop_nobody(place: Place, model: Path) -> None:
-    """More half requests than it may have files open; each goes, and none fills the log."""
+    """More half requests than it may have files open; each goes, and none fills the
+    log."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, limits[1]))
     try:
@@ -168,7 +169,8 @@ def test_an_answer_that_is_read_slowly_is_read_whole(
 def test_a_slow_answer_is_waited_for_and_a_silent_connection_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that takes five deadlines, then two at once on the same connection, then half of one."""
+    """One that takes five deadlines, then two at once on the same connection, then half
+    of one."""
     monkeypatch.setattr(http_server, "HEAD", 0.3)
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:

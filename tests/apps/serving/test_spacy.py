@@ -85,7 +85,8 @@ def test_what_does_not_fit_on_tokens_is_counted(
 
 
 def test_other_components_keep_what_is_theirs(folder: Path) -> None:
-    """A ruler before it keeps entities where the model finds nothing; one after it reads ents."""
+    """A ruler before it keeps entities where the model finds nothing; one after it
+    reads ents."""
     nlp = with_model(folder)
     ruler = nlp.add_pipe("entity_ruler", before="fednotes")
     ruler.add_patterns(

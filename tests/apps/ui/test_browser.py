@@ -1,6 +1,8 @@
-"""The local page in a real browser: keys, no finding of axe-core, nothing refused or fetched.
+"""The local page in a real browser: keys, no finding of axe-core, nothing refused or
+fetched.
 
-Marked `network`: two processes. Needs Chromium and its driver; `npm install --no-save axe-core`.
+Marked `network`: two processes. Needs Chromium and its driver; `npm install --no-save
+axe-core`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ return axe.run(document, {resultTypes: ["violations"]}).then(found => found.viol
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """A trained model's page as a process, on generated notes; and where decisions are kept."""
+    """A trained model's page as a process, on generated notes; and where decisions are
+    kept."""
     pytest.importorskip("uvicorn")
     folder = tmp_path_factory.mktemp("ui")
     simulate(parse_job(dict(TABLE), "tiny", folder, "test"), folder / "run")

@@ -49,13 +49,8 @@ SAID = (
     at("rash", "Drug"),
     at("Took", "Drug"),
 )
-KINDS = [
-    "spurious",
-    "correct",
-    "boundary",
-    "type",
-    "missed",
-]  # in the order of the text
+# in the order of the text
+KINDS = ["spurious", "correct", "boundary", "type", "missed"]
 
 
 def review(
@@ -115,7 +110,8 @@ def test_nobody_reads_without_the_token(file_of: Path) -> None:
 
 
 def test_the_cookie_is_for_no_other_program_of_this_computer(file_of: Path) -> None:
-    """Cookies know no ports: what tells them apart is a folder that nobody else is told."""
+    """Cookies know no ports: what tells them apart is a folder that nobody else is
+    told."""
     browser = client(review(file_of))
     (cookie,) = browser.cookies.jar
     assert re.fullmatch(r"/[\w-]{22}", cookie.path)
@@ -406,7 +402,8 @@ def test_two_exports_at_a_time_both_end(
 
 
 def test_mentions_in_pieces_keep_them(file_of: Path) -> None:
-    """Of two with the same start, end and type one is compared; the other stays as it is."""
+    """Of two with the same start, end and type one is compared; the other stays as it
+    is."""
     one, two = (Span(5, 31, "Drug", ((5, 12), (last, 31))) for last in (13, 25))
     documents = [Document("note", TEXT, (one, two))]
     made = review(file_of, documents, ())
@@ -432,7 +429,8 @@ def test_decisions_of_version_1_are_read(file_of: Path) -> None:
 
 
 def test_what_the_model_does_not_know_stays_in_the_notes(file_of: Path) -> None:
-    """Types of other annotators, nested and discontinuous mentions, which are not compared."""
+    """Types of other annotators, nested and discontinuous mentions, which are not
+    compared."""
     broken = Span(5, 24, "Drug", ((5, 12), (17, 24)))
     spans = (*GOLD, at("daily", "Dose"), broken)
     made = compared("n", [Document("note", TEXT, spans)], ["Drug", "ADR"], lambda d: d)
@@ -480,7 +478,8 @@ def test_impossible_decisions_are_refused(
 
 
 def test_a_file_that_changed_meanwhile_is_not_written_over(file_of: Path) -> None:
-    """Two pages on one file: the second one's decision is refused, the first one's stays."""
+    """Two pages on one file: the second one's decision is refused, the first one's
+    stays."""
     one, two = review(file_of), review(file_of)
     one.decide(one.items[2], "delete")
     before = file_of.read_bytes()

@@ -1,4 +1,5 @@
-"""Runs on the local page: what the report says, two side by side, errors, and what left a site."""
+"""Runs on the local page: what the report says, two side by side, errors, and what left
+a site."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ ROOT = "http://127.0.0.1:8000"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run, a copy of it, and one that has not ended; tests only read them."""
+    """A folder with a run, a copy of it, and one that has not ended; tests only read
+    them."""
     folder = tmp_path_factory.mktemp("runs")
     table = {**TABLE, "title": "Two sites", "conditions": ["alone", "federated"]}
     table["synthetic"] = {"sites": 2, "sentences": 20}
@@ -107,7 +109,8 @@ def test_two_runs_side_by_side_and_the_test_of_their_difference(runs: Path) -> N
 
 
 def test_errors_of_a_run_are_those_that_it_counted(runs: Path) -> None:
-    """summary.json has the counts of right, annotated and predicted mentions of each site."""
+    """summary.json has the counts of right, annotated and predicted mentions of each
+    site."""
     desk = opened([runs / "one"])
     browser = client(desk)
     waited(browser, "/errors")

@@ -35,7 +35,8 @@ def audit(
 ) -> None:
     """Estimate locally what an attacker could recover.
 
-    Attacks on what a job would send are tried on your own notes. Nothing leaves this machine.
+    Attacks on what a job would send are tried on your own notes. Nothing leaves this
+    machine.
     """
     from fednotes.apps.audit import open_target, run_audit
     from fednotes.cli.display import audit_table

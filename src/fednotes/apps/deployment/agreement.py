@@ -1,10 +1,11 @@
 """What sites must agree on before round 1, though none sees another's notes.
 
-Each site describes itself by public facts: the entity types that it annotates and how it maps
-labels to them, or the dictionary that it reads notes with and the phenotypes. The server gathers
-all descriptions and sends all of them to everybody. Each side then makes the method's
-configuration for itself, from stubs of sites that hold a description and no notes, and a site
-that finds itself described wrongly refuses (`deployment.AgreedSite`).
+Each site describes itself by public facts: the entity types that it annotates and how
+it maps labels to them, or the dictionary that it reads notes with and the phenotypes.
+The server gathers all descriptions and sends all of them to everybody. Each side then
+makes the method's configuration for itself, from stubs of sites that hold a description
+and no notes, and a site that finds itself described wrongly refuses
+(`deployment.AgreedSite`).
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ _MOST_BYTES = 2**20
 class Description:
     """One site in public.
 
-    version: of fednotes. encoder: digest of the pretrained encoder that models begin from. types,
+    version: of fednotes. encoder: digest of the pretrained encoder that models begin
+        from. types,
     scheme, label_map: of sites with annotations. width, dense,
-    features, phenotypes, coded: of sites with patients: their features (with the fingerprint of
-    the dictionary or encoder), the phenotypes, and whether codes are known. vectors: digest of
-    the public vectors that stage 1 starts from.
+    features, phenotypes, coded: of sites with patients: their features (with the
+    fingerprint of the dictionary or encoder), the phenotypes, and whether codes are
+    known. vectors: digest of the public vectors that stage 1 starts from.
     """
 
     version: str = fednotes.__version__
@@ -74,13 +76,15 @@ def threshold(job: Job, setup: Setup) -> int:
 
 
 def planned_rounds(job: Job, config: Any) -> int | None:
-    """The most rounds that a job can take; None if that depends on how many notes sites have."""
+    """The most rounds that a job can take; None if that depends on how many notes sites
+    have."""
     few, many = (job.module.planned(config, [n])[0] for n in (1, 1_000_000))
     return int(few) if few == many else None
 
 
 def can_round_counts(job: Job) -> bool:
-    """Return whether the sites of a job's method can send their counts as multiples of a step."""
+    """Return whether the sites of a job's method can send their counts as multiples of
+    a step."""
     return bool(getattr(job.module.Site, "rounds_counts", False))
 
 
@@ -93,7 +97,8 @@ def describe(job: Job, data: Any) -> Description:
 
 
 def encoder_of(job: Job) -> str:
-    """Digest of the encoder that the job's models begin from, as this machine has it; "" for none.
+    """Digest of the encoder that the job's models begin from, as this machine has it;
+    "" for none.
 
     Raises ModelError where it is not here, MissingExtra.
     """
@@ -124,7 +129,8 @@ def as_text(descriptions: Descriptions) -> str:
 
 
 def agreement_of(job: Job, descriptions: Descriptions) -> str:
-    """The fingerprint that all sides must have before round 1; the order of sites counts."""
+    """The fingerprint that all sides must have before round 1; the order of sites
+    counts."""
     sites = [{"site": site, **asdict(own)} for site, own in descriptions.items()]
     return fingerprint({"method": job.method, "sites": sites})
 
@@ -139,7 +145,10 @@ def from_text(text: str) -> dict[str, Description]:
 
 
 def from_tensors(site: str, tensors: Tensors) -> Description:
-    """A description as it travelled. Raises ConfigError where a site sent something else."""
+    """A description as it travelled.
+
+    Raises ConfigError where a site sent something else.
+    """
     value = tensors.get("description")
     if value is None or not 0 < value.numel() <= _MOST_BYTES:
         raise ConfigError(
@@ -217,8 +226,8 @@ def require_as_declared(job: Job, descriptions: Descriptions) -> None:
 def mismatch(
     site: str, here: Description, there: Description, names: tuple[str, str]
 ) -> str:
-    """Where two sides' ideas of a site's labels differ: the labels on both sides, and the remedy.
-    "" where they agree. names: what messages call both sides."""
+    """Where two sides' ideas of a site's labels differ: the labels on both sides, and
+    the remedy. "" where they agree. names: what messages call both sides."""
     ours, theirs = names
     sets = f"{ours} has {{{_list(here.types)}}}, {theirs} has {{{_list(there.types)}}}"
     head = f"site {_text(site)}: {sets}"

@@ -1,6 +1,7 @@
 """What other applications may read of a site's kit: its ledger.
 
-It is registered as an entry point of the group `fednotes.ledgers`; the local page shows it.
+It is registered as an entry point of the group `fednotes.ledgers`; the local page shows
+it.
 """
 
 from __future__ import annotations

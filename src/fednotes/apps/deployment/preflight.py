@@ -1,7 +1,7 @@
 """Before a kit is used: what would stop it, each with the remedy.
 
-The only connection that is tried is the one that the kit will use: to the server's one port,
-with the kit's own certificate.
+The only connection that is tried is the one that the kit will use: to the server's one
+port, with the kit's own certificate.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def before_start(kit: Path, source: Path | None = None) -> list[Check]:
 
 
 def _own(kit: Path, facts: Kit) -> Iterator[Check]:
-    """What a kit's process would not begin without; the keys' contents are `_certificate`'s."""
+    """What a kit's process would not begin without; the keys' contents are
+    `_certificate`'s."""
     for name in kit_files(facts, kit):
         if (
             name.startswith("local/")
@@ -211,7 +212,8 @@ def answer_of(kit: Path) -> str:
 
 
 def await_answer(kit: Path, seconds: float, alive: Callable[[], bool]) -> str:
-    """`answer_of`, until it is the server, `seconds` have passed, or its process has ended."""
+    """`answer_of`, until it is the server, `seconds` have passed, or its process has
+    ended."""
     end = time.monotonic() + seconds
     while (problem := answer_of(kit)) and alive() and time.monotonic() < end:
         time.sleep(0.3)
@@ -244,8 +246,9 @@ def reached(kit: Path) -> Check:
 
 
 def proxy_of(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """The proxy through which gRPC reaches a host: these variables in this order, in small
-    letters, unless a name or ending in no_grpc_proxy or no_proxy is the host's."""
+    """The proxy through which gRPC reaches a host: these variables in this order, in
+    small letters, unless a name or ending in no_grpc_proxy or no_proxy is the host's.
+    """
     around = environment.get("no_grpc_proxy") or environment.get("no_proxy") or ""
     if any(host.endswith(end.strip()) for end in around.split(",") if end.strip()):
         return None
@@ -259,8 +262,9 @@ def proxy_of(host: str, environment: Mapping[str, str]) -> tuple[str, int] | Non
 def _shown(
     startup: Path, where: tuple[str, int], name: str, proxy: tuple[str, int] | None
 ) -> tuple[bytes, str, str]:
-    """The certificate that the server shows, as DER; what is wrong if it shows none (certificate,
-    plain, TLS, proxy or silent), and the words for it. name: that it must have."""
+    """The certificate that the server shows, as DER; what is wrong if it shows none
+    (certificate, plain, TLS, proxy or silent), and the words for it. name: that it must
+    have."""
     try:
         shaking = asyncio.wait_for(_shake_hands(startup, where, name, proxy), SECONDS)
         return asyncio.run(shaking), "", ""
@@ -270,9 +274,8 @@ def _shown(
         return (
             (b"", "plain", "") if error.reason in _PLAIN else (b"", "TLS", error.reason)
         )
-    except (
-        ConnectionRefusedError
-    ) as error:  # by the proxy in words, else by the other machine
+    except ConnectionRefusedError as error:
+        # by the proxy in words, else by the other machine
         told = str(error) if error.errno is None else ""
         return b"", "proxy" if told else "silent", told
     except (OSError, TimeoutError, asyncio.IncompleteReadError):

@@ -1,12 +1,14 @@
-"""A run between real sites as the admin has it: claim a folder, hand it in, watch it, end it.
+"""A run between real sites as the admin has it: claim a folder, hand it in, watch it,
+end it.
 
     OUT/run.json     which run, by which kit: `fednotes run --attach` goes on watching by it;
                      written before the job is handed in, so that no run is without one
     OUT/job.json     the declared job
     OUT/metrics.jsonl, OUT/summary.json, OUT/model/     fetched when it is done
 
-The run does not need this process: it may end, and be attached again. A submission that fails or
-is paused is handed in again by the server's watch, and this follows the newest.
+The run does not need this process: it may end, and be attached again. A submission that
+fails or is paused is handed in again by the server's watch, and this follows the
+newest.
 """
 
 from __future__ import annotations
@@ -46,9 +48,8 @@ if TYPE_CHECKING:
 
 
 POLL_SECONDS = 1.0
-ABORT_SECONDS = (
-    120.0  # NVFlare gives a job's processes ten to end, a busy server takes longer
-)
+# NVFlare gives a job's processes ten to end, a busy server takes longer
+ABORT_SECONDS = 120.0
 PATIENCE_SECONDS = 900.0  # the watch waits up to 300 s before it hands a run in again
 ABORTED = "FINISHED:ABORTED"
 QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
@@ -94,7 +95,8 @@ def prepare(
 ) -> tuple[Run, int]:
     """A new run that OUT is free for; it and the least number of sites.
 
-    Raises ConfigError if OUT holds another run, or the job's numbers of sites cannot be.
+    Raises ConfigError if OUT holds another run, or the job's numbers of sites cannot
+        be.
     """
     if (out / "run.json").exists():
         raise ConfigError(
@@ -151,7 +153,8 @@ def hand_in(
 ) -> None:
     """Submit the job of a run that has claimed OUT.
 
-    Raises TrainingError where nobody can say whether the server has it, RefusedError where not.
+    Raises TrainingError where nobody can say whether the server has it, RefusedError
+        where not.
     """
     with tempfile.TemporaryDirectory() as folder:
         packed = job_folder(
@@ -204,7 +207,7 @@ def _unknown(run: Run, out: Path) -> NoReturn:
     )
 
 
-# ---- the end, for good -----------------------------------------------------------------------
+# ---- the end, for good ---------------------------------------------------------------
 
 
 def abort(
@@ -216,8 +219,9 @@ def abort(
 ) -> None:
     """End a run for good: no submission of it goes on, and the watch hands in no other.
 
-    NVFlare's word for it is kept by the server, also over a restart. Raises ConfigError if the
-    server does not know the run or has its result, TrainingError if it does not end.
+    NVFlare's word for it is kept by the server, also over a restart. Raises ConfigError
+    if the server does not know the run or has its result, TrainingError if it does not
+    end.
     """
     end, told = now() + ABORT_SECONDS, dict[str, bool]()
     while now() < end:
@@ -232,9 +236,8 @@ def abort(
         ending = any(told.get(job["job_id"], True) for job in going)
         if not ending and any(job["status"] == ABORTED for job in ours):
             return
-        if (
-            not ending
-        ):  # between two submissions, or its server was killed: one that ends at once
+        # between two submissions, or its server was killed: one that ends at once
+        if not ending:
             server.abort(server.resubmit(str(ours[-1]["job_id"])))
         sleep(POLL_SECONDS)
     raise TrainingError(
@@ -267,7 +270,7 @@ def _aborted(server: Admin, job_id: str) -> bool:
     return True
 
 
-# ---- watching --------------------------------------------------------------------------------
+# ---- watching ------------------------------------------------------------------------
 
 
 @dataclass
@@ -288,9 +291,8 @@ class Follower:
     _since: int = 0
     _state: str = ""
     _changed: float = 0.0
-    _judged: set[str] = field(
-        default_factory=set
-    )  # finished submissions that were looked into
+    # finished submissions that were looked into
+    _judged: set[str] = field(default_factory=set)
     _planned: tuple[int, int] | None = None
     _shown: int = 0  # rounds
     _again: bool = False  # another submission of a run that was shown
@@ -299,7 +301,8 @@ class Follower:
     def follow(self, server: Admin) -> RunResult:
         """Returns what the run left.
 
-        Raises TrainingError if the connection is lost, FednotesError if the run stays stopped.
+        Raises TrainingError if the connection is lost, FednotesError if the run stays
+            stopped.
         """
         self._changed = self.now()
         while True:
@@ -404,7 +407,10 @@ class Follower:
         return None
 
     def _fetch(self, server: Admin, job: Mapping[str, Any]) -> RunResult | None:
-        """Take over a submission's folder. Raises FednotesError if it failed for good."""
+        """Take over a submission's folder.
+
+        Raises FednotesError if it failed for good.
+        """
         with tempfile.TemporaryDirectory(dir=self.out) as folder:
             try:
                 made = server.fetch(self._job_id, Path(folder)) / "fednotes"
@@ -431,7 +437,8 @@ class Follower:
 
 
 def watched(follower: Follower, connected: Callable[[], Any]) -> RunResult:
-    """`follow`, connected again whenever the server was away. connected: makes a session."""
+    """`follow`, connected again whenever the server was away. connected: makes a
+    session."""
     lost = False
     while True:
         try:

@@ -1,9 +1,10 @@
-"""The server's part of a deployed job: the method's `train` over the engine of real sites.
+"""The server's part of a deployed job: the method's `train` over the engine of real
+sites.
 
 STATE/server/ holds checkpoints, STATE/agreement.json what the sites said of themselves,
-STATE/metrics.jsonl a line per evaluation; the folder that is fetched gets a copy, summary.json
-and, where all sites end with one model, model/. Nothing here knows what carries the frames:
-`engines/launch.py` says what both ends start from.
+STATE/metrics.jsonl a line per evaluation; the folder that is fetched gets a copy,
+summary.json and, where all sites end with one model, model/. Nothing here knows what
+carries the frames: `engines/launch.py` says what both ends start from.
 
 Whoever watches gets lines, tables with `kind`:
 
@@ -79,24 +80,22 @@ from fednotes.jobs.results import (
 )
 from fednotes.jobs.simulate import versions
 
-SERVER_FILE = (
-    "server.toml"  # in the server's kit: [files] of this machine, if it needs any
-)
+# in the server's kit: [files] of this machine, if it needs any
+SERVER_FILE = "server.toml"
 PROBLEM = "problem.json"  # in the folder that is fetched, of a run that failed
 _PART = "federated"
 REPEATS = 3  # of one failure at one place, before a run stays stopped
 MOST_SCORES = 2**17  # numbers of a site's scores
 _REMEDY = "fednotes server stop KIT; fednotes server start KIT --files FILE"
-_HERE = (
-    ModelError,
-    MissingExtra,
-)  # of the server's own files: what sites meet comes otherwise
+# of the server's own files: what sites meet comes otherwise
+_HERE = (ModelError, MissingExtra)
 _TOLD = ("waiting", "missing", "joined", "refused")  # kinds of events that travel
 logger = logging.getLogger("fednotes.apps.deployment.site")
 
 
 class Pipe(Transport, Protocol):
-    """A transport that also carries lines of progress (`apps/deployment/nvflare/server.py`)."""
+    """A transport that also carries lines of progress
+    (`apps/deployment/nvflare/server.py`)."""
 
     pause: Any
 
@@ -106,7 +105,8 @@ class Pipe(Transport, Protocol):
 def server_main(setup: Setup, transport: Pipe) -> None:
     """Run a job to its end, or to a pause; go on from its checkpoint if there is one.
 
-    Raises TrainingError where another submission may help, another FednotesError where not.
+    Raises TrainingError where another submission may help, another FednotesError where
+        not.
     """
     progress: Progress | None = None
     try:
@@ -133,8 +133,8 @@ def server_main(setup: Setup, transport: Pipe) -> None:
 def job_of_server(setup: Setup) -> Job:
     """The job with this machine's places of the files that it names.
 
-    Raises ModelError where one is not there, before any site is asked, ConfigError for another
-    job's sites.
+    Raises ModelError where one is not there, before any site is asked, ConfigError for
+    another job's sites.
     """
     path = setup.kit / SERVER_FILE
     declared: Mapping[str, Any] = setup.job
@@ -156,7 +156,10 @@ def job_of_server(setup: Setup) -> Job:
 
 
 def _require_files(model: Any) -> None:
-    """What the server builds the first model of. Dictionaries and text encoders are the sites'."""
+    """What the server builds the first model of.
+
+    Dictionaries and text encoders are the sites'.
+    """
     for key in ("word_vectors", "backbone", "representation"):
         place = getattr(model, key, "")
         if place not in ("", "learn", "none") and not Path(place).expanduser().exists():
@@ -164,8 +167,8 @@ def _require_files(model: Any) -> None:
 
 
 def _is_last(state: Path, rounds: int, error: FednotesError) -> bool:
-    """Whether no further submission is to be tried: a failure that comes back at the same place,
-    or that no submission mends."""
+    """Whether no further submission is to be tried: a failure that comes back at the
+    same place, or that no submission mends."""
     if not isinstance(error, TrainingError):
         return True
     path, here = state / "failure.json", {"rounds": rounds, "problem": str(error)}
@@ -176,7 +179,8 @@ def _is_last(state: Path, rounds: int, error: FednotesError) -> bool:
 
 
 class _Engine(Deployed):
-    """Tells how long the run will take once a sum says how many examples all sites have."""
+    """Tells how long the run will take once a sum says how many examples all sites
+    have."""
 
     progress: Progress
 
@@ -222,9 +226,8 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
     )
     engine.progress = progress
     config = _agree(setup, job, engine, progress)
-    warnings = job.module.size_warnings(
-        config, [1] * len(setup.sites)
-    )  # sizes stay at the sites
+    # sizes stay at the sites
+    warnings = job.module.size_warnings(config, [1] * len(setup.sites))
     for text in warnings:
         progress.warn(text)
     progress.begin(config, engine.resume())
@@ -298,35 +301,33 @@ def _shared_scores(engine: Deployed) -> dict[str, Any]:
 
 
 class Progress:
-    """What a server's run tells, and the transport of its engine, which sees replies alone: here
-    is noted why sites have no answer."""
+    """What a server's run tells, and the transport of its engine, which sees replies
+    alone: here is noted why sites have no answer."""
 
     def __init__(self, setup: Setup, pipe: Pipe, job: Job) -> None:
         self.path, self.pipe = setup.state / METRICS, pipe
         self._job, self._sites = job, len(setup.sites)
         self._least = max(threshold(job, setup), setup.min_sites)  # are needed to go on
         self._config: Any = None  # until all have agreed, which takes all of them
-        self._said: dict[
-            tuple[str, str], str
-        ] = {}  # site, kind → what was told of it last
+        # site, kind → what was told of it last
+        self._said: dict[tuple[str, str], str] = {}
         self._silent: dict[str, str] = {}  # site → why it gave no answer
         self._rejected: dict[str, str] = {}  # site → its words
         self._approvals = PendingApprovals(setup.state / APPROVALS_FILE, setup.sites)
         self.metrics: dict[str, float] = {}
         self.rounds = 0
         self.refusals: list[str] = []
-        self.trained = (
-            False  # sites are asked for their own scores then, which most of them keep
-        )
+        # sites are asked for their own scores then, which most of them keep
+        self.trained = False
 
     def exchange(
         self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
     ) -> Iterator[tuple[str, Frame]]:
         """As in `Transport`.
 
-        Raises Paused if the run was asked to stop and waits for sites: one that was lost can
-        only come back with another submission. Raises ConfigError where so many sites have
-        rejected the job that the others are too few.
+        Raises Paused if the run was asked to stop and waits for sites: one that was
+        lost can only come back with another submission. Raises ConfigError where so
+        many sites have rejected the job that the others are too few.
         """
         silent = dict.fromkeys(frames, "not connected, or still busy")
         replies = self.pipe.exchange(
@@ -369,7 +370,8 @@ class Progress:
         self.pipe.publish({"kind": "event", "text": f"warning: {text}", "site": ""})
 
     def plan(self, sizes: list[int]) -> None:
-        """How long it will take. sizes: of the sites, or of all together; [] if not known."""
+        """How long it will take. sizes: of the sites, or of all together; [] if not
+        known."""
         if sizes:
             rounds, each = self._job.module.planned(self._config, sizes)
         else:
@@ -408,7 +410,8 @@ class Progress:
         logger.info("%s", text if event.kind == "waiting" else event.text)
 
     def _judge(self, site: str, text: str) -> None:
-        """Note from a site's words whether people there have rejected or not approved the job."""
+        """Note from a site's words whether people there have rejected or not approved
+        the job."""
         if f"site {site!r} {REJECTED}" in text:
             self._rejected[site] = text.removesuffix("; asked again")
             self._approvals.remove(site)
@@ -416,7 +419,8 @@ class Progress:
             self._approvals.add(site)
 
     def _publish_approvals(self) -> None:
-        """Say which approvals are missing, where that is news, here and to whoever watches."""
+        """Say which approvals are missing, where that is news, here and to whoever
+        watches."""
         line = self._approvals.news()
         if line is not None:
             logger.info("%s", line["text"])

@@ -1,9 +1,10 @@
-"""A site's part of a deployed job: the method's site behind its host, its rules and its ledger.
+"""A site's part of a deployed job: the method's site behind its host, its rules and its
+ledger.
 
-KIT/results/RUN/ holds its model and its own scores. What a site tells the server of an error
-says what it is about, and never a file, a line or a path: a note's file name may hold a patient's
-name or record number, so no name of a file leaves, of whatever file. The whole message is in the
-site's own log.
+KIT/results/RUN/ holds its model and its own scores. What a site tells the server of an
+error says what it is about, and never a file, a line or a path: a note's file name may
+hold a patient's name or record number, so no name of a file leaves, of whatever file.
+The whole message is in the site's own log.
 """
 
 from __future__ import annotations
@@ -74,11 +75,8 @@ RESULTS = "results"
 SECRET = "noise.key"  # in a run's state
 DRAWS = "draws.key"  # beside it
 logger = logging.getLogger("fednotes.apps.deployment.site")
-_OPEN = (
-    RefusedError,
-    TrainingError,
-    MissingExtra,
-)  # they speak of rules, numbers and packages
+# they speak of rules, numbers and packages
+_OPEN = (RefusedError, TrainingError, MissingExtra)
 _ABOUT: tuple[tuple[type[FednotesError], str], ...] = (
     (DataError, "its notes cannot be read"),
     (ConfigError, "its notes or its file do not fit the job"),
@@ -90,8 +88,8 @@ _ABOUT: tuple[tuple[type[FednotesError], str], ...] = (
 def site_main(setup: Setup) -> SiteHost:
     """Join a job that was approved here, with this site's own notes.
 
-    Raises NotApproved (asked again later), PolicyRefusal, or what reading the notes raises, in
-    words that may leave the site.
+    Raises NotApproved (asked again later), PolicyRefusal, or what reading the notes
+    raises, in words that may leave the site.
     """
     with discreet(setup.site):
         return _host(setup)
@@ -190,10 +188,12 @@ def _host(setup: Setup) -> SiteHost:
 
 
 def draws_of(job: Job, policy: Policy, state: Path) -> Draws | None:
-    """Return the draws of this run at this site, which follow from a secret in the run's state.
+    """Return the draws of this run at this site, which follow from a secret in the
+    run's state.
 
-    A run that goes on after a restart finds the same secret there, and so has the same bits. Where
-    the file is lost the run goes on with new draws, which changes its bits and nothing else.
+    A run that goes on after a restart finds the same secret there, and so has the same
+    bits. Where the file is lost the run goes on with new draws, which changes its bits
+    and nothing else.
 
     Args:
         job: The job as this site reads it.
@@ -204,7 +204,8 @@ def draws_of(job: Job, policy: Policy, state: Path) -> Draws | None:
         The draws, or None where they follow from the job's seed.
 
     Raises:
-        PolicyRefusal: The method's sites take no draws, so they would draw by the job's seed.
+        PolicyRefusal: The method's sites take no draws, so they would draw by the job's
+            seed.
     """
     if policy.draws == "job":
         return None
@@ -219,14 +220,15 @@ def draws_of(job: Job, policy: Policy, state: Path) -> Draws | None:
 
 
 def takes(site: type[Any], option: str) -> bool:
-    """Return whether the sites of a method can be given an option, by name or with all others."""
+    """Return whether the sites of a method can be given an option, by name or with all
+    others."""
     parameters = signature(getattr(site, "made", site).__init__).parameters.values()
     return any(p.name == option or p.kind is Parameter.VAR_KEYWORD for p in parameters)
 
 
 def kept_secret(path: Path) -> bytes:
-    """Return the secret of a run at a site: the same after a restart. A file that is not whole is
-    made anew; noise of a new secret is spent anew."""
+    """Return the secret of a run at a site: the same after a restart. A file that is
+    not whole is made anew; noise of a new secret is spent anew."""
     kept = path.read_bytes() if path.is_file() else b""
     if len(kept) != KEY_BYTES:
         kept = secrets.token_bytes(KEY_BYTES)
@@ -248,7 +250,8 @@ def _rules_in_run(kit: Path, count_step: int) -> Policy:
         count_step: The step that the site joined the run with.
 
     Raises:
-        PolicyRefusal: The policy asks for larger steps by now, which take a start of the site.
+        PolicyRefusal: The policy asks for larger steps by now, which take a start of
+            the site.
     """
     policy = _rules(kit)
     policy.require(
@@ -284,9 +287,10 @@ def _scores(kit: Path, made: Any) -> Tensors:
 class AgreedSite:
     """A site that has a method's tasks once all have agreed.
 
-    sites: all of the job's, in its order. make: builds the method's site of its configuration.
-    own: what it said of itself. results: the folder that its own scores are written to. lay: puts a
-    card beside its model.
+    sites: all of the job's, in its order. make: builds the method's site of its
+        configuration.
+    own: what it said of itself. results: the folder that its own scores are written to.
+    lay: puts a card beside its model.
     """
 
     def __init__(
@@ -308,16 +312,16 @@ class AgreedSite:
     def agree(self, tensors: Tensors, *, descriptions: str, agreed: str) -> Update:
         """Take all the sites' descriptions, and become a site of the method.
 
-        Raises RefusedError where this side makes something else of them than the server.
+        Raises RefusedError where this side makes something else of them than the
+            server.
         """
         self._become(descriptions, agreed)
         return Update(metrics={"agreed": 1.0})
 
     def _become(self, text: str, agreed: str) -> None:
         all_sites = from_text(text)
-        if (
-            tuple(all_sites) != self._sites
-        ):  # how many there are bounds a part of a batch
+        # how many there are bounds a part of a batch
+        if tuple(all_sites) != self._sites:
             raise RefusedError(
                 f"site {self.id!r} is told of {len(all_sites)} sites that agree; the approved job "
                 f"is of {', '.join(self._sites)}, in this order"
@@ -377,7 +381,7 @@ class AgreedSite:
             self.site.restore(State(state.round, state.tensors, state.facts["own"]))
 
 
-# ---- words that may leave --------------------------------------------------------------------
+# ---- words that may leave ------------------------------------------------------------
 
 
 def outward(error: Exception, site: str) -> str:
@@ -394,7 +398,8 @@ def outward(error: Exception, site: str) -> str:
 
 @contextmanager
 def discreet(site: str) -> Iterator[None]:
-    """An error keeps its kind, and says no more than `outward`; the whole goes to the log."""
+    """An error keeps its kind, and says no more than `outward`; the whole goes to the
+    log."""
     try:
         yield
     except FednotesError as error:

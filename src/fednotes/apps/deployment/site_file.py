@@ -1,7 +1,7 @@
 """A job as it travels between sites, and a site's own file, which stands above it.
 
-A job travels as the table that `simulate` runs, without places: JSON, no path of notes, no code.
-A site's own file says where its notes are, and its rules:
+A job travels as the table that `simulate` runs, without places: JSON, no path of notes,
+no code. A site's own file says where its notes are, and its rules:
 
     device = "cpu"            # where tensors live
     threads = 2               # of this site's process; the job's number if not given
@@ -12,9 +12,10 @@ A site's own file says where its notes are, and its rules:
     dictionary = "terms.obo"  # contextual, encoder, backbone, representation, dictionary
     [policy]                  # apps/deployment/rules/policy.py
 
-Paths are relative to the file, `$NAME` stands for an environment variable. Only this file says
-which notes are read: a job that names a file of the site's is not listened to. [data] may hold
-tables for jobs of several kinds, [data.documents], [data.notes] and [data.patients].
+Paths are relative to the file, `$NAME` stands for an environment variable. Only this
+file says which notes are read: a job that names a file of the site's is not listened
+to. [data] may hold tables for jobs of several kinds, [data.documents], [data.notes] and
+[data.patients].
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ PLACES = frozenset(
 _BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are of no file
 
 
-# ---- a site's own file -----------------------------------------------------------------------
+# ---- a site's own file ---------------------------------------------------------------
 
 
 @checked(frozen=True)
@@ -93,8 +94,8 @@ class _Keys:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """What a site's file says. folder: what its paths are relative to. cache: None is the
-    user's default one. files: absolute."""
+    """What a site's file says. folder: what its paths are relative to. cache: None is
+    the user's default one. files: absolute."""
 
     path: Path
     folder: Path
@@ -130,9 +131,8 @@ def read_site_file(path: Path) -> SiteFile:
             _require_known([key], every, f"{path} [data]")
     _require_known(keys.files, FILES, f"{path} [files]")
 
-    def absolute(
-        text: str, where: str
-    ) -> str:  # what is no file, as "minilm#layer=5", stays
+    # what is no file, as "minilm#layer=5", stays
+    def absolute(text: str, where: str) -> str:
         place = expand(text, where)
         beside = folder / place
         return str(beside) if beside.exists() or where == "cache" else place
@@ -156,7 +156,8 @@ def _require_known(keys: Any, known: Sequence[str], where: str) -> None:
 
 
 def install(source: Path, kit: Path, name: str = SITE_FILE) -> SiteFile:
-    """Copy a site's file into its kit, after a check; its paths stay relative to where it was.
+    """Copy a site's file into its kit, after a check; its paths stay relative to where
+    it was.
 
     Raises ConfigError as `read_site_file`; then the kit's earlier file stays.
     """
@@ -198,16 +199,17 @@ def own_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-# ---- a job as it travels ---------------------------------------------------------------------
+# ---- a job as it travels -------------------------------------------------------------
 
 
 def load_deployed(
     name: str | Path, settings: tuple[str, ...] = ()
 ) -> tuple[Job, dict[str, Any]]:
-    """A job file or built-in job that real sites can run: parsed, and as it is declared.
+    """A job file or built-in job that real sites can run: parsed, and as it is
+    declared.
 
-    Its sites need not say where their notes are. Three sites and more sum securely unless the
-    job says otherwise. Raises ConfigError.
+    Its sites need not say where their notes are. Three sites and more sum securely
+    unless the job says otherwise. Raises ConfigError.
     """
     table, path = load_table(name, settings)
     if isinstance(sites := table.get("sites"), Mapping):
@@ -235,11 +237,12 @@ def _without_places(site: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a job's tables with a place for the notes of sites that leave this to their own file.
+    """Return a job's tables with a place for the notes of sites that leave this to
+    their own file.
 
     Returns:
-        The same tables where at least one site says where its notes are; else tables that
-        `parse_job` accepts, of a job whose notes cannot be read.
+        The same tables where at least one site says where its notes are; else tables
+        that `parse_job` accepts, of a job whose notes cannot be read.
     """
     sites = table.get("sites")
     if not isinstance(sites, Mapping) or not sites:
@@ -318,7 +321,8 @@ def _require_unmasked(site: Any, where: str) -> None:
 
 
 def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
-    """The job as one site reads it: its own table alone, without places, below the site's file.
+    """The job as one site reads it: its own table alone, without places, below the
+    site's file.
 
     Raises ConfigError.
     """
@@ -362,8 +366,9 @@ def job_at_home(
 ) -> Job:
     """Return a job that one site can load without the other sites' notes.
 
-    Stand-ins of equal size take the other sites' places, so that settings which depend on
-    the whole federation, such as a site's part of a mini-batch, are those of the real run.
+    Stand-ins of equal size take the other sites' places, so that settings which depend
+    on the whole federation, such as a site's part of a mini-batch, are those of the
+    real run.
 
     Args:
         name: The job's file.
@@ -402,7 +407,8 @@ def job_at_home(
 
 
 def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
-    """Raises ConfigError where a job names a file of the machine that reads it, or a variable.
+    """Raises ConfigError where a job names a file of the machine that reads it, or a
+    variable.
 
     Opening it would tell the server whether it is there, and the error how it begins.
     """
@@ -423,7 +429,8 @@ def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
 
 
 def load_own(job: Job, cache: Path | None = None) -> Sites:
-    """The data of a job with one site, read as a simulation of all sites would read them.
+    """The data of a job with one site, read as a simulation of all sites would read
+    them.
 
     Raises as `load_sites`.
     """
@@ -436,7 +443,8 @@ def load_own(job: Job, cache: Path | None = None) -> Sites:
             f"site {name!r} has the type {odd[0]!r}, [tags] types of the job has "
             f"{', '.join(complete)}: map it in label_map, or correct types"
         )
-    # The other sites have the complete set's other types; here it is what this site annotates.
+    # The other sites have the complete set's other types; here it is what this site
+    # annotates.
     found = load_sites(replace(job, tags=None)).data[0].tags.types
     kept = tuple(t for t in complete if t in (site.types + site.test_types or found))
     if not kept:

@@ -1,7 +1,9 @@
-"""What `site status` and `server status` know of processes, connection and runs; and `site forget`.
+"""What `site status` and `server status` know of processes, connection and runs; and
+`site forget`.
 
-A site's own process writes whether the server answers, its ledger says which run it serves, its log
-what went wrong. The server is asked itself, by the identity that it has for that.
+A site's own process writes whether the server answers, its ledger says which run it
+serves, its log what went wrong. The server is asked itself, by the identity that it has
+for that.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ _LINE = re.compile(
     r"(\S+ \S+?)(?:,\d+)? (INFO|WARNING|ERROR|CRITICAL) (fednotes\.\S+): (.*)"
 )
 
-# Of these a line of their own tells how it stands now; that scores stay here is no problem.
+# Of these a line of their own tells how it stands now; that scores stay here is no
+# problem.
 _KNOWN = re.compile(
     r"fednotes site approve|the server has not answered|has not been heard of|refused @scores"
 )
@@ -93,7 +96,7 @@ def _tail(path: Path) -> list[str]:
         return []
 
 
-# ---- a site ----------------------------------------------------------------------------------
+# ---- a site --------------------------------------------------------------------------
 
 
 def connection(kit: Path, found: Status) -> tuple[bool, str]:
@@ -178,7 +181,7 @@ def headline(path: Path) -> str:
     return "test " + ", ".join(parts) if parts else f"scores: {path}"
 
 
-# ---- the server ------------------------------------------------------------------------------
+# ---- the server ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,15 +222,16 @@ def network(kit: Path) -> Network:
 
 
 def _stands(outcome: Mapping[str, Any], otherwise: str) -> str:
-    """How a run stands that is not under way, as the server's watch or the run itself kept it."""
+    """How a run stands that is not under way, as the server's watch or the run itself
+    kept it."""
     status, problem = str(outcome.get("status", otherwise)), outcome.get("problem")
     between = " " if status == "waits" else ": "  # "waits for h2", "failed: …"
     return f"{status}{between}{problem}" if problem else status
 
 
 def progress_text(reply: Mapping[str, Any]) -> str:
-    """Return the rounds, who takes part, whose approval is missing, and what was said last of a
-    run that is under way."""
+    """Return the rounds, who takes part, whose approval is missing, and what was said
+    last of a run that is under way."""
     plan, done, said = 0, 0, ""
     unapproved: Mapping[str, float] = {}
     for line in reply.get("lines", ()):
@@ -275,11 +279,11 @@ def second_processes(kit: Path) -> list[str]:
 
 
 def forget(kit: Path, run: str) -> dict[Path, int]:
-    """Delete a run's journals and states, its model and scores, and what was computed from the
-    site's notes beforehand (its cache). Folder → bytes freed.
+    """Delete a run's journals and states, its model and scores, and what was computed
+    from the site's notes beforehand (its cache). Folder → bytes freed.
 
-    Raises ConfigError for a run that is not known or is alive, FednotesError where something
-    cannot be deleted: what is left is deleted when this is called again.
+    Raises ConfigError for a run that is not known or is alive, FednotesError where
+    something cannot be deleted: what is left is deleted when this is called again.
     """
     known = _folders(kit)
     if run not in known:

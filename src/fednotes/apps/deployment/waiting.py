@@ -17,8 +17,8 @@ REPEAT_SECONDS = 300.0  # a list that has not changed is published again after s
 class PendingApprovals:
     """The sites whose approval a run waits for.
 
-    The names are those of the run's own list: what a site sends decides only whether it is on it.
-    The times are kept on disk, so they survive a restart of the server.
+    The names are those of the run's own list: what a site sends decides only whether it
+    is on it. The times are kept on disk, so they survive a restart of the server.
 
     Args:
         path: The file in which the times are kept.
@@ -48,7 +48,8 @@ class PendingApprovals:
             write_json(self._path, self.since)
 
     def news(self) -> dict[str, Any] | None:
-        """Return a line of progress where the list has changed or has stood for a while."""
+        """Return a line of progress where the list has changed or has stood for a
+        while."""
         names = tuple(site for site in self._sites if site in self.since)
         now = self._clock()
         stale = bool(names) and now - self._published_at >= REPEAT_SECONDS
@@ -72,7 +73,8 @@ def waiting_text(since: Mapping[str, float], now: float) -> str:
     """Return whose approval is missing and for how long; "" for nobody's.
 
     Args:
-        since: Site to the seconds since the epoch at which it was first known not to have approved.
+        since: Site to the seconds since the epoch at which it was first known not to
+            have approved.
         now: The present, in seconds since the epoch.
     """
     if not since:

@@ -1,18 +1,19 @@
 """Table 2 of Liu and Miller 2020: do differently pre-trained models attend alike?
 
-A fixed sample of stretches of notes is read by every model. Of each head: its attention's mean
-entropy, and its Jensen–Shannon divergence from every other head of the same model. Of each
-two models: Spearman's correlation of the entropies, and the distance of the JS matrices.
+A fixed sample of stretches of notes is read by every model. Of each head: its
+attention's mean entropy, and its Jensen–Shannon divergence from every other head of the
+same model. Of each two models: Spearman's correlation of the entropies, and the
+distance of the JS matrices.
 
-After Clark et al. 2019, "What does BERT look at?", sections 3.3 (entropy) and 6 (clustering of
-heads). A query position's attention is a distribution over the text's tokens; every position of
-every text counts the same, the special tokens too, padding never. Everything is a sum over
-positions, so batches of maps come and go: no more than one is in memory. Entropies and
-divergences are in nats.
+After Clark et al. 2019, "What does BERT look at?", sections 3.3 (entropy) and 6
+(clustering of heads). A query position's attention is a distribution over the text's
+tokens; every position of every text counts the same, the special tokens too, padding
+never. Everything is a sum over positions, so batches of maps come and go: no more than
+one is in memory. Entropies and divergences are in nats.
 
 A batch: attention (texts, layers, heads, tokens, tokens), each row over the last axis a
-distribution, and lengths (texts,), tokens before the padding. Head h of layer l is number
-l * heads + h.
+distribution, and lengths (texts,), tokens before the padding. Head h of layer l is
+number l * heads + h.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class AttentionModel:
 def open_attention_model(spec: str | Path) -> AttentionModel:
     """A model for `attention_maps`: "minilm" or a Hugging Face directory.
 
-    Of an encoder-decoder it is the encoder. Raises ModelError (no such directory, damaged,
-    gives no attention, layers with different numbers of heads), MissingExtra.
+    Of an encoder-decoder it is the encoder. Raises ModelError (no such directory,
+    damaged, gives no attention, layers with different numbers of heads), MissingExtra.
     """
     directory = encoder_directory(str(spec))
     # Only the plain implementation keeps the maps.
@@ -120,8 +121,8 @@ def token_ids(
 ) -> list[list[int]]:
     """Each text's ids with the model's marks, cut to `length`.
 
-    Raises ConfigError for a length that the model cannot read, DataError for a text without
-    a token (its number counts from 1).
+    Raises ConfigError for a length that the model cannot read, DataError for a text
+    without a token (its number counts from 1).
     """
     if not 1 <= length <= model.positions:
         raise ConfigError(
@@ -156,8 +157,9 @@ def attention_maps(
 ) -> Iterator[Batch]:
     """The attention of all heads on the texts, in their order, 64 MB of maps at a time.
 
-    Yields attention float32 and lengths int64; what lies behind a length is padding. length:
-    tokens of a text at most, the marks included. Raises what `token_ids` raises.
+    Yields attention float32 and lengths int64; what lies behind a length is padding.
+    length: tokens of a text at most, the marks included. Raises what `token_ids`
+    raises.
     """
     size = max(1, _FLOATS // (model.layers * model.heads * length * length))
     pad = model.tokenizer.pad_token_id or 0
@@ -165,9 +167,8 @@ def attention_maps(
     for start in range(0, len(ids), size):
         lines = ids[start : start + size]
         lengths = np.array([len(line) for line in lines], np.int64)
-        padded = np.full(
-            (len(lines), int(lengths.max())), pad, np.int64
-        )  # (batch, tokens)
+        # (batch, tokens)
+        padded = np.full((len(lines), int(lengths.max())), pad, np.int64)
         mask = (np.arange(padded.shape[1]) < lengths[:, None]).astype(np.int64)
         padded[mask == 1] = np.concatenate(lines)
         yield _run(model.model, padded, mask), lengths
@@ -216,7 +217,8 @@ def require_comparable(models: Mapping[str, Traits]) -> None:
         )
 
 
-# Columns of a block: heads * 2048 floats and their logarithms stay in a core's own cache.
+# Columns of a block: heads * 2048 floats and their logarithms stay in a core's own
+# cache.
 _COLUMNS = 2048
 _TINY = np.float32(1e-30)  # makes 0 log 0 zero, without a branch
 
@@ -225,8 +227,8 @@ _TINY = np.float32(1e-30)  # makes 0 log 0 zero, without a branch
 class Heads:
     """What is known of one model's heads on a sample.
 
-    entropy: (layers, heads). divergence: (layers * heads, layers * heads), symmetric, zero on
-    the diagonal. Both are means over `positions`, the tokens of `texts` texts.
+    entropy: (layers, heads). divergence: (layers * heads, layers * heads), symmetric,
+    zero on the diagonal. Both are means over `positions`, the tokens of `texts` texts.
     """
 
     entropy: Floats
@@ -248,7 +250,10 @@ class Heads:
 
 
 def measure(batches: Iterable[Batch]) -> Heads:
-    """Entropies and divergences of all heads in one pass. Raises DataError (no position)."""
+    """Entropies and divergences of all heads in one pass.
+
+    Raises DataError (no position).
+    """
     entropies, divergences, positions, texts = np.zeros(1), np.zeros(1), 0, 0
     for attention, lengths in batches:
         entropies = entropies + entropy_sum(attention, lengths)
@@ -283,11 +288,11 @@ def entropy_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
 def divergence_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
     """(heads in all, heads in all): JS of one batch, summed over its positions.
 
-    Clark et al.'s program first mixes 0.1 % of the uniform distribution into each head, because
-    its formula divides by it; here 0 log 0 is 0.
+    Clark et al.'s program first mixes 0.1 % of the uniform distribution into each head,
+    because its formula divides by it; here 0 log 0 is 0.
 
-    JS(p, q) = H(m) − (H(p) + H(q)) / 2 with m = (p + q) / 2: of each pair of heads only m's
-    entropy is new, one logarithm a pair and key.
+    JS(p, q) = H(m) − (H(p) + H(q)) / 2 with m = (p + q) / 2: of each pair of heads only
+    m's entropy is new, one logarithm a pair and key.
     """
     count = attention.shape[1] * attention.shape[2]
     total = np.zeros((count, count))
@@ -297,9 +302,8 @@ def divergence_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
             total += _pair_sums(
                 np.ascontiguousarray(halves[:, start : start + _COLUMNS])
             )
-    own = (
-        total.diagonal()
-    )  # m = p: minus the heads' own entropies, by the same additions
+    # m = p: minus the heads' own entropies, by the same additions
+    own = total.diagonal()
     found = (own[:, None] + own) / 2 - total  # [bert table 2 divergence]
     upper = np.triu(np.maximum(found, 0.0), 1)
     return upper + upper.T
@@ -317,10 +321,11 @@ def _pair_sums(halves: np.ndarray) -> Floats:
 
 
 def spearman(a: ArrayLike, b: ArrayLike) -> float:
-    """Spearman's rank correlation of two lists of numbers, of any shape but the same size.
+    """Spearman's rank correlation of two lists of numbers, of any shape but the same
+    size.
 
-    NaN where all values of one are equal. Raises DataError (sizes differ, fewer than two values),
-    MissingExtra without SciPy.
+    NaN where all values of one are equal. Raises DataError (sizes differ, fewer than
+    two values), MissingExtra without SciPy.
     """
     with needs("scipy", "plot"):
         from scipy.stats import spearmanr
@@ -339,8 +344,8 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
 def matrix_distance(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
     """Mean and sum over all entries of the absolute differences of two JS matrices.
 
-    The paper names the mean, which of matrices of mean divergences is ln 2 at most. Raises
-    DataError where the shapes differ.
+    The paper names the mean, which of matrices of mean divergences is ln 2 at most.
+    Raises DataError where the shapes differ.
     """
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if x.shape != y.shape or not x.size:
@@ -361,9 +366,10 @@ PAPER_DISTANCE = ((0.0,), (8398.95, 0.0), (8153.26, 314.38, 0.0))
 def compared(heads: Mapping[str, Heads]) -> dict[str, Floats]:
     """Numbers of each two models, by name: (models, models).
 
-    spearman: rank correlation of the heads' entropies; NaN where it has none. distance_mean (at
-    most ln 2), distance_sum: of the absolute differences of JS matrices. distance_over_tokens: the
-    mean, of divergences summed over tokens as Clark et al. do.
+    spearman: rank correlation of the heads' entropies; NaN where it has none.
+    distance_mean (at most ln 2), distance_sum: of the absolute differences of JS
+    matrices. distance_over_tokens: the mean, of divergences summed over tokens as Clark
+    et al. do.
     """
     rows = tuple(heads.values())
     pairs = [
@@ -414,11 +420,13 @@ def analyse(
     length: int = 128,
     progress: Tell = lambda model, done, texts: None,
 ) -> dict[str, Heads]:
-    """Every model's heads on the texts. models: name → Hugging Face directory or "minilm".
+    """Every model's heads on the texts. models: name → Hugging Face directory or
+    "minilm".
 
-    Whether the models can be compared is seen before any reads the texts. One model is in
-    memory at a time. Raises ConfigError (no model, models that do not fit each other, a
-    length that they cannot read), DataError (no text), ModelError, MissingExtra.
+    Whether the models can be compared is seen before any reads the texts. One model is
+    in memory at a time. Raises ConfigError (no model, models that do not fit each
+    other, a length that they cannot read), DataError (no text), ModelError,
+    MissingExtra.
     """
     if not models:
         raise ConfigError("the attention analysis needs at least one model: NAME=DIR")
@@ -445,7 +453,8 @@ def analyse(
 
 
 def markdown(facts: Mapping[str, Any]) -> str:
-    """Table 2's shape, the paper's own figures below it, and the entropy of every layer."""
+    """Table 2's shape, the paper's own figures below it, and the entropy of every
+    layer."""
     return page(_parts(facts))
 
 
@@ -538,16 +547,16 @@ def run_attention(
     categories: Collection[str] = (),
     progress: Tell = lambda model, done, texts: None,
 ) -> dict[str, Any]:
-    """The analysis of models "NAME=DIR" on stretches of notes, as `markdown` takes it, and its
-    files in `out`.
+    """The analysis of models "NAME=DIR" on stretches of notes, as `markdown` takes it,
+    and its files in `out`.
 
     notes: files or folders that `read_notes` reads; categories: of these notes only.
-    sample: how many stretches. The same notes, sample, length and seed give the same texts,
-    whatever the models. Writes attention.json, attention.md and, where matplotlib is
-    installed, entropy_by_depth.png.
+    sample: how many stretches. The same notes, sample, length and seed give the same
+    texts, whatever the models. Writes attention.json, attention.md and, where
+    matplotlib is installed, entropy_by_depth.png.
 
-    Raises FednotesError: what `named_models`, `read_notes`, `stretches` and `analyse` raise,
-    and where `out` cannot be written, before any model runs.
+    Raises FednotesError: what `named_models`, `read_notes`, `stretches` and `analyse`
+    raise, and where `out` cannot be written, before any model runs.
     """
     named = named_models(models)
     with on_disk(out, FednotesError):
@@ -577,10 +586,12 @@ def run_attention(
 
 
 def stretches(notes: Iterable[str], sample: int, length: int, seed: int) -> list[str]:
-    """`sample` texts of about `length` words or more, each consecutive sentences of one note.
+    """`sample` texts of about `length` words or more, each consecutive sentences of one
+    note.
 
-    Each note is as likely as any other; a note gives a second stretch only when every one
-    drawn has given its first. Fewer where the notes have no more. Memory: `sample` notes.
+    Each note is as likely as any other; a note gives a second stretch only when every
+    one drawn has given its first. Fewer where the notes have no more. Memory: `sample`
+    notes.
     Raises ConfigError (sample or length < 1).
     """
     if sample < 1 or length < 1:
@@ -606,7 +617,8 @@ def stretches(notes: Iterable[str], sample: int, length: int, seed: int) -> list
 def _cut(lines: Sequence[str], length: int) -> Iterator[str]:
     """Sentences put together up to `length` words; a short rest only where it is all.
 
-    A word has one sub-word at least, so that models cut what is too long to equal lengths.
+    A word has one sub-word at least, so that models cut what is too long to equal
+    lengths.
     """
     part: list[str] = []
     words, whole = 0, False
@@ -623,7 +635,8 @@ def _cut(lines: Sequence[str], length: int) -> Iterator[str]:
 def plot(heads: Mapping[str, Heads], path: Path) -> None:
     """Entropies by depth as a picture, whole or not there.
 
-    Raises MissingExtra without matplotlib, FednotesError where the file cannot be written.
+    Raises MissingExtra without matplotlib, FednotesError where the file cannot be
+        written.
     """
     picture = io.BytesIO()
     _entropy_by_depth(heads).savefig(picture, dpi=130, format="png")
@@ -631,7 +644,8 @@ def plot(heads: Mapping[str, Heads], path: Path) -> None:
 
 
 def _entropy_by_depth(heads: Mapping[str, Heads]) -> Any:
-    """A dot a head, a line through the layers' means, a colour a model (Clark et al., fig. 4)."""
+    """A dot a head, a line through the layers' means, a colour a model (Clark et al.,
+    fig. 4)."""
     with needs("matplotlib", "plot"):
         from matplotlib.figure import Figure
     layers = len(next(iter(heads.values())).entropy)

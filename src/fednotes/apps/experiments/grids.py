@@ -1,4 +1,5 @@
-"""What a grid file says (rows of runs over jobs, at two sizes), and the runs that it stands for."""
+"""What a grid file says (rows of runs over jobs, at two sizes), and the runs that it
+stands for."""
 
 from __future__ import annotations
 
@@ -27,14 +28,15 @@ Settings = tuple[str, ...]  # `--set` assignments
 class Row:
     """One row of a table or point of a curve.
 
-    label: in the table; `{job}` in it is the job's name. conditions: which of them this row
-    runs. base: its job, if not the grid's. set: `--set` assignments; budget: further ones at
-    the budget's size. full: only at the full size. seeds: in place of the budget's, or with full of
-    the full size's. x places it in a plot; where the grid's x begins with η, the run's own η in
-    percent does.
-    search: key → values to try, all combinations; each condition keeps the one with the best
-    mean validation score of its sites, never a test score, on the first seed. gap: "LABEL/alone"
-    and "LABEL/pooled", between which a further column places this row (`metrics/gap.py`).
+    label: in the table; `{job}` in it is the job's name. conditions: which of them this
+    row runs. base: its job, if not the grid's. set: `--set` assignments; budget:
+    further ones at the budget's size. full: only at the full size. seeds: in place of
+    the budget's, or with full of the full size's. x places it in a plot; where the
+    grid's x begins with η, the run's own η in percent does.
+    search: key → values to try, all combinations; each condition keeps the one with the
+    best mean validation score of its sites, never a test score, on the first seed. gap:
+    "LABEL/alone" and "LABEL/pooled", between which a further column places this row
+    (`metrics/gap.py`).
     """
 
     label: str
@@ -79,7 +81,8 @@ class Size:
 
 @checked(frozen=True)
 class Before:
-    """A run whose model others start from: once for all seeds, or, where seed is 0, for each.
+    """A run whose model others start from: once for all seeds, or, where seed is 0, for
+    each.
 
     own: in place of `budget` on a job of the user's own, where `budget` names sites.
     """
@@ -156,7 +159,8 @@ Models = Mapping[int, Mapping[str, str]]  # seed → name → folder
 class Jobs:
     """Which job stands for each that a grid names.
 
-    folder: of the grid's own jobs, such as fedner. own: the grid's name → the user's job.
+    folder: of the grid's own jobs, such as fedner. own: the grid's name → the user's
+        job.
     """
 
     folder: str
@@ -173,12 +177,13 @@ class Jobs:
 
 @dataclass(frozen=True)
 class GridRun:
-    """One row, condition and seed; its folder is named by what it runs, so grids share runs.
+    """One row, condition and seed; its folder is named by what it runs, so grids share
+    runs.
 
-    choice: the settings that it tries, where its row searches. beyond: what the run adds to
-    the published method. is_trial: whether it serves the search alone, because it holds out
-    training data that the row's other runs train on. job: what a rehearsal makes. skipped: the
-    user's settings that it does not take, with the reason.
+    choice: the settings that it tries, where its row searches. beyond: what the run
+    adds to the published method. is_trial: whether it serves the search alone, because
+    it holds out training data that the row's other runs train on. job: what a rehearsal
+    makes. skipped: the user's settings that it does not take, with the reason.
     """
 
     row: Row
@@ -204,10 +209,11 @@ class GridRun:
 
 
 def own_jobs(grid: Grid, folder: str, given: Sequence[str]) -> Jobs:
-    """`--base JOB` in place of the grid's own job, `--base NAME=JOB` of another that it names.
+    """`--base JOB` in place of the grid's own job, `--base NAME=JOB` of another that it
+    names.
 
-    Raises ConfigError for a name that the grid has not, a job that there is none of, a job of
-    another method, and where the grid's own job is missing.
+    Raises ConfigError for a name that the grid has not, a job that there is none of, a
+    job of another method, and where the grid's own job is missing.
     """
     own: dict[str, str] = {}
     for text in given:
@@ -266,8 +272,8 @@ def befores_of(grid: Grid, rows: Sequence[Row]) -> tuple[Before, ...]:
 class Request:
     """What holds for all runs of a grid.
 
-    size: the grid's, with the seeds that are asked for. settings: the user's `--set`. device: of
-    each run.
+    size: the grid's, with the seeds that are asked for. settings: the user's `--set`.
+    device: of each run.
     """
 
     jobs: Jobs
@@ -278,7 +284,8 @@ class Request:
     device: str = "cpu"
 
     def size_settings(self, row: Row) -> Settings:
-        """Return the settings of the grid's size for a row's job; the user may change them."""
+        """Return the settings of the grid's size for a row's job; the user may change
+        them."""
         if row.base in self.jobs.own and self.size.own is not None:
             return self.size.own
         return self.size.set
@@ -304,7 +311,8 @@ class Request:
 def plan_before(
     before: Before, request: Request, seeds: Sequence[int]
 ) -> list[GridRun]:
-    """Return the runs of a model that others start from; the grid's own size is not for them.
+    """Return the runs of a model that others start from; the grid's own size is not for
+    them.
 
     Raises:
         ConfigError: A setting does not fit the job.
@@ -328,10 +336,12 @@ def plan(
     stand_ins: Models | None = None,
     needs_validation: bool = False,
 ) -> list[GridRun]:
-    """Return the runs of one row and condition, for each seed and each setting that is tried.
+    """Return the runs of one row and condition, for each seed and each setting that is
+    tried.
 
-    A row that searches settings on a job that holds nothing out gets further runs for the search,
-    in which HELD_OUT of the training sentences are validation data. The test data stay the same.
+    A row that searches settings on a job that holds nothing out gets further runs for
+    the search, in which HELD_OUT of the training sentences are validation data. The
+    test data stay the same.
 
     Args:
         row: The row.
@@ -384,7 +394,10 @@ class _Maker:
     stand_ins: Models
 
     def parsed(self, settings: Settings, seed: int) -> Job:
-        """Return the job with these settings. Raises ConfigError, which names the row's job."""
+        """Return the job with these settings.
+
+        Raises ConfigError, which names the row's job.
+        """
         return self._job(self._complete(settings, seed, self.stand_ins))
 
     def run(
@@ -426,14 +439,16 @@ class _Maker:
 
 
 def seeds_of(row: Row, size: Size, full: bool) -> tuple[int, ...]:
-    """A row's own, if it has some: at the budget's size, and where it is of the full size alone."""
+    """A row's own, if it has some: at the budget's size, and where it is of the full
+    size alone."""
     return row.seeds if row.seeds and (row.full or not full) else size.seeds
 
 
 def settings_for(
     job: str, own: Settings, settings: Settings
 ) -> tuple[Settings, dict[str, str]]:
-    """Divide the user's settings into those that a run takes and the others, with the reason.
+    """Divide the user's settings into those that a run takes and the others, with the
+    reason.
 
     Args:
         job: The run's job.
@@ -462,7 +477,8 @@ def settings_for(
 
 
 def sets_itself(own: Settings, key: str) -> bool:
-    """Return whether one of these settings sets the key, a table that holds it or a part of it."""
+    """Return whether one of these settings sets the key, a table that holds it or a
+    part of it."""
     asked = key.split(".")
     for setting in own:
         parts = setting.partition("=")[0].strip().split(".")

@@ -1,9 +1,11 @@
-"""Everything that a grid will run, and what of it cannot run here, found before anything trains.
+"""Everything that a grid will run, and what of it cannot run here, found before
+anything trains.
 
-A run is refused if its settings do not fit its job, if a file, a model's weights or an extra is
-missing, or if its site or method refuses to take part. Most of this shows only when the sites and
-their models are made, so the runs are rehearsed: they are made as `simulate` makes them, and none
-is trained. What is refused is left out by name, and the rest runs.
+A run is refused if its settings do not fit its job, if a file, a model's weights or an
+extra is missing, or if its site or method refuses to take part. Most of this shows only
+when the sites and their models are made, so the runs are rehearsed: they are made as
+`simulate` makes them, and none is trained. What is refused is left out by name, and the
+rest runs.
 """
 
 from __future__ import annotations
@@ -226,7 +228,8 @@ def _plan_befores(
     seeds: Sequence[int],
     rehearsal: Rehearsal,
 ) -> tuple[dict[str, list[GridRun]], dict[str, str]]:
-    """Return the runs by the name of their model, and the models that cannot be made, with why."""
+    """Return the runs by the name of their model, and the models that cannot be made,
+    with why."""
     runs: dict[str, list[GridRun]] = {}
     refused: dict[str, str] = {}
     for before in befores:
@@ -262,7 +265,8 @@ def _folders(before_runs: Mapping[str, Sequence[GridRun]], seed: int) -> dict[st
 def _stand_ins(
     before_runs: Mapping[str, Sequence[GridRun]], seed: int
 ) -> dict[str, str]:
-    """Return what stands for each model in a rehearsal: itself, or what its run starts from."""
+    """Return what stands for each model in a rehearsal: itself, or what its run starts
+    from."""
     found = _folders(before_runs, seed)
     for name, folder in found.items():
         if Path(folder).is_dir():

@@ -1,11 +1,12 @@
 """Tables and figures of the papers: a grid of runs over one job.
 
-A grid is a TOML file beside its job: `base` names the job, each `[[runs]]` a row with the
-settings that it changes, `[budget]` and `[full]` the seeds and settings of either size. Every
-run is one `fednotes simulate` command in a process of its own. `[[before]]` are runs whose
-models rows start from: `{name}` in a row's settings is the folder of that model. Rows may search
-settings, by validation scores. Jobs of the user's own can stand for those that a grid names.
-`planning.py` finds what cannot run before anything trains.
+A grid is a TOML file beside its job: `base` names the job, each `[[runs]]` a row with
+the settings that it changes, `[budget]` and `[full]` the seeds and settings of either
+size. Every run is one `fednotes simulate` command in a process of its own. `[[before]]`
+are runs whose models rows start from: `{name}` in a row's settings is the folder of
+that model. Rows may search settings, by validation scores. Jobs of the user's own can
+stand for those that a grid names. `planning.py` finds what cannot run before anything
+trains.
 """
 
 from __future__ import annotations
@@ -63,12 +64,10 @@ from fednotes.jobs.simulate import LONG
 from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
 from fednotes.metrics.gap import over_seeds
 
-Told = Callable[
-    [str, int, int], None
-]  # the run that has ended, how many have, of how many
-Cell = tuple[
-    list[GridRun], list[dict[str, Any]]
-]  # of a row and condition; what else was tried
+# the run that has ended, how many have, of how many
+Told = Callable[[str, int, int], None]
+# of a row and condition; what else was tried
+Cell = tuple[list[GridRun], list[dict[str, Any]]]
 
 
 @lru_cache(maxsize=1)
@@ -110,26 +109,27 @@ def reproduce(
     say: Callable[[str], None] = lambda line: None,
     agree: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Run a grid and gather its table; finished runs in `out` are kept, unfinished resumed.
+    """Run a grid and gather its table; finished runs in `out` are kept, unfinished
+    resumed.
 
-    All runs are planned and rehearsed first. What cannot run is left out by name, with its
-    reason, before anything trains.
+    All runs are planned and rehearsed first. What cannot run is left out by name, with
+    its reason, before anything trains.
 
     Args:
         name: The experiment, one of `experiments()`.
-        out: Holds runs/, which all grids share, and a folder NAME (NAME-JOB on another job) with
-            the results.
+        out: Holds runs/, which all grids share, and a folder NAME (NAME-JOB on another
+            job) with the results.
         full: The full size in place of the budget's.
-        settings: Further `--set` assignments for every run, those of the models that rows start
-            from included. A row keeps what it sets itself.
+        settings: Further `--set` assignments for every run, those of the models that
+            rows start from included. A row keeps what it sets itself.
         seeds: In place of the grid's.
         base: Jobs of the user's own, see `own_jobs`.
         workers: Runs at a time.
         device: Where each run trains, as `simulate` takes it.
         tell: Called after each run.
         say: Receives lines about what is left out, state and cost.
-        agree: Asked once the first run has told how long all may take, where that is long; raises
-            to stop.
+        agree: Asked once the first run has told how long all may take, where that is
+            long; raises to stop.
 
     Raises:
         ConfigError: Nothing can run, or a setting reaches no run.
@@ -179,14 +179,16 @@ def reproduce(
 
 
 def _chosen(runs: Sequence[GridRun]) -> Cell:
-    """Return the runs of the setting that validation data choose, and all that were tried."""
+    """Return the runs of the setting that validation data choose, and all that were
+    tried."""
     trials = _trials(runs)
     choice, tried = choose(trials) if trials else (runs[0].choice, [])
     return [run for run in runs if run.choice == choice and not run.is_trial], tried
 
 
 def _trials(runs: Sequence[GridRun]) -> list[GridRun]:
-    """Return the runs of one row and condition that its choice depends on; none without one."""
+    """Return the runs of one row and condition that its choice depends on; none without
+    one."""
     if trials := [run for run in runs if run.is_trial]:
         return trials
     several = len({run.choice for run in runs}) > 1
@@ -328,7 +330,8 @@ def _attention(
 ) -> dict[str, Any]:
     """Compare attention heads; the table of the paper's section 4.3.
 
-    On a job of the user's own the notes are its sites', and `base` is the encoder that it names.
+    On a job of the user's own the notes are its sites', and `base` is the encoder that
+    it names.
     """
     from fednotes.apps.experiments.attention import markdown as shown
     from fednotes.apps.experiments.attention import run_attention
@@ -387,7 +390,8 @@ def gather(
 def _gap(
     grid: Grid, row: Row, condition: str, read: Mapping[tuple[str, str], Summaries]
 ) -> dict[str, Any]:
-    """Mean and deviation of the share of pooled - alone that a row closes, or why it has none."""
+    """Mean and deviation of the share of pooled - alone that a row closes, or why it
+    has none."""
     ends = [_end(text) for text in row.gap]
     if condition != "federated" or not ends or not all(end in read for end in ends):
         return {}
@@ -410,8 +414,8 @@ def _gap(
 
 
 def _lead(grid: Grid, run: Mapping[str, Any], condition: str) -> float:
-    """The score that a gap is measured in, more being better: the grid's last column of scores, or
-    the mean strict F1; NaN where the run has none."""
+    """The score that a gap is measured in, more being better: the grid's last column of
+    scores, or the mean strict F1; NaN where the run has none."""
     names = [
         name for name in grid.columns if name != "s" and not name.startswith("MB ")
     ]
@@ -452,8 +456,8 @@ def _row(
 def choose(runs: Sequence[GridRun]) -> tuple[Settings, list[dict[str, Any]]]:
     """The setting with the best validation score, and all that were tried with theirs.
 
-    runs: of one row and condition, each setting with the same seeds. A setting's score is the
-    mean over its seeds of the mean over sites; of equal ones the first is taken.
+    runs: of one row and condition, each setting with the same seeds. A setting's score
+    is the mean over its seeds of the mean over sites; of equal ones the first is taken.
     Raises ConfigError where runs have no validation score.
     """
     tried: dict[Settings, list[float]] = {}
@@ -477,8 +481,8 @@ def choose(runs: Sequence[GridRun]) -> tuple[Settings, list[dict[str, Any]]]:
 def _tested(
     grid: Grid, read: Mapping[tuple[str, str], Summaries], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Pairs of rows: the mean difference over the seeds that both have, tested where these are
-    enough; or why that cannot be. Nothing is claimed of validation scores."""
+    """Pairs of rows: the mean difference over the seeds that both have, tested where
+    these are enough; or why that cannot be. Nothing is claimed of validation scores."""
     both = [
         (name, "federated")
         for name, c in read
@@ -562,7 +566,10 @@ def _picked(run: Mapping[str, Any], condition: str, of: str) -> dict[str, Any]:
 
 
 def _diseases(runs: list[dict[str, Any]], condition: str) -> dict[str, Any]:
-    """Each disease's scores, means over sites, then over seeds. Raises ConfigError without any."""
+    """Each disease's scores, means over sites, then over seeds.
+
+    Raises ConfigError without any.
+    """
     if not all("by_output" in run["mean"][condition] for run in runs):
         raise ConfigError("by_output: this job's runs have no scores of diseases")
     return summarise([run["mean"][condition]["by_output"] for run in runs])
@@ -616,7 +623,8 @@ def _not_annotated(run: Mapping[str, Any], condition: str) -> dict[str, float]:
 
 
 def _within(folder: Path, condition: str, grid: Grid) -> dict[str, float]:
-    """Micro F1 on the test data of the last traced model within the grid's bytes and seconds.
+    """Micro F1 on the test data of the last traced model within the grid's bytes and
+    seconds.
 
     0 where the budget ends before the first evaluation.
     """

@@ -157,7 +157,8 @@ def _of_runs(table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_rates(table: Mapping[str, Any]) -> Iterator[str]:
-    """Yield precision and recall of each site, a table for strict and one for relaxed mentions."""
+    """Yield precision and recall of each site, a table for strict and one for relaxed
+    mentions."""
     for kind in KINDS:
         places = [
             name
@@ -217,7 +218,8 @@ def _gap_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, st
 
 
 def _site_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
-    """By heading: each site's scores, those of types it does not annotate, and within a cost."""
+    """By heading: each site's scores, those of types it does not annotate, and within a
+    cost."""
     cells = {
         name: " / ".join(_cell(f1["f1"]) for kind in KINDS if (f1 := score.get(kind)))
         for name, score in row["scores"].items()
@@ -244,13 +246,15 @@ def _number(name: str, score: Mapping[str, float | None]) -> str:
 
 
 def is_plain(column: str) -> bool:
-    """Whether a column's numbers are shown as they are: bytes, seconds, errors; not shares."""
+    """Whether a column's numbers are shown as they are: bytes, seconds, errors; not
+    shares."""
     kind = column.rsplit(" ", 1)[-1]
     return kind in ("up", "down", "site", "s", "loss", "perplexity", "brier")
 
 
 def _of_diseases(table: Mapping[str, Any]) -> Iterator[str]:
-    """A row a disease, then the average; three columns a run, and the paper's figures beside."""
+    """A row a disease, then the average; three columns a run, and the paper's figures
+    beside."""
     rows, paper = table["rows"], table["paper"]
     yield f"Percent; {_seeds(table)}. {table['note']}".rstrip()
     diseases = list(dict.fromkeys(name for row in rows for name in row["by_output"]))
@@ -310,10 +314,11 @@ def _cell(
 
 
 def plot(table: Mapping[str, Any], path: Path) -> bool:
-    """Strict F1 of each site, or the table's own columns, with standard deviations: a panel each.
+    """Strict F1 of each site, or the table's own columns, with standard deviations: a
+    panel each.
 
-    False where matplotlib (the extra "plot") is not installed, or the table has no rows or has
-    one a disease.
+    False where matplotlib (the extra "plot") is not installed, or the table has no rows
+    or has one a disease.
     """
     if not table.get("rows") or table.get("by_output"):
         return False

@@ -1,4 +1,5 @@
-"""What a site of patients tells the others before round 1, and what it trains on as bytes."""
+"""What a site of patients tells the others before round 1, and what it trains on as
+bytes."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def training_examples(data: SitePatients) -> dict[str, Iterator[bytes]]:
     """Return the training patients of a site as bytes, in several views.
 
     Returns:
-        The patients by the name of the view: alone, with their labels and codes, and with what
-        their notes say.
+        The patients by the name of the view: alone, with their labels and codes, and
+        with what their notes say.
     """
     return {
         "patients": (joined(patient) for patient in data.train.patients),
@@ -72,7 +73,8 @@ def _outcomes(data: SitePatients) -> Iterator[bytes]:
 
 
 def _features(cohort: Cohort) -> Iterator[bytes]:
-    """Yield each patient of a cohort with the concepts of their notes, or with their vector."""
+    """Yield each patient of a cohort with the concepts of their notes, or with their
+    vector."""
     bags = cohort.bags
     for row, patient in enumerate(cohort.patients):
         if isinstance(bags, Bags):

@@ -1,15 +1,17 @@
-"""Stage 2: one linear classifier per disease, all of them one matrix; TF-IDF; calibration.
+"""Stage 2: one linear classifier per disease, all of them one matrix; TF-IDF;
+calibration.
 
-Liu, Dligach and Miller 2019, section 2.6: a linear SVM (hinge loss) per phenotype, trained by
-stochastic gradient descent without regularisation on stage 1's representations, or on "TF-IDF
-weighted sparse bag-of-CUIs vectors".
+Liu, Dligach and Miller 2019, section 2.6: a linear SVM (hinge loss) per phenotype,
+trained by stochastic gradient descent without regularisation on stage 1's
+representations, or on "TF-IDF weighted sparse bag-of-CUIs vectors".
 
-A disease whose classes are absent and present has one machine, the sign of its score decides;
-one with questionable as well has three, one against the rest. An epoch takes the patients one
-by one; each patient's step is taken by all machines at once, because a patient's feature
-meets one contiguous row of (features, machines). Every machine does what scikit-learn's
-`SGDClassifier(penalty=None, shuffle=False)` would do alone on the patients that are labelled
-for its disease: the same order, the same steps, the same coefficients, four to six times as fast.
+A disease whose classes are absent and present has one machine, the sign of its score
+decides; one with questionable as well has three, one against the rest. An epoch takes
+the patients one by one; each patient's step is taken by all machines at once, because a
+patient's feature meets one contiguous row of (features, machines). Every machine does
+what scikit-learn's `SGDClassifier(penalty=None, shuffle=False)` would do alone on the
+patients that are labelled for its disease: the same order, the same steps, the same
+coefficients, four to six times as fast.
 """
 
 from __future__ import annotations
@@ -37,14 +39,10 @@ from fednotes.core.kernels import kernel
 from fednotes.core.settings import checked
 from fednotes.core.tensors import require_like
 
-CLASSES = (
-    ABSENT,
-    PRESENT,
-    QUESTIONABLE,
-)  # columns of scores, in the order of their labels
-SPARSE_INTERCEPT = (
-    0.01  # scikit-learn's smaller step of the intercept with sparse features
-)
+# columns of scores, in the order of their labels
+CLASSES = (ABSENT, PRESENT, QUESTIONABLE)
+# scikit-learn's smaller step of the intercept with sparse features
+SPARSE_INTERCEPT = 0.01
 
 
 @checked(frozen=True)
@@ -55,17 +53,17 @@ class SvmConfig:
         loss: "hinge" is the paper's SVM; "log" is logistic regression ("log_loss" in
             scikit-learn).
         learning_rate: Step t of a machine is eta0 ("constant"), eta0 / t^power_t
-            ("invscaling"), or 1 / (alpha (t0 + t - 1)) with the t0 of Bottou ("optimal"). t
-            counts the machine's own labelled patients and continues from epoch to epoch. The
-            paper names none.
+            ("invscaling"), or 1 / (alpha (t0 + t - 1)) with the t0 of Bottou
+            ("optimal"). t counts the machine's own labelled patients and continues from
+            epoch to epoch. The paper names none.
         eta0: See `learning_rate`.
         power_t: See `learning_rate`.
         alpha: Weight of the penalty.
         class_weights: "balanced" weighs a class of a disease by n / (classes · its n).
-        solver: "sgd" takes the steps of the epochs, as the paper does; "converged" trains
-            logistic regression with a penalty to convergence (`fit`).
-        C: Weight of the patients against the penalty in solver = "converged"; 0 lets held-out
-            patients choose.
+        solver: "sgd" takes the steps of the epochs, as the paper does; "converged"
+            trains logistic regression with a penalty to convergence (`fit`).
+        C: Weight of the patients against the penalty in solver = "converged"; 0 lets
+            held-out patients choose.
     """
 
     loss: Literal["hinge", "log"] = "hinge"
@@ -84,15 +82,17 @@ class SvmConfig:
             )
 
 
-# ---- features --------------------------------------------------------------------------------
+# ---- features ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
     """Patients' features without the zeros, row by row (CSR).
 
-    values: (entries,) float64. columns: (entries,) int64. offsets: (patients + 1,) int64.
-    width: the number of features. sparse: how they were given; it sets the intercept's step.
+    values: (entries,) float64. columns: (entries,) int64. offsets: (patients + 1,)
+        int64.
+    width: the number of features. sparse: how they were given; it sets the intercept's
+        step.
     """
 
     values: np.ndarray
@@ -122,23 +122,29 @@ class Features:
 
 
 def document_frequencies(bags: Bags) -> np.ndarray:
-    """(vocabulary,) int64: at how many patients each concept occurs. It adds over sites."""
+    """(vocabulary,) int64: at how many patients each concept occurs.
+
+    It adds over sites.
+    """
     _, column, _ = bags.counts()
     return np.bincount(column, minlength=bags.vocabulary).astype(np.int64)
 
 
 def inverse_document_frequencies(frequencies: np.ndarray, patients: int) -> np.ndarray:
-    """(vocabulary,) float64 ln((1 + patients) / (1 + df)) + 1, as scikit-learn's, from the
-    frequencies of that many patients in all: sums over sites, so none shows its own."""
+    """(vocabulary,) float64 ln((1 + patients) / (1 + df)) + 1, as scikit-learn's, from
+    the frequencies of that many patients in all: sums over sites, so none shows its
+    own."""
     # [phenotype idf]
     return np.asarray(np.log((1 + patients) / (1 + frequencies.astype(np.float64))) + 1)
 
 
 def tfidf(bags: Bags, idf: np.ndarray) -> Features:
-    """Each patient's concepts, how often they occur times their idf, scaled to length 1.
+    """Each patient's concepts, how often they occur times their idf, scaled to length
+    1.
 
-    These are the definitions of scikit-learn's TfidfTransformer. A patient without concepts has
-    no entry. Raises DataError for bags of another vocabulary, and for weights that are not finite.
+    These are the definitions of scikit-learn's TfidfTransformer. A patient without
+    concepts has no entry. Raises DataError for bags of another vocabulary, and for
+    weights that are not finite.
     """
     if bags.vocabulary != len(idf):
         raise DataError(
@@ -158,7 +164,7 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
     return Features(value, column, offsets, bags.vocabulary)
 
 
-# ---- machines --------------------------------------------------------------------------------
+# ---- machines ------------------------------------------------------------------------
 
 
 def classes_of(
@@ -183,11 +189,11 @@ def classes_of(
 class LinearSVMs:
     """The classifiers of all diseases, which start as zero.
 
-    classes: of each disease, in rising order of labels. One class needs no machine (it is
-    always predicted), none predicts -1. Labels of another class count as unlabelled.
+    classes: of each disease, in rising order of labels. One class needs no machine (it
+    is always predicted), none predicts -1. Labels of another class count as unlabelled.
 
-    weight: (features, machines), intercept: (machines,), float64. steps: (machines,) patients
-    seen. machines: (disease, class that is positive) of each.
+    weight: (features, machines), intercept: (machines,), float64. steps: (machines,)
+    patients seen. machines: (disease, class that is positive) of each.
     """
 
     def __init__(
@@ -214,16 +220,18 @@ class LinearSVMs:
         self.steps = np.zeros(len(self.machines), np.int64)
 
     def trainable(self) -> dict[str, Tensor]:
-        """Name → float64 tensor that shares memory with the classifiers: read or copy into."""
+        """Name → float64 tensor that shares memory with the classifiers: read or copy
+        into."""
         arrays = {"svm.intercept": self.intercept, "svm.weight": self.weight}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def sent(self) -> dict[str, Tensor]:
         """The same names in float32: what leaves a site.
 
-        A float32 number times a number of patients is exact in float64, so the mean over one
-        site is that site's value to the last bit; of float64 numbers it is not. Training in
-        one place gives the same bits where it too goes on, cycle by cycle, from these.
+        A float32 number times a number of patients is exact in float64, so the mean
+        over one site is that site's value to the last bit; of float64 numbers it is
+        not. Training in one place gives the same bits where it too goes on, cycle by
+        cycle, from these.
         """
         return {name: value.float() for name, value in self.trainable().items()}
 
@@ -240,7 +248,8 @@ class LinearSVMs:
             value.copy_(given[name])
 
     def targets(self, labels: np.ndarray) -> np.ndarray:
-        """(patients, machines) int8: 1 the machine's class, -1 another one, 0 unlabelled."""
+        """(patients, machines) int8: 1 the machine's class, -1 another one, 0
+        unlabelled."""
         found = np.zeros((len(labels), len(self.machines)), np.int8)
         for column, (disease, positive) in enumerate(self.machines):
             given = labels[:, disease]
@@ -249,10 +258,11 @@ class LinearSVMs:
         return found
 
     def balanced(self, counts: np.ndarray) -> np.ndarray:
-        """(machines, 2) weights of negative and positive patients, n / (classes · its n).
+        """(machines, 2) weights of negative and positive patients, n / (classes · its
+        n).
 
-        counts: (diseases, 3) labelled patients of each of CLASSES, summed over all sites. With
-        three classes the rest weighs 1, as in scikit-learn.
+        counts: (diseases, 3) labelled patients of each of CLASSES, summed over all
+        sites. With three classes the rest weighs 1, as in scikit-learn.
         """
         weights = np.ones((len(self.machines), 2))
         for row, (disease, positive) in enumerate(self.machines):
@@ -273,8 +283,8 @@ class LinearSVMs:
     ) -> tuple[float, int]:
         """One pass over the patients in this order (rows).
 
-        weights: (machines, 2), see `balanced`. Returns the sum of losses before each step and
-        how many pairs of patient and machine it is over.
+        weights: (machines, 2), see `balanced`. Returns the sum of losses before each
+        step and how many pairs of patient and machine it is over.
         """
         x, rows, config = (
             self._fitting(features),
@@ -318,17 +328,20 @@ class LinearSVMs:
         return out
 
     def decision(self, features: Features) -> np.ndarray:
-        """(patients, diseases, 3) scores of CLASSES; -inf for what is no class of a disease."""
+        """(patients, diseases, 3) scores of CLASSES; -inf for what is no class of a
+        disease."""
         scores = self.scores(features)
         return self._spread(scores, -scores, lone=0.0, other=-np.inf)
 
     def ranking(self, features: Features) -> np.ndarray:
-        """(patients, diseases) scores of "present", which only rank; 0 where it is no class."""
+        """(patients, diseases) scores of "present", which only rank; 0 where it is no
+        class."""
         scores = self.decision(features)[:, :, PRESENT]
         return np.where(np.isfinite(scores), scores, 0.0)
 
     def predict(self, features: Features) -> np.ndarray:
-        """(patients, diseases) int8: the class with the highest score; -1 without classes."""
+        """(patients, diseases) int8: the class with the highest score; -1 without
+        classes."""
         decision = self.decision(features)
         best = decision.argmax(axis=2)
         known = np.isfinite(decision.max(axis=2, initial=-np.inf))
@@ -337,17 +350,18 @@ class LinearSVMs:
     def probabilities(
         self, features: Features, platt: np.ndarray | None = None
     ) -> np.ndarray:
-        """(patients, diseases, 3) sigmoid(a · score + b), scaled to sum to 1 over the classes.
+        """(patients, diseases, 3) sigmoid(a · score + b), scaled to sum to 1 over the
+        classes.
 
-        platt: (machines, 2) a and b of `fit_platt`. Without it 1 and 0, which is what the loss
-        "log" means and for "hinge" says no more than the order. Zeros without classes.
+        platt: (machines, 2) a and b of `fit_platt`. Without it 1 and 0, which is what
+        the loss "log" means and for "hinge" says no more than the order. Zeros without
+        classes.
         """
         a, b = np.broadcast_to(
             (1.0, 0.0) if platt is None else platt, (len(self.machines), 2)
         ).T
-        with np.errstate(
-            over="ignore"
-        ):  # exp of a large negative score: the sigmoid is zero
+        # exp of a large negative score: the sigmoid is zero
+        with np.errstate(over="ignore"):
             sigmoids = 1 / (1 + np.exp(-(a * self.scores(features) + b)))
         spread = self._spread(sigmoids, 1 - sigmoids, lone=1.0, other=0.0)
         total = spread.sum(axis=2, keepdims=True)
@@ -400,7 +414,8 @@ def _score(values, columns, start, stop, weight, intercept, out):
 
 @kernel("UniTuple(f8, 2)(b1, f8, f8)", fused=False)
 def _loss(log, y, score):
-    """The loss of a score for the target y (1 or -1), and minus its derivative by the margin."""
+    """The loss of a score for the target y (1 or -1), and minus its derivative by the
+    margin."""
     margin = y * score
     if not log:
         return max(0.0, 1.0 - margin), (1.0 if margin <= 1.0 else 0.0)
@@ -476,9 +491,8 @@ def _epoch(
 #     min_w  ½ ‖w‖² + C Σ_i s_i log(1 + exp(−y_i (w·x_i + b))),  s_i the weight of i's class
 # In a federation each site's own solutions are averaged, and further cycles change nothing.
 
-CHOICES = tuple(
-    10.0**power for power in range(-2, 5)
-)  # of C, where held-out patients choose it
+# of C, where held-out patients choose it
+CHOICES = tuple(10.0**power for power in range(-2, 5))
 Labelled = tuple[Features, np.ndarray]  # features and (patients, diseases) labels
 
 
@@ -489,12 +503,14 @@ def fit(
     weights: np.ndarray | None,
     C: float,
 ) -> tuple[float, int]:
-    """Put every machine at its solution; one without patients of both kinds stays at zero.
+    """Put every machine at its solution; one without patients of both kinds stays at
+    zero.
 
-    weights: (machines, 2), see `LinearSVMs.balanced`. C: 0 takes the one of CHOICES whose
-    solutions have the least loss on held-out patients, the smaller of two that are alike; 1 where
-    nobody is held out. Returns the sum of weighted losses and over how many pairs of patient and
-    machine it is. Raises MissingExtra without scikit-learn.
+    weights: (machines, 2), see `LinearSVMs.balanced`. C: 0 takes the one of CHOICES
+    whose solutions have the least loss on held-out patients, the smaller of two that
+    are alike; 1 where nobody is held out. Returns the sum of weighted losses and over
+    how many pairs of patient and machine it is. Raises MissingExtra without
+    scikit-learn.
     """
     with needs("scikit-learn", "phenotype"):
         from scipy.sparse import csr_matrix
@@ -529,7 +545,8 @@ def loss_of(
     labels: np.ndarray,
     weights: np.ndarray | None,
 ) -> tuple[float, int]:
-    """The sum of weighted logistic losses, and over how many pairs of patient and machine."""
+    """The sum of weighted logistic losses, and over how many pairs of patient and
+    machine."""
     targets = machines.targets(labels)
     losses = np.logaddexp(0.0, -targets * machines.scores(features)) * _sides(
         targets, weights
@@ -538,6 +555,7 @@ def loss_of(
 
 
 def _sides(targets: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-    """(patients, machines) the weight of each one's class for each machine; 0 if unlabelled."""
+    """(patients, machines) the weight of each one's class for each machine; 0 if
+    unlabelled."""
     negative, positive = (1.0, 1.0) if weights is None else weights.T
     return np.where(targets > 0, positive, negative) * (targets != 0)

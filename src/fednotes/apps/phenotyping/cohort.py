@@ -1,4 +1,5 @@
-"""Patients as bags of concepts with labels: what a site has, and how it is dealt and split.
+"""Patients as bags of concepts with labels: what a site has, and how it is dealt and
+split.
 
     Bags           which concepts occur in each patient's notes, flat: no padding
     Vectors        in place of them, a vector a patient
@@ -41,7 +42,8 @@ def offsets_of(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def stretches(bounds: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Where the entries of some rows lie, one row behind the other, and the rows' new bounds."""
+    """Where the entries of some rows lie, one row behind the other, and the rows' new
+    bounds."""
     chosen = np.asarray(rows)
     chosen = (
         np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
@@ -58,8 +60,8 @@ class Bags:
     """Bags of concepts of many patients, one behind the other.
 
     concepts: (entries,) int32 indices into a vocabulary, each as often as it occurs.
-    offsets: (patients + 1,) int64 bounds of the patients in `concepts`. A patient without
-    concepts has two equal bounds. vocabulary: indices are below it.
+    offsets: (patients + 1,) int64 bounds of the patients in `concepts`. A patient
+    without concepts has two equal bounds. vocabulary: indices are below it.
 
     Raises DataError where the three do not fit each other.
     """
@@ -119,7 +121,8 @@ class Bags:
     def counts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """How often each concept occurs in each patient, sparse.
 
-        (row, column, count), three int64 arrays of (distinct,), sorted by row, then column.
+        (row, column, count), three int64 arrays of (distinct,), sorted by row, then
+        column.
         """
         row = np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
         distinct, count = np.unique(
@@ -131,7 +134,8 @@ class Bags:
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """A vector a patient: (patients, width) float32, as a frozen encoder makes of notes.
+    """A vector a patient: (patients, width) float32, as a frozen encoder makes of
+    notes.
 
     Raises DataError for another shape, or a value that is not finite.
     """
@@ -220,7 +224,8 @@ class Cohort:
     def fingerprint(self) -> str:
         """A hash (64 hexadecimal digits) of all that is in it, its name aside.
 
-        As private as the patients themselves: anyone who guesses a cohort can confirm the guess.
+        As private as the patients themselves: anyone who guesses a cohort can confirm
+        the guess.
         """
         state = hashlib.sha256()
         for names in (self.patients, self.outputs):
@@ -243,7 +248,8 @@ class Cohort:
 def pooled(cohorts: Sequence[Cohort], id: str = "pooled") -> Cohort:
     """All patients of one cohort or several, in order.
 
-    Raises DataError if vocabularies or outputs differ, or if a patient is in two of them.
+    Raises DataError if vocabularies or outputs differ, or if a patient is in two of
+        them.
     """
     first = cohorts[0]
     seen: dict[str, None] = {}
@@ -285,9 +291,9 @@ def pooled(cohorts: Sequence[Cohort], id: str = "pooled") -> Cohort:
 def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
     """Random silos by patient, named <cohort>-1 and on: sizes differ by one at most.
 
-    The paper deals MIMIC-III's patients to 10 sites (stage 1) and the training part of the
-    obesity cohort to 3 (stage 2). The deal depends on the seed and on which patients there
-    are, not on their order; patients keep their order within a silo.
+    The paper deals MIMIC-III's patients to 10 sites (stage 1) and the training part of
+    the obesity cohort to 3 (stage 2). The deal depends on the seed and on which
+    patients there are, not on their order; patients keep their order within a silo.
 
     Raises DataError for fewer patients than sites.
     """
@@ -305,13 +311,14 @@ def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
 def split(
     cohort: Cohort, fractions: Mapping[str, float], seed: int = 0
 ) -> dict[str, Cohort]:
-    """Parts by patient, each of its share of the patients (rounded); a part of 0 is empty.
+    """Parts by patient, each of its share of the patients (rounded); a part of 0 is
+    empty.
 
-    fractions: share of each part, such as {"train": 0.6, "valid": 0.2, "test": 0.2}; they sum
-    to 1. Parts keep the cohort's id and the order of its patients.
+    fractions: share of each part, such as {"train": 0.6, "valid": 0.2, "test": 0.2};
+    they sum to 1. Parts keep the cohort's id and the order of its patients.
 
-    Raises ConfigError if the fractions are no shares, DataError if a part with a share would
-    have no patient.
+    Raises ConfigError if the fractions are no shares, DataError if a part with a share
+    would have no patient.
     """
     shares = list(fractions.values())
     if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
@@ -355,17 +362,18 @@ def _integers(
     return np.ascontiguousarray(given, dtype=kind)
 
 
-# ---- sites -----------------------------------------------------------------------------------
+# ---- sites ---------------------------------------------------------------------------
 
 
 @checked(frozen=True)
 class FeatureSpace:
     """What a patient's numbers mean; the same at all sites, and public.
 
-    width: concepts of the dictionary (marked ones apart), or numbers of a note's vector.
-    dense: vectors of a frozen encoder in place of bags of concepts. recipe: JSON values from
-    which the same numbers are made of new notes, with `fingerprint`, which says whether they are
-    the same.
+    width: concepts of the dictionary (marked ones apart), or numbers of a note's
+        vector.
+    dense: vectors of a frozen encoder in place of bags of concepts. recipe: JSON values
+    from which the same numbers are made of new notes, with `fingerprint`, which says
+    whether they are the same.
     """
 
     width: int
@@ -380,9 +388,11 @@ class FeatureSpace:
 
 @dataclass(frozen=True, eq=False)
 class ConceptVectors:
-    """Public vectors of some of the dictionary's concepts, from a file that all sites read.
+    """Public vectors of some of the dictionary's concepts, from a file that all sites
+    read.
 
-    concepts: (found,) int64 indices into the dictionary, rising. values: (found, width) float32.
+    concepts: (found,) int64 indices into the dictionary, rising. values: (found, width)
+        float32.
     digest: SHA-256 of both, by which sites know that they have the same file.
     """
 
@@ -399,10 +409,11 @@ class ConceptVectors:
         return cls(indices, numbers, digest)
 
     def start(self, known: np.ndarray) -> np.ndarray:
-        """(1 + known, width) float32, where training starts: row 0 is of unknown concepts.
+        """(1 + known, width) float32, where training starts: row 0 is of unknown
+        concepts.
 
-        A known concept that the file has not, and row 0, get the mean of those that it has, as
-        in Dligach and Miller's program; zeros where it has none.
+        A known concept that the file has not, and row 0, get the mean of those that it
+        has, as in Dligach and Miller's program; zeros where it has none.
         """
         _, own, theirs = np.intersect1d(known, self.concepts, return_indices=True)
         found = self.values[theirs]
@@ -417,9 +428,10 @@ class ConceptVectors:
 class SitePatients:
     """One site's patients in three parts. They never leave the site.
 
-    train, valid, test: cohorts without a patient in common; their labels are of phenotypes, all
-    -1 for a patient who is not annotated. codes: patient → billed codes, without those that
-    define a phenotype; a patient who is not in it was never coded. vectors: where stage 1 starts.
+    train, valid, test: cohorts without a patient in common; their labels are of
+    phenotypes, all -1 for a patient who is not annotated. codes: patient → billed
+    codes, without those that define a phenotype; a patient who is not in it was never
+    coded. vectors: where stage 1 starts.
     """
 
     id: str
@@ -432,7 +444,8 @@ class SitePatients:
 
     @property
     def phenotypes(self) -> tuple[str, ...]:
-        """The phenotypes' names, the same at all sites; empty where only codes are learnt."""
+        """The phenotypes' names, the same at all sites; empty where only codes are
+        learnt."""
         return self.train.outputs
 
     def coded(self, cohort: Cohort) -> Cohort:
@@ -468,7 +481,8 @@ def require_alike(sites: Sequence[SitePatients]) -> None:
 def pooled_patients(sites: Sequence[SitePatients]) -> SitePatients:
     """One site, called "pooled", with all the sites' patients.
 
-    A test patient whom several sites judge (silos share their test patients) is there once.
+    A test patient whom several sites judge (silos share their test patients) is there
+    once.
     Raises DataError for a patient who is at two sites otherwise.
     """
     require_alike(sites)

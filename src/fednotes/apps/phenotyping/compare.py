@@ -25,8 +25,8 @@ Block = tuple[
 
 
 class PatientTest(NamedTuple):
-    """A paired test of phenotypes. scores: macro precision, recall and F1 of both sides; None where
-    rankings are compared."""
+    """A paired test of phenotypes. scores: macro precision, recall and F1 of both
+    sides; None where rankings are compared."""
 
     test: Bootstrap
     scores: tuple[Scores, Scores] | None
@@ -57,9 +57,10 @@ def compare_patients(
 ) -> dict[str, PatientTest]:
     """Compare macro F1 of phenotypes on the same labelled test patients of each site.
 
-    Where all sites have the same test patients, "all sites" is compared too: the mean of the
-    sites' macro F1, with patients drawn for all of them at once. It stands alone where each side
-    has one model for all sites. A class counts for a disease where either model knows it.
+    Where all sites have the same test patients, "all sites" is compared too: the mean
+    of the sites' macro F1, with patients drawn for all of them at once. It stands alone
+    where each side has one model for all sites. A class counts for a disease where
+    either model knows it.
 
     Args:
         a: One side.
@@ -104,7 +105,8 @@ def compare_patients(
         return found
     if len(folders) == 1:
         return {ALL_SITES: next(iter(found.values()))}
-    # Each site's diseases stand side by side, so a drawn patient is drawn at every site.
+    # Each site's diseases stand side by side, so a drawn patient is drawn at every
+    # site.
     labels, one, two = (
         np.concatenate([b[i] for _, b, _ in blocks], axis=1) for i in range(3)
     )
@@ -136,7 +138,10 @@ def _same_test(a: SitePatients, b: SitePatients) -> bool:
 def _classes(
     model: Phenotyper, site: SitePatients, folder: Path
 ) -> Sequence[Sequence[int]]:
-    """The classes that a model knows of each disease. Raises DataError for other diseases."""
+    """The classes that a model knows of each disease.
+
+    Raises DataError for other diseases.
+    """
     if model.machines is None:
         raise DataError(
             f"{folder}: this model ends with stage 1, it predicts no phenotypes"

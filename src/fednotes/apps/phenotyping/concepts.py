@@ -1,22 +1,25 @@
-"""Notes → concepts, by dictionary: the longest terms that stand in a text; or what cTAKES found.
+"""Notes → concepts, by dictionary: the longest terms that stand in a text; or what
+cTAKES found.
 
     normalise   letters and digits, case folded, accents dropped; words parted by anything else
     match       at each word the longest term that begins there, then on behind it
     context     negated and family mentions dropped, marked or taken like others
     bag         all notes of a patient are one bag of concepts
 
-Terms and texts are cut into the same words. A possessive 's is left out ("Crohn's" = "Crohn").
-English plurals of more than four letters are taken as singulars (`singular`). Not used for
-matching: terms without a letter, of one word below three characters, of one ambiguous word
-(`AMBIGUOUS`), or of more than 20 words. A mention may run across a line end.
+Terms and texts are cut into the same words. A possessive 's is left out ("Crohn's" =
+"Crohn"). English plurals of more than four letters are taken as singulars (`singular`).
+Not used for
+matching: terms without a letter, of one word below three characters, of one ambiguous
+word (`AMBIGUOUS`), or of more than 20 words. A mention may run across a line end.
 
-An Aho-Corasick automaton (pyahocorasick) goes over words, each written as three characters: a
-third of the nodes that letters take, and every word of no term ends in its root. It gives all
-matches; the leftmost longest are chosen here (the library's own choice, `iter_long`, misses some).
+An Aho-Corasick automaton (pyahocorasick) goes over words, each written as three
+characters: a third of the nodes that letters take, and every word of no term ends in
+its root. It gives all matches; the leftmost longest are chosen here (the library's own
+choice, `iter_long`, misses some).
 
-Whether a mention holds for the patient now is told by a small rule set of our own in the manner of
-NegEx (Chapman et al. 2001) and ConText (Harkema et al. 2009); its phrases are in `context.toml`.
-Within a mention's sentence:
+Whether a mention holds for the patient now is told by a small rule set of our own in
+the manner of NegEx (Chapman et al. 2001) and ConText (Harkema et al. 2009); its phrases
+are in `context.toml`. Within a mention's sentence:
 
     trigger before   "denies chest pain"      reaches forward, at most 12 words
     trigger after    "pneumonia ruled out"    reaches back, at most 6 words; a trigger of one
@@ -24,12 +27,13 @@ Within a mention's sentence:
     terminator       "no fever but cough"     ends the reach of a trigger before it
     pseudo-trigger   "no change in"           holds a trigger's words and is none
 
-At each word the longest phrase counts. A sentence ends at . ! ? before white space (not after
-"Dr." and the like), at a semicolon, a blank line, a list item or a line that begins with a header.
+At each word the longest phrase counts. A sentence ends at . ! ? before white space (not
+after "Dr." and the like), at a semicolon, a blank line, a list item or a line that
+begins with a header.
 
-Bags may be kept in a folder, made once for the same texts, dictionary and rules: its name is a
-hash of these. No text and no patient's id is in the files, but they are as sensitive as the notes;
-only their owner can read them.
+Bags may be kept in a folder, made once for the same texts, dictionary and rules: its
+name is a hash of these. No text and no patient's id is in the files, but they are as
+sensitive as the notes; only their owner can read them.
 """
 
 from __future__ import annotations
@@ -69,12 +73,10 @@ from fednotes.core.tensors import load_state, save_state
 from fednotes.data.formats.files import listing
 from fednotes.data.notes import Note
 
-MOST: Final = (
-    10_000  # concepts of a patient; Liu, Dligach and Miller 2019 leave out more
-)
-RECIPE: Final = (
-    "concepts-1"  # raise it when the same text gives other concepts: caches name it
-)
+# concepts of a patient; Liu, Dligach and Miller 2019 leave out more
+MOST: Final = 10_000
+# raise it when the same text gives other concepts: caches name it
+RECIPE: Final = "concepts-1"
 
 Notes = Mapping[str, Sequence[str]]  # patient → texts
 Progress = Callable[[int, int], None]  # told of patients done, and of all
@@ -84,15 +86,12 @@ _UNKNOWN: Final = "\0"
 _VISIBLE = re.compile(r"[^ ]+")
 
 
-# ---- context ---------------------------------------------------------------------------------
+# ---- context -------------------------------------------------------------------------
 
 Option = Literal["off", "drop", "mark"]
 OPTIONS: Final = ("off", "drop", "mark")
-KINDS: Final = (
-    "negated",
-    "family",
-    "hypothetical",
-)  # bits 1, 2, 4 of a mention's context
+# bits 1, 2, 4 of a mention's context
+KINDS: Final = ("negated", "family", "hypothetical")
 WINDOW, WINDOW_AFTER = 12, 6  # words that a trigger reaches
 _LONGEST_PHRASE: Final = 8  # words of a phrase, no fewer than the longest one has
 
@@ -151,8 +150,9 @@ def fingerprint_of_rules() -> str:
 
 @lru_cache(maxsize=2)
 def _rules(side: str) -> tuple[dict[tuple[str, ...], list[int]], dict[str, int]]:
-    """Phrases that matter "before" or "after" a mention, as words: the kinds that each sets and
-    those whose reach it ends (bits of KINDS); and how long those of a first word are at most."""
+    """Phrases that matter "before" or "after" a mention, as words: the kinds that each
+    sets and those whose reach it ends (bits of KINDS); and how long those of a first
+    word are at most."""
     given = phrases()
     rules: dict[tuple[str, ...], list[int]] = {
         tuple(p.split()): [0, 0] for p in given["pseudo"]["all"]
@@ -168,9 +168,11 @@ def _rules(side: str) -> tuple[dict[tuple[str, ...], list[int]], dict[str, int]]
 
 
 def contexts(text: str, mentions: Sequence[tuple[int, int]]) -> list[int]:
-    """The context of each mention of a text, bits of KINDS; 0: it holds for the patient now.
+    """The context of each mention of a text, bits of KINDS; 0: it holds for the patient
+    now.
 
-    mentions: character offsets, in order. Only sentences that hold one are looked at, each once.
+    mentions: character offsets, in order. Only sentences that hold one are looked at,
+        each once.
     """
     if not mentions:
         return []
@@ -205,7 +207,8 @@ class _Sentence:
         self._before, self._after = _hits(words, "before"), _hits(words, "after")
 
     def context(self, start: int, end: int) -> int:
-        """The kinds whose triggers reach a mention, or that a table's answer behind it says."""
+        """The kinds whose triggers reach a mention, or that a table's answer behind it
+        says."""
         first, behind = bisect_right(self._ends, start), bisect_left(self._starts, end)
         before = kinds = ended = 0
         begin = first - WINDOW
@@ -227,7 +230,8 @@ class _Sentence:
 
 
 def _hits(words: Sequence[str], side: str) -> list[tuple[int, ...]]:
-    """Where phrases stand, the longest at each word: (first word, word behind, sets, ends)."""
+    """Where phrases stand, the longest at each word: (first word, word behind, sets,
+    ends)."""
     hits: list[tuple[int, ...]] = []
     rules, longest = _rules(side)
     free = 0
@@ -241,18 +245,19 @@ def _hits(words: Sequence[str], side: str) -> list[tuple[int, ...]]:
     return hits
 
 
-# ---- terms -----------------------------------------------------------------------------------
+# ---- terms ---------------------------------------------------------------------------
 
 
 class Matcher:
     """Finds a dictionary's terms.
 
-    context: what becomes of mentions that are negated, of the family or hypothetical: "off" takes
-    them like others, "drop" leaves them out, "mark" gives them indices of their own, behind all
-    concepts. It concerns bags; `find` gives every mention.
+    context: what becomes of mentions that are negated, of the family or hypothetical:
+    "off" takes them like others, "drop" leaves them out, "mark" gives them indices of
+    their own, behind all concepts. It concerns bags; `find` gives every mention.
 
-    dropped: numbers of terms that are not matched, by reason. vocabulary: a bag's indices are
-    below it. Raises MissingExtra without pyahocorasick, DataError where no term can be matched.
+    dropped: numbers of terms that are not matched, by reason. vocabulary: a bag's
+    indices are below it. Raises MissingExtra without pyahocorasick, DataError where no
+    term can be matched.
     """
 
     def __init__(self, dictionary: Dictionary, context: Option = "drop") -> None:
@@ -308,9 +313,8 @@ class Matcher:
         self._lengths, given = lengths, self.dictionary
         source, offsets = stretches(given.bounds, np.asarray(owners, dtype=np.int64))
         own = np.repeat(np.asarray(numbers, dtype=np.int64), np.diff(offsets))
-        distinct = np.unique(
-            own * len(given) + given.members[source]
-        )  # (term, concept)
+        # (term, concept)
+        distinct = np.unique(own * len(given) + given.members[source])
         self._bounds = np.searchsorted(
             distinct // len(given), np.arange(len(lengths) + 1)
         )
@@ -329,7 +333,8 @@ class Matcher:
     def _matches(
         self, words: Sequence[str]
     ) -> tuple[list[str], list[tuple[int, int, int]]]:
-        """The words' codes, and leftmost longest matches as (start, end in codes, term)."""
+        """The words' codes, and leftmost longest matches as (start, end in codes,
+        term)."""
         code, lengths = self._codes.get, self._lengths
         codes = [code(word, _UNKNOWN) for word in words]
         found = [
@@ -346,7 +351,8 @@ class Matcher:
         return codes, kept
 
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Mentions as (start, end, term), in characters of the text; none overlaps another."""
+        """Mentions as (start, end, term), in characters of the text; none overlaps
+        another."""
         plain = plain_text(text)
         codes, found = self._matches(plain.split())
         if not found:
@@ -363,12 +369,14 @@ class Matcher:
             )
 
     def concepts_of(self, terms: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The concepts of some matched terms, one term behind the other, and their bounds."""
+        """The concepts of some matched terms, one term behind the other, and their
+        bounds."""
         source, bounds = stretches(self._bounds, terms)
         return self._concepts[source], bounds
 
     def bag(self, texts: str | Iterable[str]) -> np.ndarray:
-        """(entries,) int32: the concepts of some texts in order, each as often as it occurs."""
+        """(entries,) int32: the concepts of some texts in order, each as often as it
+        occurs."""
         terms, marks = array("i"), array("b")
         for text in (texts,) if isinstance(texts, str) else texts:
             if self.context == "off":
@@ -387,14 +395,17 @@ class Matcher:
         return found
 
 
-# ---- patients --------------------------------------------------------------------------------
+# ---- patients ------------------------------------------------------------------------
 
 
 class Made(NamedTuple):
-    """The patients that stay, what they are to the models, in the same order, and counts.
+    """The patients that stay, what they are to the models, in the same order, and
+    counts.
 
-    counts: patients, notes, characters, mentions; left_out: patients with too many concepts;
-    without: patients in whose notes nothing was found; unknown: CUIs outside the vocabulary.
+    counts: patients, notes, characters, mentions; left_out: patients with too many
+        concepts;
+    without: patients in whose notes nothing was found; unknown: CUIs outside the
+        vocabulary.
     """
 
     patients: tuple[str, ...]
@@ -403,7 +414,8 @@ class Made(NamedTuple):
 
 
 def by_patient(notes: Iterable[Note]) -> dict[str, list[str]]:
-    """Texts by patient, in order; a note without a patient counts as one of its own (its id)."""
+    """Texts by patient, in order; a note without a patient counts as one of its own
+    (its id)."""
     found: dict[str, list[str]] = {}
     for note in notes:
         found.setdefault(note.id if note.patient is None else note.patient, []).append(
@@ -430,8 +442,8 @@ def bags(
 ) -> Made:
     """One bag of concepts a patient.
 
-    processes: patients are shared out to so many; the result does not depend on it. cache: a
-    folder for results. most: patients with more concepts are left out.
+    processes: patients are shared out to so many; the result does not depend on it.
+    cache: a folder for results. most: patients with more concepts are left out.
     """
 
     def made() -> dict[str, np.ndarray]:
@@ -458,7 +470,8 @@ _COUNTED: Final = ("patients", "notes", "characters", "mentions", "left_out", "w
 def _gathered(
     bags: Iterable[np.ndarray], total: Counter[str], most: int
 ) -> dict[str, np.ndarray]:
-    """The bags of at most `most` concepts in one array; which ones they are; `total` with them."""
+    """The bags of at most `most` concepts in one array; which ones they are; `total`
+    with them."""
     arrays: list[np.ndarray] = [np.zeros(0, np.int32)]
     kept: list[int] = []
     for row, bag in enumerate(bags):
@@ -490,7 +503,8 @@ _Run = Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]
 def _pool(matcher: Matcher, processes: int) -> Iterator[_Run]:
     """How to make bags: here, or in a pool.
 
-    Forked processes share the automaton's memory; where there is no fork each builds its own.
+    Forked processes share the automaton's memory; where there is no fork each builds
+    its own.
     """
     if processes == 1:
         yield lambda patients: map(matcher.bag, patients)
@@ -562,8 +576,9 @@ Mentions = dict[str, list[Mention]]  # by patient or note, in the order of the t
 def read_ctakes(path: Path) -> tuple[Mentions, TableReport]:
     """What cTAKES found, from an XMI file, a flat file, or a folder of either.
 
-    XMI files and CUI-only files are named by their file (without .xmi, .xml, .txt). Several
-    lines of one id add up. Raises DataError for a file that is neither, or broken XML.
+    XMI files and CUI-only files are named by their file (without .xmi, .xml, .txt).
+    Several lines of one id add up. Raises DataError for a file that is neither, or
+    broken XML.
     """
     found, report = Mentions(), TableReport(path)
     files = [path]
@@ -644,8 +659,9 @@ def _xmi(path: Path) -> list[Mention]:
 
 
 def _flat(path: Path, found: Mentions, report: TableReport, name: str) -> None:
-    """Lines of CUIs, parted by tabs, spaces, commas, semicolons or bars. name: of whom all lines
-    are; if empty, each begins with an id, and the first one may be a header."""
+    """Lines of CUIs, parted by tabs, spaces, commas, semicolons or bars. name: of whom
+    all lines are; if empty, each begins with an id, and the first one may be a header.
+    """
     if name:
         found[name] = []
     for number, line in lines(path):
@@ -672,8 +688,9 @@ def bags_of_mentions(
 ) -> Made:
     """One bag a patient or note.
 
-    concepts: the vocabulary's CUIs, public: never those that occur here. context: what becomes
-    of mentions that do not hold, as for a Matcher. most: patients with more concepts are left out.
+    concepts: the vocabulary's CUIs, public: never those that occur here. context: what
+    becomes of mentions that do not hold, as for a Matcher. most: patients with more
+    concepts are left out.
     """
     index = {concept: at for at, concept in enumerate(concepts)}
     counts = Counter(

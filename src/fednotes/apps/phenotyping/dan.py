@@ -1,16 +1,19 @@
-"""Stage 1: the deep averaging network, a patient's concepts → the codes that were billed.
+"""Stage 1: the deep averaging network, a patient's concepts → the codes that were
+billed.
 
-Liu, Dligach and Miller 2019, section 2.5, after Dligach and Miller 2018 and Iyyer et al. 2015:
+Liu, Dligach and Miller 2019, section 2.5, after Dligach and Miller 2018 and Iyyer et
+al. 2015:
 
     embedding → mean over the patient's concepts → dense layer (ReLU) → sigmoid outputs
 
-The dense layer's values are the patient's representation, stage 2's features. There is no
-padding: a batch is its patients' distinct concepts, one patient behind the other, each with
-its share of the mean. A step touches the vectors of a batch's own concepts alone: their gradient
-is sparse (`updates = "rows"`), and `RowAdam` (`training/row_adam.py`) leaves the other rows' values
-and moments as they are. That is three to four times as fast as Adam over the table
-(`updates = "dense"`), and differs from it: there, moments go on moving a concept that is not
-seen. Sites send and average whole tables either way.
+The dense layer's values are the patient's representation, stage 2's features. There is
+no
+padding: a batch is its patients' distinct concepts, one patient behind the other, each
+with its share of the mean. A step touches the vectors of a batch's own concepts alone:
+their gradient is sparse (`updates = "rows"`), and `RowAdam` (`training/row_adam.py`)
+leaves the other rows' values and moments as they are. That is three to four times as
+fast as Adam over the table (`updates = "dense"`), and differs from it: there, moments
+go on moving a concept that is not seen. Sites send and average whole tables either way.
 """
 
 from __future__ import annotations
@@ -40,30 +43,32 @@ from fednotes.core.kernels import dropout, kernel
 from fednotes.core.settings import checked
 from fednotes.core.tensors import seeded
 
-FIRST_VECTORS = (
-    0.05  # of the uniform initial vectors: Keras' default, which the 2018 program used
-)
+# of the uniform initial vectors: Keras' default, which the 2018 program used
+FIRST_VECTORS = 0.05
 KNOWN = "known"  # the name of `Dan.known` among tensors
 _PATIENTS = 512  # of a batch where nothing is trained
 
 
 @checked(frozen=True)
 class DanConfig:
-    """The network of stage 1. The paper gives no sizes: these are Dligach and Miller's (2018).
+    """The network of stage 1. The paper gives no sizes: these are Dligach and Miller's
+    (2018).
 
     Attributes:
         embedding: Width of a concept's vector.
         hidden: Width of the dense layer, which is a patient's representation.
-        dropout: Dropout rate of the dense layer's values in training; neither paper has it.
-        mean: What the mean is over: all "occurrences" of concepts; or "concepts", each once
-            however often it occurs, as the program of 2018 read them.
-        length: Number of entries that the mean is over. Patients with fewer are filled up with
-            the vector of unknown concepts, as that program's padding does; a patient with more
-            has a mean over all of their own. 0 takes every patient's own number.
+        dropout: Dropout rate of the dense layer's values in training; neither paper has
+            it.
+        mean: What the mean is over: all "occurrences" of concepts; or "concepts", each
+            once however often it occurs, as the program of 2018 read them.
+        length: Number of entries that the mean is over. Patients with fewer are filled
+            up with the vector of unknown concepts, as that program's padding does; a
+            patient with more has a mean over all of their own. 0 takes every patient's
+            own number.
         layer: What of the dense layer represents a patient: its values after the ReLU
             ("rectified"), or before it ("linear"), as in that program.
-        updates: Gradients of the concepts' vectors: "rows" of the batch's concepts alone, which
-            is three to four times as fast, or "dense".
+        updates: Gradients of the concepts' vectors: "rows" of the batch's concepts
+            alone, which is three to four times as fast, or "dense".
     """
 
     embedding: Annotated[int, Ge(1)] = 300
@@ -77,11 +82,12 @@ class DanConfig:
 
 @dataclass(frozen=True, eq=False)
 class Mixtures:
-    """Patients as the network reads them: each one's distinct concepts and their shares.
+    """Patients as the network reads them: each one's distinct concepts and their
+    shares.
 
-    concepts: (entries,) int32, rows of the network's table. shares: (entries,) float32; a
-    patient's sum to 1. offsets: (patients + 1,) int64. A patient without concepts has no entry:
-    the zero vector. vocabulary: rows of the table.
+    concepts: (entries,) int32, rows of the network's table. shares: (entries,) float32;
+    a patient's sum to 1. offsets: (patients + 1,) int64. A patient without concepts has
+    no entry: the zero vector. vocabulary: rows of the table.
     """
 
     concepts: np.ndarray
@@ -100,11 +106,12 @@ class Mixtures:
         return cls(*arrays, bags.vocabulary)
 
     def over(self, known: np.ndarray, sizes: np.ndarray, length: int) -> Mixtures:
-        """The same patients over a table of the `known` concepts; the others share its row 0.
+        """The same patients over a table of the `known` concepts; the others share its
+        row 0.
 
-        known: (concepts,) indices into the vocabulary, rising: row 1 and on. sizes: (patients,)
-        entries that each mean was over. length: entries that it is to be over, where there are
-        fewer; row 0 fills up.
+        known: (concepts,) indices into the vocabulary, rising: row 1 and on. sizes:
+        (patients,) entries that each mean was over. length: entries that it is to be
+        over, where there are fewer; row 0 fills up.
         """
         place = np.zeros(self.vocabulary, np.int32)
         place[known] = np.arange(1, len(known) + 1)
@@ -137,12 +144,13 @@ Inputs = Bags | Vectors | Mixtures | np.ndarray
 class Dan(nn.Module):
     """The network for a public vocabulary of `inputs` concepts and a number of outputs.
 
-    known: (concepts,) the indices that have a vector of their own, rising; all others share row
-    0 of the table, and the k-th known concept has row k + 1. None: each concept has its own.
-    features: patients come as dense rows (patients, inputs) float32 instead, such as the mean
-    vector of a frozen encoder over their notes; then there is no embedding. Initial values
-    (Keras' defaults: uniform vectors, Glorot's uniform weights, zero biases) depend on the
-    seed alone, layer by layer.
+    known: (concepts,) the indices that have a vector of their own, rising; all others
+    share row 0 of the table, and the k-th known concept has row k + 1. None: each
+    concept has its own.
+    features: patients come as dense rows (patients, inputs) float32 instead, such as
+    the mean vector of a frozen encoder over their notes; then there is no embedding.
+    Initial values (Keras' defaults: uniform vectors, Glorot's uniform weights, zero
+    biases) depend on the seed alone, layer by layer.
     """
 
     def __init__(
@@ -202,12 +210,14 @@ class Dan(nn.Module):
         return dict(sorted(self.named_parameters()))
 
     def state(self) -> dict[str, Tensor]:
-        """Name → tensor of all that makes the network: what is trained, and what is known."""
+        """Name → tensor of all that makes the network: what is trained, and what is
+        known."""
         known = {} if self.known is None else {KNOWN: torch.from_numpy(self.known)}
         return {**self.trainable(), **known}
 
     def read(self, patients: Inputs) -> Mixtures | np.ndarray:
-        """Patients as the network takes them; give it the result, it counts no bag twice.
+        """Patients as the network takes them; give it the result, it counts no bag
+        twice.
 
         Raises DataError for another vocabulary or width than the network's.
         """
@@ -241,7 +251,8 @@ class Dan(nn.Module):
         return found.over(self.known, sizes, self.config.length)
 
     def mean(self, patients: Inputs) -> Tensor:
-        """(patients, embedding) the mean of each patient's vectors, or the features given."""
+        """(patients, embedding) the mean of each patient's vectors, or the features
+        given."""
         read = self.read(patients)
         if isinstance(read, np.ndarray):
             return torch.from_numpy(read).to(self.device)
@@ -249,7 +260,8 @@ class Dan(nn.Module):
         return pool(cast(Tensor, self.embedding), read, self.config.updates == "rows")
 
     def dense(self, patients: Inputs, layer: str = "rectified") -> Tensor:
-        """(patients, hidden) the dense layer, before dropout; "linear": before its ReLU too."""
+        """(patients, hidden) the dense layer, before dropout; "linear": before its ReLU
+        too."""
         values = F.linear(self.mean(patients), self.hidden_weight, self.hidden_bias)
         return values if layer == "linear" else F.relu(values)
 
@@ -261,14 +273,15 @@ class Dan(nn.Module):
     def loss(self, patients: Inputs, labels: np.ndarray) -> Tensor:
         """() mean binary cross-entropy over the labelled pairs of patient and output.
 
-        labels: (patients, outputs), 1 present, 0 absent; others (-1) are unlabelled and do not
-        count. Zero where nothing is labelled.
+        labels: (patients, outputs), 1 present, 0 absent; others (-1) are unlabelled and
+        do not count. Zero where nothing is labelled.
         """
         logits = self(patients)
         given = torch.from_numpy(np.ascontiguousarray(labels)).to(self.device)
         present = (given == PRESENT).float()
         counts = present + (given == ABSENT).float()  # (patients, outputs)
-        # [phenotype cross-entropy] −Σ_j Σ_p y log f(x) + (1 − y) log(1 − f(x)), as a mean
+        # [phenotype cross-entropy] −Σ_j Σ_p y log f(x) + (1 − y) log(1 − f(x)), as a
+        # mean
         total = F.binary_cross_entropy_with_logits(
             logits, present, counts, reduction="sum"
         )
@@ -276,7 +289,8 @@ class Dan(nn.Module):
 
     @torch.no_grad()
     def representation(self, patients: Inputs) -> np.ndarray:
-        """(patients, hidden) float32: the values of the dense layer, the weights frozen."""
+        """(patients, hidden) float32: the values of the dense layer, the weights
+        frozen."""
         # [phenotype representation]
         layer = partial(self.dense, layer=self.config.layer)
         return self._in_batches(patients, layer, self.config.hidden)
@@ -313,7 +327,7 @@ def _dense(
     return nn.Parameter(weight), nn.Parameter(torch.zeros(outputs))
 
 
-# ---- the mean of vectors ---------------------------------------------------------------------
+# ---- the mean of vectors -------------------------------------------------------------
 
 
 def pool(table: Tensor, patients: Mixtures, rows: bool = False) -> Tensor:

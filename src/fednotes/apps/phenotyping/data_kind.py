@@ -1,4 +1,5 @@
-"""A job's sites of patients: notes, codes and labels of files, or generated ones → `SitePatients`.
+"""A job's sites of patients: notes, codes and labels of files, or generated ones →
+`SitePatients`.
 
 read       a site's notes, codes and labels; codes without notes left out
 features   notes → bags of concepts, or vectors: one dictionary or encoder for all sites
@@ -6,7 +7,8 @@ labels     phenotypes of codes or of judgments; their codes are taken out of wha
 split      train, valid, test by patient; a share of the training patients stays labelled
 silos      train and valid patients dealt out anew; every silo judges the same test patients
 
-Nothing of a patient is in a message: paths and lines, names of codes and phenotypes, counts.
+Nothing of a patient is in a message: paths and lines, names of codes and phenotypes,
+counts.
 """
 
 from __future__ import annotations
@@ -69,11 +71,12 @@ def load_patient_sites(
 ) -> Sites:
     """The patients of a job's sites, or of the silos that they are dealt into.
 
-    progress: told of (patients done, all) of each site while its notes are read. cache: a folder
-    for bags or vectors, which hold no text; `default_cache()`/"concepts" if None.
+    progress: told of (patients done, all) of each site while its notes are read. cache:
+    a folder for bags or vectors, which hold no text; `default_cache()`/"concepts" if
+    None.
 
-    Raises DataError for a bad file, ConfigError for a setting that does not fit it, ModelError
-    for a bad encoder, each with the site or table.
+    Raises DataError for a bad file, ConfigError for a setting that does not fit it,
+    ModelError for a bad encoder, each with the site or table.
     """
     config = tables_of(job).concepts or tables_of(job).text
     assert config is not None
@@ -88,7 +91,8 @@ def load_patient_sites(
     for name, site in _sites(job):
         with within(f"site {name!r}", FednotesError):
             source = _generated(job, name) if job.synthetic else _read(job, name, site)
-            # Sites that divide a corpus judge the same test patients: these are one person each.
+            # Sites that divide a corpus judge the same test patients: these are one
+            # person each.
             test = site.test or (site.labels,)
             own = source.found.keys() - (source.test if test in tests else frozenset())
             both, clash = len(met & own), bool(seen & own)
@@ -132,9 +136,11 @@ def load_patient_sites(
 
 
 def _crossed(site: SitePatients, used: dict[str, set[str]], prefix: str) -> int:
-    """How many of a site's ids are trained on there and tested at an earlier one, or reversed.
+    """How many of a site's ids are trained on there and tested at an earlier one, or
+    reversed.
 
-    used: the ids of earlier sites, which gets this one's. prefix: of ids that are told apart.
+    used: the ids of earlier sites, which gets this one's. prefix: of ids that are told
+        apart.
     """
     ids = {
         what: {p.removeprefix(prefix) for part in parts for p in part.patients}
@@ -149,17 +155,18 @@ def _crossed(site: SitePatients, used: dict[str, set[str]], prefix: str) -> int:
     return len(found)
 
 
-# ---- files -----------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
     """What a site's files say, before notes are made features.
 
-    found: by patient, texts of notes; or, where `extracted`, the mentions that cTAKES found.
-    test: patients of a test part of its own. codes: patient → codes, those of patients without
-    notes too; None where nobody was coded. labels: where they are not made of codes. told: what
-    was counted on the way.
+    found: by patient, texts of notes; or, where `extracted`, the mentions that cTAKES
+        found.
+    test: patients of a test part of its own. codes: patient → codes, those of patients
+    without notes too; None where nobody was coded. labels: where they are not made of
+    codes. told: what was counted on the way.
     """
 
     found: dict[str, Any]
@@ -292,7 +299,8 @@ def _extract(path: Path, told: list[str]) -> Mentions:
 def _labels(
     site: PatientsConfig, paths: Sequence[Path], tests: Sequence[Path], told: list[str]
 ) -> tuple[PatientLabels | None, Sequence[Note]]:
-    """Judged labels: of a table, a file; or of the obesity challenge, a folder with notes too."""
+    """Judged labels: of a table, a file; or of the obesity challenge, a folder with
+    notes too."""
     if not paths:
         return None, ()
     path, notes = paths[0], tuple[Note, ...]()
@@ -367,7 +375,7 @@ def _codes(
     return codes
 
 
-# ---- sites -----------------------------------------------------------------------------------
+# ---- sites ---------------------------------------------------------------------------
 
 
 def _made(
@@ -458,7 +466,8 @@ def _counted(source: Source, made: Made, features: Features) -> list[str]:
 def _known_codes(
     patients: Sequence[str], source: Source, tables: PatientTables, lines: list[str]
 ) -> dict[str, frozenset[str]]:
-    """The codes of a site's patients that stage 1 may see. `lines` gets what was left out."""
+    """The codes of a site's patients that stage 1 may see. `lines` gets what was left
+    out."""
     known = source.codes
     if known is None:
         return {}
@@ -487,7 +496,8 @@ def _known_codes(
 
 
 def _labelled(cohort: Cohort, share: float, seed: int) -> Cohort:
-    """The cohort with the labels of a share of its annotated patients, those of lowest hash."""
+    """The cohort with the labels of a share of its annotated patients, those of lowest
+    hash."""
     annotated = np.flatnonzero((cohort.labels != UNLABELLED).any(1))
     if share >= 1 or not len(annotated):
         return cohort
@@ -532,7 +542,8 @@ def _silos(job: Job, sites: Sequence[SitePatients]) -> list[SitePatients]:
 
 
 def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
-    """The public vectors of the dictionary's concepts, where the job names a file of them.
+    """The public vectors of the dictionary's concepts, where the job names a file of
+    them.
 
     Raises DataError where none is of a concept, ModelError for a bad file.
     """
@@ -559,7 +570,8 @@ _SHOWN = ("present", "absent", "questionable", "unlabelled")
 
 
 def _label_lines(sites: Sequence[SitePatients]) -> Iterator[str]:
-    """Training labels: a line for each phenotype, and for each site that cannot learn some."""
+    """Training labels: a line for each phenotype, and for each site that cannot learn
+    some."""
     counts = {site.id: site.train.label_counts() for site in sites}
     for at, phenotype in enumerate(sites[0].phenotypes):
         own = ", ".join(
@@ -583,10 +595,11 @@ def _label_lines(sites: Sequence[SitePatients]) -> Iterator[str]:
 
 
 def _counts(sites: Sequence[SitePatients]) -> list[CountTable]:
-    """Patients; of the test patients present/absent/questionable, at sites that have labels.
+    """Patients; of the test patients present/absent/questionable, at sites that have
+    labels.
 
-    coded: patients with billed codes, labelled: with a label of any phenotype. concepts: of a
-    patient, the mean and the most, where notes are read as concepts.
+    coded: patients with billed codes, labelled: with a label of any phenotype.
+    concepts: of a patient, the mean and the most, where notes are read as concepts.
     """
     rows = []
     for site in sites:
@@ -625,7 +638,8 @@ def _counts(sites: Sequence[SitePatients]) -> list[CountTable]:
 
 
 def _stand_in(site: SitePatients, name: str, size: int) -> SitePatients:
-    """Two thirds of the patients, others each time: exact copies' mean would be the site's own."""
+    """Two thirds of the patients, others each time: exact copies' mean would be the
+    site's own."""
     rng = rng_of(0, "stand in", name)
 
     def some(cohort: Cohort, most: int) -> Cohort:

@@ -4,13 +4,13 @@
     obo      an ontology such as the Disease Ontology
     table    two columns, an id and a term, separated by commas or tabs
 
-A dictionary's concepts are public and the same at every site, whatever occurs in its notes:
-their sorted ids are the vocabulary of all that is learnt from them. Files are read line by
-line; those that end in .gz as they are.
+A dictionary's concepts are public and the same at every site, whatever occurs in its
+notes: their sorted ids are the vocabulary of all that is learnt from them. Files are
+read line by line; those that end in .gz as they are.
 
-Terms and texts are cut into the same words (`words_of`): folded, without accents, plurals as
-singulars. `plain_text` keeps a text's length wherever each character stands for one; `origin_of`
-leads back.
+Terms and texts are cut into the same words (`words_of`): folded, without accents,
+plurals as singulars. `plain_text` keeps a text's length wherever each character stands
+for one; `origin_of` leads back.
 """
 
 from __future__ import annotations
@@ -57,9 +57,11 @@ _Pairs = Iterator[tuple[str, str]]  # id, term
 class Dictionary:
     """Terms of concepts.
 
-    concepts: ids such as C0011849 or DOID:1234, sorted; a concept's index is its position.
-    terms: surface forms as the source writes them, each once, sorted. bounds: (terms + 1,) int64
-    into `members`; members: int32 indices of the concepts that a term stands for, sorted.
+    concepts: ids such as C0011849 or DOID:1234, sorted; a concept's index is its
+        position.
+    terms: surface forms as the source writes them, each once, sorted. bounds: (terms +
+    1,) int64 into `members`; members: int32 indices of the concepts that a term stands
+    for, sorted.
     """
 
     concepts: tuple[str, ...]
@@ -77,7 +79,8 @@ class Dictionary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of concepts and terms: caches name it, and sites compare it before a run."""
+        """A hash of concepts and terms: caches name it, and sites compare it before a
+        run."""
         state = hashlib.sha256()
         for names in (self.concepts, self.terms):
             state.update(len(names).to_bytes(8, "little"))
@@ -101,9 +104,8 @@ def dictionary_of(pairs: Iterable[tuple[str, str]]) -> Dictionary:
         if number not in known:
             found[term] = (*known, number)
     concepts, terms = tuple(sorted(numbers)), tuple(sorted(found))
-    place = np.empty(
-        len(concepts), dtype=np.int32
-    )  # (concepts,) order of reading → index
+    # (concepts,) order of reading → index
+    place = np.empty(len(concepts), dtype=np.int32)
     place[[numbers[concept] for concept in concepts]] = np.arange(len(concepts))
     lists = [(own,) if isinstance(own := found[term], int) else own for term in terms]
     members = np.fromiter(
@@ -116,8 +118,8 @@ def dictionary_of(pairs: Iterable[tuple[str, str]]) -> Dictionary:
 def read_dictionary(path: str | Path, format: str = "", **options: Any) -> Dictionary:
     """A dictionary from a file; its name tells the format (.RRF, .obo, else a table).
 
-    options: what the format's reader takes. Raises ConfigError for an unknown option, DataError
-    for a file that is none or holds no term.
+    options: what the format's reader takes. Raises ConfigError for an unknown option,
+    DataError for a file that is none or holds no term.
     """
     path = Path(path)
     if not format:
@@ -147,9 +149,11 @@ def _sound_rows(
     sound: Callable[[Any], Any],
     whole: Callable[[Any], Any] = bool,
 ) -> Iterator[Any]:
-    """The rows that are sound. Raises DataError where most are damaged, or there is none.
+    """The rows that are sound. Raises DataError where most are damaged, or there is
+    none.
 
-    given: line numbers and rows; None for a line that is no UTF-8. what: a row should be.
+    given: line numbers and rows; None for a line that is no UTF-8. what: a row should
+        be.
     whole: a sound row for which it is false is damaged, and yielded all the same.
     """
     report = TableReport(path)
@@ -178,7 +182,7 @@ def _split(path: Path) -> Iterator[tuple[int, list[str] | None]]:
     )
 
 
-# ---- formats ---------------------------------------------------------------------------------
+# ---- formats -------------------------------------------------------------------------
 
 
 def _umls(
@@ -191,14 +195,15 @@ def _umls(
 ) -> _Pairs:
     """The terms of MRCONSO.RRF, filtered as for cTAKES' fast dictionary.
 
-    sources: vocabularies (SAB) whose terms are taken. types: semantic types (TUI) that are
-    taken; by default those of cTAKES where MRSTY.RRF lies beside, else all; an empty list takes
-    all. left_out_kinds: term types (TTY) that are not taken; nor are RxNorm's synonyms (SY). Rows
-    marked as suppressed (SUPPRESS of E, O or Y) are dropped. (cTAKES also takes the terms of other
-    vocabularies for a concept that one of the sources has.)
+    sources: vocabularies (SAB) whose terms are taken. types: semantic types (TUI) that
+    are taken; by default those of cTAKES where MRSTY.RRF lies beside, else all; an
+    empty list takes all. left_out_kinds: term types (TTY) that are not taken; nor are
+    RxNorm's synonyms (SY). Rows marked as suppressed (SUPPRESS of E, O or Y) are
+    dropped. (cTAKES also takes the terms of other vocabularies for a concept that one
+    of the sources has.)
 
-    Raises DataError for a file that is no MRCONSO, or of which nothing is left, with the sources
-    that it has.
+    Raises DataError for a file that is no MRCONSO, or of which nothing is left, with
+    the sources that it has.
     """
 
     def sound(row: Sequence[str]) -> bool:  # every field ends in |, the last one too
@@ -260,12 +265,14 @@ _Stanza = dict[str, list[str]]  # tag → values
 def _obo(
     path: Path, *, scopes: Collection[str] = ("EXACT",), ids: str = "own"
 ) -> _Pairs:
-    """The terms of an ontology in OBO format: names and synonyms; obsolete ones are dropped.
+    """The terms of an ontology in OBO format: names and synonyms; obsolete ones are
+    dropped.
 
-    scopes: of synonyms, among EXACT, RELATED, NARROW and BROAD. ids: "own" for the ontology's
-    ids, or the prefix of a cross reference ("UMLS_CUI"): a term then stands for all ids that
-    are given there, and one without any is left out. A synonym that is none, and a line that
-    is no UTF-8, is left out. Raises DataError where most terms have one, or no term is sound.
+    scopes: of synonyms, among EXACT, RELATED, NARROW and BROAD. ids: "own" for the
+    ontology's ids, or the prefix of a cross reference ("UMLS_CUI"): a term then stands
+    for all ids that are given there, and one without any is left out. A synonym that is
+    none, and a line that is no UTF-8, is left out. Raises DataError where most terms
+    have one, or no term is sound.
     """
     for scope in scopes:
         if scope not in SCOPES:
@@ -308,7 +315,8 @@ def _synonyms(stanza: _Stanza) -> list[re.Match[str] | None]:
 
 
 def _stanzas(path: Path) -> Iterator[tuple[int, _Stanza]]:
-    """The [Term] stanzas with their line numbers; "" is a tag where a line cannot be read."""
+    """The [Term] stanzas with their line numbers; "" is a tag where a line cannot be
+    read."""
     kind, begin = "", 0
     stanza: _Stanza = {}
     for number, line in chain(_visible(path), [(0, "[]")]):
@@ -329,8 +337,9 @@ _TERM_NAMES: Final = frozenset("term str name synonym label text string".split()
 def _table(path: Path) -> _Pairs:
     """The terms of a table with two columns, id and term; tabs or commas separate them.
 
-    A first row that names both columns (id, cui, concept, code; term, str, name, synonym) gives
-    their places, and others may stand beside them. Raises DataError where no row is sound.
+    A first row that names both columns (id, cui, concept, code; term, str, name,
+    synonym) gives their places, and others may stand beside them. Raises DataError
+    where no row is sound.
     """
     first = next((line for _, line in _visible(path) if line is not None), "")
     delimiter = "\t" if "\t" in first else ","
@@ -374,8 +383,8 @@ _AFFIX = re.compile(
 def cleaned(term: str) -> str:
     """A term as notes would write it.
 
-    Without SNOMED's tags "(disorder)", "(finding)" …, without "NOS" at its end and "[X]" or
-    "[D]" at its start; white space made single.
+    Without SNOMED's tags "(disorder)", "(finding)" …, without "NOS" at its end and
+    "[X]" or "[D]" at its start; white space made single.
     """
     term = " ".join(term.split())
     while True:
@@ -385,7 +394,7 @@ def cleaned(term: str) -> str:
         term = shorter
 
 
-# ---- words -----------------------------------------------------------------------------------
+# ---- words ---------------------------------------------------------------------------
 
 _SHORTEST: Final = 3
 _MOST_WORDS: Final = 20
@@ -394,7 +403,8 @@ _APOSTROPHES: Final = "'’ʼ"
 
 
 class _Characters(dict[int, str]):
-    """Code point → what stands for it: letters and digits folded, an apostrophe, or a space."""
+    """Code point → what stands for it: letters and digits folded, an apostrophe, or a
+    space."""
 
     def __missing__(self, code: int) -> str:
         if chr(code) in _APOSTROPHES:
@@ -430,7 +440,8 @@ def words_of(text: str) -> list[str]:
 
 
 def singular(word: str) -> str:
-    """A word without the ending of an English plural; four letters and fewer stay as they are.
+    """A word without the ending of an English plural; four letters and fewer stay as
+    they are.
 
     biopsies → biopsy, abscesses → abscess, reflexes → reflex, stenoses → stenosis, metastases →
     metastasis, tumors → tumor; words in -ss, -us and -is stay. Both sides of a match go through

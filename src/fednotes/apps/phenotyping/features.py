@@ -1,9 +1,11 @@
-"""Notes → what a patient is to the models: a bag of concepts, or a vector of an encoder.
+"""Notes → what a patient is to the models: a bag of concepts, or a vector of an
+encoder.
 
     features_for   by a job's tables
     opened         by a recipe, which a saved model has: the same numbers of new notes
 
-A recipe is JSON: it says which dictionary, or encoder, with which options, and its fingerprint.
+A recipe is JSON: it says which dictionary, or encoder, with which options, and its
+fingerprint.
 """
 
 from __future__ import annotations
@@ -40,9 +42,8 @@ from fednotes.data.text import Passage, split_sentences, tokenize
 from fednotes.encoders.features import FrozenEncoder, load_encoder
 
 SYNTHETIC: Final = "synthetic"  # the generated patients' dictionary
-TEXT_RECIPE: Final = (
-    "mean-of-notes-1"  # raise it when the same text gives another vector
-)
+# raise it when the same text gives another vector
+TEXT_RECIPE: Final = "mean-of-notes-1"
 
 
 @checked(frozen=True)
@@ -50,27 +51,30 @@ class ConceptsConfig:
     """How notes become bags of concepts; the same at all sites.
 
     Attributes:
-        dictionary: MRCONSO.RRF of the UMLS, an ontology (.obo), or a table of ids and terms.
-            Relative paths are relative to the job file; `$NAME` stands for an environment
-            variable. "synthetic" is the dictionary of the generated patients.
+        dictionary: MRCONSO.RRF of the UMLS, an ontology (.obo), or a table of ids and
+            terms. Relative paths are relative to the job file; `$NAME` stands for an
+            environment variable. "synthetic" is the dictionary of the generated
+            patients.
         format: Format of the dictionary; guessed from the name of the file if empty.
         context: What happens to negated, hypothetical and family mentions.
         most: Patients with more concepts are left out, and counted.
         processes: Number of processes that read notes.
-        vectors: File of public word2vec vectors (text or .bin) whose words are the dictionary's
-            ids; stage 1 starts from them. Every site reads the same file. If it is empty, stage
-            1 starts from random numbers.
-        language: Language of the terms that are read from the UMLS; "ENG" if it is not given.
-        sources: Source vocabularies (SAB) that are read from the UMLS; those of cTAKES' fast
-            dictionary if they are not given.
-        types: Semantic types (TUI) that are read from the UMLS. If they are not given: those of
-            cTAKES where MRSTY.RRF lies beside MRCONSO.RRF, else all. `[]` reads all.
-        left_out_kinds: Term types (TTY) that are not read from the UMLS; if they are not given,
-            those that cTAKES leaves out.
-        scopes: Scopes of the synonyms that are read from an ontology, of EXACT, RELATED, NARROW
-            and BROAD; ["EXACT"] if they are not given.
-        ids: How concepts of an ontology are named: by its "own" ids, which is the default, or by
-            a kind of cross-reference such as "UMLS_CUI".
+        vectors: File of public word2vec vectors (text or .bin) whose words are the
+            dictionary's ids; stage 1 starts from them. Every site reads the same file.
+            If it is empty, stage 1 starts from random numbers.
+        language: Language of the terms that are read from the UMLS; "ENG" if it is not
+            given.
+        sources: Source vocabularies (SAB) that are read from the UMLS; those of cTAKES'
+            fast dictionary if they are not given.
+        types: Semantic types (TUI) that are read from the UMLS. If they are not given:
+            those of cTAKES where MRSTY.RRF lies beside MRCONSO.RRF, else all. `[]`
+            reads all.
+        left_out_kinds: Term types (TTY) that are not read from the UMLS; if they are
+            not given, those that cTAKES leaves out.
+        scopes: Scopes of the synonyms that are read from an ontology, of EXACT,
+            RELATED, NARROW and BROAD; ["EXACT"] if they are not given.
+        ids: How concepts of an ontology are named: by its "own" ids, which is the
+            default, or by a kind of cross-reference such as "UMLS_CUI".
     """
 
     dictionary: str = ""
@@ -101,10 +105,12 @@ class ConceptsConfig:
 
 @checked(frozen=True)
 class TextConfig:
-    """Patients as vectors: the mean over a patient's notes of each note's mean word vector.
+    """Patients as vectors: the mean over a patient's notes of each note's mean word
+    vector.
 
     Attributes:
-        encoder: A frozen encoder: "minilm" or a directory, as `encoders/features.py` names it.
+        encoder: A frozen encoder: "minilm" or a directory, as `encoders/features.py`
+            names it.
     """
 
     encoder: str = "minilm"
@@ -184,7 +190,8 @@ def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
         named = str(beside.resolve()) if beside.exists() else config.encoder
         return _features(config, {"encoder": named}, expand(named, "[text] encoder"))
     given = config.dictionary
-    # A variable stays one in the recipe: it may stand for another folder where the model goes.
+    # A variable stays one in the recipe: it may stand for another folder where the
+    # model goes.
     fixed = (
         given == SYNTHETIC
         or "$" in given
@@ -210,8 +217,9 @@ def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
 def opened(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features:
     """What a recipe stands for, checked by its fingerprint.
 
-    dictionary: where the dictionary (or the encoder) is now, if it has moved. Raises ModelError
-    where it is missing or another one, and for a value that no recipe can have.
+    dictionary: where the dictionary (or the encoder) is now, if it has moved. Raises
+    ModelError where it is missing or another one, and for a value that no recipe can
+    have.
     """
     kinds: dict[Any, tuple[type[ConceptsConfig | TextConfig], str, str]] = {
         "concepts": (ConceptsConfig, "dictionary", "--dictionary"),

@@ -12,7 +12,8 @@ from fednotes.jobs.results import some_of
 def score_hints(
     scores: Mapping[str, Mapping[str, Any]], sites: Sequence[SitePatients]
 ) -> Iterator[str]:
-    """Yield a line for each model that misses diseases, or whose test patients are too alike.
+    """Yield a line for each model that misses diseases, or whose test patients are too
+    alike.
 
     Args:
         scores: The scores of each site by condition.
@@ -34,7 +35,8 @@ def score_hints(
 
 
 def _never_predicted(by_disease: Mapping[str, Any]) -> list[str]:
-    """Return the diseases that some test patient has and that the model predicts for nobody."""
+    """Return the diseases that some test patient has and that the model predicts for
+    nobody."""
     return [
         disease
         for disease, score in by_disease.items()

@@ -30,8 +30,8 @@ class HoldOutConfig:
     """Codes that stage 1 never sees, besides those of [phenotypes].
 
     Attributes:
-        codes: Codes as `<system>:<code>`. Every code that begins with one is taken out; an OMOP
-            concept stands only for itself.
+        codes: Codes as `<system>:<code>`. Every code that begins with one is taken out;
+            an OMOP concept stands only for itself.
     """
 
     codes: tuple[str, ...] = ()
@@ -43,48 +43,54 @@ class HoldOutConfig:
 
 @checked(frozen=True)
 class PatientsConfig:
-    """Where one site's patients are: notes, billed codes, labels. All but notes may be absent.
+    """Where one site's patients are: notes, billed codes, labels. All but notes may be
+    absent.
 
     Attributes:
-        notes: A file or folder of notes, or a list of them. Relative paths are relative to the
-            job file; `$NAME` stands for an environment variable. A note without a patient is a
-            patient of its own, named by its id.
-        concepts: The output of cTAKES, in place of `notes` (`apps/phenotyping/concepts.py`).
+        notes: A file or folder of notes, or a list of them. Relative paths are relative
+            to the job file; `$NAME` stands for an environment variable. A note without
+            a patient is a patient of its own, named by its id.
+        concepts: The output of cTAKES, in place of `notes`
+            (`apps/phenotyping/concepts.py`).
         format: Format of the notes; guessed from the content if empty.
         categories: Keeps only notes of these categories; all if empty.
-        column: The column of a table, or the JSON key, that holds the text of a note; guessed
-            if empty.
-        encoding: Encoding of files of notes that have no byte-order mark and are not UTF-8, such as
-            "cp1252"; "auto" refuses such files.
-        codes: A file or folder of billed codes, or a list of them; `codes_format` says what
-            they are.
-        codes_format: What `codes` is: "table", any CSV or tab-separated table with a patient
-            and a code in each row (`apps/phenotyping/tables.py`); or a folder of tables: "mimic"
-            (MIMIC-III), "omop" or "codiesp".
+        column: The column of a table, or the JSON key, that holds the text of a note;
+            guessed if empty.
+        encoding: Encoding of files of notes that have no byte-order mark and are not
+            UTF-8, such as "cp1252"; "auto" refuses such files.
+        codes: A file or folder of billed codes, or a list of them; `codes_format` says
+            what they are.
+        codes_format: What `codes` is: "table", any CSV or tab-separated table with a
+            patient and a code in each row (`apps/phenotyping/tables.py`); or a folder
+            of tables: "mimic" (MIMIC-III), "omop" or "codiesp".
         system: Coding system of a table whose rows name none, such as "icd10".
-        patient_column: Name of the column of patients in a table of codes or labels; guessed if
-            empty.
+        patient_column: Name of the column of patients in a table of codes or labels;
+            guessed if empty.
         code_column: Name of the column of codes in a table of codes; guessed if empty.
         tables: Tables of MIMIC-III that are read; all if empty.
-        kinds: Codes of CodiEsp that are read: diagnoses (D), procedures (P) or both (DP).
-        conditions: Coding system of the OMOP table of conditions; "" leaves the table out.
-        procedures: Coding system of the OMOP table of procedures; "" leaves the table out.
-        labels: A table of judged phenotypes, with a row for each pair or a column for each
-            phenotype (`apps/phenotyping/labels.py`). Or a folder of the i2b2 2008 obesity challenge:
-            its texts are the notes unless `notes` is given, and its test part is the test data.
+        kinds: Codes of CodiEsp that are read: diagnoses (D), procedures (P) or both
+            (DP).
+        conditions: Coding system of the OMOP table of conditions; "" leaves the table
+            out.
+        procedures: Coding system of the OMOP table of procedures; "" leaves the table
+            out.
+        labels: A table of judged phenotypes, with a row for each pair or a column for
+            each phenotype (`apps/phenotyping/labels.py`). Or a folder of the i2b2 2008
+            obesity challenge: its texts are the notes unless `notes` is given, and its
+            test part is the test data.
         judgment: Which of the obesity challenge's two judgments is read: what a reader
             concludes, or what the text states.
         unmentioned: What a label U ("unmentioned") counts as.
-        test: Notes of a separate test part; with `concepts`, its cTAKES output. If it is empty,
-            `test_fraction` of the patients is held out.
+        test: Notes of a separate test part; with `concepts`, its cTAKES output. If it
+            is empty, `test_fraction` of the patients is held out.
         test_codes: Billed codes of the test part, if `codes` does not contain them.
         test_labels: Labels of the test part, if `labels` does not contain them.
         valid_fraction: Fraction of the patients that is held out for validation.
-        test_fraction: Fraction of the patients that is held out for testing, where `test` is
-            empty.
-        labelled: Fraction of the training patients whose phenotype labels are used, drawn by
-            the job's seed and a hash of the patient. The patients of a smaller fraction are
-            among those of a larger one.
+        test_fraction: Fraction of the patients that is held out for testing, where
+            `test` is empty.
+        labelled: Fraction of the training patients whose phenotype labels are used,
+            drawn by the job's seed and a hash of the patient. The patients of a smaller
+            fraction are among those of a larger one.
     """
 
     notes: Any = ()  # text or a list of texts: _paths checks it
@@ -235,8 +241,8 @@ def patient_tables(
 
     Args:
         table: All tables of the job.
-        preset: The tables of the method's preset. Its [concepts] applies where the job reads
-            notes by concepts.
+        preset: The tables of the method's preset. Its [concepts] applies where the job
+            reads notes by concepts.
         where: The job, as messages call it.
 
     Raises:
@@ -291,7 +297,8 @@ def patient_tables(
 def _with_concepts(
     table: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return a job's tables with the preset's [concepts], where the job reads notes by concepts."""
+    """Return a job's tables with the preset's [concepts], where the job reads notes by
+    concepts."""
     reads = isinstance(table.get("concepts"), Mapping) or "synthetic" in table
     if not reads or "text" in table or "concepts" not in preset:
         return table

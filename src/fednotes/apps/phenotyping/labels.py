@@ -6,19 +6,19 @@ A table is told by its header:
            columns are passed over
     wide   patient, and a column for each phenotype: a row for each patient
 
-The challenge (Uzuner 2009) is a folder of discharge summaries, judged for 16 diseases; each is a
-patient of its own, as in Liu, Dligach and Miller 2019:
+The challenge (Uzuner 2009) is a folder of discharge summaries, judged for 16 diseases;
+each is a patient of its own, as in Liu, Dligach and Miller 2019:
 
     obesity_patient_records_training.xml, …_training2.xml, …_test.xml   doc[@id] > text
     obesity_standoff_annotations_training.xml, …_addendum*.xml, …_test.xml
         diseases[@source] > disease[@name] > doc[@id][@judgment]
 
-Two experts judged each summary twice: `textual`, what the text states, and `intuitive`, what a
-reader concludes, which is what the paper uses. In its Table 1 the columns of presence and absence
-are exchanged; labels here follow the files.
+Two experts judged each summary twice: `textual`, what the text states, and `intuitive`,
+what a reader concludes, which is what the paper uses. In its Table 1 the columns of
+presence and absence are exchanged; labels here follow the files.
 
-A label is a word, a letter or a number, in any case (numbers may end in ".0", as spreadsheets
-write them beside empty cells):
+A label is a word, a letter or a number, in any case (numbers may end in ".0", as
+spreadsheets write them beside empty cells):
 
     present       Y   1
     absent        N   0
@@ -27,11 +27,12 @@ write them beside empty cells):
                           label only where the question is "does the text state it?"
     (empty)               -1: counted; the phenotype is one of the table's all the same
 
-Anything else is damaged: left out, counted, named by its line. A pair labelled twice and
-differently is no label at all, since nothing says which one holds; but in the challenge's files
-the later one holds, since an addendum corrects. Both are counted and named. Phenotypes are ordered
-by name, so that sites that judge the same ones agree. A site that has never judged one of them
-lists it without a label: an empty column, or a row without label.
+Anything else is damaged: left out, counted, named by its line. A pair labelled twice
+and differently is no label at all, since nothing says which one holds; but in the
+challenge's files the later one holds, since an addendum corrects. Both are counted and
+named. Phenotypes are ordered by name, so that sites that judge the same ones agree. A
+site that has never judged one of them lists it without a label: an empty column, or a
+row without label.
 """
 
 from __future__ import annotations
@@ -150,16 +151,15 @@ class PatientLabels:
         return (*told, *self.conflicts[:EXAMPLES], *tail)
 
 
-_Pair = (
-    tuple[int, str, str, int | None] | Damaged
-)  # line, patient, phenotype, label if any
+# line, patient, phenotype, label if any
+_Pair = tuple[int, str, str, int | None] | Damaged
 
 
 class _Found:
     """What files say so far.
 
-    later_holds: of two labels of a pair in two files; else neither holds. pairs: (patient,
-    phenotype) → label, None where two differ, and the place it stands at.
+    later_holds: of two labels of a pair in two files; else neither holds. pairs:
+    (patient, phenotype) → label, None where two differ, and the place it stands at.
     """
 
     def __init__(self, later_holds: bool) -> None:
@@ -208,16 +208,16 @@ class _Found:
         return PatientLabels(tuple(phenotypes), values, tuple(self._reports), conflicts)
 
 
-# ---- tables ----------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------
 
 
 def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLabels:
     """The labels of one table or several: CSV or tab-separated, also .gz.
 
-    patient_column: the column of patients, where a table has one of this name; otherwise one of
-    the usual names. Raises DataError for a missing file or column, a file of mostly damaged rows,
-    a column of something else than labels, two phenotypes that differ in case alone, or if
-    there is no label at all.
+    patient_column: the column of patients, where a table has one of this name;
+    otherwise one of the usual names. Raises DataError for a missing file or column, a
+    file of mostly damaged rows, a column of something else than labels, two phenotypes
+    that differ in case alone, or if there is no label at all.
     """
     found = _Found(later_holds=False)
     for each in (path, *more):
@@ -290,7 +290,10 @@ def _pair(line: int, patient: str, phenotype: str, text: str, what: str) -> _Pai
 
 
 def _titles(table: Table, patient: int) -> dict[int, str]:
-    """The phenotypes of a wide table by column. Raises DataError for titles that name none."""
+    """The phenotypes of a wide table by column.
+
+    Raises DataError for titles that name none.
+    """
     titles = {at: title for at, title in enumerate(table.titles) if at != patient}
     if not titles:
         raise table.error(
@@ -304,7 +307,7 @@ def _titles(table: Table, patient: int) -> dict[int, str]:
     return titles
 
 
-# ---- the obesity challenge -------------------------------------------------------------------
+# ---- the obesity challenge -----------------------------------------------------------
 
 
 def read_obesity(
@@ -312,8 +315,9 @@ def read_obesity(
 ) -> tuple[tuple[Note, ...], PatientLabels]:
     """The summaries of a folder, one a patient, and the judgments of them.
 
-    Files are told by their names, `*patient_records*.xml` and `*annotations*.xml` (.xml.gz
-    too); annotations are read training first, addenda in the order of their names, test last.
+    Files are told by their names, `*patient_records*.xml` and `*annotations*.xml`
+    (.xml.gz too); annotations are read training first, addenda in the order of their
+    names, test last.
     Raises DataError for missing files or ones that are no such XML, with the line.
     """
     notes = read_texts(_files(folder, "patient_records", "records"))
@@ -337,12 +341,14 @@ def _files(folder: Path, mark: str, kind: str) -> list[Path]:
         raise DataError(
             f"{folder}: no file of {kind} here: their names are like {like}"
         )
-    # In order of names an addendum follows what it adds to: "." is before "_" and digits.
+    # In order of names an addendum follows what it adds to: "." is before "_" and
+    # digits.
     return sorted(named, key=lambda path: "test" in path.name.lower())
 
 
 def read_texts(paths: Iterable[Path]) -> tuple[Note, ...]:
-    """The summaries of one or more files; the document's id is the note's and the patient's.
+    """The summaries of one or more files; the document's id is the note's and the
+    patient's.
 
     Raises DataError for a document without id or text, or one that is there twice.
     """
@@ -401,7 +407,7 @@ def _judgments(path: Path, wanted: str) -> Iterator[_Pair]:
                 yield line, document, name, _VALUES[letter.lower()]
 
 
-# ---- what a model is scored on ---------------------------------------------------------------
+# ---- what a model is scored on -------------------------------------------------------
 
 _NO_GOLD = "no JSON: expected one whole object a line, or --labels with a table beside the notes"
 
@@ -413,8 +419,8 @@ def renamed(
 ) -> tuple[Gold, tuple[str, ...], int]:
     """Labels under the model's names, and the names in the file's order.
 
-    label_map: name in the file → the model's. Where two labels of a patient come to one name and
-    differ, neither holds; the last value is how many such pairs there are.
+    label_map: name in the file → the model's. Where two labels of a patient come to one
+    name and differ, neither holds; the last value is how many such pairs there are.
     """
     made: Gold = {}
     names: dict[str, None] = {}
@@ -430,7 +436,8 @@ def renamed(
 
 
 def read_gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
-    """Texts and labels by patient, of JSON lines or of a folder of the obesity challenge.
+    """Texts and labels by patient, of JSON lines or of a folder of the obesity
+    challenge.
 
     Raises DataError naming file and line.
     """
@@ -462,8 +469,8 @@ def read_gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
 def read_beside(
     notes: dict[str, list[str]], path: Path, labels: Path
 ) -> tuple[dict[str, list[str]], Gold, tuple[str, ...]]:
-    """Texts of notes and labels of a table, of the patients who have both; and a line for each
-    thing that is wrong in the table, or left out.
+    """Texts of notes and labels of a table, of the patients who have both; and a line
+    for each thing that is wrong in the table, or left out.
 
     notes: those of `path`. Raises what `read_labels` raises.
     """

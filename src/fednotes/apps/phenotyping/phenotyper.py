@@ -3,9 +3,10 @@
     representation   a deep averaging network (stage 1), or TF-IDF, or the vectors themselves
     classifiers      linear machines of all diseases (stage 2); none after stage 1 alone
 
-As a folder it is `phenotyper.json` and `phenotyper.safetensors`. The dictionary or encoder
-that notes are read with is not copied: the folder names its place and fingerprint. Both files
-are under a checksum, so that a name or number that was lost is not taken for what was learnt.
+As a folder it is `phenotyper.json` and `phenotyper.safetensors`. The dictionary or
+encoder that notes are read with is not copied: the folder names its place and
+fingerprint. Both files are under a checksum, so that a name or number that was lost is
+not taken for what was learnt.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ class PhenotypeConfig:
     """The model of a phenotyping job.
 
     Attributes:
-        representation: "learn" represents patients by stage 1; "none" by TF-IDF of their
-            concepts (or by the vectors of a text encoder as they are); anything else is the
-            folder of a model whose trained network is used.
-        scale: Scale of a learnt representation for the classifiers: "l2" gives each patient
-            length 1, as TF-IDF has it; "none" takes the dense layer's values, as the paper
-            does.
+        representation: "learn" represents patients by stage 1; "none" by TF-IDF of
+            their concepts (or by the vectors of a text encoder as they are); anything
+            else is the folder of a model whose trained network is used.
+        scale: Scale of a learnt representation for the classifiers: "l2" gives each
+            patient length 1, as TF-IDF has it; "none" takes the dense layer's values,
+            as the paper does.
         network: The network of stage 1.
         classifier: The classifiers of stage 2.
     """
@@ -73,10 +74,10 @@ class PhenotypeConfig:
 class Phenotyper:
     """What phenotyping ends with, and what a site uses afterwards.
 
-    space: what inputs mean. Patients' representation is that of network, stage 1's; or of idf,
-    (vocabulary,) float64; or neither, for vectors as they are. code_names: the outputs of stage 1;
-    empty where it was left out. phenotypes: the diseases; empty after stage 1 alone. platt:
-    (machines, 2) calibration.
+    space: what inputs mean. Patients' representation is that of network, stage 1's; or
+    of idf, (vocabulary,) float64; or neither, for vectors as they are. code_names: the
+    outputs of stage 1; empty where it was left out. phenotypes: the diseases; empty
+    after stage 1 alone. platt: (machines, 2) calibration.
     """
 
     space: FeatureSpace
@@ -94,7 +95,10 @@ class Phenotyper:
         return self.space.width if self.network is None else self.network.config.hidden
 
     def features(self, inputs: Inputs) -> Features:
-        """(patients, width). Raises DataError for inputs of another kind or vocabulary."""
+        """(patients, width).
+
+        Raises DataError for inputs of another kind or vocabulary.
+        """
         if self.network is not None:
             dense = self.network.representation(inputs)
             if self.scale == "l2":
@@ -110,7 +114,8 @@ class Phenotyper:
         )
 
     def classes(self, inputs: Inputs) -> np.ndarray:
-        """(patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 nothing learnt."""
+        """(patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 nothing
+        learnt."""
         return self._machines().predict(self.features(inputs))
 
     def probabilities(self, inputs: Inputs) -> np.ndarray:
@@ -139,7 +144,8 @@ class Phenotyper:
         return self.machines
 
     def save(self, directory: Path) -> None:
-        """Write the model; an earlier one in this folder stays whole until the new one is.
+        """Write the model; an earlier one in this folder stays whole until the new one
+        is.
 
         Raises ModelError if a number is not finite or the folder holds something else.
         """
@@ -191,7 +197,8 @@ class Phenotyper:
 
 
 def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
-    """Read a saved model. Raises ModelError for one that is missing, damaged or of another format.
+    """Read a saved model. Raises ModelError for one that is missing, damaged or of
+    another format.
 
     The message names the folder.
     """
@@ -310,11 +317,11 @@ def _same(what: str, number: int, of: str, other: int) -> None:
 def network_settings(
     parameters: Mapping[str, Tensor], config: DanConfig, space: FeatureSpace
 ) -> tuple[DanConfig, int, np.ndarray | None]:
-    """The settings of a network of which `Dan.state` gave these tensors, whose widths are theirs;
-    its outputs; and its known concepts.
+    """The settings of a network of which `Dan.state` gave these tensors, whose widths
+    are theirs; its outputs; and its known concepts.
 
-    Raises ModelError where it reads another number of inputs than `space` has. Where the model
-    comes from is the caller's to say: `load_phenotyper` names the folder.
+    Raises ModelError where it reads another number of inputs than `space` has. Where
+    the model comes from is the caller's to say: `load_phenotyper` names the folder.
     """
     hidden, reads = parameters["hidden_weight"].shape
     width = reads if space.dense else len(parameters.get("embedding", ()))

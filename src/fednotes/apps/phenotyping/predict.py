@@ -1,4 +1,5 @@
-"""A saved phenotyping model on new notes: phenotypes of patients, or their billing codes."""
+"""A saved phenotyping model on new notes: phenotypes of patients, or their billing
+codes."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def notes_of(
     column: str | None = None,
     encoding: str = AUTO,
 ) -> dict[str, list[str]]:
-    """Return the texts of each patient in a file or folder of notes, stdin, or the text given.
+    """Return the texts of each patient in a file or folder of notes, stdin, or the text
+    given.
 
     A patient's notes may be anywhere in a table, so the texts of all patients are held.
 
@@ -77,7 +79,10 @@ class PatientReader:
     def of(
         cls, folder: Path, model: Phenotyper, place: str | None = None
     ) -> PatientReader:
-        """place: where its dictionary, or encoder, is now. Raises ModelError naming the folder."""
+        """place: where its dictionary, or encoder, is now.
+
+        Raises ModelError naming the folder.
+        """
         with within(str(folder), ModelError):
             return cls(model, opened(model.space.recipe, place))
 
@@ -106,7 +111,8 @@ class PatientReader:
     def results(
         self, notes: Mapping[str, Sequence[str]], told: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """{"patient", "concepts", "probabilities": of present, "labels"}; None if never learnt.
+        """{"patient", "concepts", "probabilities": of present, "labels"}; None if never
+        learnt.
 
         concepts: mentions found in the patient's notes; left out for vectors of text.
         """
@@ -146,8 +152,8 @@ class PatientReader:
             }
 
     def written(self, notes: Mapping[str, Sequence[str]], format: str) -> str:
-        """The results as JSON lines; as csv a row for each patient and phenotype (or code, where
-        none is labelled), with a heading."""
+        """The results as JSON lines; as csv a row for each patient and phenotype (or
+        code, where none is labelled), with a heading."""
         results = self.results(notes)
         if format != "csv":
             return "".join(
@@ -179,14 +185,16 @@ def evaluate_patients(
     labels: Path | None = None,
     encoding: str = AUTO,
 ) -> Evaluation:
-    """Scores of a phenotyping model on labelled patients, and the phenotypes it does not know.
+    """Scores of a phenotyping model on labelled patients, and the phenotypes it does
+    not know.
 
-    path: a folder of the i2b2 2008 obesity challenge (intuitive judgments), or JSON lines with
-    "patient", "text" and "labels" ({name: "present" | "absent" | "questionable"}), several lines
-    a patient if need be; or, with `labels`, notes as in `predict`. labels: a table of
-    them (`apps/phenotyping/labels.py`); what is wrong in it goes to stderr. label_map: as in
-    `evaluate_documents`; where two labels of a patient come to the same phenotype
-    and differ, neither holds, and how many there are goes to stderr.
+    path: a folder of the i2b2 2008 obesity challenge (intuitive judgments), or JSON
+    lines with "patient", "text" and "labels" ({name: "present" | "absent" |
+    "questionable"}), several lines a patient if need be; or, with `labels`, notes as in
+    `predict`. labels: a table of them (`apps/phenotyping/labels.py`); what is wrong in
+    it goes to stderr. label_map: as in `evaluate_documents`; where two labels of a
+    patient come to the same phenotype and differ, neither holds, and how many there are
+    goes to stderr.
     Raises DataError if no phenotype is in common.
     """
     phenotyper = reader.model

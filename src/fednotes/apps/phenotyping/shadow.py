@@ -1,4 +1,5 @@
-"""What an audit trains shadow models on: a site of patients, in units that may be left out.
+"""What an audit trains shadow models on: a site of patients, in units that may be left
+out.
 
 A patient is judged by how likely his codes, or his labels, are under a model.
 """
@@ -39,7 +40,8 @@ def audit_subject(
     most: int,
     control_of: str,
 ) -> tuple[Patients, Job]:
-    """Return a site's patients as the subject of an audit, and the job of its shadow models.
+    """Return a site's patients as the subject of an audit, and the job of its shadow
+    models.
 
     Args:
         scene: The audit's scene: the job, its sites and the audited site.

@@ -4,9 +4,9 @@
                      a list, a disease each, of (patients, classes) probabilities
     fednotes.json    the diseases in their order, and what the columns are
 
-Its steps are scikit-learn's own, so it loads where nothing but that library is trusted: a network's
-mean of vectors and its dense layer are linear maps (`TruncatedSVD`), and its bias with the ReLU
-a `MinMaxScaler` that clips at zero.
+Its steps are scikit-learn's own, so it loads where nothing but that library is trusted:
+a network's mean of vectors and its dense layer are linear maps (`TruncatedSVD`), and
+its bias with the ReLU a `MinMaxScaler` that clips at zero.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _MOST = 1e30  # no value of a ReLU is larger
 def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]:
     """What fills a folder with a saved phenotyping model.
 
-    dictionary: where the model's dictionary is, or its encoder, if it has moved. Raises ConfigError
-    for a model without classifiers, ModelError, MissingExtra without scikit-learn or skops.
+    dictionary: where the model's dictionary is, or its encoder, if it has moved. Raises
+    ConfigError for a model without classifiers, ModelError, MissingExtra without
+    scikit-learn or skops.
     """
     loaded = load_phenotyper(model)
     if loaded.machines is None:

@@ -1,4 +1,5 @@
-"""The two stages of phenotyping at a site, patients → codes and patients → phenotypes; settings."""
+"""The two stages of phenotyping at a site, patients → codes and patients → phenotypes;
+settings."""
 
 from __future__ import annotations
 
@@ -54,9 +55,8 @@ PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
     files("fednotes.apps.phenotyping").joinpath("phenotype.toml").read_text("utf-8")
 )
 Read = Mixtures | np.ndarray
-MOST_WEIGHT = (
-    1e6  # of a class, or a concept, that is agreed on; the least is 1 / MOST_WEIGHT
-)
+# of a class, or a concept, that is agreed on; the least is 1 / MOST_WEIGHT
+MOST_WEIGHT = 1e6
 
 
 @checked(frozen=True)
@@ -65,34 +65,37 @@ class Config(Averaging):
 
     Attributes:
         classifier_cycles: T', the number of cycles of stage 2.
-        classifier_epochs: Epochs of every classifier at each site in a cycle of stage 2.
-        systems: Coding systems whose categories are candidates for the outputs of stage 1.
-        outputs: Categories of codes that are the outputs of stage 1, in place of `systems` and
-            `minimum`. OMOP concepts need it, because they have no public list.
-        minimum: Number of patients over all sites from which a category of codes becomes an
-            output.
-        whole_causes: Whether categories of ICD-9 external causes have four characters, as in
-            the code book, in place of three (`apps/phenotyping/codes.py`).
-        least_questionable: Number of patients over all sites from which "questionable" is a
-            class of a disease.
-        calibrate: Whether probabilities are fitted to held-out patients (Platt scaling, by sums
-            alone).
-        least_occurrences: Number of occurrences in the training notes of all sites from which a
-            concept has a vector of its own; all other concepts share one. 0 gives each concept
-            of the dictionary its own. Under [privacy] it counts patients who have the concept,
-            with noise.
+        classifier_epochs: Epochs of every classifier at each site in a cycle of stage
+            2.
+        systems: Coding systems whose categories are candidates for the outputs of stage
+            1.
+        outputs: Categories of codes that are the outputs of stage 1, in place of
+            `systems` and `minimum`. OMOP concepts need it, because they have no public
+            list.
+        minimum: Number of patients over all sites from which a category of codes
+            becomes an output.
+        whole_causes: Whether categories of ICD-9 external causes have four characters,
+            as in the code book, in place of three (`apps/phenotyping/codes.py`).
+        least_questionable: Number of patients over all sites from which "questionable"
+            is a class of a disease.
+        calibrate: Whether probabilities are fitted to held-out patients (Platt scaling,
+            by sums alone).
+        least_occurrences: Number of occurrences in the training notes of all sites from
+            which a concept has a vector of its own; all other concepts share one. 0
+            gives each concept of the dictionary its own. Under [privacy] it counts
+            patients who have the concept, with noise.
         require_output: Whether patients without any output are left out of stage 1.
-        optimizer: Optimizer of stage 1 at the sites; "rmsprop" is that of Keras and needs
-            model.network.updates = "dense".
-        min_patients: Smallest number of patients behind an update of the concepts' vectors, or
-            of classifiers of the concepts themselves, since such an update tells which concepts
-            the patients have.
+        optimizer: Optimizer of stage 1 at the sites; "rmsprop" is that of Keras and
+            needs model.network.updates = "dense".
+        min_patients: Smallest number of patients behind an update of the concepts'
+            vectors, or of classifiers of the concepts themselves, since such an update
+            tells which concepts the patients have.
         model: The model's settings.
         space, phenotypes: What the sites hold. A job fills them in.
-        questionable: Phenotypes for which the sites together make "questionable" a class, as
-            far as that is known before training. A job fills it in.
-        vectors: Whether the sites have public vectors of concepts, from which stage 1 starts. A
-            job fills it in.
+        questionable: Phenotypes for which the sites together make "questionable" a
+            class, as far as that is known before training. A job fills it in.
+        vectors: Whether the sites have public vectors of concepts, from which stage 1
+            starts. A job fills it in.
         privacy, min_sites: As in the job's tables. A job fills them in.
     """
 
@@ -196,11 +199,12 @@ class Config(Averaging):
         return self.last_cycle if self.learns else 0
 
 
-# ---- counts with noise ---------------------------------------------------------------------------
+# ---- counts with noise ---------------------------------------------------------------
 
 
 def counted(config: Config) -> dict[str, int]:
-    """What patients are counted by under `Privacy.counts`, and how many numbers that is."""
+    """What patients are counted by under `Privacy.counts`, and how many numbers that
+    is."""
     if not config.space.width:  # what sites hold is not known yet
         return {"patients": 1}
     size, own = len(config.phenotypes), dict[str, int]()
@@ -216,7 +220,8 @@ def counted(config: Config) -> dict[str, int]:
 def own_counts(
     data: SitePatients, config: Config, rows: np.ndarray, places: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What one patient counts, 1 for each thing that the patient has: their places, and ones.
+    """What one patient counts, 1 for each thing that the patient has: their places, and
+    ones.
 
     rows: of the training patients, all of one. places: of the candidates.
     """
@@ -244,7 +249,8 @@ def own_counts(
 
 
 def agreed(config: Config, counts: np.ndarray, deviation: float) -> Tensors:
-    """What both stages begin with, of all sites' counts, each with noise of this deviation.
+    """What both stages begin with, of all sites' counts, each with noise of this
+    deviation.
 
     Raises DataError where no code, or no concept, is frequent enough.
     """
@@ -265,7 +271,8 @@ def agreed(config: Config, counts: np.ndarray, deviation: float) -> Tensors:
             inverse_document_frequencies(of["concepts"].clip(0, patients), patients)
         )
     if "present" in of:
-        # A count is as small as its noise, at least: who has one patient would weigh anything.
+        # A count is as small as its noise, at least: who has one patient would weigh
+        # anything.
         table = np.stack(
             [of["absent"], of["present"], np.zeros_like(of["absent"])], axis=1
         )
@@ -300,7 +307,10 @@ def require_agreed(config: Config, given: Tensors, site: str) -> None:
 
 
 def frequent_codes(counts: np.ndarray, config: Config) -> tuple[str, ...]:
-    """The outputs: of the candidates those that enough patients have. Raises DataError for none."""
+    """The outputs: of the candidates those that enough patients have.
+
+    Raises DataError for none.
+    """
     often = dict(
         zip(config.candidates, counts.round().astype(int).tolist(), strict=True)
     )
@@ -314,7 +324,8 @@ def places_of(names: Sequence[str], config: Config) -> Tensor:
 
 
 def frequent(counts: Tensor, least: int) -> Tensor:
-    """(concepts,) int64, rising: those that are counted so often, which have their own vector.
+    """(concepts,) int64, rising: those that are counted so often, which have their own
+    vector.
 
     Raises TrainingError where no concept is.
     """
@@ -390,7 +401,8 @@ class CodeLearner(AveragingSite):
         self.known: Tensors = {} if known is None else {KNOWN: torch.from_numpy(known)}
         settings = config.model.network
         if config.privacy is not None:
-            _network.cache_clear()  # each site has one of its own, whose parameters rest apart
+            # each site has one of its own, whose parameters rest apart
+            _network.cache_clear()
         self.network = shared_network(settings, data.space, len(outputs), known, device)
         self.cohort = self._predicted(data.coded(data.train), data)[0]
         self._read, self._labels = self._taken(self.cohort, data)
@@ -419,7 +431,8 @@ class CodeLearner(AveragingSite):
         return {**self._known({}), **self.known}
 
     def _taken(self, cohort: Cohort, site: SitePatients) -> tuple[Read, np.ndarray]:
-        """Patients as the network reads them, and their labels (patients, outputs) int8."""
+        """Patients as the network reads them, and their labels (patients, outputs)
+        int8."""
         cohort, labels = self._predicted(cohort, site)
         return self.network.read(cohort.bags), labels
 
@@ -456,7 +469,8 @@ class CodeLearner(AveragingSite):
         return _Patients(self.network, chosen, self._labels[rows])
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
-        """Sum of cross-entropies over held-out pairs of patient and code, and their number."""
+        """Sum of cross-entropies over held-out pairs of patient and code, and their
+        number."""
         self.load(tensors)
         loss, pairs, _ = self._judge(*self._held_out)
         metrics = {
@@ -518,13 +532,12 @@ class Classifiers:
         self._features = model.features(self._train.bags)
         self._held_out = model.features(self._valid.bags)
         self._targets = machines.targets(self._train.labels)
-        self._patients = np.count_nonzero(
-            self._targets, axis=0
-        )  # (machines,) n_k of each
+        # (machines,) n_k of each
+        self._patients = np.count_nonzero(self._targets, axis=0)
 
     def loss(self, weights: Mapping[str, Tensor], row: int) -> Tensor:
-        """The mean loss of all labels of one patient, by machines that are tensors; what represents
-        the patient is computed without any other one."""
+        """The mean loss of all labels of one patient, by machines that are tensors;
+        what represents the patient is computed without any other one."""
         x, settings = (
             self.model.features(self._train.bags.take([row])),
             self.machines.config,
@@ -533,9 +546,8 @@ class Classifiers:
             torch.from_numpy(x.values).float(),
             torch.from_numpy(x.columns),
         )
-        score = (
-            values @ weights["svm.weight"][columns] + weights["svm.intercept"]
-        )  # (machines,)
+        # (machines,)
+        score = values @ weights["svm.weight"][columns] + weights["svm.intercept"]
         sign = torch.from_numpy(self._targets[row]).float()
         each = (
             softplus(-sign * score)
@@ -551,10 +563,12 @@ class Classifiers:
         return (each * counted).sum() / sign.abs().sum().clamp(min=1)
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
-        """`classifier_epochs` epochs of stochastic gradient descent from the given machines; or
-        the solutions, where the classifiers are the reference that is fitted to its end.
+        """`classifier_epochs` epochs of stochastic gradient descent from the given
+        machines; or the solutions, where the classifiers are the reference that is
+        fitted to its end.
 
-        Returns each machine times the number of patients it was trained on here, and that
+        Returns each machine times the number of patients it was trained on here, and
+            that
         number: patients without a label of a disease say nothing of its classifier.
         """
         config, labels, loss, pairs = self.config, self._train.labels, 0.0, 0
@@ -576,7 +590,8 @@ class Classifiers:
                 loss, pairs = loss + found[0], pairs + found[1]
         counts = round_array(self._patients.astype(np.float64), self.count_step)
         patients = torch.from_numpy(counts)
-        # A float32 value times a count is exact in float64: one site's mean is its own value.
+        # A float32 value times a count is exact in float64: one site's mean is its own
+        # value.
         sent = {
             n: value.double() * patients for n, value in self.machines.sent().items()
         }
@@ -607,8 +622,9 @@ class Classifiers:
     def _rounded_platt_sums(
         self, platt: np.ndarray, scores: np.ndarray, targets: np.ndarray
     ) -> np.ndarray:
-        """Return `platt_sums` as if each machine's positive patients were as many as is reported
-        of them, and so its negative ones: each patient counts reported / exact times.
+        """Return `platt_sums` as if each machine's positive patients were as many as is
+        reported of them, and so its negative ones: each patient counts reported / exact
+        times.
 
         Like a loss (`scale_sum`) the sums have the precision of float32.
         """
@@ -658,9 +674,11 @@ class Classifiers:
         return found
 
     def _counts(self, cohort: Cohort, predicted: np.ndarray) -> ClassCounts:
-        """Labels against predictions, over the same pairs whatever this model has learnt.
+        """Labels against predictions, over the same pairs whatever this model has
+        learnt.
 
-        Questionable patients count where they are a class: here, or for all sites together.
+        Questionable patients count where they are a class: here, or for all sites
+        together.
         """
         config = self.config
         classes = [
@@ -675,8 +693,8 @@ class Classifiers:
 def _scores(counts: ClassCounts, ranked: Mapping[str, Any]) -> dict[str, Any]:
     """One site's scores, as the report reads them.
 
-    A disease whose test patients are all of one class is in no mean: who calls all of them so
-    is right without having learnt anything.
+    A disease whose test patients are all of one class is in no mean: who calls all of
+    them so is right without having learnt anything.
     """
     told = ClassCounts(
         {

@@ -1,13 +1,15 @@
-"""Invented patients with notes, billed codes and phenotypes: a demonstration without any file.
+"""Invented patients with notes, billed codes and phenotypes: a demonstration without
+any file.
 
-A patient has a few of 20 hidden conditions. Each condition favours concepts of its own, billed
-codes follow from the conditions, and so do six phenotypes; so what the notes say predicts both,
-and what is learnt of codes carries over to phenotypes. A phenotype is named in some notes of
-those who have it, in others negated or as a relative's. Words come from syllables and lists
-(`data/lexicon.toml`): no line of it is of a real patient, and that one way of learning does
-better on it says nothing of hospitals.
+A patient has a few of 20 hidden conditions. Each condition favours concepts of its own,
+billed codes follow from the conditions, and so do six phenotypes; so what the notes say
+predicts both, and what is learnt of codes carries over to phenotypes. A phenotype is
+named in some notes of those who have it, in others negated or as a relative's. Words
+come from syllables and lists (`data/lexicon.toml`): no line of it is of a real patient,
+and that one way of learning does better on it says nothing of hospitals.
 
-The dictionary is the same for every seed: a model that was trained on one can be used on another.
+The dictionary is the same for every seed: a model that was trained on one can be used
+on another.
 """
 
 from __future__ import annotations
@@ -62,9 +64,10 @@ class GeneratedPatients:
 class _World:
     """What is the same for all sites and seeds.
 
-    terms: of each concept; the phenotypes' come first. own: (conditions, _OWN) concepts.
-    codes: of each condition. weight: (conditions, phenotypes), how much a condition speaks for a
-    phenotype. common: (conditions,) shares of patients.
+    terms: of each concept; the phenotypes' come first. own: (conditions, _OWN)
+        concepts.
+    codes: of each condition. weight: (conditions, phenotypes), how much a condition
+    speaks for a phenotype. common: (conditions,) shares of patients.
     """
 
     terms: tuple[tuple[str, ...], ...]
@@ -75,7 +78,8 @@ class _World:
 
 
 def dictionary() -> Dictionary:
-    """The public dictionary of the generated notes: some 300 concepts with 1 to 3 terms each."""
+    """The public dictionary of the generated notes: some 300 concepts with 1 to 3 terms
+    each."""
     terms = _world().terms
     return dictionary_of(
         (f"S{at:04d}", term) for at, names in enumerate(terms) for term in names
@@ -102,7 +106,10 @@ def _world() -> _World:
 
 
 def _terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
-    """Each concept's terms. No two terms are the same words, and each can be matched."""
+    """Each concept's terms.
+
+    No two terms are the same words, and each can be matched.
+    """
     lexicon = make_lexicon(rng, 800)
     taken: set[str] = set()
 
@@ -133,7 +140,8 @@ def _terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
 
 
 def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients:
-    """The patients of a site of this name; sites differ in number and in what they have.
+    """The patients of a site of this name; sites differ in number and in what they
+    have.
 
     patients: roughly: from 0.6 to 1.4 times as many. A function of its arguments.
     """
@@ -143,9 +151,8 @@ def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients
     odds = np.log(world.common / (1 - world.common)) + 0.5 * rng.standard_normal(
         _CONDITIONS
     )
-    has = rng.random((size, _CONDITIONS)) < 1 / (
-        1 + np.exp(-odds)
-    )  # (patients, conditions)
+    # (patients, conditions)
+    has = rng.random((size, _CONDITIONS)) < 1 / (1 + np.exp(-odds))
     said = has @ world.weight + 0.25 * rng.standard_normal((size, len(PHENOTYPES)))
     truth = said > _thresholds()
     labels = np.where(truth, PRESENT, ABSENT).astype(np.int8)
@@ -153,9 +160,8 @@ def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients
     near = np.abs(said[:, column] - _thresholds()[column]) < 0.06
     labels[near, column] = QUESTIONABLE
     labels[rng.random(labels.shape) < 0.05] = UNLABELLED  # experts who disagreed
-    favourite = [
-        int(rng.integers(len(terms))) for terms in world.terms
-    ]  # this site's own words
+    # this site's own words
+    favourite = [int(rng.integers(len(terms))) for terms in world.terms]
     notes, codes = {}, {}
     for row in range(size):
         patient = f"{name}-{row + 1:05d}"
@@ -172,7 +178,8 @@ def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients
 
 @lru_cache(maxsize=1)
 def _thresholds() -> np.ndarray:
-    """(phenotypes,): what must speak for one, so that about its share of patients has it."""
+    """(phenotypes,): what must speak for one, so that about its share of patients has
+    it."""
     world, rng = _world(), rng_of(0, "synthetic patients", "thresholds")
     has = rng.random((20_000, _CONDITIONS)) < world.common
     said = has @ world.weight + 0.25 * rng.standard_normal((len(has), len(PHENOTYPES)))

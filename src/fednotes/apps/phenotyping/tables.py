@@ -1,22 +1,25 @@
-"""A hospital's tables, a row a line: what was damaged in them; the codes of its patients; XML.
+"""A hospital's tables, a row a line: what was damaged in them; the codes of its
+patients; XML.
 
     read_mimic     MIMIC-III: DIAGNOSES_ICD, PROCEDURES_ICD, CPTEVENTS
     read_omop      OMOP: condition_occurrence, procedure_occurrence
     read_codiesp   CodiEsp: trainD.tsv, trainP.tsv and the like, no header
     read_codes     a table of a site's own with a header and a row for each patient and code
 
-Comma, tab or semicolon, as the header tells; .gz is unpacked. None of these tables has a field
-over several lines, so a damaged row (wrong number of columns, no patient, no code of its system,
-no text, a quote that is not closed) harms no row after it: it is left out, counted, and named
-by its line. What a cell holds is in no message, and no more of the header than a column that was
-meant. Rows whose code is empty are counted apart: MIMIC-III has some. Codes are strings: "0389"
-is septicaemia, 389 is hearing loss.
+Comma, tab or semicolon, as the header tells; .gz is unpacked. None of these tables has
+a field over several lines, so a damaged row (wrong number of columns, no patient, no
+code of its system, no text, a quote that is not closed) harms no row after it: it is
+left out, counted, and named by its line. What a cell holds is in no message, and no
+more of the header than a column that was meant. Rows whose code is empty are counted
+apart: MIMIC-III has some. Codes are strings: "0389" is septicaemia, 389 is hearing
+loss.
 
-The columns of a site's own table are found by their names, without case; blanks and hyphens are
-underscores. Where a row names no coding system (`_SYSTEM`, a cell such as "ICD-10-CM" or "CPT4";
-or icd_version, 9 or 10, as MIMIC-IV has it), it is the one that the caller gives. A version is of
-procedures where the caller's system is, or, without one, where "proc" is in the file's name; of
-diagnoses otherwise: 3605 is a code of both. Other columns are passed over.
+The columns of a site's own table are found by their names, without case; blanks and
+hyphens are underscores. Where a row names no coding system (`_SYSTEM`, a cell such as
+"ICD-10-CM" or "CPT4"; or icd_version, 9 or 10, as MIMIC-IV has it), it is the one that
+the caller gives. A version is of procedures where the caller's system is, or, without
+one, where "proc" is in the file's name; of diagnoses otherwise: 3605 is a code of both.
+Other columns are passed over.
 """
 
 from __future__ import annotations
@@ -75,10 +78,12 @@ Row = tuple[int, list[str]] | Damaged  # line and cells
 
 @dataclass
 class TableReport:
-    """What became of a table's rows: kept, empty (nothing given) and damaged ones are all.
+    """What became of a table's rows: kept, empty (nothing given) and damaged ones are
+    all.
 
     unknown: kept rows whose code the dictionary beside the table (D_ICD_DIAGNOSES and
-    D_ICD_PROCEDURES) does not know, for example because a spreadsheet ate a leading zero.
+    D_ICD_PROCEDURES) does not know, for example because a spreadsheet ate a leading
+    zero.
     examples: the first damaged rows.
     """
 
@@ -100,7 +105,10 @@ class TableReport:
                 yield row
 
     def damage(self, row: Damaged) -> None:
-        """Count a row that is left out. Raises DataError where all of the first hundred are."""
+        """Count a row that is left out.
+
+        Raises DataError where all of the first hundred are.
+        """
         self.damaged += 1
         if len(self.examples) < EXAMPLES:
             self.examples.append(row)
@@ -108,7 +116,8 @@ class TableReport:
             self.require_sound(self.rows)
 
     def require_sound(self, rows: int) -> None:
-        """Raises DataError where more than half of so many are damaged: it is another table."""
+        """Raises DataError where more than half of so many are damaged: it is another
+        table."""
         if 2 * self.damaged > rows:
             reason, all_of = self.examples[0].reason, f"{self.damaged} of {rows} rows"
             raise DataError.at(
@@ -124,14 +133,15 @@ class TableReport:
         return (*named, f"{self.path}: {more} more damaged rows") if more else named
 
 
-# ---- rows ------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------
 
 
 def lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """Yield numbered lines without their ends; None for one that is no text or too long.
+    """Yield numbered lines without their ends; None for one that is no text or too
+    long.
 
-    The encoding is that of the byte-order mark, else UTF-8 or the one that the user named
-    (`encodings.reading_as`). A byte that is not UTF-8 harms no other line.
+    The encoding is that of the byte-order mark, else UTF-8 or the one that the user
+    named (`encodings.reading_as`). A byte that is not UTF-8 harms no other line.
 
     Raises:
         DataError: The file is missing, not whole or no text.
@@ -150,7 +160,8 @@ def lines(path: Path) -> Iterator[tuple[int, str | None]]:
 
 
 def _byte_lines(path: Path, mark: int) -> Iterator[tuple[str | None, bool]]:
-    """Yield the lines of a UTF-8 file in pieces of `_LONGEST` bytes; whether each ends one."""
+    """Yield the lines of a UTF-8 file in pieces of `_LONGEST` bytes; whether each ends
+    one."""
     with open_bytes(path) as file:
         try:
             file.read(mark)
@@ -214,7 +225,8 @@ def cells_of(line: str, delimiter: str) -> list[str]:
 class Table:
     """A table with a header. Raises DataError where there is none.
 
-    titles: as they stand; names: to compare ("Patient ID" is patient_id). line: the header's.
+    titles: as they stand; names: to compare ("Patient ID" is patient_id). line: the
+        header's.
     """
 
     def __init__(self, path: Path, what: str = "codes") -> None:
@@ -239,10 +251,11 @@ class Table:
         return any(_plain(column) in self.names for column in columns if column)
 
     def column(self, given: str, usual: Sequence[str] = (), key: str = "") -> int:
-        """Where a column is: the one of the `given` name, else the only one of the usual names.
+        """Where a column is: the one of the `given` name, else the only one of the
+        usual names.
 
-        key: the setting that names the column, for a message. Raises DataError for a column that
-        is missing, or that two could be.
+        key: the setting that names the column, for a message. Raises DataError for a
+        column that is missing, or that two could be.
         """
         wanted = [_plain(given)] if given else usual
         found = [at for at, name in enumerate(self.names) if name in wanted]
@@ -275,7 +288,8 @@ def _plain(title: str) -> str:
 
 
 _ENTITIES = "the file declares or uses entities of its own: replace them by their text"
-# line, name, attributes; where an element ends: None, and the text of one whose text is asked for
+# line, name, attributes; where an element ends: None, and the text of one whose text is
+# asked for
 _Element = tuple[int, str, Mapping[str, str] | None, str]
 
 
@@ -324,11 +338,12 @@ class _Handler(ContentHandler):
 
 
 def elements(path: Path, texts: str = "", doctype: bool = True) -> Iterator[_Element]:
-    """Where the elements of an XML file begin and end, one after the other, while it is read.
+    """Where the elements of an XML file begin and end, one after the other, while it is
+    read.
 
-    Nothing is fetched, and entities of the file's own are refused, so that it can neither grow in
-    memory nor reach for another one. texts: the name of elements whose text is wanted. doctype:
-    whether the file may have one at all.
+    Nothing is fetched, and entities of the file's own are refused, so that it can
+    neither grow in memory nor reach for another one. texts: the name of elements whose
+    text is wanted. doctype: whether the file may have one at all.
 
     Raises DataError, with the line, for a file that is no XML, not whole or not safe.
     """
@@ -367,15 +382,15 @@ def elements(path: Path, texts: str = "", doctype: bool = True) -> Iterator[_Ele
             handler.found.clear()
 
 
-# ---- codes -----------------------------------------------------------------------------------
+# ---- codes ---------------------------------------------------------------------------
 
 
 @dataclass
 class PatientCodes:
     """The codes of a site's patients. They never leave the site.
 
-    codes: patient → codes as `data.codes` writes them, at least one each. tables: what became of
-    the rows.
+    codes: patient → codes as `data.codes` writes them, at least one each. tables: what
+    became of the rows.
     """
 
     codes: dict[str, set[str]] = field(default_factory=dict, repr=False)
@@ -396,10 +411,8 @@ _CODE: Final = (
 )
 _SYSTEM: Final = ("system", "coding_system", "code_system")
 _VERSION: Final = "icd_version"
-_ICD: Final = (
-    ("icd9", "icd10"),
-    ("icd9proc", "icd10pcs"),
-)  # of diagnoses, of procedures
+# of diagnoses, of procedures
+_ICD: Final = (("icd9", "icd10"), ("icd9proc", "icd10pcs"))
 # What else a coding system is called, in small letters and digits alone.
 _CALLED: Final = {
     **{name: name for name in SYSTEMS},
@@ -411,9 +424,9 @@ _CALLED: Final = {
 def read_mimic(folder: Path, tables: Collection[str] = ()) -> PatientCodes:
     """The codes in a folder of MIMIC-III tables (.csv or .csv.gz, upper or lower case).
 
-    tables: which of "diagnoses", "procedures", "cpt", all if empty; each must be there. Raises
-    ConfigError for another table, DataError for a missing file or column, or a table of mostly
-    damaged rows.
+    tables: which of "diagnoses", "procedures", "cpt", all if empty; each must be there.
+    Raises ConfigError for another table, DataError for a missing file or column, or a
+    table of mostly damaged rows.
     """
     for name in tables:
         if name not in MIMIC:
@@ -440,10 +453,11 @@ def read_omop(
 ) -> PatientCodes:
     """The codes in a folder of OMOP tables (.csv or .csv.gz; comma or tab).
 
-    conditions, procedures: the coding system of each table; "" leaves it out. "condition"
-    and "procedure" take standard concepts (condition_concept_id; 0, not mapped, counts as
-    empty); any other, such as "icd10" or "cpt", takes the source's codes
-    (condition_source_value), which the tables do not say the system of. Raises as `read_mimic`.
+    conditions, procedures: the coding system of each table; "" leaves it out.
+    "condition" and "procedure" take standard concepts (condition_concept_id; 0, not
+    mapped, counts as empty); any other, such as "icd10" or "cpt", takes the source's
+    codes (condition_source_value), which the tables do not say the system of. Raises as
+    `read_mimic`.
     """
     wanted = [
         (k, s) for k, s in (("condition", conditions), ("procedure", procedures)) if s
@@ -462,9 +476,9 @@ def read_omop(
 def read_codiesp(path: Path, kinds: str = "DP") -> PatientCodes:
     """The codes of CodiEsp's cases: article → ICD-10 codes.
 
-    path: a file such as trainD.tsv, or a folder whose files ending in D.tsv (diagnoses) and
-    P.tsv (procedures) are all read. kinds: "D", "P" or both. Two columns without a header:
-    article, code; codes are lower case there. Raises as `read_mimic`.
+    path: a file such as trainD.tsv, or a folder whose files ending in D.tsv (diagnoses)
+    and P.tsv (procedures) are all read. kinds: "D", "P" or both. Two columns without a
+    header: article, code; codes are lower case there. Raises as `read_mimic`.
     """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
@@ -485,11 +499,11 @@ def read_codes(
 ) -> PatientCodes:
     """The codes of a table with a header: CSV or tab-separated, also .gz.
 
-    system: the coding system of rows that name none. patient_column, code_column: names of
-    columns that are called otherwise than usual.
+    system: the coding system of rows that name none. patient_column, code_column: names
+    of columns that are called otherwise than usual.
 
-    Raises DataError for a missing file or column, a table that says no coding system, or one of
-    mostly damaged rows.
+    Raises DataError for a missing file or column, a table that says no coding system,
+    or one of mostly damaged rows.
     """
     table, made = Table(path), PatientCodes()
     patient = table.column(patient_column, PATIENT_COLUMNS, "patient_column")
@@ -525,7 +539,8 @@ def _systems(table: Table, system: str) -> Callable[[Sequence[str]], str | None]
 
 @lru_cache(maxsize=1000)
 def _called(text: str) -> str | None:
-    """The system of this name; the last part of an address, as FHIR has: …/sid/icd-10-cm."""
+    """The system of this name; the last part of an address, as FHIR has:
+    …/sid/icd-10-cm."""
     return _CALLED.get(re.sub("[^a-z0-9]", "", text.lower().rpartition("/")[2]))
 
 
@@ -548,9 +563,8 @@ def _needed(folder: Path, name: str) -> Path:
     )
 
 
-_System = (
-    str | Callable[[Sequence[str]], str | None]
-)  # of all rows, or by a row's cells
+# of all rows, or by a row's cells
+_System = str | Callable[[Sequence[str]], str | None]
 
 
 def _of_table(
@@ -560,7 +574,10 @@ def _of_table(
     system: str,
     known: Collection[str | None] | None = None,
 ) -> None:
-    """Adds the codes of a table with these columns. Raises DataError for a missing one."""
+    """Adds the codes of a table with these columns.
+
+    Raises DataError for a missing one.
+    """
     table = Table(path)
     patient, code = map(table.column, columns)
     _collect(made, path, table.rows(), (patient, code), system, known)
@@ -576,8 +593,8 @@ def _collect(
 ) -> None:
     """Adds a table's codes, and what became of its rows.
 
-    columns: of patients and of codes. known: the codes that there are; others are kept and
-    counted. Raises DataError where most rows are damaged.
+    columns: of patients and of codes. known: the codes that there are; others are kept
+    and counted. Raises DataError where most rows are damaged.
     """
     report = TableReport(path)
     made.tables.append(report)

@@ -1,7 +1,7 @@
 """Two-stage phenotyping: sites and server.
 
-Dianbo Liu, Dmitriy Dligach and Timothy Miller (2019), "Two-stage federated phenotyping and
-patient representation learning", Algorithm 1.
+Dianbo Liu, Dmitriy Dligach and Timothy Miller (2019), "Two-stage federated phenotyping
+and patient representation learning", Algorithm 1.
 
     paper       here
     t           `Server.round` in stage 1, the round's number in stage 2
@@ -13,9 +13,9 @@ patient representation learning", Algorithm 1.
     W_k^t       what a site returns from "train"
     f           `patients.dan.Dan` in stage 1, `patients.classifiers.LinearSVMs` in stage 2
 
-Stage 1 predicts billing codes from concepts and is left out where `representation` names a
-model or is "none". Stage 2 trains the classifiers of all diseases on what the dense layer says
-of a patient; without phenotypes a run ends with stage 1.
+Stage 1 predicts billing codes from concepts and is left out where `representation`
+names a model or is "none". Stage 2 trains the classifiers of all diseases on what the
+dense layer says of a patient; without phenotypes a run ends with stage 1.
 """
 
 from __future__ import annotations
@@ -95,23 +95,22 @@ from fednotes.training.server_steps import by_each, for_names, gathered
 
 __all__ = ["METHOD", "Config", "Site", "train"]
 
-LABELS = (
-    "absent",
-    "present",
-    "questionable",
-)  # of "count_labels", in the order of CLASSES
+# of "count_labels", in the order of CLASSES
+LABELS = ("absent", "present", "questionable")
 
 
-# ---- sites -----------------------------------------------------------------------------------
+# ---- sites ---------------------------------------------------------------------------
 
 
 class Site(MethodSite):
     """One hospital: its patients, and the tasks that the server may ask for.
 
-    directory: where the finished model is written; None writes nothing. draws: of orders and
-    dropout; None: the job's seed. count_step: weights and counts are sent as multiples of it.
+    directory: where the finished model is written; None writes nothing. draws: of
+    orders and dropout; None: the job's seed. count_step: weights and counts are sent as
+    multiples of it.
 
-    Raises ConfigError where an update of the concepts' vectors would cover too few patients.
+    Raises ConfigError where an update of the concepts' vectors would cover too few
+        patients.
     """
 
     rounds_counts = True
@@ -155,9 +154,8 @@ class Site(MethodSite):
         # of training with differential privacy
         self.model, self.shared = nn.Module(), dict[str, nn.Parameter]()
         self.private, self.stage = dict[str, nn.Parameter](), 0
-        self.rows = np.zeros(
-            (2, 0), np.int64
-        )  # of a training patient in each stage, or -1
+        # of a training patient in each stage, or -1
+        self.rows = np.zeros((2, 0), np.int64)
 
     @property
     def id(self) -> str:
@@ -171,10 +169,11 @@ class Site(MethodSite):
         return f"{sent:,} numbers of the representation and {machines:,} of the classifiers"
 
     def covered(self, task: str) -> dict[str, int]:
-        """Return the number of patients behind an update of this task, and steps of stage 1.
+        """Return the number of patients behind an update of this task, and steps of
+        stage 1.
 
-        A site's policy compares them with its limits. Platt scaling sums over held-out patients,
-        all other tasks over training patients.
+        A site's policy compares them with its limits. Platt scaling sums over held-out
+        patients, all other tasks over training patients.
         """
         if task == "calibrate":
             return {"patients": len(self.data.valid.labelled())}
@@ -211,7 +210,8 @@ class Site(MethodSite):
         return torch.from_numpy(round_array(counts.astype(np.float64), self.count_step))
 
     def count_concepts(self, tensors: Tensors) -> Update:
-        """How often each of the dictionary's concepts occurs in the training patients' notes."""
+        """How often each of the dictionary's concepts occurs in the training patients'
+        notes."""
         bags = self.data.train.bags
         assert isinstance(bags, Bags)  # the server asks for no others
         counts = np.bincount(bags.concepts, minlength=bags.vocabulary)
@@ -223,7 +223,10 @@ class Site(MethodSite):
         return Update({"embedding": torch.from_numpy(table)}, 1.0)
 
     def _public_vectors(self) -> ConceptVectors:
-        """Return the site's public vectors. Raises ConfigError if they do not fit the network."""
+        """Return the site's public vectors.
+
+        Raises ConfigError if they do not fit the network.
+        """
         vectors, width = self.data.vectors, self.config.model.network.embedding
         if vectors is None or vectors.values.shape[1] != width:
             own = (
@@ -237,7 +240,10 @@ class Site(MethodSite):
         return vectors
 
     def _known_concepts(self, tensors: Tensors) -> np.ndarray:
-        """The concepts that have a vector of their own. Raises RefusedError for impossible ones."""
+        """The concepts that have a vector of their own.
+
+        Raises RefusedError for impossible ones.
+        """
         given = tensors.get(KNOWN, torch.zeros(0))
         fits = given.dtype == torch.int64 and given.dim() == 1
         known = given.numpy() if fits else np.zeros(0, np.int64)
@@ -250,7 +256,8 @@ class Site(MethodSite):
         return known.copy()  # in one process the tensor is the server's
 
     def begin_codes(self, tensors: Tensors) -> Update:
-        """The outputs are agreed, indices into the public list, and which concepts are known."""
+        """The outputs are agreed, indices into the public list, and which concepts are
+        known."""
         self.agree_codes(tensors)
         return Update()
 
@@ -306,7 +313,8 @@ class Site(MethodSite):
         return self._learner.keep(tensors)
 
     def finish(self, tensors: Tensors) -> Update:
-        """The end of a stage: judge on the test patients; write the model after the last."""
+        """The end of a stage: judge on the test patients; write the model after the
+        last."""
         if self._classifiers is not None:
             self._classifiers.finish(tensors)
             model = self._classifiers.model
@@ -423,7 +431,7 @@ class Site(MethodSite):
             self._codes.restore(state)
 
 
-# ---- server ----------------------------------------------------------------------------------
+# ---- server --------------------------------------------------------------------------
 
 
 def train(federation: Federation, config: Config) -> State:
@@ -438,7 +446,7 @@ def train(federation: Federation, config: Config) -> State:
     )
 
 
-# ---- stage 1 ---------------------------------------------------------------------------------
+# ---- stage 1 -------------------------------------------------------------------------
 
 
 def agreed_outputs(federation: Federation, config: Config) -> tuple[str, ...]:
@@ -452,7 +460,8 @@ def agreed_outputs(federation: Federation, config: Config) -> tuple[str, ...]:
 
 
 def agreed_concepts(federation: Federation, config: Config) -> Tensor | None:
-    """(concepts,) int64, rising: those frequent enough over all sites to have their own vector.
+    """(concepts,) int64, rising: those frequent enough over all sites to have their own
+    vector.
 
     None where the job asks for no such number, or patients are vectors of text.
     Raises TrainingError where no concept is frequent enough.
@@ -465,7 +474,8 @@ def agreed_concepts(federation: Federation, config: Config) -> Tensor | None:
 
 
 class _CodeServer(Server):
-    """Averages the network; its state names the outputs, and which concepts are known, too."""
+    """Averages the network; its state names the outputs, and which concepts are known,
+    too."""
 
     outputs: tuple[str, ...]
     known: Tensors
@@ -546,7 +556,7 @@ def _prepared(config: Config) -> State:
     return State(0, tensors, {"outputs": list(model.code_names)})
 
 
-# ---- stage 2 ---------------------------------------------------------------------------------
+# ---- stage 2 -------------------------------------------------------------------------
 
 
 def _phenotypes(
@@ -556,7 +566,8 @@ def _phenotypes(
     first: State,
     resumed: State | None,
 ) -> State:
-    """Stage 2. network: of the representation, what sites were not told at stage 1's end."""
+    """Stage 2. network: of the representation, what sites were not told at stage 1's
+    end."""
     counted = federation.sum("count_labels")
     machines, prepared = _first_machines(config, first, counted)
     federation.sum("prepare", {**network, **prepared})
@@ -598,9 +609,11 @@ def _phenotypes(
 
 
 def averaged(shared: Tensors, total: Total) -> dict[str, Tensor]:
-    """Eq. 1 for the classifiers: each one's mean over the patients labelled for its disease.
+    """Eq. 1 for the classifiers: each one's mean over the patients labelled for its
+    disease.
 
-    Sites send sums over their patients; a classifier that no site trained stays as it is.
+    Sites send sums over their patients; a classifier that no site trained stays as it
+    is.
     """
     total.require(
         {**shapes_of(shared), "patients": tuple(shared["svm.intercept"].shape)}
@@ -683,7 +696,7 @@ def judged(metrics: Mapping[str, float]) -> dict[str, float]:
     return {"held_out": -loss, "valid_loss": loss}
 
 
-# ---- what a job asks of a method -------------------------------------------------------------
+# ---- what a job asks of a method -----------------------------------------------------
 
 
 def for_sites(config: Config, sites: Sequence[SitePatients]) -> Config:
@@ -746,9 +759,8 @@ def alone(config: Config, sites: Sequence[SitePatients]) -> tuple[Config, ...]:
                 f"site {site.id!r} has {' and '.join(lacks)}, so it cannot learn alone: leave "
                 "'alone' out of conditions"
             )
-    alone = replace(
-        config, min_patients=0, aggregation="mean"
-    )  # nothing leaves the site
+    # nothing leaves the site
+    alone = replace(config, min_patients=0, aggregation="mean")
     return (alone,) * len(sites)
 
 
@@ -769,7 +781,8 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def private_initial(config: Config, agreed: Tensors | None = None) -> dict[str, Tensor]:
-    """The network, if it learns, and classifiers at zero, of the classes that every disease has."""
+    """The network, if it learns, and classifiers at zero, of the classes that every
+    disease has."""
     told, network = agreed or {}, dict[str, Tensor]()
     if config.learns:
         outputs = len(told.get("chosen", config.candidates))
@@ -795,10 +808,11 @@ def private_units(site: Site, unit: Unit) -> list[np.ndarray]:
 
 
 def private_begin(site: Site, agreed: Tensors) -> None:
-    """Make the site's network and classifiers, by nothing but what all sites have agreed.
+    """Make the site's network and classifiers, by nothing but what all sites have
+    agreed.
 
-    Raises RefusedError for other tensors, whoever the patients are: a number with which only some
-    features can be computed would tell who has the concept.
+    Raises RefusedError for other tensors, whoever the patients are: a number with which
+    only some features can be computed would tell who has the concept.
     """
     config = site.config
     if agreed:

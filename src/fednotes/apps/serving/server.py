@@ -1,8 +1,9 @@
 """A saved model behind HTTP: `fednotes serve MODEL`.
 
-What comes is judged in this order, and nothing of it is kept or logged: the name that the server
-is asked by, or the token; how many requests are under way; the size of the body while it is read;
-its content. Texts of all requests that wait are put to the model together, in one thread.
+What comes is judged in this order, and nothing of it is kept or logged: the name that
+the server is asked by, or the token; how many requests are under way; the size of the
+body while it is read; its content. Texts of all requests that wait are put to the model
+together, in one thread.
 
 FastAPI, uvicorn and prometheus-client are of the extra `serve`.
 """
@@ -76,9 +77,10 @@ T = TypeVar("T")
 class Limits:
     """What the server takes.
 
-    body: bytes of a request. values: JSON values of a request, commas and brackets within texts
-    aside. texts: of one request; characters: of one text. under_way: requests at a time, those
-    that wait among them; one more is refused. patience: seconds in which a body must come.
+    body: bytes of a request. values: JSON values of a request, commas and brackets
+    within texts aside. texts: of one request; characters: of one text. under_way:
+    requests at a time, those that wait among them; one more is refused. patience:
+    seconds in which a body must come.
     """
 
     body: Annotated[int, Field(ge=1)] = 4_000_000
@@ -125,7 +127,7 @@ async def _refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) 
     await answer(scope, receive, send)
 
 
-# ---- what is asked and answered --------------------------------------------------------------
+# ---- what is asked and answered ------------------------------------------------------
 
 
 Share = Annotated[float, Field(ge=0, le=1, description="Leave out what is less sure.")]
@@ -205,7 +207,7 @@ class Refusal(BaseModel):
     detail: str
 
 
-# ---- the model, asked for many at once -------------------------------------------------------
+# ---- the model, asked for many at once -----------------------------------------------
 
 
 def _length(given: Any) -> int:
@@ -214,10 +216,11 @@ def _length(given: Any) -> int:
 
 
 class Batches:
-    """Puts what waits to a model together: up to `BATCH` inputs or `CHARACTERS` at a time.
+    """Puts what waits to a model together: up to `BATCH` inputs or `CHARACTERS` at a
+    time.
 
-    call: gives as many results as it is given inputs, texts or lists of them; runs in a thread of
-    its own, never twice at a time.
+    call: gives as many results as it is given inputs, texts or lists of them; runs in a
+    thread of its own, never twice at a time.
     """
 
     def __init__(self, call: Callable[[list[Any]], Sequence[Any]]) -> None:
@@ -283,7 +286,7 @@ class Batches:
         return [result for given in inputs for result in self._tried([given])]
 
 
-# ---- who may ask, and how much ---------------------------------------------------------------
+# ---- who may ask, and how much -------------------------------------------------------
 
 
 class _Meters:
@@ -315,8 +318,8 @@ class _Meters:
 
 
 class _Gate:
-    """Stands before all that the application does. app: the ASGI application behind it. soon:
-    seconds until there is room again."""
+    """Stands before all that the application does. app: the ASGI application behind it.
+    soon: seconds until there is room again."""
 
     def __init__(
         self,
@@ -395,8 +398,8 @@ class _Gate:
                 await _unless_gone(self._app, scope, body, receive, send)
 
     def _require_known(self, path: str, headers: Mapping[str, bytes]) -> None:
-        """Raises Refused for who asks without the token, or, where none is needed, by a name
-        that a web page made lead here."""
+        """Raises Refused for who asks without the token, or, where none is needed, by a
+        name that a web page made lead here."""
         if not self._token:
             name = re.sub(r":\d+$", "", headers.get("host", b"").decode("latin-1"))
             if not loopback(name.strip("[]").lower()):
@@ -416,7 +419,8 @@ class _Gate:
 async def _unless_gone(
     app: Any, scope: Scope, body: bytes, receive: Receive, send: Send
 ) -> None:
-    """The application's answer to a body that was read; it stops where nobody waits for it."""
+    """The application's answer to a body that was read; it stops where nobody waits for
+    it."""
     unread = [{"type": "http.request", "body": body, "more_body": False}]
     leaving = asyncio.ensure_future(receive())
 
@@ -440,7 +444,7 @@ def loopback(name: str) -> bool:
     return name == "localhost"
 
 
-# ---- the application -------------------------------------------------------------------------
+# ---- the application -----------------------------------------------------------------
 
 
 def application(
@@ -490,7 +494,8 @@ def application(
         redirect_slashes=False,  # to wherever the request says that it was sent
         lifespan=at_work,
         responses={status: {"model": Refusal} for status in _REFUSED},
-        # It would tell of exceptions with their messages, wherever the environment says.
+        # It would tell of exceptions with their messages, wherever the environment
+        # says.
         telemetry={
             "tracing": False,
             "metrics": False,
@@ -550,7 +555,8 @@ def application(
         encoding: str = AUTO,
         threshold: Share = 0.0,
     ) -> Any:
-        """Find the mentions in the notes of a table; a JSON line a note, in their order.
+        """Find the mentions in the notes of a table; a JSON line a note, in their
+        order.
 
         The table is CSV, TSV, JSON lines or Parquet, also packed by gzip or Zstandard.
         """
@@ -590,10 +596,11 @@ def application(
     async def annotate(
         resource: dict[str, Any], threshold: Share = 0.0
     ) -> dict[str, Any]:
-        """Find the mentions in the notes of a DocumentReference, a DiagnosticReport or a Bundle.
+        """Find the mentions in the notes of a DocumentReference, a DiagnosticReport or
+        a Bundle.
 
-        The answer is a Bundle of these resources, with an extension for each mention; others of
-        the Bundle are left out. Errors are an OperationOutcome.
+        The answer is a Bundle of these resources, with an extension for each mention;
+        others of the Bundle are left out. Errors are an OperationOutcome.
         """
         try:
             given = [(one, fhir.text_of(one)) for one in fhir.resources(resource)]
@@ -643,7 +650,7 @@ def application(
     return app
 
 
-# ---- tables of notes -------------------------------------------------------------------------
+# ---- tables of notes -----------------------------------------------------------------
 
 TableFormat = Literal["csv", "tsv", "jsonl", "parquet"]
 _TABLE_TYPES: dict[str, TableFormat] = {
@@ -712,13 +719,14 @@ def _window(documents: Iterator[Document]) -> list[Document]:
 
 
 def _known(part: str | int) -> str:
-    """A part of a place in what was sent; names that are not ours may be text, or a patient's."""
+    """A part of a place in what was sent; names that are not ours may be text, or a
+    patient's."""
     known = {"format", "column", "encoding", "threshold"}
     known |= {"body", "query", *Question.model_fields, *PatientNotes.model_fields}
     return str(part) if isinstance(part, int) or part in known else "…"
 
 
-# ---- the process -----------------------------------------------------------------------------
+# ---- the process ---------------------------------------------------------------------
 
 
 def read_token(path: PathLike) -> str:
@@ -750,9 +758,9 @@ def serve(
 ) -> None:
     """Answer requests for a model's predictions until SIGINT or SIGTERM.
 
-    model: its folder, or what `load` gave. host: another than loopback needs a token. token_file:
-    holds it, and others cannot read it. certificate, key: PEM files, for TLS. batch: whether
-    `POST /batch` takes tables of notes. tell: is told the address.
+    model: its folder, or what `load` gave. host: another than loopback needs a token.
+    token_file: holds it, and others cannot read it. certificate, key: PEM files, for
+    TLS. batch: whether `POST /batch` takes tables of notes. tell: is told the address.
     Raises ConfigError, FednotesError where nothing can listen there, MissingExtra.
     """
     token = "" if token_file is None else read_token(token_file)

@@ -1,8 +1,10 @@
-"""A saved model as a component of a spaCy pipeline: `nlp.add_pipe("fednotes", config={…})`.
+"""A saved model as a component of a spaCy pipeline: `nlp.add_pipe("fednotes",
+config={…})`.
 
-spaCy alone imports this module, by the entry point of its factories. The model reads a document's
-text as `fednotes predict` does, with its own sentences and words; its spans are then laid on
-spaCy's tokens. Entities that earlier components set stay where the model finds nothing.
+spaCy alone imports this module, by the entry point of its factories. The model reads a
+document's text as `fednotes predict` does, with its own sentences and words; its spans
+are then laid on spaCy's tokens. Entities that earlier components set stay where the
+model finds nothing.
 """
 
 import warnings
@@ -26,12 +28,15 @@ _FILE = "fingerprint"
 
 
 class Recogniser:
-    """The component. lost: how many mentions did not fit on tokens, or on each other, so far.
+    """The component. lost: how many mentions did not fit on tokens, or on each other,
+    so far.
 
-    model: the saved model's folder. spans_key: the span group that is filled; "" for `doc.ents`.
-    alignment: of a span that begins or ends within a token: "expand" takes the whole token,
-    "contract" leaves it out, "strict" drops the span. threshold: spans of less confidence are left
-    out. Raises ConfigError for a model of patients, ModelError for a folder without a model.
+    model: the saved model's folder. spans_key: the span group that is filled; "" for
+        `doc.ents`.
+    alignment: of a span that begins or ends within a token: "expand" takes the whole
+    token, "contract" leaves it out, "strict" drops the span. threshold: spans of less
+    confidence are left out. Raises ConfigError for a model of patients, ModelError for
+    a folder without a model.
     """
 
     def __init__(
@@ -105,7 +110,8 @@ class Recogniser:
         return fingerprint(self.path.glob("*.safetensors")).encode()
 
     def from_bytes(self, data: bytes, *, exclude: Iterable[str] = ()) -> Self:
-        """Raises ModelError if the model is not the one that the pipeline was saved with."""
+        """Raises ModelError if the model is not the one that the pipeline was saved
+        with."""
         if data != self.to_bytes():
             raise ModelError(
                 f"{self.path}: is not the model that this pipeline was saved with; name that one: "

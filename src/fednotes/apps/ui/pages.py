@@ -1,10 +1,11 @@
 """The local page: what its addresses show, and who may ask.
 
-It listens on 127.0.0.1 alone. A random token in the first address becomes a cookie. Cookies go to
-every port of a computer, those of other users' programs too; so all addresses begin with a random
-folder, and the cookie is sent to that alone. The Host that a request names, and the Origin of one
-that changes something, must be this page's own, so that no other site in the same browser reads or
-writes here. Nothing is fetched from anywhere.
+It listens on 127.0.0.1 alone. A random token in the first address becomes a cookie.
+Cookies go to every port of a computer, those of other users' programs too; so all
+addresses begin with a random folder, and the cookie is sent to that alone. The Host
+that a request names, and the Origin of one that changes something, must be this page's
+own, so that no other site in the same browser reads or writes here. Nothing is fetched
+from anywhere.
 """
 
 from __future__ import annotations
@@ -73,8 +74,9 @@ Predict = Callable[[Sequence[Document]], Sequence[Document]]
 
 @dataclass
 class Desk:
-    """What the page is about. runs, kits: folders by name. model: finds mentions; about: its name;
-    sure: what its confidence is. root: with what all addresses begin."""
+    """What the page is about. runs, kits: folders by name. model: finds mentions;
+    about: its name; sure: what its confidence is. root: with what all addresses begin.
+    """
 
     review: Later[Review] | None = None
     model: Predict | None = None
@@ -151,7 +153,10 @@ async def _form(request: Request) -> Form:
 
 
 class _Soon(Exception):
-    """What is asked for is being made; says what goes on. The page asks again by itself."""
+    """What is asked for is being made; says what goes on.
+
+    The page asks again by itself.
+    """
 
 
 class Pages:
@@ -191,7 +196,8 @@ class Pages:
     async def guarded(
         self, request: Request, go_on: Callable[[Request], Any]
     ) -> Response:
-        """The answer for who has the token; a refusal, without any address, for anybody else."""
+        """The answer for who has the token; a refusal, without any address, for anybody
+        else."""
         from starlette.responses import PlainTextResponse, RedirectResponse
 
         port, token = (
@@ -405,7 +411,8 @@ class Pages:
 
 
 def _ledger_source(folder: Path) -> Any:
-    """Return the registered module that reads the ledger of a site's kit, if the folder is one."""
+    """Return the registered module that reads the ledger of a site's kit, if the folder
+    is one."""
     for entry in plugins.registered("ledgers").values():
         source = plugins.load(entry, ModuleType)
         if source.is_kit(folder):
@@ -429,7 +436,8 @@ def _whole(text: str) -> int:
 
 
 def shown(text: str) -> Markup:
-    """A note's text as it stands, but for what moves the cursor or is not seen: that is spelt."""
+    """A note's text as it stands, but for what moves the cursor or is not seen: that is
+    spelt."""
     parts = re.split("([\n\t\xa0]+)", text.replace("\r\n", "\n"))
     return escape("".join(p if n % 2 else clean(p, None) for n, p in enumerate(parts)))
 
@@ -437,8 +445,8 @@ def shown(text: str) -> Markup:
 def stretches(
     gold: Sequence[Span], predicted: Sequence[Span], low: int, high: int
 ) -> Iterator[tuple[tuple[int, int], list[tuple[str, Span]]]]:
-    """A note from `low` to `high`, cut where mentions begin and end: where each stretch is, and the
-    mentions that cover it; "g": annotated, "p": predicted."""
+    """A note from `low` to `high`, cut where mentions begin and end: where each stretch
+    is, and the mentions that cover it; "g": annotated, "p": predicted."""
     sides = [("g", s) for s in gold] + [("p", s) for s in predicted]
     sides = [(side, s) for side, s in sides if s.end > low and s.start < high]
     edges = {low, high, *(e for _, s in sides for piece in s.pieces for e in piece)}
@@ -462,10 +470,11 @@ def opened(
     encoding: str = AUTO,
     **options: Any,
 ) -> Desk:
-    """What paths are about: a model, and notes. file: of corrections; on_error, encoding: as
-    `read`; options: of `load`.
+    """What paths are about: a model, and notes. file: of corrections; on_error,
+    encoding: as `read`; options: of `load`.
 
-    Notes are read at once, and tagged when they are first asked for. Raises FednotesError.
+    Notes are read at once, and tagged when they are first asked for. Raises
+    FednotesError.
     """
     folders = {path: path.resolve().name for path in paths if path.is_dir()}
     models = [path for path in folders if is_model(path)]
@@ -519,12 +528,13 @@ def open_ui(
     backbone: str | None = None,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Look at runs, a model's errors in notes, and what left: a page on this computer alone, until
-    SIGINT or SIGTERM.
+    """Look at runs, a model's errors in notes, and what left: a page on this computer
+    alone, until SIGINT or SIGTERM.
 
-    paths: runs; a model, opened or not, and notes; a site's kit. port: 0 takes a free one.
-    corrections: where decisions are kept; beside the notes or the run if not given. tell: is told
-    the address. The others: as `read` and `load`. Raises FednotesError.
+    paths: runs; a model, opened or not, and notes; a site's kit. port: 0 takes a free
+        one.
+    corrections: where decisions are kept; beside the notes or the run if not given.
+    tell: is told the address. The others: as `read` and `load`. Raises FednotesError.
     """
     if not paths:
         raise ConfigError("name a run, a model and notes, or a site's kit")

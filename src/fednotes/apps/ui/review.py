@@ -1,7 +1,8 @@
 """A model's errors in one's own notes, and what a person decides of each.
 
-Notes are read and tagged once, in a thread of their own. Decisions stand in a file of the user's
-(`Corrections`), by document and place, without any text; it is written whole at each decision.
+Notes are read and tagged once, in a thread of their own. Decisions stand in a file of
+the user's (`Corrections`), by document and place, without any text; it is written whole
+at each decision.
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ T = TypeVar("T")
 
 
 class Later(Generic[T]):
-    """Work that is begun when it is first asked for, in a thread that ends with the process."""
+    """Work that is begun when it is first asked for, in a thread that ends with the
+    process."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work, self._lock = work, threading.Lock()
         self._future: Future[T] | None = None
 
     def get(self, wait: float = 0.3) -> T | None:
-        """What it gave; None while it goes on. wait: seconds. Raises what it ended with; whoever
-        asks then begins it again."""
+        """What it gave; None while it goes on. wait: seconds. Raises what it ended
+        with; whoever asks then begins it again."""
         with self._lock:
             if (found := self._future) is None:
                 found = self._future = Future()
@@ -70,7 +72,8 @@ class Later(Generic[T]):
 
 
 class ReviewedNotes(NamedTuple):
-    """The notes of one site, or of one file: as they are, what is compared, and predictions.
+    """The notes of one site, or of one file: as they are, what is compared, and
+    predictions.
 
     explain: how probable the model finds each type for some words.
     """
@@ -89,7 +92,8 @@ def compared(
     predict: Callable[[Sequence[Document]], Sequence[Document]],
     explain: Explain | None = None,
 ) -> ReviewedNotes:
-    """A source of documents; of the types that a model knows, those count that are annotated.
+    """A source of documents; of the types that a model knows, those count that are
+    annotated.
 
     Where none is annotated all count: each prediction is then a proposal.
     """
@@ -106,15 +110,18 @@ def compared(
 
 
 def _outermost(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """What is compared, each as it is annotated: of discontinuous ones, with their pieces."""
+    """What is compared, each as it is annotated: of discontinuous ones, with their
+    pieces."""
     whole = {(s.start, s.end, s.label): s for s in sorted(spans, reverse=True)}
     return tuple(whole[s.start, s.end, s.label] for s in flatten(spans, "outermost")[0])
 
 
 def of_run(run: Path, file: Path) -> Review:
-    """The errors of a run's models, the federated ones where there are any, in its test notes.
+    """The errors of a run's models, the federated ones where there are any, in its test
+    notes.
 
-    Raises DataError where its notes are not those that it was made with, or it has no model.
+    Raises DataError where its notes are not those that it was made with, or it has no
+        model.
     """
     job = job_of(run)
     if job.kind.name != "documents":
@@ -145,8 +152,9 @@ class Place(NamedTuple):
 class Decision(BaseModel):
     """What a person decided of one mention.
 
-    gold, predicted: the mentions that were judged together. text: the note's digest. action: keep
-    the annotation; take the prediction; give the one's or the other's place this label; no mention.
+    gold, predicted: the mentions that were judged together. text: the note's digest.
+    action: keep the annotation; take the prediction; give the one's or the other's
+    place this label; no mention.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -183,8 +191,9 @@ class Corrections(BaseModel):
 class Item:
     """A mention to look at.
 
-    number: its place in all of a review. document: its place in its source. key: by which a
-    decision of it is found again: site, document, digest of the text, both mentions.
+    number: its place in all of a review. document: its place in its source. key: by
+    which a decision of it is found again: site, document, digest of the text, both
+    mentions.
     """
 
     number: int
@@ -219,7 +228,8 @@ class Item:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which items are shown, and in which order. least, most: of the confidence, in percent."""
+    """Which items are shown, and in which order. least, most: of the confidence, in
+    percent."""
 
     kind: Annotated[
         str, Field(pattern=f"^({'|'.join((*KINDS, 'all', 'errors'))})$")
@@ -262,7 +272,8 @@ _FILTER = TypeAdapter(Filter)
 
 @dataclass
 class Review:
-    """All mentions of some notes, and the decisions of a file. about: what is looked at."""
+    """All mentions of some notes, and the decisions of a file. about: what is looked
+    at."""
 
     sources: tuple[ReviewedNotes, ...]
     file: Path
@@ -290,7 +301,8 @@ class Review:
 
     @property
     def strays(self) -> int:
-        """Decisions of the file that fit no mention here: of other notes, or another model."""
+        """Decisions of the file that fit no mention here: of other notes, or another
+        model."""
         return len(self.decisions.keys() - {item.key for item in self.items})
 
     def document(self, item: Item) -> Document:
@@ -319,12 +331,12 @@ class Review:
         ]
 
     def alternatives(self, item: Item) -> list[tuple[str, float]]:
-        """What the model finds possible of an item's words, the most probable first; "O": none."""
+        """What the model finds possible of an item's words, the most probable first;
+        "O": none."""
         explain = self.sources[item.source].explain
         found: Mapping[str, float] = {}
-        with suppress(
-            FednotesError
-        ):  # it reads no whole word there, or scores nothing else
+        # it reads no whole word there, or scores nothing else
+        with suppress(FednotesError):
             found = (
                 explain(self.document(item), item.predicted or item.span)
                 if explain
@@ -340,7 +352,10 @@ class Review:
         return {label: found for label, found in table.items() if found}
 
     def decide(self, item: Item, action: str, label: str = "") -> None:
-        """Write down a decision; "undo" takes it back. Raises ConfigError for what cannot be."""
+        """Write down a decision; "undo" takes it back.
+
+        Raises ConfigError for what cannot be.
+        """
         if action == "undo":
             return self._keep(item.key, None)
         missing = {"gold": item.gold, "predicted": item.predicted}
@@ -395,8 +410,8 @@ class Review:
         return dict(zip(rows, found.decisions, strict=True)), stamp
 
     def corrected(self) -> tuple[Document, ...]:
-        """The notes as they are annotated, with all decisions; of several sources, ids begin
-        with the source's name."""
+        """The notes as they are annotated, with all decisions; of several sources, ids
+        begin with the source's name."""
         change: dict[tuple[int, int], list[Decision]] = {}
         for item in self.items:
             if (made := self.decision(item)) is not None and made.action != "gold":

@@ -1,12 +1,14 @@
-"""Corpus files ⇄ Documents. One module a format; the format is guessed from the content.
+"""Corpus files ⇄ Documents. One module a format; the format is guessed from the
+content.
 
-A module of this folder, or of `published/`, is a format if it has `read(path, problems)` for a
-file or a folder, which notes what it cannot use and goes on, and `accepts(path)`, whether one
-file looks like the format; its name is the module's. Those that can be read a document at a time
-have `stream(path, problems)`, which yields each with its place. Those that write have
-`write(documents, path)` too. What a format cannot hold is not claimed but found: whatever is
-written is read again and compared before it is put in its place (`write`, `lost`). Other packages
-add formats by entry points (`core/plugins.py`).
+A module of this folder, or of `published/`, is a format if it has `read(path,
+problems)` for a file or a folder, which notes what it cannot use and goes on, and
+`accepts(path)`, whether one file looks like the format; its name is the module's. Those
+that can be read a document at a time have `stream(path, problems)`, which yields each
+with its place. Those that write have `write(documents, path)` too. What a format cannot
+hold is not claimed but found: whatever is written is read again and compared before it
+is put in its place (`write`, `lost`). Other packages add formats by entry points
+(`core/plugins.py`).
 """
 
 from __future__ import annotations
@@ -50,10 +52,11 @@ from fednotes.data.formats.files import (
 
 
 def discover() -> dict[str, ModuleType]:
-    """Return the formats of this folder and of other packages, in the order to try a file.
+    """Return the formats of this folder and of other packages, in the order to try a
+    file.
 
-    A module's `LOOSE` says how easily it takes a file for its own: 0 not at all, 1 (if it says
-    nothing) by its first line, 2 by guessing.
+    A module's `LOOSE` says how easily it takes a file for its own: 0 not at all, 1 (if
+    it says nothing) by its first line, 2 by guessing.
     """
     places = ((__name__, __path__), (published.__name__, published.__path__))
     found = [
@@ -88,10 +91,11 @@ def read(
 ) -> tuple[Document, ...]:
     """The documents of a file or folder; ids are unique within one call.
 
-    format: a key of `FORMATS`; None guesses it. on_error: "skip" leaves out what cannot be used
-    (`examine` counts it). encoding: of files without a byte-order mark that are not UTF-8, such as
-    "cp1252". Raises DataError for anything wrong with the files (each by its line),
-    or where nothing is left of them, ConfigError for a format that does not exist.
+    format: a key of `FORMATS`; None guesses it. on_error: "skip" leaves out what cannot
+    be used (`examine` counts it). encoding: of files without a byte-order mark that are
+    not UTF-8, such as "cp1252". Raises DataError for anything wrong with the files
+    (each by its line), or where nothing is left of them, ConfigError for a format that
+    does not exist.
     """
     documents, problems = examine(path, format, encoding)
     problems.refuse(on_error, documents)
@@ -103,7 +107,8 @@ def examine(
 ) -> tuple[tuple[Document, ...], Problems]:
     """What can be used of a file or folder, and all that is wrong with the rest.
 
-    Raises DataError where there is no such file or no format fits, ConfigError as `read`.
+    Raises DataError where there is no such file or no format fits, ConfigError as
+        `read`.
     """
     if format is not None and format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}: {nearest(format, FORMATS)}")
@@ -119,7 +124,8 @@ def stream(
     format: str | None = None,
     encoding: str = AUTO,
 ) -> Iterator[Document]:
-    """Yield the documents of a file or folder, one by one where the format's reader can.
+    """Yield the documents of a file or folder, one by one where the format's reader
+    can.
 
     A document keeps its id where an earlier one has the same, which is noted.
 
@@ -154,7 +160,8 @@ def stream(
 
 
 def _reading(found: Iterator[Found], encoding: str) -> Iterator[Found]:
-    """Yield what a reader finds; the encoding is named while it reads, and not in between."""
+    """Yield what a reader finds; the encoding is named while it reads, and not in
+    between."""
     while True:
         with reading_as(encoding):
             one = next(found, None)
@@ -193,11 +200,12 @@ def _guess_file(path: Path) -> str | None:
 
 
 def corpora() -> dict[str, dict[str, Any]]:
-    """The corpora of `catalogue.toml`, which jobs know, by name; its head says what is told."""
+    """The corpora of `catalogue.toml`, which jobs know, by name; its head says what is
+    told."""
     return shipped("data/formats/catalogue.toml")
 
 
-# ---- writing, and what a format cannot hold ------------------------------------------------------
+# ---- writing, and what a format cannot hold ------------------------------------------
 
 
 class LossyError(DataError):
@@ -228,10 +236,11 @@ def write(
 ) -> Counter[str]:
     """Writes documents to a new file or folder, whole or not at all.
 
-    They are written beside their place and read again; only what came back as it was, or with
-    `allow_loss`, is put there. Returns what was lost, by kind: with `unread`, what their reader
-    passed over. Raises LossyError where anything would be and nobody agreed, ConfigError for a
-    format that does not write, FednotesError where something lies at the path.
+    They are written beside their place and read again; only what came back as it was,
+    or with `allow_loss`, is put there. Returns what was lost, by kind: with `unread`,
+    what their reader passed over. Raises LossyError where anything would be and nobody
+    agreed, ConfigError for a format that does not write, FednotesError where something
+    lies at the path.
     """
     path = Path(path)
     if os.path.lexists(path):
@@ -259,10 +268,11 @@ def write(
 def lost(
     documents: Sequence[Document], format: str, path: Path | None = None
 ) -> Counter[str]:
-    """What a format cannot hold of documents, by kind: they are written, read again and compared.
+    """What a format cannot hold of documents, by kind: they are written, read again and
+    compared.
 
-    path: where they are written, and stay; else in a folder that goes again. Raises ConfigError
-    for a format that does not write.
+    path: where they are written, and stay; else in a folder that goes again. Raises
+    ConfigError for a format that does not write.
     """
     if format not in writing():
         raise ConfigError(
@@ -286,8 +296,9 @@ def lost(
 
 
 def differences(before: Sequence[Document], after: Sequence[Document]) -> Counter[str]:
-    """What of some documents others do not have, by kind. Those of one id are compared, and, where
-    as many are left, the rest in their order; what is only added is no difference."""
+    """What of some documents others do not have, by kind. Those of one id are compared,
+    and, where as many are left, the rest in their order; what is only added is no
+    difference."""
     found: Counter[str] = Counter()
     known = {document.id: document for document in after}
     left = [document for document in before if document.id not in known]
@@ -336,8 +347,8 @@ def _told(document: Document) -> dict[str, Any]:
 
 
 def _mentions_gone(old: Document, new: Document) -> Counter[str]:
-    """Mentions that a document no longer has, by what they are. Where blanks came or went, places
-    are counted in the characters that are seen."""
+    """Mentions that a document no longer has, by what they are. Where blanks came or
+    went, places are counted in the characters that are seen."""
     if len(new.text) == len(old.text):
         wanted, held = Counter(old.spans), Counter(new.spans)
     else:
@@ -380,7 +391,8 @@ def _seen_place(document: Document) -> Callable[[Span], Span]:
 
 
 class Converted(NamedTuple):
-    """How many documents were written; what was lost of them, by kind; what could not be read."""
+    """How many documents were written; what was lost of them, by kind; what could not
+    be read."""
 
     documents: int
     lost: Counter[str]
@@ -431,8 +443,8 @@ _PROBES = {  # documents that have the feature and little else
 
 
 def table() -> list[dict[str, str]]:
-    """What each format keeps, tried on documents made up for it; a row a format, in its name's
-    order. Without its package a format that needs one says so."""
+    """What each format keeps, tried on documents made up for it; a row a format, in its
+    name's order. Without its package a format that needs one says so."""
     rows = []
     for name in sorted(FORMATS):
         row = {"format": name, "written": "yes" if name in writing() else "no"}

@@ -1,10 +1,13 @@
-"""BigBIO's schema for knowledge bases, `bigbio_kb`: JSON, JSONL or (`parquet`) rows of a table.
+"""BigBIO's schema for knowledge bases, `bigbio_kb`: JSON, JSONL or (`parquet`) rows of
+a table.
 
-    {"id": "1", "document_id": "n1", "passages": [{"type", "text": ["…"], "offsets": [[0, 11]]}],
-     "entities": [{"id", "type", "text": ["rash"], "offsets": [[6, 10]], "normalized": []}], …}
+    {"id": "1", "document_id": "n1", "passages": [{"type", "text": ["…"], "offsets":
+     [[0, 11]]}], "entities": [{"id", "type", "text": ["rash"], "offsets": [[6, 10]],
+     "normalized": []}], …}
 
-Its events, coreferences and relations, its entities' concepts, and passages other than one of the
-type "note" are kept in `meta["bigbio"]`; they come out again while mentions and text are the same.
+Its events, coreferences and relations, its entities' concepts, and passages other than
+one of the type "note" are kept in `meta["bigbio"]`; they come out again while mentions
+and text are the same.
 """
 
 from __future__ import annotations

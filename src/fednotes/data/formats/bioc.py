@@ -1,13 +1,15 @@
-"""BioC, XML or JSON: documents of passages, with annotations at offsets of the document.
+"""BioC, XML or JSON: documents of passages, with annotations at offsets of the
+document.
 
     <document><id>n1</id><passage><offset>0</offset><text>Had a rash.</text>
       <annotation id="T1"><infon key="type">ADE</infon>
         <location offset="6" length="4"/><text>rash</text></annotation></passage></document>
 
 The infon "type" is a mention's type, "confidence" a model's; several locations are one
-mention in pieces. Passages, relations and other infons are kept in `meta["bioc"]` and come out
-again. What BioC has no place for stands as JSON in the document's infon "fednotes". XML is
-written unless the file's name ends in .json; in it, characters that XML forbids become U+FFFD.
+mention in pieces. Passages, relations and other infons are kept in `meta["bioc"]` and
+come out again. What BioC has no place for stands as JSON in the document's infon
+"fednotes". XML is written unless the file's name ends in .json; in it, characters that
+XML forbids become U+FFFD.
 """
 
 from __future__ import annotations
@@ -56,10 +58,11 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
-    """A document for each of the collections' documents; passages lie where their offsets say.
+    """A document for each of the collections' documents; passages lie where their
+    offsets say.
 
-    Noted are passages that overlap, mentions without a type, and mentions that are not what the
-    text holds there.
+    Noted are passages that overlap, mentions without a type, and mentions that are not
+    what the text holds there.
     """
     return corpus.gather(corpus.listing(path, accepts, "BioC"), _read_file, problems)
 
@@ -247,7 +250,8 @@ def _float(value: object) -> float | None:
 
 
 def laid(passages: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a document: passages, or their sentences, where their offsets put them."""
+    """The text of a document: passages, or their sentences, where their offsets put
+    them."""
     text, spare = "", _GAP
     for passage in passages:
         sentences = [] if passage.get("text") else objects(passage, "sentences")
@@ -264,7 +268,8 @@ def laid(passages: Iterable[Mapping[str, Any]]) -> str:
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes a collection; `read` gives the same documents, but for characters of no XML."""
+    """Writes a collection; `read` gives the same documents, but for characters of no
+    XML."""
     made = [_whole(document) for document in documents]
     collection: dict[str, Any] = {
         "source": "fednotes",
@@ -286,12 +291,8 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 def _whole(document: Document) -> dict[str, Any]:
     try:
         return _document(document, mapping(document.meta.get("bioc")))
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ):  # others' values under that key
+    except (AttributeError, KeyError, TypeError, ValueError):
+        # others' values under that key
         return _document(document, {})
 
 

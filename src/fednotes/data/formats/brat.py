@@ -1,10 +1,10 @@
 """brat standoff: `NAME.txt` with the note, `NAME.ann` with a line per annotation.
 
-Mentions may overlap and may come in pieces (`T3<TAB>ADE 60 71;75 79<TAB>text`). The lines of
-the `.ann` file are kept in `meta["brat"]` as they are, so relations, events, attributes and
-notes come out again when the document is written.
-Offsets count characters of the `.txt` file; files whose offsets count a byte-order mark or
-the two characters of a Windows line end are recognised by their mentions' texts.
+Mentions may overlap and may come in pieces (`T3<TAB>ADE 60 71;75 79<TAB>text`). The
+lines of the `.ann` file are kept in `meta["brat"]` as they are, so relations, events,
+attributes and notes come out again when the document is written. Offsets count
+characters of the `.txt` file; files whose offsets count a byte-order mark or the two
+characters of a Windows line end are recognised by their mentions' texts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _OTHER = re.compile(
 )
 _STRAY = 5  # so many mentions that do not fit, and most of all: it is another text
 _WORD = re.compile(r"[^\s:]+")
-# The %XX that `_safe` writes. A % of an id is escaped only where it would begin one of them.
+# The %XX that `_safe` writes. A % of an id is escaped only where it would begin one of
+# them.
 _CODE = "%(?:[01][0-9A-F]|22|25|2A|2E|3A|3C|3E|3F|5C|7C|7F)"
 _ESCAPED = re.compile(_CODE)
 _UNSAFE = re.compile(rf'[\x00-\x1f\x7f\\:*?"<>|]|(?={_CODE})%')
@@ -61,13 +62,14 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
-    """Documents of one `.txt`/`.ann` pair or of all pairs in a folder; id: the file's name.
+    """Documents of one `.txt`/`.ann` pair or of all pairs in a folder; id: the file's
+    name.
 
-    The folders below are read too, their names before a / of the id, as `write` puts them.
-    A %XX that `write` puts into a name is turned back. An empty `.txt` is a document without
-    text. A `.txt` file without `.ann` is passed over in a folder, and counted. Noted are a missing
-    partner and, with the line, a line that is cut short or does not fit the text, and a text
-    that most of its mentions do not fit.
+    The folders below are read too, their names before a / of the id, as `write` puts
+    them. A %XX that `write` puts into a name is turned back. An empty `.txt` is a
+    document without text. A `.txt` file without `.ann` is passed over in a folder, and
+    counted. Noted are a missing partner and, with the line, a line that is cut short or
+    does not fit the text, and a text that most of its mentions do not fit.
     """
     base, files = _files(path, problems)
     return corpus.gather(files, partial(_read_pair, base), problems, "document")
@@ -80,7 +82,8 @@ def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
 
 
 def _files(path: Path, problems: corpus.Problems) -> tuple[Path, list[Path]]:
-    """Return the folder that ids begin in, and the files of annotations; note bare texts."""
+    """Return the folder that ids begin in, and the files of annotations; note bare
+    texts."""
     files = corpus.listing(
         path, lambda p: p.suffix == ".ann" and accepts(p), "brat", True
     )
@@ -98,9 +101,8 @@ def _files(path: Path, problems: corpus.Problems) -> tuple[Path, list[Path]]:
 def _read_pair(base: Path, file: Path, problems: corpus.Problems) -> list[corpus.Found]:
     stem = file.with_suffix("")
     ann, beside = Path(f"{stem}.ann"), Path(f"{stem}.txt")
-    if (
-        not beside.is_file()
-    ):  # CADEC has them in a folder beside that of the annotations
+    # CADEC has them in a folder beside that of the annotations
+    if not beside.is_file():
         folders = (stem.parent.parent / name for name in ("text", "txt"))
         beside = corpus.lying(beside.name, folders) or beside
     raw = corpus.read_text(beside, empty=True, exact=True)
@@ -140,7 +142,10 @@ def _read_pair(base: Path, file: Path, problems: corpus.Problems) -> list[corpus
 
 
 def _parse(line: str) -> _Mention | None:
-    """The mention of a T line; None for another line. Raises DataError for a broken one."""
+    """The mention of a T line; None for another line.
+
+    Raises DataError for a broken one.
+    """
     match = _MENTION.fullmatch(line)
     if match is None:
         if line.strip() and not _OTHER.fullmatch(line):
@@ -163,8 +168,8 @@ def _parse(line: str) -> _Mention | None:
 
 
 def _matching(raw: str, mentions: Mapping[int, _Mention]) -> tuple[str, dict[int, str]]:
-    """The reading of the text file that the mentions' offsets were counted in: that which the
-    most mentions fit. And what is wrong with the others, by their lines."""
+    """The reading of the text file that the mentions' offsets were counted in: that
+    which the most mentions fit. And what is wrong with the others, by their lines."""
     bare = raw.removeprefix("\ufeff")
     best: tuple[str, dict[int, str]] | None = None
     for text in dict.fromkeys(
@@ -182,7 +187,8 @@ def _matching(raw: str, mentions: Mapping[int, _Mention]) -> tuple[str, dict[int
 
 
 def _misfit(text: str, mention: _Mention) -> str:
-    """Why a text does not hold a mention, or ""; its pieces' words may be in another order."""
+    """Why a text does not hold a mention, or ""; its pieces' words may be in another
+    order."""
     start, end = mention.span.start, mention.span.end
     where = f"{mention.id} at {start}:{end}"
     if end > len(text):
@@ -204,9 +210,9 @@ def _form(text: str, pieces: Offsets) -> str:
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Writes a `.txt` and an `.ann` file per document into the folder `path`.
 
-    Annotation lines that were read are written as they were; those whose mention the document
-    no longer has go, with the lines that refer to them. New mentions get new ids. Characters
-    of an id that a file name cannot hold are written as %XX.
+    Annotation lines that were read are written as they were; those whose mention the
+    document no longer has go, with the lines that refer to them. New mentions get new
+    ids. Characters of an id that a file name cannot hold are written as %XX.
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
@@ -220,7 +226,8 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 
 def _safe(part: str) -> str:
-    """A part of an id as a file name: no empty, hidden or relative one, no odd characters."""
+    """A part of an id as a file name: no empty, hidden or relative one, no odd
+    characters."""
     if part in ("", "%"):
         return "%25" if part else "%"
     bare = part.lstrip(".")
@@ -268,6 +275,7 @@ def _without(lines: list[str], gone: set[str]) -> list[str]:
 
 
 def _refers(line: str, gone: set[str]) -> bool:
-    """Whether an annotation's second column, which holds types and ids, names one of `gone`."""
+    """Whether an annotation's second column, which holds types and ids, names one of
+    `gone`."""
     columns = line.split("\t")
     return len(columns) > 1 and not gone.isdisjoint(_WORD.findall(columns[1])[1:])

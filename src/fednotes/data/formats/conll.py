@@ -1,9 +1,10 @@
 """CoNLL and IOB files: a token a line with its tag in the last column, sentences apart.
 
-Columns are parted by tabs or by runs of spaces. Tags may be BIO, IOB1, BIOES (or with the
-letters of BILOU, BMES) or IO. `# newdoc id = X` and `-DOCSTART-` begin a document; a file
-without them has one document per sentence. Other lines that begin with `#` and are no token
-are comments. What a file holds beyond tokens and tags is kept in `meta["conll"]`.
+Columns are parted by tabs or by runs of spaces. Tags may be BIO, IOB1, BIOES (or with
+the letters of BILOU, BMES) or IO. `# newdoc id = X` and `-DOCSTART-` begin a document;
+a file without them has one document per sentence. Other lines that begin with `#` and
+are no token are comments. What a file holds beyond tokens and tags is kept in
+`meta["conll"]`.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ _LETTERS = {"BILOU": {"E": "L", "S": "U"}, "BMES": {"I": "M"}}
 
 @dataclass
 class _Part:
-    """One document of a file, as read. marker: the line that begins it, or ""; line: its number.
-    sentences: the rows of each, and the comments before them."""
+    """One document of a file, as read. marker: the line that begins it, or ""; line:
+    its number. sentences: the rows of each, and the comments before them."""
 
     marker: str = ""
     name: str = ""
@@ -54,7 +55,8 @@ class _Part:
 
 @dataclass
 class _Sentence:
-    """A sentence: its rows of columns, the comments before them, the line that it ends on.
+    """A sentence: its rows of columns, the comments before them, the line that it ends
+    on.
 
     size: characters of its lines.
     """
@@ -78,9 +80,10 @@ def accepts(path: Path) -> bool:
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """Documents with the file's own tokens and sentences; tokens are joined by a space.
 
-    A tag that its scheme does not allow there (an I- that continues nothing) is mended as
-    conlleval reads it; `meta["repaired"]` counts such tags. Noted, with the line, are a wrong
-    number of columns and something that is no tag; with such a line its sentence is left out.
+    A tag that its scheme does not allow there (an I- that continues nothing) is mended
+    as conlleval reads it; `meta["repaired"]` counts such tags. Noted, with the line,
+    are a wrong number of columns and something that is no tag; with such a line its
+    sentence is left out.
     """
     return corpus.gather(_files(path), _read_file, problems)
 
@@ -95,7 +98,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
-    """Yield the documents of a file, which is read thrice: for its columns, tags and texts.
+    """Yield the documents of a file, which is read thrice: for its columns, tags and
+    texts.
 
     Scheme and types are the file's, and each document's tags are read by them; so they
     must be known before the first document is.
@@ -120,8 +124,8 @@ class _Shape:
     """What all documents of a file have in common.
 
     separator: between the columns, a tab or a space. width: the number of columns.
-    is_marked: whether lines say where documents begin. scheme: of the tags. types: of the
-    mentions, in order.
+    is_marked: whether lines say where documents begin. scheme: of the tags. types: of
+    the mentions, in order.
     """
 
     separator: str
@@ -185,7 +189,8 @@ def _survey(path: Path) -> _Shape:
 
 
 def _documents(path: Path, problems: corpus.Problems, shape: _Shape) -> Iterator[_Part]:
-    """Yield the documents of a file: its parts, or its sentences where nothing marks parts."""
+    """Yield the documents of a file: its parts, or its sentences where nothing marks
+    parts."""
     part = _Part()
     size = 0
     for event in _events(path, problems, shape.separator, shape.width):
@@ -348,11 +353,13 @@ def _document(name: str, part: _Part, shape: _Shape) -> Document:
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes token, any further columns, and tag, in the scheme the documents were read in.
+    """Writes token, any further columns, and tag, in the scheme the documents were read
+    in.
 
-    A document without tokens is cut by `data/text.py` and written as BIO. CoNLL cannot say
-    everything: overlapping and discontinuous mentions are flattened (outermost) and spans are
-    snapped to tokens.
+    A document without tokens is cut by `data/text.py` and written as BIO. CoNLL cannot
+    say
+    everything: overlapping and discontinuous mentions are flattened (outermost) and
+    spans are snapped to tokens.
     """
     documents = list(documents)
     types = tuple(sorted({s.label for d in documents for s in d.spans}))
@@ -372,8 +379,8 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 
 def blocks(documents: Iterable[Document]) -> Iterator[list[str]]:
-    """Yield the lines of each document as it comes, in the layout that needs to know no other:
-    columns apart by tabs, and a line `# newdoc id = …` before each."""
+    """Yield the lines of each document as it comes, in the layout that needs to know no
+    other: columns apart by tabs, and a line `# newdoc id = …` before each."""
     for document in documents:
         types = tuple(sorted({span.label for span in document.spans}))
         rows = [*_marker(document), *_rows(document, types)]

@@ -1,8 +1,9 @@
 """spaCy's DocBin (`.spacy`): what `spacy train` reads. Needs the extra "spacy".
 
-Words are cut so that every mention falls on them. All mentions are in the span group "sc", those
-that do not overlap in `doc.ents` too. What spaCy has no place for is JSON in the user data
-"fednotes". A DocBin is compressed msgpack, of which nothing is unpickled.
+Words are cut so that every mention falls on them. All mentions are in the span group
+"sc", those that do not overlap in `doc.ents` too. What spaCy has no place for is JSON
+in the user data "fednotes". A DocBin is compressed msgpack, of which nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
-    """A document each; mentions are the group "sc", or the entities where there is none."""
+    """A document each; mentions are the group "sc", or the entities where there is
+    none."""
     return corpus.gather(
         corpus.listing(path, accepts, "a DocBin"), _read_file, problems
     )
@@ -54,7 +56,8 @@ def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
     _require_small(data)
 
     def documents() -> Iterator[Any]:
-        """Yield one document after the other: each takes several times its size in the file."""
+        """Yield one document after the other: each takes several times its size in the
+        file."""
         try:
             yield from DocBin().from_bytes(data).get_docs(Vocab())
         except Exception:  # whatever spaCy meets in a file that it did not write

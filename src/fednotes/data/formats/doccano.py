@@ -2,8 +2,8 @@
 
     {"text": "Had a rash.", "label": [[6, 10, "ADE"]], "id": "n1"}
 
-A mention in pieces is written as one stretch; what a document has besides stands in keys of its
-own, which doccano keeps with it.
+A mention in pieces is written as one stretch; what a document has besides stands in
+keys of its own, which doccano keeps with it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
-"""FHIR R4: DocumentReference and DiagnosticReport with a text/plain attachment, in base64.
+"""FHIR R4: DocumentReference and DiagnosticReport with a text/plain attachment, in
+base64.
 
-A Bundle, one resource, or a resource a line (ndjson) is read; a Bundle of the type "collection"
-is written. A mention is an extension of its resource:
+A Bundle, one resource, or a resource a line (ndjson) is read; a Bundle of the type
+"collection" is written. A mention is an extension of its resource:
 
-    {"url": "urn:fednotes:mention", "extension": [{"url": "label", "valueString": "ADE"},
-      {"url": "start", "valueInteger": 6}, {"url": "end", "valueInteger": 10}]}
+    {"url": "urn:fednotes:mention", "extension": [{"url": "label", "valueString":
+      "ADE"}, {"url": "start", "valueInteger": 6}, {"url": "end", "valueInteger": 10}]}
 
-with a start and an end for each piece, and "confidence". What FHIR has no place for is JSON in the
-extension "urn:fednotes:document". The rest of a resource that was read is kept in `meta["fhir"]`.
+with a start and an end for each piece, and "confidence". What FHIR has no place for is
+JSON in the extension "urn:fednotes:document". The rest of a resource that was read is
+kept in `meta["fhir"]`.
 """
 
 from __future__ import annotations
@@ -35,10 +37,8 @@ LOOSE = 0
 _MENTION, _REST = "urn:fednotes:mention", "urn:fednotes:document"
 PLACES = {"DocumentReference": "content", "DiagnosticReport": "presentedForm"}
 _ID = re.compile(r"[A-Za-z0-9.-]{1,64}")
-_TYPE, _TYPES = (
-    re.compile(r"[A-Z][A-Za-z]{1,40}"),
-    40,
-)  # of resources; so many are named
+# of resources; so many are named
+_TYPE, _TYPES = re.compile(r"[A-Z][A-Za-z]{1,40}"), 40
 _PLAIN = {"attachment": {"contentType": "text/plain"}}
 _CHARSET = re.compile(
     r"utf|(us-)?ascii$|iso-8859-|latin-?\d|windows-\d|cp\d", re.IGNORECASE
@@ -51,10 +51,11 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
-    """A document for each of the resources that hold notes; others are passed over, and counted.
+    """A document for each of the resources that hold notes; others are passed over, and
+    counted.
 
-    id: the resource's; patient: its subject's. Noted are attachments that are no base64 or no
-    plain text, and texts that are elsewhere: nothing is fetched.
+    id: the resource's; patient: its subject's. Noted are attachments that are no base64
+    or no plain text, and texts that are elsewhere: nothing is fetched.
     """
     return corpus.gather(corpus.listing(path, accepts, "FHIR"), _read_file, problems)
 
@@ -79,7 +80,10 @@ def resources(value: Any) -> list[Any]:
 
 
 def text_of(resource: Any) -> str | None:
-    """The note that a resource holds; None where its type holds none. Raises DataError."""
+    """The note that a resource holds; None where its type holds none.
+
+    Raises DataError.
+    """
     place = PLACES.get(str(mapping(resource).get("resourceType")))
     if place is None:
         return None
@@ -94,8 +98,8 @@ def text_of(resource: Any) -> str | None:
 
 
 def about(resource: Any) -> tuple[str | None, str | None, str | None, str | None]:
-    """The ids of a resource, of its patient and of its encounter, and what kind of note it is;
-    None for each that it does not say."""
+    """The ids of a resource, of its patient and of its encounter, and what kind of note
+    it is; None for each that it does not say."""
     known = mapping(resource)
     context = mapping(known.get("context"))
     encounter = (
@@ -201,9 +205,8 @@ def _text(attachment: Any) -> str:
     named = re.search(r"charset=\"?([\w-]+)", attachment["contentType"])
     charset = named[1] if named else "utf-8"
     try:
-        if not _CHARSET.match(
-            charset
-        ):  # Python has more, and some that take their time
+        # Python has more, and some that take their time
+        if not _CHARSET.match(charset):
             raise LookupError
         return _decoded(attachment.get("data", "")).decode(charset)
     except (LookupError, UnicodeDecodeError):
@@ -271,8 +274,8 @@ def _resource(document: Document, number: int) -> dict[str, Any]:
 
 
 def _filled(held: Iterable[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """What holds attachments, as it was read, with the text in the first that is for text; others
-    of that kind were a part of it."""
+    """What holds attachments, as it was read, with the text in the first that is for
+    text; others of that kind were a part of it."""
     data = {"data": _encoded(text)} if text else {}
     made, texts = [], 0
     for own in held:

@@ -1,6 +1,8 @@
-"""What every reader shares: the files of a corpus, text out of them, what is wrong with it, ids.
+"""What every reader shares: the files of a corpus, text out of them, what is wrong with
+it, ids.
 
-A reader goes on behind what it cannot use; all of it is refused together, or left out and counted:
+A reader goes on behind what it cannot use; all of it is refused together, or left out
+and counted:
 
     with problems.passing("mention", path, number):
         spans.append(parse(line))      # a DataError is noted, and this mention left out
@@ -132,7 +134,8 @@ class _Unpacked(io.RawIOBase):
 
 @contextmanager
 def open_seekable(path: Path) -> Iterator[BinaryIO]:
-    """Open a file in which a reader moves to and fro; a packed one is unpacked on disk first.
+    """Open a file in which a reader moves to and fro; a packed one is unpacked on disk
+    first.
 
     Raises:
         DataError: As `open_file`, or a packed file is not whole.
@@ -141,9 +144,8 @@ def open_seekable(path: Path) -> Iterator[BinaryIO]:
         with open_file(path) as file:
             yield file
         return
-    with (
-        tempfile.TemporaryFile() as unpacked
-    ):  # without a name: it is gone with its process
+    # without a name: it is gone with its process
+    with tempfile.TemporaryFile() as unpacked:
         try:
             with open_bytes(path) as packed:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)
@@ -178,9 +180,9 @@ def broken(path: Path, error: Exception) -> DataError:
 def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
     """A file's text, without byte-order mark and with `\\n` line ends.
 
-    Its encoding is that of its byte-order mark, else UTF-8 or the one that the user named
-    (`encodings.reading_as`). empty: whether a file without text is fine. exact: give the
-    characters as they are, the mark among them.
+    Its encoding is that of its byte-order mark, else UTF-8 or the one that the user
+    named (`encodings.reading_as`). empty: whether a file without text is fine. exact:
+    give the characters as they are, the mark among them.
     Raises DataError for a file that is missing, empty, larger than `bounds.FILE` or not
     text in that encoding.
     """
@@ -218,7 +220,8 @@ def encoding_for(path: Path, named: str) -> tuple[str, int]:
     """Return the codec of a text file, and the length of its byte-order mark.
 
     Args:
-        path: The file; it is read to its end only if an encoding is named that contains ASCII.
+        path: The file; it is read to its end only if an encoding is named that contains
+            ASCII.
         named: The encoding that the user named, or "auto".
 
     Raises:
@@ -238,7 +241,8 @@ def encoding_for(path: Path, named: str) -> tuple[str, int]:
 def open_text(
     path: Path, named: str, newline: str = "\n", errors: str = "strict"
 ) -> Iterator[io.TextIOWrapper]:
-    """Open a file as text without its byte-order mark, unpacked where its name says it is packed.
+    """Open a file as text without its byte-order mark, unpacked where its name says it
+    is packed.
 
     Args:
         path: The file.
@@ -247,8 +251,8 @@ def open_text(
         errors: As of Python's `open`.
 
     Raises:
-        DataError: The file is missing, not whole, no text, or a byte does not fit its encoding;
-            with the line of that byte.
+        DataError: The file is missing, not whole, no text, or a byte does not fit its
+            encoding; with the line of that byte.
     """
     codec, mark = encoding_for(path, named)
     with io.TextIOWrapper(_behind(path, mark), codec, errors, newline) as file:
@@ -388,9 +392,9 @@ def listing(
 ) -> list[Path]:
     """The files of one format: `path` itself if it is a file, else those in the folder.
 
-    Only where none lies in the folder itself are the folders below it searched; with `below`
-    always. Other files (a README, a licence) are passed over. Raises DataError where none is
-    found.
+    Only where none lies in the folder itself are the folders below it searched; with
+    `below` always. Other files (a README, a licence) are passed over. Raises DataError
+    where none is found.
     """
     if not os.path.exists(path):
         raise DataError(f"{path}: no such file or folder")
@@ -404,10 +408,11 @@ def listing(
 
 
 def visible(folder: Path, below: bool = False, named: str = "") -> list[Path]:
-    """Files of a folder in a fixed order, hidden ones left out; links to folders are no folders.
+    """Files of a folder in a fixed order, hidden ones left out; links to folders are no
+    folders.
 
-    named: what their names have in them, in lower case; no other file is looked at. Raises
-    DataError for a link that leads out of the folder, and for what is no file.
+    named: what their names have in them, in lower case; no other file is looked at.
+    Raises DataError for a link that leads out of the folder, and for what is no file.
     """
     try:
         found = sorted(folder.rglob("*") if below else folder.iterdir())
@@ -425,10 +430,12 @@ def visible(folder: Path, below: bool = False, named: str = "") -> list[Path]:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path below a corpus's folder is a file of the corpus; False for a folder.
+    """Whether a path below a corpus's folder is a file of the corpus; False for a
+    folder.
 
     The folder itself may be a link: whoever named it knows where it leads.
-    Raises DataError for a link that leads out of the folder, and for what is no file, OSError.
+    Raises DataError for a link that leads out of the folder, and for what is no file,
+        OSError.
     """
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
@@ -446,7 +453,10 @@ def is_inside(path: Path, folder: Path) -> bool:
 
 
 def lying(name: str, folders: Iterable[Path]) -> Path | None:
-    """The first file of that name in one of the folders. Raises DataError as `is_inside`."""
+    """The first file of that name in one of the folders.
+
+    Raises DataError as `is_inside`.
+    """
     places = (folder / name for folder in folders)
     return next(
         (p for p in places if os.path.lexists(p) and is_inside(p, p.parent.parent)),
@@ -455,8 +465,8 @@ def lying(name: str, folders: Iterable[Path]) -> Path | None:
 
 
 def laid_out(sentences: Sequence[Sequence[str]]) -> tuple[str, Offsets, Offsets]:
-    """Words joined by a space and sentences by a line end: the text, and the offsets of its
-    sentences and of its words."""
+    """Words joined by a space and sentences by a line end: the text, and the offsets of
+    its sentences and of its words."""
     bounds: list[tuple[int, int]] = []
     tokens: list[tuple[int, int]] = []
     at = 0
@@ -470,8 +480,8 @@ def laid_out(sentences: Sequence[Sequence[str]]) -> tuple[str, Offsets, Offsets]
 
 
 def named(paths: Sequence[Path]) -> dict[str, Path]:
-    """Paths by their last part, or as they are where two are alike. Raises ConfigError for one
-    that is given twice."""
+    """Paths by their last part, or as they are where two are alike. Raises ConfigError
+    for one that is given twice."""
     names = [os.path.basename(os.path.abspath(path)) for path in paths]
     found = dict(
         zip(
@@ -484,7 +494,10 @@ def named(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def in_text(start: int, end: int, length: int) -> tuple[int, int]:
-    """The offsets of a stretch of a text of that length. Raises DataError if it is none."""
+    """The offsets of a stretch of a text of that length.
+
+    Raises DataError if it is none.
+    """
     if not 0 <= start < end <= length:
         raise DataError(
             f"{start}:{end} is no stretch of the text ({length} characters)"
@@ -497,7 +510,8 @@ def table_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """The rows of csv that hold something, and the line that each begins on.
 
-    first: the number of the first line. Raises DataError, behind which nothing can be read.
+    first: the number of the first line. Raises DataError, behind which nothing can be
+        read.
     """
     # The default, 131,072, is less than a long stay's summary.
     csv.field_size_limit(max(bounds.LINE, csv.field_size_limit()))
@@ -520,7 +534,8 @@ def table_rows(
 
 
 class _Measured(Iterator[str]):
-    """Lines of a table; a row of more than `bounds.LINE` characters, in all, is refused."""
+    """Lines of a table; a row of more than `bounds.LINE` characters, in all, is
+    refused."""
 
     def __init__(self, lines: Iterable[str], path: Path, first: int) -> None:
         self._lines, self._path = iter(lines), path
@@ -540,7 +555,8 @@ class _Measured(Iterator[str]):
 
 
 def mixed(folder: Path, counts: Mapping[str, int]) -> DataError:
-    """The message for a folder with files of several formats. counts: of the files, by format."""
+    """The message for a folder with files of several formats. counts: of the files, by
+    format."""
     held = ", ".join(f"{name} ({n} files)" for name, n in sorted(counts.items()))
     return DataError(f"{folder}: the folder mixes formats: {held}; name one of them")
 
@@ -560,8 +576,8 @@ _MARK = re.compile(r'"((?:[^"\\]|\\.)*+)(?:"(\s*:)?|\\?\Z)|[\[{]|[\]}]', re.DOTA
 
 
 def json_keys(path: Path) -> frozenset[str]:
-    """The names in a file's first JSON object, or in the first of its array ("[" is one more
-    then), as far as its first lines show them."""
+    """The names in a file's first JSON object, or in the first of its array ("[" is one
+    more then), as far as its first lines show them."""
     text = "\n".join(head(path)).lstrip()
     if text[:1] not in ("[", "{"):
         return frozenset()
@@ -587,7 +603,8 @@ def json_file(path: Path) -> Any:
 
 
 def json_rows(path: Path) -> Iterator[Any]:
-    """Yield the values of a JSON file: of its lines, of its array, or the one that it is.
+    """Yield the values of a JSON file: of its lines, of its array, or the one that it
+    is.
 
     JSON lines are read one by one.
     """
@@ -614,8 +631,8 @@ def _json_of_line(path: Path, number: int, line: str) -> Any:
 
 
 def cut(document: Document) -> list[tuple[int, int, bool]]:
-    """A text cut into words (start, end, whether a blank follows that is no word) that make all of
-    it again, as spaCy cuts: every end of a mention is an end of a word."""
+    """A text cut into words (start, end, whether a blank follows that is no word) that
+    make all of it again, as spaCy cuts: every end of a mention is an end of a word."""
     pieces = [piece for span in document.spans for piece in span.pieces]
     starts, ends = ({piece[i] for piece in pieces} for i in (0, 1))
     text, tokens = document.text, document.tokens or tokenize(document.text).tolist()
@@ -632,8 +649,9 @@ def cut(document: Document) -> list[tuple[int, int, bool]]:
 
 
 def json_text(record: Any, *keys: str) -> str | None:
-    """The first of the keys that a record has: it holds its text. None for a record that an
-    annotator rejected or ignored (Prodigy's "answer"). Raises DataError where there is no text."""
+    """The first of the keys that a record has: it holds its text. None for a record
+    that an annotator rejected or ignored (Prodigy's "answer"). Raises DataError where
+    there is no text."""
     if not isinstance(record, dict):
         raise DataError("the line is no JSON object")
     if record.get("answer", "accept") != "accept":
@@ -650,8 +668,9 @@ def json_text(record: Any, *keys: str) -> str | None:
 def mismatched(
     path: Path, text: str, mentions: Sequence[tuple[Span, str, int]], what: str
 ) -> dict[str, int]:
-    """The number of mentions (span, their text by the file, line) whose text is not what their
-    offsets hold, as a document's meta. Raises DataError where most are so: another text."""
+    """The number of mentions (span, their text by the file, line) whose text is not
+    what their offsets hold, as a document's meta. Raises DataError where most are so:
+    another text."""
     rows = (
         (normalise(text[s.start : s.end]) == normalise(form), at)
         for s, form, at in mentions
@@ -679,13 +698,16 @@ def is_longer(pieces: Iterable[tuple[int, int]], form: str) -> bool:
     return length > 2 * len(form) + _WHITE_SPACE
 
 
-# ---- what is wrong -------------------------------------------------------------------------------
+# ---- what is wrong -------------------------------------------------------------------
 
 OnError = Literal["refuse", "skip"]
 
 
 def refuses(on_error: str) -> bool:
-    """Whether a corpus with something wrong in it is refused. Raises ConfigError for no OnError."""
+    """Whether a corpus with something wrong in it is refused.
+
+    Raises ConfigError for no OnError.
+    """
     if on_error not in (known := get_args(OnError)):
         raise ConfigError(f"on_error = {on_error!r}; {nearest(on_error, known)}")
     return on_error == "refuse"
@@ -698,9 +720,11 @@ DERIVED = -1  # the line of an id that the reader made
 class Problems:
     """What a reader could not use, in the order of the files.
 
-    found: each problem, the first 10,000. counts: all, by what was left out. repeated: documents
-    whose id an earlier one has; they are read. without: texts that have no annotation file.
-    unread: what was passed over of items that are read, by kind: nothing is wrong with it.
+    found: each problem, the first 10,000. counts: all, by what was left out. repeated:
+    documents whose id an earlier one has; they are read. without: texts that have no
+    annotation file.
+    unread: what was passed over of items that are read, by kind: nothing is wrong with
+        it.
     """
 
     def __init__(self) -> None:
@@ -744,7 +768,8 @@ class Problems:
     def passing(
         self, kind: str, path: Path, line: int = 0, item: str = ""
     ) -> Iterator[list[DataError]]:
-        """Note a DataError of the block, at this place if it names none, and go on behind it.
+        """Note a DataError of the block, at this place if it names none, and go on
+        behind it.
 
         item: what is told before the message. Gives a list that holds the error then.
         """
@@ -761,8 +786,8 @@ class Problems:
     def refuse(
         self, on_error: OnError = "refuse", kept: Sequence[Document] = ()
     ) -> None:
-        """Raises DataError of all problems, if there is one; with "skip" only where no document is
-        kept."""
+        """Raises DataError of all problems, if there is one; with "skip" only where no
+        document is kept."""
         if (refuses(on_error) or not kept) and self.found:
             raise DataError.of(self.found, self.number)
 
@@ -776,8 +801,8 @@ class Problems:
 class Found(NamedTuple):
     """A document and where it begins.
 
-    line: where its id stands; 0 is a whole file, DERIVED an id that no file gave. at: the
-    line that messages name where `line` is none.
+    line: where its id stands; 0 is a whole file, DERIVED an id that no file gave. at:
+    the line that messages name where `line` is none.
     """
 
     document: Document
@@ -810,7 +835,8 @@ def stream_files(
     problems: Problems,
     kind: str = "file",
 ) -> Iterator[Found]:
-    """Yield the documents of several files as they are read, under the ids that they have.
+    """Yield the documents of several files as they are read, under the ids that they
+    have.
 
     Args:
         files: The files.
@@ -869,7 +895,8 @@ def unique_ids(documents: Iterable[Document]) -> tuple[Document, ...]:
 
 
 def unique(found: Iterable[Found], problems: Problems) -> tuple[Document, ...]:
-    """The documents, later ones of the same id renamed `id~2`, `id~3` …, which is noted."""
+    """The documents, later ones of the same id renamed `id~2`, `id~3` …, which is
+    noted."""
     given = list(found)
     taken = {one.document.id for one in given}
     seen: Counter[str] = Counter()

@@ -5,8 +5,9 @@
     {"text", "entities": [{"start_offset", "end_offset", "label"}]}                   doccano
 
 The project's own form is Prodigy's with every field of a `Document`; it loses nothing.
-Other keys of a record are kept in `meta`. `of_record` is where all JSON, and what other formats
-hold of a document besides text and mentions (`rest`), becomes a checked Document.
+Other keys of a record are kept in `meta`. `of_record` is where all JSON, and what other
+formats hold of a document besides text and mentions (`rest`), becomes a checked
+Document.
 """
 
 from __future__ import annotations
@@ -30,13 +31,11 @@ from fednotes.data.encodings import named_encoding
 from fednotes.data.formats import files as corpus
 from fednotes.data.text import joined
 
-# Keys that hold spans; those of the second pair mean something else beside one of the first.
+# Keys that hold spans; those of the second pair mean something else beside one of the
+# first.
 _SPAN_KEYS = (("spans", "entities"), ("labels", "label"))
-_NO_CORPUS = {
-    "state.json",
-    "dataset_info.json",
-    "dataset_dict.json",
-}  # of a `datasets` folder
+# of a `datasets` folder
+_NO_CORPUS = {"state.json", "dataset_info.json", "dataset_dict.json"}
 _REST = ("patient", "codes", "meta", "sentences", "tokens")
 _OWN_KEYS = {"id", "text", *_REST}
 
@@ -51,8 +50,8 @@ def accepts(path: Path) -> bool:
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """A document per line; id: the record's, else `<file>:<line>`.
 
-    Records that an annotator rejected or ignored (Prodigy's "answer") are left out. Noted, with
-    the line, are bad JSON, offsets outside the text and other wrong values.
+    Records that an annotator rejected or ignored (Prodigy's "answer") are left out.
+    Noted, with the line, are bad JSON, offsets outside the text and other wrong values.
     """
     return corpus.gather(_files(path), stream_file, problems)
 
@@ -73,7 +72,8 @@ def _of_line(
     problems: corpus.Problems,
     prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> list[corpus.Found]:
-    """Return the document of a line; nothing where the line cannot be used or is left out.
+    """Return the document of a line; nothing where the line cannot be used or is left
+    out.
 
     Args:
         line: A record of JSON.
@@ -136,8 +136,8 @@ def of_record(
 ) -> Document | None:
     """The document of a record, None if it was rejected.
 
-    number: of its line; or its place among the file's items, of which one is called `item`.
-    Mentions that are wrong are noted. Raises DataError for what else is wrong.
+    number: of its line; or its place among the file's items, of which one is called
+    `item`. Mentions that are wrong are noted. Raises DataError for what else is wrong.
     """
     line, what = (0, f"{item} {number}: ") if item else (number, "")
     if corpus.json_text(record, "text") is None:
@@ -176,8 +176,8 @@ def of_items(
 ) -> Iterator[corpus.Found]:
     """Yield the documents of a file's items, each called `item` and its number.
 
-    parse: the record of an item, or None for one to pass over; what it does within its second
-    argument may fail, and is a mention that is left out then.
+    parse: the record of an item, or None for one to pass over; what it does within its
+    second argument may fail, and is a mention that is left out then.
     """
     for number, value in enumerate(items, 1):
         told = f"{item} {number}: "
@@ -201,8 +201,9 @@ def mention(
     form: object = None,
     sure: object = None,
 ) -> dict[str, Any]:
-    """A mention of a record. form: its text as another file has it. Raises DataError where that
-    is not what the text holds, or the pieces (start, end) or the label are none."""
+    """A mention of a record. form: its text as another file has it. Raises DataError
+    where that is not what the text holds, or the pieces (start, end) or the label are
+    none."""
     found = sorted(_offsets(list(piece), len(text)) for piece in pieces)
     if len(found) > bounds.PIECES:
         raise DataError(
@@ -233,8 +234,8 @@ def _holds(text: str, pieces: Sequence[tuple[int, int]], form: str) -> bool:
 
 
 def beside(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
-    """What was kept beside mentions, as rows with a mention of a record in "span": gives the row
-    of an equal span, each once, and {} where there is none."""
+    """What was kept beside mentions, as rows with a mention of a record in "span":
+    gives the row of an equal span, each once, and {} where there is none."""
     kept: defaultdict[Span, list[Mapping[str, Any]]] = defaultdict(list)
     for row in reversed(tuple(rows)):
         own = row["span"]
@@ -246,8 +247,8 @@ def beside(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
 def _span_key(record: Mapping[str, Any]) -> str | None:
     """The key that holds the record's spans: of two, the one that is not empty.
 
-    A key that is null counts as absent. One that holds something else is an error, not a
-    record without mentions: a document classification is no corpus of mentions.
+    A key that is null counts as absent. One that holds something else is an error, not
+    a record without mentions: a document classification is no corpus of mentions.
     """
     for keys in _SPAN_KEYS:
         present = [k for k in keys if record.get(k) is not None]
@@ -338,7 +339,8 @@ def _frozen(value: Any) -> Any:
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Writes documents so that `read` gives the same ones.
 
-    (Sequences in `meta` come back as tuples.) Raises DataError for meta that is not JSON.
+    (Sequences in `meta` come back as tuples.) Raises DataError for meta that is not
+    JSON.
     """
     write_lines(documents, path, record)
 
@@ -348,7 +350,10 @@ def write_lines(
     path: str | os.PathLike[str],
     value: Callable[[Document], Any],
 ) -> None:
-    """Writes what `value` makes of each document, on a line of its own. Raises as `write`."""
+    """Writes what `value` makes of each document, on a line of its own.
+
+    Raises as `write`.
+    """
     write_out(Path(path), "".join(f"{dumped(own, value(own))}\n" for own in documents))
 
 

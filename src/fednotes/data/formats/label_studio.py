@@ -1,11 +1,12 @@
 """Label Studio's JSON: an array of tasks, as it exports them and as it imports them.
 
-    [{"data": {"text": "…"}, "annotations": [{"result": [
-        {"type": "labels", "value": {"start": 6, "end": 10, "text": "rash", "labels": ["ADE"]}}]}]}]
+    [{"data": {"text": "…"}, "annotations": [{"result": [ {"type": "labels", "value":
+        {"start": 6, "end": 10, "text": "rash", "labels": ["ADE"]}}]}]}]
 
-Mentions with a confidence are written as a prediction, others as an annotation. The names of the
-tags are "label" and "text", as in Label Studio's own template for named entities. The rest of a
-document stands in its data, id and patient as they are, the others under "fednotes".
+Mentions with a confidence are written as a prediction, others as an annotation. The
+names of the tags are "label" and "text", as in Label Studio's own template for named
+entities. The rest of a document stands in its data, id and patient as they are, the
+others under "fednotes".
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
-    """A document a task: the last annotation, else the last prediction; skipped tasks are left out.
+    """A document a task: the last annotation, else the last prediction; skipped tasks
+    are left out.
 
-    The text is the data's "text", or the only string in it. Offsets that count as JavaScript does
-    are known by the mentions' texts. Noted are tasks without a text, and mentions that are not
-    what it holds.
+    The text is the data's "text", or the only string in it. Offsets that count as
+    JavaScript does are known by the mentions' texts. Noted are tasks without a text,
+    and mentions that are not what it holds.
     """
     return corpus.gather(
         corpus.listing(path, accepts, "Label Studio"), _read_file, problems
@@ -78,9 +80,8 @@ def _record(
         for label in labels if isinstance(labels, list) else [None]:
             with noting():
                 sure = number(region, "score")
-                sure = (
-                    sure if sure is None or 0 <= sure <= 1 else None
-                )  # of another scale
+                # of another scale
+                sure = sure if sure is None or 0 <= sure <= 1 else None
                 places = [_place(text, value)]
                 spans.append(
                     jsonl.mention(text, places, label, value.get("text"), sure)
@@ -98,7 +99,8 @@ def _record(
 
 
 def _last(task: Any) -> tuple[dict[str, Any], int]:
-    """The last annotation of a task, else its last prediction; and how many stand beside it."""
+    """The last annotation of a task, else its last prediction; and how many stand
+    beside it."""
     for name in ("annotations", "completions", "predictions"):
         if given := [own for own in task.get(name) or () if isinstance(own, dict)]:
             return given[-1], len(given) - 1
@@ -106,7 +108,8 @@ def _last(task: Any) -> tuple[dict[str, Any], int]:
 
 
 def _place(text: str, value: Any) -> tuple[Any, Any]:
-    """The offsets of a region; those counted in UTF-16, as older versions did, are turned."""
+    """The offsets of a region; those counted in UTF-16, as older versions did, are
+    turned."""
     start, end, form = value.get("start"), value.get("end"), value.get("text")
     whole = type(start) is int and type(end) is int and 0 <= start < end
     if text.isascii() or not whole or not isinstance(form, str):

@@ -1,11 +1,12 @@
-"""OMOP's common data model 5.4: NOTE with the notes, and NOTE_NLP with the mentions, as CSV.
+"""OMOP's common data model 5.4: NOTE with the notes, and NOTE_NLP with the mentions, as
+CSV.
 
-A folder holds `note.csv` and `note_nlp.csv`. A mention's type, its pieces and a confidence are in
-`term_modifiers` ("label=ADE,pieces=6-10,confidence=0.9"), its start in `offset`. Concepts are 0,
-"no matching concept", where a mention brought none. Other columns of NOTE and, under "terms", of
-NOTE_NLP (that a term is denied, or past) are kept in `meta["omop"]`. A note that had no number
-gets one; its id is then its `note_source_value`, after "fednotes:". Unknown dates of notes are
-1970-01-01.
+A folder holds `note.csv` and `note_nlp.csv`. A mention's type, its pieces and a
+confidence are in `term_modifiers` ("label=ADE,pieces=6-10,confidence=0.9"), its start
+in `offset`. Concepts are 0, "no matching concept", where a mention brought none. Other
+columns of NOTE and, under "terms", of NOTE_NLP (that a term is denied, or past) are
+kept in `meta["omop"]`. A note that had no number gets one; its id is then its
+`note_source_value`, after "fednotes:". Unknown dates of notes are 1970-01-01.
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
-    """A document a row of NOTE; its mentions are those of the NOTE_NLP that lies beside it
-    (a file with "nlp" in its name).
+    """A document a row of NOTE; its mentions are those of the NOTE_NLP that lies beside
+    it (a file with "nlp" in its name).
 
-    Noted, with the line, are rows that are none, notes without a number or a text, and mentions
-    without a place or of a note that is not there.
+    Noted, with the line, are rows that are none, notes without a number or a text, and
+    mentions without a place or of a note that is not there.
     """
     return corpus.gather(
         corpus.listing(path, accepts, "OMOP's NOTE"), _read_file, problems

@@ -1,8 +1,10 @@
-"""Parquet and Arrow files, as Hugging Face's `datasets` has them. Needs the extra "arrow".
+"""Parquet and Arrow files, as Hugging Face's `datasets` has them. Needs the extra
+"arrow".
 
-Columns: id, text, tokens, ner_tags (the names of its ClassLabel are in the schema's metadata),
-spans, and "fednotes", a JSON of the rest. A table with tokens and ner_tags alone is read too, and
-one of BigBIO's rows (`bigbio`). Arrow files are read, as a stream or as a file; Parquet is written.
+Columns: id, text, tokens, ner_tags (the names of its ClassLabel are in the schema's
+metadata), spans, and "fednotes", a JSON of the rest. A table with tokens and ner_tags
+alone is read too, and one of BigBIO's rows (`bigbio`). Arrow files are read, as a
+stream or as a file; Parquet is written.
 """
 
 from __future__ import annotations
@@ -28,9 +30,8 @@ from fednotes.data.text import tokenize
 
 LOOSE = 0
 _HEADS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
-_WORDS = tuple(
-    b"PAR1" + end for end in (b"\t", b" ", b"\n", b"\r", b",", b"-")
-)  # a gene in text
+# a gene in text
+_WORDS = tuple(b"PAR1" + end for end in (b"\t", b" ", b"\n", b"\r", b",", b"-"))
 _UNREADABLE = "no Parquet or Arrow that can be read: is the file whole?"
 _OBJECT = 32  # bytes that a value of Python takes at least
 
@@ -91,8 +92,8 @@ def _schema(path: Path) -> Any:
 def rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
     """Yield the values of these columns of each row.
 
-    One batch of rows is in memory at a time. Rows may share a value, so that a small file
-    can hold far more than any memory: their size is counted while they are read.
+    One batch of rows is in memory at a time. Rows may share a value, so that a small
+    file can hold far more than any memory: their size is counted while they are read.
 
     Raises:
         DataError: The file is not whole, or its rows are far more than it could hold.
@@ -143,8 +144,8 @@ def _size(value: Any) -> int:
 def _shares_values(pa: Any, kind: Any, depth: int) -> bool:
     """Return whether values within one value of this type may be shared.
 
-    Such a value may be large beyond measure. A column of shared values has one of them a
-    row, which is counted.
+    Such a value may be large beyond measure. A column of shared values has one of them
+    a row, which is counted.
     """
     if depth and (
         pa.types.is_dictionary(kind)
@@ -220,7 +221,8 @@ def _record(row: Any, noting: jsonl.Noting) -> dict[str, Any]:
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
-    """Writes Parquet with tokens and tags beside text and mentions, as `datasets` reads it."""
+    """Writes Parquet with tokens and tags beside text and mentions, as `datasets` reads
+    it."""
     pa = _arrow()
     held = list(documents)
     tagset = TagSet(types_of(held))

@@ -1,10 +1,11 @@
-"""Prodigy's JSONL: tokens, and mentions by characters and by tokens; `jsonl` reads it too.
+"""Prodigy's JSONL: tokens, and mentions by characters and by tokens; `jsonl` reads it
+too.
 
-    {"text", "tokens": [{"text", "start", "end", "id", "ws"}],
-     "spans": [{"start", "end", "label", "token_start", "token_end"}], "answer": "accept"}
+    {"text", "tokens": [{"text", "start", "end", "id", "ws"}], "spans": [{"start",
+     "end", "label", "token_start", "token_end"}], "answer": "accept"}
 
-A mention in pieces is written as one stretch. Where a mention does not fall on the document's
-tokens, Prodigy could not show it: tokens are then made that it does fall on.
+A mention in pieces is written as one stretch. Where a mention does not fall on the
+document's tokens, Prodigy could not show it: tokens are then made that it does fall on.
 """
 
 from __future__ import annotations

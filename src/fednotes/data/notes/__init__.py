@@ -1,4 +1,5 @@
-"""Notes without annotations, streamed: what models are pre-trained on, and what they predict on.
+"""Notes without annotations, streamed: what models are pre-trained on, and what they
+predict on.
 
     mimic        MIMIC-III NOTEEVENTS.csv: rows marked ISERROR are dropped
     mimic-iv     MIMIC-IV-Note: discharge.csv, radiology.csv
@@ -11,9 +12,9 @@
     parquet      any other table in Parquet or Arrow, with the columns of "csv"
     text         a file a note: one file, or every .txt file of a folder and below it
 
-The tables of MIMIC and OMOP are read in Parquet, too. Files whose names end in .gz or .zst are
-unpacked while they are read. One note is in memory at a time; of Parquet, one batch of rows; of a
-FHIR file that is no JSON lines, the file, which may have 64 MiB.
+The tables of MIMIC and OMOP are read in Parquet, too. Files whose names end in .gz or
+.zst are unpacked while they are read. One note is in memory at a time; of Parquet, one
+batch of rows; of a FHIR file that is no JSON lines, the file, which may have 64 MiB.
 """
 
 from __future__ import annotations
@@ -53,10 +54,12 @@ SHARED = "that share a sentence with an excluded corpus"
 class Note:
     """One note.
 
-    id: unique within its source where the file's own ids are. patient: whose note it is.
-    category: "Discharge summary" and the like. source: where it came from, the name of the
-    file or folder that was read unless the caller gave another. visit: the stay or encounter that
-    it belongs to. own_id: the id that the file itself gives the note, None without one.
+    id: unique within its source where the file's own ids are. patient: whose note it
+        is.
+    category: "Discharge summary" and the like. source: where it came from, the name of
+    the file or folder that was read unless the caller gave another. visit: the stay or
+    encounter that it belongs to. own_id: the id that the file itself gives the note,
+    None without one.
     """
 
     id: str
@@ -76,7 +79,8 @@ def patient_of(note: Note) -> Key:
 
 
 class NoteStream(Iterator[Note]):
-    """Notes one by one. counts: of "notes", and of records left out by why, at any time."""
+    """Notes one by one. counts: of "notes", and of records left out by why, at any
+    time."""
 
     def __init__(self, notes: Iterator[Note], counts: Counter[str]) -> None:
         self._notes, self.counts = notes, counts
@@ -105,20 +109,22 @@ def read_notes(
     """The notes of a file or folder, or of several, read as they are asked for.
 
     format: one of `FORMATS`; None guesses it from the content.
-    categories: keep only notes of these, compared without case and without blanks around them
-        (MIMIC has "Nursing " and "Discharge summary"); empty keeps all.
-    column: the table's column, or the JSON key, that holds the text; None takes the format's own.
-    source: what every note's `source` says, of a second path with "/1" and so on, by which notes
-        without a patient are told apart; None takes the name of the path.
+    categories: keep only notes of these, compared without case and without blanks
+        around them (MIMIC has "Nursing " and "Discharge summary"); empty keeps all.
+    column: the table's column, or the JSON key, that holds the text; None takes the
+        format's own.
+    source: what every note's `source` says, of a second path with "/1" and so on, by
+        which notes without a patient are told apart; None takes the name of the path.
     encoding: of files without a byte-order mark that are not UTF-8, such as "cp1252".
-    problems: takes note of each record that is wrong, and of what of a file cannot be read, and
-        the reader goes on; without it the first one is raised.
-    exact: give texts as they are, with line ends of Windows where these are, and empty ones too;
-        else lines end in `\\n`.
+    problems: takes note of each record that is wrong, and of what of a file cannot be
+        read, and the reader goes on; without it the first one is raised.
+    exact: give texts as they are, with line ends of Windows where these are, and empty
+        ones too; else lines end in `\\n`.
 
     Notes without a visible character are left out and counted. Raises ConfigError for a
     setting that cannot be, DataError for a file that is missing, no text, broken off or
-    without a needed column, with file and line, some of it only when the reader gets there.
+    without a needed column, with file and line, some of it only when the reader gets
+    there.
     """
     if format and format not in FORMATS:
         raise ConfigError(
@@ -170,9 +176,10 @@ def present(path: Path) -> Path:
 class _Reading:
     """How the files of one path are read.
 
-    root: the path. kind: one of `FORMATS`. source: as of `Note`. column: as of `read_notes`.
-    categorised: whether a category is needed. named: the encoding that the user named. problems:
-    as of `read_notes`. exact: whether line ends stay as they are.
+    root: the path. kind: one of `FORMATS`. source: as of `Note`. column: as of
+        `read_notes`.
+    categorised: whether a category is needed. named: the encoding that the user named.
+    problems: as of `read_notes`. exact: whether line ends stay as they are.
     """
 
     root: Path
@@ -199,7 +206,8 @@ class _Reading:
     def noting(
         self, kind: str, path: Path, line: int = 0, item: str = ""
     ) -> Iterator[None]:
-        """Note a DataError of the block where problems are noted; else raise it with its place."""
+        """Note a DataError of the block where problems are noted; else raise it with
+        its place."""
         if self.problems is not None:
             with self.problems.passing(kind, path, line, item):
                 yield
@@ -247,7 +255,8 @@ def _kept(
     counts: Counter[str],
     empty: bool,
 ) -> Iterator[Note]:
-    """The notes with text (or `empty` ones too), and of a wanted category where some are.
+    """The notes with text (or `empty` ones too), and of a wanted category where some
+    are.
 
     counts: what became of each.
     """
@@ -284,8 +293,9 @@ def _files(
 ) -> tuple[str, list[Path]]:
     """The format and the files of it, in a fixed order.
 
-    A folder may hold other files beside its notes (a licence, a table of contents): those of
-    no known format are passed over, and text files too where there is a table of notes.
+    A folder may hold other files beside its notes (a licence, a table of contents):
+    those of no known format are passed over, and text files too where there is a table
+    of notes.
     """
     if not path.is_dir():
         return format or guess_notes(path, column, named), [path]
@@ -294,7 +304,8 @@ def _files(
         try:
             kind = guess_notes(file, column, named)
         except DataError:
-            # A text in an odd encoding is not passed over: its reader says what is wrong with it.
+            # A text in an odd encoding is not passed over: its reader says what is
+            # wrong with it.
             kind = "text" if _is_text_name(file) else ""
         if kind and (kind != "text" or _is_text_name(file)):
             found.setdefault(kind, []).append(file)
@@ -317,8 +328,8 @@ def guess_notes(
 ) -> str:
     """The format of one file, from its first lines.
 
-    Raises DataError for a table in which no column is known to hold text, and for a file that
-    holds no text at all.
+    Raises DataError for a table in which no column is known to hold text, and for a
+    file that holds no text at all.
     """
     if parquet.accepts(path):
         return _guess_table(parquet.column_names(path), column) or _refuse_columns(
@@ -338,7 +349,8 @@ def guess_notes(
             return "fhir"
     if suffix in (".jsonl", ".ndjson") or _holds_json(first, column):
         return "jsonl"
-    # The first line of a note may hold a comma and the word "text": here the name must say csv.
+    # The first line of a note may hold a comma and the word "text": here the name must
+    # say csv.
     is_table = bool({".csv", ".tsv"} & {*suffixes})
     kind = _guess_table(_header(first), column)
     if kind and (kind != "parquet" or column is not None or is_table):
@@ -351,8 +363,8 @@ def guess_notes(
 
 
 def _guess_table(header: Sequence[str], column: str | None) -> str:
-    """The known table that has this header, "parquet" for another one with a column of text, or
-    "" for none."""
+    """The known table that has this header, "parquet" for another one with a column of
+    text, or "" for none."""
     names = {name.strip().lower() for name in header}
     for name, table in _TABLES.items():
         if table["known"] and names.issuperset(table["known"]):
@@ -394,7 +406,8 @@ def _text_note(reading: _Reading, path: Path) -> Note:
 
 
 def _json_notes(reading: _Reading, path: Path) -> Iterator[Note | None]:
-    """The notes of a JSONL file: keys `text`, `id`, `patient`, `category` and what is like them.
+    """The notes of a JSONL file: keys `text`, `id`, `patient`, `category` and what is
+    like them.
 
     None for a record that an annotator rejected (Prodigy's "answer").
     """
@@ -433,7 +446,8 @@ def _json_note(
 
 
 def record_ids(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON record with "id", "patient" and "visit", where it has these by other names."""
+    """Return a JSON record with "id", "patient" and "visit", where it has these by
+    other names."""
     found = dict(record)
     for name in ("id", "patient", "visit"):
         if found.get(name) is None and (value := _value(record, _KEYS[name])):
@@ -464,7 +478,8 @@ def _fhir_notes(reading: _Reading, path: Path) -> Iterator[Note | None]:
 
 
 def _fhir_values(reading: _Reading, path: Path) -> Iterator[tuple[int, Any]]:
-    """The values of JSON lines with their lines; of a file that is one value, it with 0."""
+    """The values of JSON lines with their lines; of a file that is one value, it with
+    0."""
     with corpus.open_text(path, reading.named) as file:
         first = next(
             (line for line in corpus.bounded_lines(file, path) if line.strip()), ""
@@ -502,7 +517,7 @@ def _value(record: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     return next(filter(None, said), None)
 
 
-# ---- tables: csv or tab-separated, text over many lines in quotes, a header first ----------------
+# ---- tables: csv or tab-separated, text over many lines in quotes, a header first ----
 
 
 def _delimiter(header: str) -> str:
@@ -544,7 +559,8 @@ def _row_note(
     number: int,
     reading: _Reading,
 ) -> Note | None:
-    """The note of a table's row; None where it is marked as an error. at: as of `_columns`."""
+    """The note of a table's row; None where it is marked as an error. at: as of
+    `_columns`."""
     about = {
         what: next((row[i].strip() for i in columns if row[i].strip()), None)
         for what, columns in at.items()
@@ -612,7 +628,8 @@ def _columns(
         needed.append(("category", "categories", "".join(table["category"][:1])))
     for what, called, name in needed:
         if not at[what]:
-            none = f"the first line names {len(header)} columns, none like it"  # notes perhaps
+            # notes perhaps
+            none = f"the first line names {len(header)} columns, none like it"
             hint = nearest(name, header, none)
             raise DataError.at(
                 path, 1, f"there is no column {name!r} for the {called}: {hint}"

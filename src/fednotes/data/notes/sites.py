@@ -5,8 +5,9 @@
     held out  patients of each site, to judge a model by
     source    every later pass takes a site's notes from the files again, one at a time
 
-Per note about 80 bytes are kept, and each patient's key once: 0.2 GB for two million notes. A silo
-stands for a hospital: a patient's notes are in one of them only (Liu and Miller 2020, section 3.2).
+Per note about 80 bytes are kept, and each patient's key once: 0.2 GB for two million
+notes. A silo stands for a hospital: a patient's notes are in one of them only (Liu and
+Miller 2020, section 3.2).
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class SiteNotes:
     """One site's notes. Never leaves the site.
 
     train, valid: sources, whose notes share no patient; each call reads from the start.
-    train_patients is the site's sample size (Liu and Miller 2020, Eq. 1). longest: characters
-    of the longest note. content: the fingerprint, where it is known already.
+    train_patients is the site's sample size (Liu and Miller 2020, Eq. 1). longest:
+    characters of the longest note. content: the fingerprint, where it is known already.
     """
 
     id: str
@@ -71,14 +72,16 @@ def pooled_notes(sites: Sequence[SiteNotes]) -> SiteNotes:
 
 
 def fingerprint(site: SiteNotes) -> str:
-    """SHA-256 of a site's texts, patients and parts; reads the notes unless it is known."""
+    """SHA-256 of a site's texts, patients and parts; reads the notes unless it is
+    known."""
     return site.content or _content(
         map(_digest, site.train()), map(_digest, site.valid())
     )
 
 
 def _content(*parts: Iterable[bytes]) -> str:
-    """The fingerprint of a site, from the digests of its training notes and of those held out."""
+    """The fingerprint of a site, from the digests of its training notes and of those
+    held out."""
     sums = hashlib.sha256()
     for part in parts:
         sums.update(b"\x1d")
@@ -99,8 +102,8 @@ def _digest(note: Note) -> bytes:
 def assign(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
     """A silo (from 0) for each key; silos' numbers of keys differ by one at most.
 
-    Deals depend on the seed and on which keys there are, not on their order. Raises ConfigError
-    for fewer than one silo, DataError for fewer keys than silos.
+    Deals depend on the seed and on which keys there are, not on their order. Raises
+    ConfigError for fewer than one silo, DataError for fewer keys than silos.
     """
     if silos < 1:
         raise ConfigError(f"the number of silos must be at least 1, not {silos}")
@@ -120,9 +123,9 @@ def assign(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
 class NoteCorpus:
     """Notes before they are dealt out.
 
-    where: the files, for messages. valid_fraction: of the patients. max_notes: of the training
-    notes, those with the lowest hash of (seed, patient, note's id); 0 is all. exclude: notes
-    that share a sentence with it are left out.
+    where: the files, for messages. valid_fraction: of the patients. max_notes: of the
+    training notes, those with the lowest hash of (seed, patient, note's id); 0 is all.
+    exclude: notes that share a sentence with it are left out.
     """
 
     id: str
@@ -137,8 +140,9 @@ class NoteCorpus:
 class _Scan:
     """What one pass over a corpus leaves, by note: (notes,) each.
 
-    patients: positions in the table of patients, -1 where the note is left out. order: the
-    hash that chooses among notes, zeros where none is chosen. digests: _DIGEST bytes a note.
+    patients: positions in the table of patients, -1 where the note is left out. order:
+    the hash that chooses among notes, zeros where none is chosen. digests: _DIGEST
+    bytes a note.
     code: 2 · site for its training notes, one more for those held out, -1 for others.
     """
 
@@ -158,9 +162,8 @@ class _Scan:
         told = f"the notes in {self.corpus.where} changed while they were used: start again"
         changed = DataError(f"site {self.corpus.id!r}: {told}")
         at = 0
-        for (
-            note
-        ) in self.corpus.notes():  # not by enumerate, which holds on to the text before
+        # not by enumerate, which holds on to the text before
+        for note in self.corpus.notes():
             if at == len(wanted):
                 raise changed
             if wanted[at]:
@@ -176,14 +179,16 @@ class _Scan:
 def site_notes(
     corpora: Sequence[NoteCorpus], seed: int, silos: int = 0, by: By = "patient"
 ) -> tuple[tuple[SiteNotes, ...], tuple[str, ...]]:
-    """A site for each corpus, or the silos that all of them are dealt into; and what was done.
+    """A site for each corpus, or the silos that all of them are dealt into; and what
+    was done.
 
-    silos: 0 for none, else `silo1` …, by `assign`. Of each site a share of patients is held out,
-    at least one of two or more, fewer than all. Equal arguments and files give equal sites. Each
-    corpus is read once here.
+    silos: 0 for none, else `silo1` …, by `assign`. Of each site a share of patients is
+    held out, at least one of two or more, fewer than all. Equal arguments and files
+    give equal sites. Each corpus is read once here.
 
-    Raises ConfigError for a corpus without notes and a site without training notes; DataError
-    for files that cannot be read, and later, from a source, if they have changed.
+    Raises ConfigError for a corpus without notes and a site without training notes;
+    DataError for files that cannot be read, and later, from a source, if they have
+    changed.
     """
     table: dict[Key, int] = {}  # patients' positions, over all corpora
     scans = [_scanned(corpus, seed, table) for corpus in corpora]
@@ -288,8 +293,9 @@ def _hold_out(
 ) -> None:
     """Hold out notes of one site.
 
-    A patient's chance is its corpus' fraction: those with the lowest -log(u) / fraction, with a
-    hash of seed and patient as u (Efraimidis and Spirakis 2006), are held out.
+    A patient's chance is its corpus' fraction: those with the lowest -log(u) /
+    fraction, with a hash of seed and patient as u (Efraimidis and Spirakis 2006), are
+    held out.
     """
     fractions: dict[int, float] = {}
     for scan in scans:

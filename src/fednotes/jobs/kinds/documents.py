@@ -96,7 +96,8 @@ def _generated(job: Job) -> Sites:
 
 
 class _Corpora:
-    """A job's files on their way to its sites' data. notes, findings: what was met on it."""
+    """A job's files on their way to its sites' data. notes, findings: what was met on
+    it."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.notes, self.findings = job, list[str](), list[Finding]()
@@ -141,7 +142,8 @@ class _Corpora:
         return Sites(data, None, tuple(self.notes), tuple(self.findings))
 
     def _raw(self) -> dict[str, Parts]:
-        """The documents of every site's `path`, or train, valid and test, with mapped labels.
+        """The documents of every site's `path`, or train, valid and test, with mapped
+        labels.
 
         Raises DataError of the problems of all sites together.
         """
@@ -196,7 +198,8 @@ class _Corpora:
         }
 
     def _compare_size(self, name: str, site: SiteConfig, parts: Parts) -> None:
-        """Note where a corpus has another number of sentences than a publication counts."""
+        """Note where a corpus has another number of sentences than a publication
+        counts."""
         expected = site.expected_sentences
         if not expected:
             return
@@ -206,7 +209,10 @@ class _Corpora:
             self.findings.append(other_size(name, counted, expected))
 
     def _files(self, name: str, site: SiteConfig) -> Parts:
-        """The documents of a site's files. Raises DataError of the problems of all of them."""
+        """The documents of a site's files.
+
+        Raises DataError of the problems of all of them.
+        """
         raw: Parts = {}
         wrong: list[Problem] = []
         for part in ("path", *_PARTS):
@@ -230,8 +236,8 @@ class _Corpora:
     def _kept(
         self, found: Mapping[str, Types]
     ) -> tuple[dict[str, Types | None], Types]:
-        """The types that each site's documents are read with (None for all of them), and the
-        complete tag set.
+        """The types that each site's documents are read with (None for all of them),
+        and the complete tag set.
 
         found: in its files. Raises ConfigError where that does not go with [tags].
         """
@@ -329,15 +335,16 @@ class _Corpora:
         return self._held_out(site, parts)
 
     def _held_out(self, site: SiteConfig, parts: Parts) -> Parts:
-        """Return the parts with `hold_out` of the training data in an empty validation part."""
+        """Return the parts with `hold_out` of the training data in an empty validation
+        part."""
         if parts["valid"] or not site.hold_out:
             return parts
         shares = {"train": 1 - site.hold_out, "valid": site.hold_out}
         return parts | split(parts["train"], shares, site.split, self.job.seed)
 
     def _full(self, name: str, whole: Mapping[str, Parts]) -> SiteData:
-        """A site with all the types that its documents were read with, after `mask_overlap`,
-        `fraction` and the most sentences of each part."""
+        """A site with all the types that its documents were read with, after
+        `mask_overlap`, `fraction` and the most sentences of each part."""
         site: SiteConfig = self.job.sites[name]
         own, seed = dict(whole[name]), self.job.seed
         if not own["train"]:
@@ -397,7 +404,8 @@ def _where(documents: Documents, where: str) -> Documents:
 def _kept_types(
     site: SiteData, types: Types, own: Types | None, test_types: Types = ()
 ) -> SiteData:
-    """A site of these types whose data keep `own` (None: all), its test part `test_types`."""
+    """A site of these types whose data keep `own` (None: all), its test part
+    `test_types`."""
     train, valid = relabel(site.train, {}, own), relabel(site.valid, {}, own)
     test = relabel(site.test, {}, test_types or own)
     return SiteData(
@@ -421,7 +429,8 @@ def _draw(
 ) -> tags.TagSets:
     """The tag sets of the job's sampling. sites: each one's documents, all parts.
 
-    Raises ConfigError where the types cannot be dealt out, or no draw has enough mentions.
+    Raises ConfigError where the types cannot be dealt out, or no draw has enough
+        mentions.
     """
     number = config.sampling(seed)
     counts = [
@@ -455,7 +464,8 @@ def _require_learnable(types: Types, sites: Sequence[SiteData]) -> None:
 
 
 def _tag_notes(sites: Sequence[SiteData]) -> Iterator[str]:
-    """Which types each site annotates, and which of them its training data never mention."""
+    """Which types each site annotates, and which of them its training data never
+    mention."""
     number = len({label for site in sites for label in site.tags.types})
     for site in sites:
         yield f"{site.id}: annotates {', '.join(site.tags.types)} (of {number} types)"
@@ -476,7 +486,7 @@ def _complete(config: TagsConfig, annotated: Iterable[Sequence[str]]) -> Types:
     return config.types or tuple(occurring)
 
 
-# ---- silos ---------------------------------------------------------------------------------------
+# ---- silos ---------------------------------------------------------------------------
 
 _REMEDIES = {
     "train": "or give more documents",
@@ -486,13 +496,14 @@ _REMEDIES = {
 
 
 def _silos(job: Job, sites: Sites) -> Sites:
-    """The sites' documents in `silo1` …, train, valid and test each dealt out by itself.
+    """The sites' documents in `silo1` …, train, valid and test each dealt out by
+    itself.
 
-    Generated sites are taken with their complete annotation. A part that no site has no silo
-    has. Sentences that were cut out of a document go where it goes.
+    Generated sites are taken with their complete annotation. A part that no site has no
+    silo has. Sentences that were cut out of a document go where it goes.
 
-    Raises ConfigError where sites annotate different types or schemes, or a part has fewer
-    documents (patients) than there are silos.
+    Raises ConfigError where sites annotate different types or schemes, or a part has
+    fewer documents (patients) than there are silos.
     """
     assert job.silos is not None
     whole = sites.complete if job.synthetic and sites.complete else sites.data
@@ -531,7 +542,8 @@ def _silos(job: Job, sites: Sites) -> Sites:
 
 
 def _unit(site: str, document: Document, by: str) -> Key:
-    """What is never parted: a patient, or the note that a document is or was cut out of."""
+    """What is never parted: a patient, or the note that a document is or was cut out
+    of."""
     if by == "patient" and document.patient is not None:
         return ("patient", document.patient)
     return ("document", site, str(document.meta.get("document", document.id)))
@@ -554,13 +566,16 @@ def _require_alike(sites: Sequence[SiteData]) -> None:
                 )
 
 
-# ---- what a job asks of this kind of site --------------------------------------------------------
+# ---- what a job asks of this kind of site --------------------------------------------
 
 
 def _tags(
     table: Mapping[str, Any], preset: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    """The [tags] of a job. Raises ConfigError where they do not go with its other tables."""
+    """The [tags] of a job.
+
+    Raises ConfigError where they do not go with its other tables.
+    """
     if "tags" not in table:
         return {}
     tags = build(TagsConfig, table["tags"], f"{where} [tags]")
@@ -584,7 +599,8 @@ def _tags(
 
 
 def fingerprint(site: SiteData) -> str:
-    """SHA-256 of a site's texts, mentions and parts: two runs on the same notes agree in it."""
+    """SHA-256 of a site's texts, mentions and parts: two runs on the same notes agree
+    in it."""
     digest = hashlib.sha256(repr(site.tags).encode())
     if site.test_types:
         digest.update(repr(site.test_types).encode())
@@ -625,8 +641,8 @@ def _invented(name: str, site: SiteConfig) -> SiteData:
 def never_right(
     scores: Mapping[str, Mapping[str, Any]], sites: Sequence[SiteData]
 ) -> Iterator[str]:
-    """For each site the types of its test data that no mention was found of, where others were;
-    what it has most of first.
+    """For each site the types of its test data that no mention was found of, where
+    others were; what it has most of first.
 
     scores: condition → score of each site. sites: their data, with annotations.
     """
@@ -681,8 +697,8 @@ def training_examples(site: SiteData) -> dict[str, Iterator[bytes]]:
     """Return the training sentences of a site as bytes, in several views.
 
     Returns:
-        The sentences by the name of the view: alone, with the places of their mentions, and with
-        their labels too.
+        The sentences by the name of the view: alone, with the places of their mentions,
+        and with their labels too.
     """
     sentences = sentence_documents(site.train)
     return {
@@ -693,7 +709,8 @@ def training_examples(site: SiteData) -> dict[str, Iterator[bytes]]:
 
 
 def _annotated(sentence: Document, *, labels: bool) -> bytes:
-    """Return a sentence with the places of its mentions, and with their labels on request."""
+    """Return a sentence with the places of its mentions, and with their labels on
+    request."""
     parts: list[str | int] = [sentence.text]
     for span in sorted(sentence.spans):
         parts.append(str(span.pieces))

@@ -27,10 +27,11 @@ from fednotes.privacy.secure_sum.crypto import joined
 def load_note_sites(
     job: Job, progress: object = None, cache: Path | None = None
 ) -> Sites:
-    """The notes of a job's sites, or of the silos that they are dealt into; read in passing.
+    """The notes of a job's sites, or of the silos that they are dealt into; read in
+    passing.
 
-    Raises DataError for a bad file, ConfigError for a setting that does not fit it, each with
-    the site.
+    Raises DataError for a bad file, ConfigError for a setting that does not fit it,
+    each with the site.
     """
     corpora = list(_generated(job) if job.synthetic else _from_files(job))
     number, by = (job.silos.number, job.silos.by) if job.silos else (0, None)

@@ -11,8 +11,8 @@ CCS 2017, for a known list of 3 to 50 sites. Pure protocol: nothing here sends a
     unmask(request)             →       add_unmask      shares: self masks or keys, never both
                                         total()         Σ x of the survivors
 
-In `SiteChain` and `ServerChain`, keys and shares of the next exchange ride on the last two
-replies, so that an exchange without faults has two messages a site.
+In `SiteChain` and `ServerChain`, keys and shares of the next exchange ride on the last
+two replies, so that an exchange without faults has two messages a site.
 
 What the paper calls      here
   s_sk, s_pk, c_sk, c_pk    masking and sharing key, fresh for each exchange
@@ -22,16 +22,20 @@ What the paper calls      here
 
 docs/privacy.md says against whom it holds and what it does not give. The conditions:
 
-- `threshold` must be over n / 2, and where c sites collude with a server that lies should be over
-  (n + c) / 2: a site gives one of two shares for each other site, for one list, once, so no site's
-  self mask *and* masking key can both be rebuilt. Receipts (HMAC under an X25519 secret) show each
-  pair of sites that they masked for the same roster and layout.
-- Different lists of survivors to different sites can open a sum of fewer than t sites (of at least
-  n(2t - n) / t, if c = 0). `confirmed=True` rules that out, for one small message more: sites open
-  nothing unless t of them saw the same list. With t = n there is nothing to compare.
-- All stands on authentic keys: give each site an `Identity`, whose key the server does not hold.
-- Who sends wrong shares, receipts or masks can spoil an exchange (it is noticed), but not read it.
-  Wrong shares of one or two sites are passed over where enough others answer.
+- `threshold` must be over n / 2, and where c sites collude with a server that lies
+  should be over (n + c) / 2: a site gives one of two shares for each other site, for
+  one list, once, so no site's self mask *and* masking key can both be rebuilt. Receipts
+  (HMAC under an X25519 secret) show each pair of sites that they masked for the same
+  roster and layout.
+- Different lists of survivors to different sites can open a sum of fewer than t sites
+  (of at least n(2t - n) / t, if c = 0). `confirmed=True` rules that out, for one small
+  message more: sites open nothing unless t of them saw the same list. With t = n there
+  is nothing to compare.
+- All stands on authentic keys: give each site an `Identity`, whose key the server does
+    not hold.
+- Who sends wrong shares, receipts or masks can spoil an exchange (it is noticed), but
+  not read it. Wrong shares of one or two sites are passed over where enough others
+  answer.
 """
 
 from __future__ import annotations
@@ -45,14 +49,16 @@ FEWEST_SITES, MOST_SITES = 3, 250
 
 
 class Parties:
-    """Who may be in a secure sum and how many must be: equal at the server and all sites.
+    """Who may be in a secure sum and how many must be: equal at the server and all
+    sites.
 
-    sites: their names, in the fixed order. threshold: how many survivors a sum must have, over
-    half of the sites; None: just over half. confirmed: sites open nothing before `threshold` of
-    them confirmed the same list of survivors; None: wherever a sum may leave sites out.
+    sites: their names, in the fixed order. threshold: how many survivors a sum must
+    have, over half of the sites; None: just over half. confirmed: sites open nothing
+    before `threshold` of them confirmed the same list of survivors; None: wherever a
+    sum may leave sites out.
 
-    Raises ConfigError for a list of sites or a threshold that protect nobody, MissingExtra
-    without `cryptography`.
+    Raises ConfigError for a list of sites or a threshold that protect nobody,
+    MissingExtra without `cryptography`.
     """
 
     def __init__(
@@ -81,7 +87,8 @@ class Parties:
         self.confirmed = threshold < len(sites) if confirmed is None else confirmed
 
     def exchange(self, context: bytes) -> bytes:
-        """What all messages of an exchange carry; who differs in any of it does not meet."""
+        """What all messages of an exchange carry; who differs in any of it does not
+        meet."""
         terms = (self.threshold, int(self.confirmed), len(self.sites))
         return crypto.digest(context, *terms, *self.sites)
 

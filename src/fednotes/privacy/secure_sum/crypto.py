@@ -1,13 +1,15 @@
-"""The cryptography of the secure sum, on bytes and uint64 buffers. Nothing here is home-made.
+"""The cryptography of the secure sum, on bytes and uint64 buffers. Nothing here is
+home-made.
 
-X25519 (RFC 7748) agrees on secrets, HKDF-SHA256 (RFC 5869) makes a key for each use of one,
-ChaCha20 (RFC 8439) stretches a key of 256 bits into masks, ChaCha20-Poly1305 seals shares,
-HMAC-SHA256 makes receipts. All from `cryptography`, the extra "secure", which is imported where
-it is used.
+X25519 (RFC 7748) agrees on secrets, HKDF-SHA256 (RFC 5869) makes a key for each use of
+one, ChaCha20 (RFC 8439) stretches a key of 256 bits into masks, ChaCha20-Poly1305 seals
+shares, HMAC-SHA256 makes receipts. All from `cryptography`, the extra "secure", which
+is imported where it is used.
 
-Shares of a secret of 256 bits, of which any t of n give it and t - 1 say nothing, are Shamir's
-("How to share a secret", CACM 22(11), 1979). The field is the integers modulo 2^256 + 297, the
-least prime above 2^256, so every string of 32 bytes is a secret as it is.
+Shares of a secret of 256 bits, of which any t of n give it and t - 1 say nothing, are
+Shamir's ("How to share a secret", CACM 22(11), 1979). The field is the integers modulo
+2^256 + 297, the least prime above 2^256, so every string of 32 bytes is a secret as it
+is.
 """
 
 from __future__ import annotations
@@ -27,9 +29,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 KEY_BYTES = 32
-BLOCK = (
-    2**15
-)  # words masked at a time: they stay in the cache while every stream is added
+# words masked at a time: they stay in the cache while every stream is added
+BLOCK = 2**15
 PRIME, SHARE_BYTES = 2**256 + 297, 33
 Words = NDArray[np.uint64]
 
@@ -41,7 +42,8 @@ def need_cryptography() -> None:
 
 
 def joined(*parts: str | int | bytes) -> bytes:
-    """Parts as one string of bytes, each with its type and length: no two lists give the same.
+    """Parts as one string of bytes, each with its type and length: no two lists give
+    the same.
 
     The context of an exchange is made of it: `joined(job, run, number)`.
     """
@@ -63,7 +65,8 @@ def digest(*parts: str | int | bytes) -> bytes:
 
 
 def derived(secret: bytes, salt: bytes, *use: str | int | bytes) -> bytes:
-    """A key of 32 bytes for one use of a secret (HKDF-SHA256); one-way in both arguments."""
+    """A key of 32 bytes for one use of a secret (HKDF-SHA256); one-way in both
+    arguments."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -99,7 +102,10 @@ def agreed(key: X25519PrivateKey, public: bytes, owner: str) -> bytes:
 
 
 def sealed(key: bytes, text: bytes, bound: bytes) -> bytes:
-    """`text` encrypted, and it and `bound` authenticated. A key seals one message only."""
+    """`text` encrypted, and it and `bound` authenticated.
+
+    A key seals one message only.
+    """
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     return ChaCha20Poly1305(key).encrypt(bytes(12), text, bound)
@@ -122,10 +128,12 @@ def receipt(key: bytes, *parts: str | int | bytes) -> bytes:
 
 
 def add_streams(words: Words, streams: Sequence[tuple[bytes, int]]) -> None:
-    """Add to `words`, modulo 2^64, the ChaCha20 stream of each (key, +1) and take off (key, -1).
+    """Add to `words`, modulo 2^64, the ChaCha20 stream of each (key, +1) and take off
+    (key, -1).
 
-    A stream starts at counter 0 with a nonce of zeros and is read as little-endian words (no
-    other machine can send them): a key must have no other use. In place, a block at a time.
+    A stream starts at counter 0 with a nonce of zeros and is read as little-endian
+    words (no other machine can send them): a key must have no other use. In place, a
+    block at a time.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -157,7 +165,8 @@ class Identity(Protocol):
 
 
 def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
-    """Point → value there of a random polynomial of degree threshold - 1 with f(0) = secret.
+    """Point → value there of a random polynomial of degree threshold - 1 with f(0) =
+    secret.
 
     secret: 32 bytes. points: distinct, from 1. A share has 33 bytes.
     """
@@ -173,10 +182,12 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, byt
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """f(0) of the polynomial through the shares, by Lagrange's formula: the secret of 32 bytes.
+    """f(0) of the polynomial through the shares, by Lagrange's formula: the secret of
+    32 bytes.
 
-    The caller gives as many shares as the threshold, or more; with fewer the result is unrelated
-    to the secret. Raises TrainingError if what they give is no secret (one of them is wrong).
+    The caller gives as many shares as the threshold, or more; with fewer the result is
+    unrelated to the secret. Raises TrainingError if what they give is no secret (one of
+    them is wrong).
     """
     values = {point: int.from_bytes(share, "big") for point, share in shares.items()}
     if not all(0 < point < PRIME and value < PRIME for point, value in values.items()):

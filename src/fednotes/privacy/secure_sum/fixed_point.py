@@ -1,18 +1,21 @@
-"""Real numbers as integers modulo 2^64, so that masks cancel exactly and no sum wraps around.
+"""Real numbers as integers modulo 2^64, so that masks cancel exactly and no sum wraps
+around.
 
-A number v = weight · value (formed in float64, as the plain sum forms it) becomes the integer
-round(v · 2^e), ties to even. With n sites, |v| · 2^e is held to 2^62 / 2^ceil(log2 n), so a sum
-of n of them stays below 2^63 and is read back without doubt. A value beyond it is refused
-before anything is masked.
+A number v = weight · value (formed in float64, as the plain sum forms it) becomes the
+integer round(v · 2^e), ties to even. With n sites, |v| · 2^e is held to 2^62 /
+2^ceil(log2 n), so a sum of n of them stays below 2^63 and is read back without doubt. A
+value beyond it is refused before anything is masked.
 
 What is lost, a tensor of S summands:
 
-- values of 4 bytes or fewer take one word: at most S · 2^-(e+1). With the default limit 2^31
-  on weight · value and 5 sites e is 28; with limits taken from an earlier total e is about 47
-  places below the largest sum, so that a float32 (24 bits) loses nothing in practice;
+- values of 4 bytes or fewer take one word: at most S · 2^-(e+1). With the default limit
+  2^31 on weight · value and 5 sites e is 28; with limits taken from an earlier total e
+  is about 47 places below the largest sum, so that a float32 (24 bits) loses nothing in
+  practice;
 - integers take one word, and nothing is lost of a whole product up to 2^52;
-- other values of 8 bytes, weights and metrics take two words, the second counts what the first
-  rounded away: e + g is at least 60 up to 64 sites; a float64 sum is off by its own last bit.
+- other values of 8 bytes, weights and metrics take two words, the second counts what
+  the first rounded away: e + g is at least 60 up to 64 sites; a float64 sum is off by
+  its own last bit.
 
 The sum of the integers is exact: in any order, for any drop-outs.
 """
@@ -36,10 +39,8 @@ from fednotes.privacy.secure_sum.crypto import Words, digest
 
 BLOCK = 2**15  # numbers that stay in the cache from float to integer
 ROOM = 62  # bits of a sum's magnitude
-LIMIT, SPARE = (
-    31,
-    12,
-)  # exponents of two: of |weight · value| by default, above the last total
+# exponents of two: of |weight · value| by default, above the last total
+LIMIT, SPARE = 31, 12
 WIDE = 52  # limit of what takes two words, and of integers: float64 counts that far
 MOST_SITES = 2**10
 BITS = 300  # a limit lies between 2^-BITS and 2^BITS
@@ -49,7 +50,8 @@ Signed = NDArray[np.int64]
 
 
 def limits_after(total: Total) -> dict[str, int]:
-    """Limits for the next sum of the same task: the last, public total, 2^12 times over.
+    """Limits for the next sum of the same task: the last, public total, 2^12 times
+    over.
 
     A site beyond them refuses, and everybody learns that it does: then ask again with
     wider limits (the same exchange goes on).
@@ -87,10 +89,11 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class SumLayout:
-    """Everything but the numbers: what two sites must agree on for their words to add up.
+    """Everything but the numbers: what two sites must agree on for their words to add
+    up.
 
-    purpose: what the sum is for (round, task). sites: how many may be in the sum.
-    The last word of a message is 1 at each site: their sum shows that the masks cancelled.
+    purpose: what the sum is for (round, task). sites: how many may be in the sum. The
+    last word of a message is 1 at each site: their sum shows that the masks cancelled.
     """
 
     purpose: str
@@ -109,10 +112,11 @@ class SumLayout:
     ) -> SumLayout:
         """The layout of an update.
 
-        limits: by tensor, the exponent of the public bound of |weight · value|. metrics: the
-        names that every site sends (those missing here count 0); None: the update's own.
-        Raises TrainingError for a metric that is not among `metrics`, ConfigError for a tensor
-        of complex numbers or a limit beyond 2^±300.
+        limits: by tensor, the exponent of the public bound of |weight · value|.
+        metrics: the names that every site sends (those missing here count 0); None: the
+        update's own.
+        Raises TrainingError for a metric that is not among `metrics`, ConfigError for a
+        tensor of complex numbers or a limit beyond 2^±300.
         """
         if not 1 <= sites <= MOST_SITES:
             raise ConfigError(f"a secure sum has 1 to {MOST_SITES} sites, not {sites}")
@@ -165,8 +169,8 @@ class SumLayout:
 def encode(update: Update, layout: SumLayout) -> Words:
     """The update as words of `layout`.
 
-    Raises TrainingError naming the tensor that has a value that is not finite or out of range,
-    or that is not in the layout.
+    Raises TrainingError naming the tensor that has a value that is not finite or out of
+    range, or that is not in the layout.
     """
     words = np.empty(layout.words, np.uint64)
     expected = [
@@ -308,7 +312,10 @@ def _check_sum(sums: Signed, largest: int) -> None:
 
 
 def _decode(first: Signed, second: Signed, item: Field) -> NDArray[np.float64]:
-    """Integers → float64. One word: correctly rounded. Two: within one unit in the last place."""
+    """Integers → float64.
+
+    One word: correctly rounded. Two: within one unit in the last place.
+    """
     if not item.fine:
         return first.astype(np.float64) * 2.0**-item.exponent
     top = (first + 2**31) >> 32  # nearest, so that a small sum of either sign has none

@@ -1,4 +1,5 @@
-"""The messages of the secure sum: typed values for a header, and tables of bytes beside them.
+"""The messages of the secure sum: typed values for a header, and tables of bytes beside
+them.
 
     what the server asks                 what a site answers
     @keys     Stage: number              KeysMessage
@@ -13,10 +14,10 @@
     confirmations   uint8  likewise; zeros where there is none
     words           int64  a masked update
 
-What grows with the square of the sites is no JSON. One frame goes to all sites, so what is for
-one of them lies beside what is for the others; none of it is a secret (a box is sealed for its
-receiver). What comes from outside is checked for its form here and for its meaning by the one
-who takes it.
+What grows with the square of the sites is no JSON. One frame goes to all sites, so what
+is for one of them lies beside what is for the others; none of it is a secret (a box is
+sealed for its receiver). What comes from outside is checked for its form here and for
+its meaning by the one who takes it.
 """
 
 from __future__ import annotations
@@ -51,8 +52,10 @@ class KeysMessage:
     """A site's public keys for one exchange.
 
     exchange: digest of the context, the sites and the threshold, 32 bytes.
-    sharing: X25519 key that shares are sealed to. masking: X25519 key of the pair masks.
-    commitment: one-way image of the self mask's seed. signature: by the site's `Identity`.
+    sharing: X25519 key that shares are sealed to. masking: X25519 key of the pair
+        masks.
+    commitment: one-way image of the self mask's seed. signature: by the site's
+        `Identity`.
     """
 
     exchange: bytes
@@ -96,7 +99,8 @@ class MaskedMessage:
 class UnmaskRequest:
     """What the server asks of one survivor.
 
-    receipts: of each other survivor, to this site. confirmations: likewise, where asked for.
+    receipts: of each other survivor, to this site. confirmations: likewise, where asked
+        for.
     """
 
     exchange: bytes
@@ -108,7 +112,8 @@ class UnmaskRequest:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmMessage:
-    """Receipts of a site to the other survivors that it was shown this list of survivors."""
+    """Receipts of a site to the other survivors that it was shown this list of
+    survivors."""
 
     exchange: bytes
     site: str
@@ -137,8 +142,9 @@ ANSWERS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What all sites are asked at a stage of exchange `number`. keys: of all sites, for this
-    exchange or the next one. exchange, survivors, dropped: as in `UnmaskRequest`."""
+    """What all sites are asked at a stage of exchange `number`. keys: of all sites, for
+    this exchange or the next one. exchange, survivors, dropped: as in `UnmaskRequest`.
+    """
 
     number: Count
     keys: Mapping[str, KeysMessage] = field(default_factory=dict)
@@ -151,9 +157,11 @@ class Stage:
 class Terms:
     """How all sites lay their updates out, and when they answer.
 
-    roster: who is in the exchange. metrics: the names of the counts; None: each site's own.
-    limits: by tensor, the exponent of two. pace: the class of the slowest site (`engines.secure`);
-    None if it is not known. history: that all sites have, where all are in each sum.
+    roster: who is in the exchange. metrics: the names of the counts; None: each site's
+        own.
+    limits: by tensor, the exponent of two. pace: the class of the slowest site
+    (`engines.secure`); None if it is not known. history: that all sites have, where all
+    are in each sum.
     """
 
     number: Count
@@ -168,10 +176,11 @@ class Terms:
 class Masking:
     """What a site says of its masked update, or of why there is none.
 
-    names: of its counts; None: those of the terms. history: what the update leads to. before:
-    the sites over which a sum of this very task was opened: it can be opened for these alone.
-    again: why it cannot be masked in this exchange; wide: for a limit is too narrow. message:
-    the update without its words.
+    names: of its counts; None: those of the terms. history: what the update leads to.
+    before: the sites over which a sum of this very task was opened: it can be opened
+    for these alone.
+    again: why it cannot be masked in this exchange; wide: for a limit is too narrow.
+    message: the update without its words.
     """
 
     names: tuple[Name, ...] | None
@@ -253,7 +262,8 @@ def request_in(stage: Stage, attached: Attached, site: str) -> UnmaskRequest:
 def _table(
     own: Mapping[str, Mapping[str, bytes]], sites: Sequence[str], size: int
 ) -> Tensor:
-    """What sites have for each other, by receiver and sender, as (sender, receiver, byte)."""
+    """What sites have for each other, by receiver and sender, as (sender, receiver,
+    byte)."""
     table = np.zeros((len(sites), len(sites), size), np.uint8)
     at = {site: place for place, site in enumerate(sites)}
     for to, sent in own.items():

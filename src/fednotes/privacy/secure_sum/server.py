@@ -1,4 +1,5 @@
-"""The server's side of the secure sum: one exchange, and one after the other (see `site`)."""
+"""The server's side of the secure sum: one exchange, and one after the other (see
+`site`)."""
 
 from __future__ import annotations
 
@@ -49,16 +50,16 @@ class SecureServer:
     """Collects one exchange's messages phase by phase, and makes the total.
 
     Each phase is closed by asking for what goes out next (`keys`, `boxes`, `requests`);
-    whoever was not heard by then has dropped out, and a later message of that phase is refused.
-    Masked updates are added as they come (in any order: integers), and not kept.
-    `add_…` raise RefusedError for a message that is wrong, late or doubled: the exchange goes
-    on without it. What closes a phase raises TrainingError below the threshold; nothing can be
-    opened then.
+    whoever was not heard by then has dropped out, and a later message of that phase is
+    refused. Masked updates are added as they come (in any order: integers), and not
+    kept. `add_…` raise RefusedError for a message that is wrong, late or doubled: the
+    exchange goes on without it. What closes a phase raises TrainingError below the
+    threshold; nothing can be opened then.
 
-    phase: what is taken now: keys, shares, masked, unmask, or closed. survivors: the sites in the
-    sum, once the updates are closed. doubtful: (who opened it, whose secret) of shares that were
-    wrong, though the sum was made: one of the two did not do as the protocol says, and a site
-    that is in most pairs did it.
+    phase: what is taken now: keys, shares, masked, unmask, or closed. survivors: the
+    sites in the sum, once the updates are closed. doubtful: (who opened it, whose
+    secret) of shares that were wrong, though the sum was made: one of the two did not
+    do as the protocol says, and a site that is in most pairs did it.
     """
 
     def __init__(self, parties: Parties, context: bytes) -> None:
@@ -135,7 +136,10 @@ class SecureServer:
         }
 
     def add_masked(self, message: MaskedMessage) -> None:
-        """A site's masked update. Of several layouts the one that most sites sent counts."""
+        """A site's masked update.
+
+        Of several layouts the one that most sites sent counts.
+        """
         site = message.site
         self._expect(
             "masked", site, message.exchange, set(self._boxes), set(self.heard)
@@ -185,7 +189,8 @@ class SecureServer:
         }
 
     def add_confirm(self, message: ConfirmMessage) -> None:
-        """A survivor's receipts of the list of survivors; then ask for `requests` again."""
+        """A survivor's receipts of the list of survivors; then ask for `requests`
+        again."""
         survivors = set(self.survivors)
         self._expect(
             "unmask", message.site, message.exchange, survivors, self._confirmations
@@ -213,9 +218,10 @@ class SecureServer:
     def total(self) -> Total:
         """Σ over the survivors.
 
-        Wrong shares of up to two sites are passed over while `threshold` others are there.
-        Raises TrainingError below the threshold, for shares that do not fit the keys, and for
-        masks that do not cancel.
+        Wrong shares of up to two sites are passed over while `threshold` others are
+        there.
+        Raises TrainingError below the threshold, for shares that do not fit the keys,
+        and for masks that do not cancel.
         """
         if self.phase != "unmask":
             raise TrainingError("the secure sum has no updates to open yet")
@@ -282,9 +288,8 @@ class SecureServer:
             if not found or not fits(found):
                 continue
             if chosen != self._parties.in_order(shares)[: self._parties.threshold]:
-                for site in shares.keys() - set(
-                    chosen
-                ):  # in place of one that is right
+                # in place of one that is right
+                for site in shares.keys() - set(chosen):
                     if secret((*chosen[1:], site)) != found:
                         self.doubtful.append((site, of))
             return found
@@ -294,7 +299,8 @@ class SecureServer:
         )
 
     def _choices(self, shares: Collection[str]) -> Iterator[tuple[str, ...]]:
-        """`threshold` of the sites, those first whose shares were right so far; then others."""
+        """`threshold` of the sites, those first whose shares were right so far; then
+        others."""
         known = {site for site, _ in self.doubtful}
         order = sorted(self._parties.in_order(shares), key=known.__contains__)
         seen = set()
@@ -368,9 +374,10 @@ def _difference(one: _Sum, other: _Sum) -> str:
 class ServerChain:
     """The server in a run of exchanges.
 
-    `now` is the exchange under way. While `prepared` says which sites are ready for the next
-    one, ask these for their updates at once; otherwise `start`, collect keys and shares first.
-    After an exchange that came to nothing, `start`: what sites sent for it is not used again.
+    `now` is the exchange under way. While `prepared` says which sites are ready for the
+    next one, ask these for their updates at once; otherwise `start`, collect keys and
+    shares first. After an exchange that came to nothing, `start`: what sites sent for
+    it is not used again.
     """
 
     def __init__(self, parties: Parties, context: bytes) -> None:
@@ -408,7 +415,8 @@ class ServerChain:
                 self._next.add_keys(message.next_keys)
 
     def requests(self) -> tuple[dict[str, UnmaskRequest], dict[str, KeysMessage]]:
-        """What each survivor is asked, and the keys of the next exchange for all of them."""
+        """What each survivor is asked, and the keys of the next exchange for all of
+        them."""
         requests = self.now.requests()
         try:
             return requests, self._next.keys() if self._next else {}

@@ -1,15 +1,15 @@
 """A site's side of the secure sum: one exchange, and one after the other.
 
-Threats and names: the package's docstring. Exchange after exchange costs two messages each while
-nothing fails. Keys of exchange r + 1 ride on the masked update of r, its shares on the answer
-that opens r:
+Threats and names: the package's docstring. Exchange after exchange costs two messages
+each while nothing fails. Keys of exchange r + 1 ride on the masked update of r, its
+shares on the answer that opens r:
 
     server → site   the task of r, boxes of r        site → server   masked r, own keys of r + 1
     server → site   survivors of r, keys of r + 1    site → server   what opens r, boxes of r + 1
 
-Every exchange has fresh keys, seeds and shares: what opens r says nothing of r + 1. A site
-that dropped out of r is not prepared for r + 1; where it should take part again, the server
-starts afresh (`ServerChain.start`), which costs two small messages more.
+Every exchange has fresh keys, seeds and shares: what opens r says nothing of r + 1. A
+site that dropped out of r is not prepared for r + 1; where it should take part again,
+the server starts afresh (`ServerChain.start`), which costs two small messages more.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ KEYS_SIZES = ("sharing", "masking", "commitment")
 
 
 class AskedOtherwise(RefusedError):
-    """The server asked two sites for different things, or shows them different lists of sites.
-    reason: as a site's ledger has it."""
+    """The server asked two sites for different things, or shows them different lists of
+    sites. reason: as a site's ledger has it."""
 
     reason = "asked-otherwise"
 
@@ -60,12 +60,14 @@ def self_stream(seed: bytes, session: bytes, layout: bytes) -> bytes:
 def pair_stream(
     secret: bytes, session: bytes, one: str, other: str, layout: bytes
 ) -> bytes:
-    """The key of a pair's mask, from their X25519 secret: one-way, and for this use alone."""
+    """The key of a pair's mask, from their X25519 secret: one-way, and for this use
+    alone."""
     return crypto.derived(secret, session, "pair mask", *sorted((one, other)), layout)
 
 
 def commitment(seed: bytes, exchange: bytes) -> bytes:
-    """Binds a site to its seed, so that wrong shares are noticed; says nothing about it."""
+    """Binds a site to its seed, so that wrong shares are noticed; says nothing about
+    it."""
     return crypto.derived(seed, exchange, "commitment")
 
 
@@ -93,17 +95,18 @@ def _signed(keys: KeysMessage) -> bytes:
 
 
 class SecureSite:
-    """One site in one exchange: keys, shares, masked, unmask, each once and in this order.
+    """One site in one exchange: keys, shares, masked, unmask, each once and in this
+    order.
 
-    site: its name. context: names this exchange, `joined(job, run, number)`; it need not be
-    unpredictable. identity: signs this site's keys and checks the others'; None trusts the
-    server to relay.
+    site: its name. context: names this exchange, `joined(job, run, number)`; it need
+    not be unpredictable. identity: signs this site's keys and checks the others'; None
+    trusts the server to relay.
 
-    Secrets live in this object only: a process that ends takes its part of the exchange with
-    it, and is one more site that dropped out. They are forgotten after `unmask`.
+    Secrets live in this object only: a process that ends takes its part of the exchange
+    with it, and is one more site that dropped out. They are forgotten after `unmask`.
 
-    Raises ConfigError for a site that is none of the parties; every method RefusedError for
-    what the protocol forbids.
+    Raises ConfigError for a site that is none of the parties; every method RefusedError
+    for what the protocol forbids.
     """
 
     def __init__(
@@ -137,9 +140,8 @@ class SecureSite:
         self._secrets: dict[str, bytes] = {}  # of the sharing keys, by peer
         self._held: dict[str, bytes] = {}  # site → its two shares that this site holds
         self._agreement = b""  # digest of roster and layout
-        self._listed: tuple[
-            str, ...
-        ] = ()  # the one list of survivors that this site goes by
+        # the one list of survivors that this site goes by
+        self._listed: tuple[str, ...] = ()
         self._answer: UnmaskMessage | None = None
 
     def keys(self) -> KeysMessage:
@@ -198,11 +200,13 @@ class SecureSite:
     ) -> MaskedMessage:
         """This site's update under its masks.
 
-        boxes: sender → what it sealed for this site; with this site they are the roster.
+        boxes: sender → what it sealed for this site; with this site they are the
+            roster.
         how: equal at all sites, see `SumLayout.of`.
-        Raises TrainingError before anything is masked for values that are not finite or out of
-        range; the exchange may then be asked again, once, with wider limits (a server that tries
-        one limit after the other would find out how large the values are).
+        Raises TrainingError before anything is masked for values that are not finite or
+        out of range; the exchange may then be asked again, once, with wider limits (a
+        server that tries one limit after the other would find out how large the values
+        are).
         """
         self._at("shares", "masked")
         self._check_list({*boxes, self.site}, "shares")
@@ -243,7 +247,8 @@ class SecureSite:
         return ConfirmMessage(self.exchange, self.site, told)
 
     def unmask(self, request: UnmaskRequest) -> UnmaskMessage:
-        """For each survivor the share of its self mask, for each dropped site that of its key.
+        """For each survivor the share of its self mask, for each dropped site that of
+        its key.
 
         The same request again gets the same answer; another one is refused.
         """
@@ -263,7 +268,8 @@ class SecureSite:
         return self._answer
 
     def forget(self) -> None:
-        """Drop all secrets; nothing but a repeated answer can come from this object any more."""
+        """Drop all secrets; nothing but a repeated answer can come from this object any
+        more."""
         self._stage = "closed"
         self._held, self._secrets = {}, {}
         self._seed = self._masking_bytes = b""
@@ -413,9 +419,11 @@ class SiteChain:
         request: UnmaskRequest,
         next_keys: Mapping[str, KeysMessage] | None = None,
     ) -> UnmaskMessage:
-        """See `SecureSite.unmask`; with `next_keys` the shares of exchange `number` + 1 are in it.
+        """See `SecureSite.unmask`; with `next_keys` the shares of exchange `number` + 1
+        are in it.
 
-        A wrong list of next keys costs the next exchange its head start, not this one its sum.
+        A wrong list of next keys costs the next exchange its head start, not this one
+        its sum.
         """
         message = self.at(number).unmask(request)
         if next_keys and number + 1 in self._open:
@@ -432,7 +440,10 @@ class SiteChain:
         return self._open[number].keys()
 
     def at(self, number: int) -> SecureSite:
-        """This site in exchange `number`. Raises RefusedError where that is not under way."""
+        """This site in exchange `number`.
+
+        Raises RefusedError where that is not under way.
+        """
         if number not in self._open:
             raise RefusedError(
                 f"site {self._site!r} has no keys for exchange {number} of the secure sum: "

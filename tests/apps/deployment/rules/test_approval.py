@@ -124,9 +124,8 @@ def test_decisions_are_kept(tmp_path: Path) -> None:
     assert book.last_approved("other") is None
     book.decide("rejected", JOB, "anna", NOON)
     assert book.last_approved() is None
-    assert (
-        book.status({**JOB, "seed": 1}) == "unknown"
-    )  # nothing of this name is approved now
+    # nothing of this name is approved now
+    assert book.status({**JOB, "seed": 1}) == "unknown"
     assert [(d.decision, d.by) for d in book.decisions()] == [
         ("approved", "anna"),
         ("rejected", "bert"),
@@ -265,8 +264,8 @@ def _leaves(
 
 
 def test_properties_of_differences() -> None:
-    """Random tables, against the leaves found by `_leaves`: as many lines as leaves differ;
-    none exactly for equal fingerprints; the way back swaps the signs."""
+    """Random tables, against the leaves found by `_leaves`: as many lines as leaves
+    differ; none exactly for equal fingerprints; the way back swaps the signs."""
     rng, equal = random.Random(7), 0
     for _ in range(2000):
         old, new = _table(rng), _table(rng)

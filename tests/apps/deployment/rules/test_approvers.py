@@ -32,7 +32,8 @@ JOB = {"name": "ner", "method": "fedner"}
 OTHER = {**JOB, "seed": 2}
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 LATER = NOON + dt.timedelta(hours=1)
-# Private keys of 32 equal bytes; the public parts are computed here by the library alone.
+# Private keys of 32 equal bytes; the public parts are computed here by the library
+# alone.
 KEYS = {
     name: Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32)
     for n, name in enumerate("abc")
@@ -141,7 +142,8 @@ def test_a_signature_counts_at_one_site(tmp_path: Path) -> None:
 
 
 def test_rules_that_change_count_at_once(tmp_path: Path) -> None:
-    """A person who is listed no more has approved nothing; without rules anybody's yes counts."""
+    """A person who is listed no more has approved nothing; without rules anybody's yes
+    counts."""
     site = Approvals(tmp_path, TWO)
     for signer in (ALICE, BOB):
         site.decide("approved", JOB, "x", NOON, signer)

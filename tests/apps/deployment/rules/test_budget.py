@@ -1,4 +1,5 @@
-"""A site's ε over all jobs: spent before an answer leaves, once for each that is another."""
+"""A site's ε over all jobs: spent before an answer leaves, once for each that is
+another."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def test_an_answer_that_is_sent_again_costs_nothing_and_one_that_is_made_anew_do
     site.restart()
     assert encode(site.ask("train", 1, 0)) == encode(asked)
     assert site.spent == before
-    # The server calls it undone, and asks for the same round: the next update is another one.
+    # The server calls it undone, and asks for the same round: the next update is
+    # another one.
     site.updates.insert(0, Update({"w": torch.tensor([0, 0])}))
     site.restart()
     assert site.ask("train", 2, 0).refusal == ""
@@ -114,7 +116,8 @@ def test_jobs_add_and_the_site_says_how_much(tmp_path: Path) -> None:
 
 
 def test_a_budget_may_be_reached_and_not_passed(tmp_path: Path) -> None:
-    """Three jobs are three times ε, whatever the last bit of the sum; and no thousandth more."""
+    """Three jobs are three times ε, whatever the last bit of the sum; and no thousandth
+    more."""
     whole = PROMISE.epsilon()
     enough, less = (replace(ANY, max_epsilon=3 * whole * part) for part in (1.0, 0.999))
     path = tmp_path / "privacy.json"
@@ -167,8 +170,8 @@ def test_a_damaged_file_stops_what_would_leave(tmp_path: Path, text: str) -> Non
 
 
 def test_a_file_that_is_gone_is_no_new_budget(tmp_path: Path) -> None:
-    """An earlier copy that was put back is made whole from the ledger; where there is none, nothing
-    of any job leaves."""
+    """An earlier copy that was put back is made whole from the ledger; where there is
+    none, nothing of any job leaves."""
     site = Spender(tmp_path, ANY, answers(5))
     path, done = tmp_path / "rules" / "privacy.json", 0
     copies = []
@@ -217,7 +220,8 @@ def test_a_site_says_whose_epsilon_it_counts(
 
 
 def test_counts_are_told_once(tmp_path: Path) -> None:
-    """Where the job has any; an answer that is made again is the same, and rounds go on."""
+    """Where the job has any; an answer that is made again is the same, and rounds go
+    on."""
     path = tmp_path / "privacy.json"
     with_counts = replace(PROMISE, privacy=replace(PROMISE.privacy, counts=4.0))
     one, none = Budget(path, "a", with_counts), Budget(path, "b", PROMISE)

@@ -1,4 +1,5 @@
-"""A site takes part in no job whose training examples differ by few from those of an earlier one.
+"""A site takes part in no job whose training examples differ by few from those of an
+earlier one.
 
 The examples are single letters, so each expected difference is counted by hand.
 """
@@ -37,7 +38,8 @@ def join(
     labels: str = "",
     policy: Policy = THREE,
 ) -> None:
-    """Join a run that trains on these letters. labels: the letters in a second view, if any."""
+    """Join a run that trains on these letters. labels: the letters in a second view, if
+    any."""
     views = {"texts": [letter.encode() for letter in letters]}
     if labels:
         views["labels"] = [label.encode() for label in labels]
@@ -125,16 +127,14 @@ def test_a_resumed_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     join(tmp_path, "abcdef")
     join(tmp_path, "abcdef")
     assert runs(tmp_path) == ["run1"]
-    join(
-        tmp_path, "abcde"
-    )  # a note changed meanwhile: later jobs are compared with both
+    # a note changed meanwhile: later jobs are compared with both
+    join(tmp_path, "abcde")
     assert runs(tmp_path) == ["run1", "run1"]
     with pytest.raises(PolicyRefusal):
         join(tmp_path, "abcde", run="run2")
     with pytest.raises(PolicyRefusal):
-        join(
-            tmp_path, "abcdef", job="2" * 64
-        )  # another job by the name of the same run
+        # another job by the name of the same run
+        join(tmp_path, "abcdef", job="2" * 64)
 
 
 def test_the_record_has_keyed_digests_and_the_sites_alone(tmp_path: Path) -> None:
@@ -197,7 +197,8 @@ def forget_the_runs(path: Path) -> None:
 def test_a_damaged_record_lets_the_site_join_nothing(
     name: str, damage: object, tmp_path: Path
 ) -> None:
-    """Not even the same run, or one that is far from the earlier one; once it is back, all is."""
+    """Not even the same run, or one that is far from the earlier one; once it is back,
+    all is."""
     assert callable(damage)
     join(tmp_path, "abcdef")
     path = tmp_path / "examples" / name

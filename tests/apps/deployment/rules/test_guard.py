@@ -1,4 +1,5 @@
-"""A site's rules around the messages of a run: what a server that lies is told, and what leaves."""
+"""A site's rules around the messages of a run: what a server that lies is told, and
+what leaves."""
 
 from __future__ import annotations
 
@@ -82,9 +83,8 @@ def test_outside_the_hours_not_even_a_run_begins(tmp_path: Path) -> None:
         assert ("refused by hours" in reply.refusal, reply.later) == (True, True)
         assert closed not in reply.refusal
         assert closed in site.told[-1]
-    assert (
-        site.ask(CHECKPOINT, 3).update is not None
-    )  # an update that was served may be finished
+    # an update that was served may be finished
+    assert site.ask(CHECKPOINT, 3).update is not None
     site.policy = replace(OPEN, min_sites=5)
     assert site.ask(BEGIN, 4).later is False
 
@@ -95,10 +95,8 @@ def test_without_shared_scores_no_count_leaves_in_the_clear(tmp_path: Path) -> N
     assert site.ask("evaluate", 1).update == counts[0]
     site.policy = replace(OPEN, share_scores=False)
     asked = site.host._site.at
-    for number, task in (
-        (1, "evaluate"),
-        (2, "train"),
-    ):  # the stored one; one that is not done
+    # the stored one; one that is not done
+    for number, task in ((1, "evaluate"), (2, "train")):
         assert "refused by share_scores" in site.ask(task, number).refusal
     assert site.host._site.at == asked
     site = Guarded(tmp_path / "two", OPEN, counts)
@@ -110,9 +108,8 @@ def test_without_shared_scores_no_count_leaves_in_the_clear(tmp_path: Path) -> N
         site.policy = change
 
     site.guard.request = then_change  # type: ignore[method-assign]
-    assert (
-        "refused by share_scores" in site.ask("evaluate", 1).refusal
-    )  # while it was made
+    # while it was made
+    assert "refused by share_scores" in site.ask("evaluate", 1).refusal
 
 
 # what a server is told
@@ -211,8 +208,9 @@ def secure_sites(folder: Path, policy: Policy, size: int = 4) -> dict[str, Guard
 def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(
     tmp_path: Path,
 ) -> None:
-    """Norms from NumPy; the words and the message by their hashes; masked where words are. The
-    terms lack a count, so sites answer "again", and mask the update in a stage."""
+    """Norms from NumPy; the words and the message by their hashes; masked where words
+    are. The terms lack a count, so sites answer "again", and mask the update in a
+    stage."""
     sites = secure_sites(tmp_path, MASKED)
     assert Network(tmp_path, sites).sum(4, metrics=()).sites == 4
     for n, name in enumerate(SITES):
@@ -246,7 +244,8 @@ def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(
 def test_a_masked_update_is_judged_when_it_leaves(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    """The small reply "again" passes; then the rule comes, or the words are too many for it."""
+    """The small reply "again" passes; then the rule comes, or the words are too many
+    for it."""
     sites = secure_sites(tmp_path, MASKED, 100_000)
     network = Network(tmp_path, sites)
 
@@ -363,7 +362,8 @@ def test_counts_are_no_round(tmp_path: Path) -> None:
 
 
 def test_every_message_is_noted_as_what_it_is(tmp_path: Path) -> None:
-    """Own scores are not masked because a secure sum is on; a task's name may not be text."""
+    """Own scores are not masked because a secure sum is on; a task's name may not be
+    text."""
     public = {"@scores": lambda made: {"scores": torch.ones(9, dtype=torch.uint8)}}
     site = Guarded(tmp_path, MASKED, updates(1), secure=True, public=public)
     assert site.ask("@scores", 1).update is not None
@@ -456,8 +456,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_a_clock_that_jumps_gives_no_further_rounds(
     tmp_path: Path, clock: Clock, years: int
 ) -> None:
-    """Before the approval's time stamp no round counted; nor may an approval of the future hide
-    those after it."""
+    """Before the approval's time stamp no round counted; nor may an approval of the
+    future hide those after it."""
     site = Guarded(tmp_path, ROUNDS, updates(60))
     assert served(site, "train", 1, 2) == 2
     clock.move(days=365 * years)
@@ -508,9 +508,8 @@ def test_hours_are_not_judged_by_a_clock_that_was_set_back(
     assert served(site, "train", 1, 1) == 1
     clock.move(minutes=-4)  # as clocks are corrected
     assert served(site, "train", 2, 1) == 1
-    clock.move(
-        hours=-20, minutes=30
-    )  # inside the hours by its own word, the day before
+    # inside the hours by its own word, the day before
+    clock.move(hours=-20, minutes=30)
     clock.move(hours=-4)
     refused = site.ask("train", 3, 2)
     assert (refused.update, refused.later) == (None, True)

@@ -1,5 +1,5 @@
-"""The ledger: appended to whatever is killed; every change that no append made is found, and its
-line is named."""
+"""The ledger: appended to whatever is killed; every change that no append made is
+found, and its line is named."""
 
 from __future__ import annotations
 
@@ -201,7 +201,8 @@ def test_no_value_is_in_the_files(tmp_path: Path) -> None:
 def test_killed_at_any_byte_of_an_append(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
-    """Brute force: each byte of the line; the head is one small write, whole or not there."""
+    """Brute force: each byte of the line; the head is one small write, whole or not
+    there."""
     length = len(lines_of(written(tmp_path / "x", before + 1).path)[-1])
     states = [(0, 0), (1, length), (2, 0), (2, 320)] + [
         (1, part) for part in range(length)
@@ -250,7 +251,8 @@ def test_the_head_announces_a_line_before_it_is_written(
 def test_a_foreign_line_is_not_taken_for_the_one_that_was_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole line with its own right hash, where a killed process had announced another."""
+    """A whole line with its own right hash, where a killed process had announced
+    another."""
     path, other = tmp_path / "l", tmp_path / "other"
     for place in (path, other):
         written(place, 2)
@@ -313,7 +315,8 @@ for number in range(10**6):
 
 
 def test_a_killed_process_loses_nothing_that_it_said(tmp_path: Path) -> None:
-    """A real kill -9, several times: every round that the process reported is in the ledger."""
+    """A real kill -9, several times: every round that the process reported is in the
+    ledger."""
     path = tmp_path / "l"
     for delay in (0.0, 0.013, 0.1):
         start = len(lines_of(path)) if path.exists() else 0
@@ -383,7 +386,8 @@ def test_two_processes_wait_for_each_other(tmp_path: Path) -> None:
 def test_an_append_costs_the_same_at_round_10000(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted by the kernel: bytes that an append reads and writes, and its system calls."""
+    """Counted by the kernel: bytes that an append reads and writes, and its system
+    calls."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
     def cost(ledger: Ledger) -> dict[str, int]:
@@ -421,7 +425,8 @@ def test_an_append_costs_the_same_at_round_10000(
 def test_an_answer_that_is_sent_again_is_among_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a, b, c, a, d the three newest are c, a and d; those of another job do not count."""
+    """Of a, b, c, a, d the three newest are c, a and d; those of another job do not
+    count."""
     monkeypatch.setattr("fednotes.apps.deployment.rules.ledger.KEPT", 3)
     path, ours = tmp_path / "ledger.jsonl", replace(MESSAGE, job="job-1")
     digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in "abcde"}
@@ -539,9 +544,8 @@ def test_removed_swapped_and_inserted_lines_are_named(tmp_path: Path) -> None:
             assert j + 1 in found
             assert all("moved" in what for what in found.values()), (i, j, found)
     for place in range(7):
-        found = faults(
-            [*good[:place], good[2], *good[place:]]
-        )  # one line a second time
+        # one line a second time
+        found = faults([*good[:place], good[2], *good[place:]])
         assert any("inserted" in what or "moved" in what for what in found.values()), (
             place
         )
@@ -580,7 +584,8 @@ def test_forged_lines_are_found(tmp_path: Path) -> None:
 
 
 def test_a_line_in_the_middle_that_begins_anew_is_found(tmp_path: Path) -> None:
-    """Two histories, one after the other, with the second's head and numbers that go on."""
+    """Two histories, one after the other, with the second's head and numbers that go
+    on."""
     path = tmp_path / "l"
     written(path, 4)
     lines, before = list[bytes](), FIRST

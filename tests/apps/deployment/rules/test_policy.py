@@ -1,4 +1,5 @@
-"""A site's rules: each wish that breaks one is refused in its own words, its twin passes."""
+"""A site's rules: each wish that breaks one is refused in its own words, its twin
+passes."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def behind(**change: int | None) -> dict[str, Any]:
     return {"behind": {k: v for k, v in (BEHIND | change).items() if v is not None}}
 
 
-# The site's table; a wish that breaks it; what makes it a permitted one; words of the refusal.
+# The site's table; a wish that breaks it; what makes it a permitted one; words of the
+# refusal.
 SHARED = {"share_scores": True}
 CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
     ("min_sites", {}, partial(JOB, sites=2, threshold=2), {"sites": 3, "threshold": 3},
@@ -132,7 +134,8 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
     ("hours", {"hours": "08:00-16:30", "timezone": "UTC"}, partial(ASKED, now=at("16:30")),
      {"now": at("08:00")}, "at 16:30"),
     ("hours", {"hours": "08:00-24:00", "timezone": "Europe/Berlin"},
-     partial(ASKED, now=at("05:59")), {"now": at("06:00")}, "at 07:59"),  # summer: two hours
+     # summer: two hours
+     partial(ASKED, now=at("05:59")), {"now": at("06:00")}, "at 07:59"),
 ]  # fmt: skip
 
 

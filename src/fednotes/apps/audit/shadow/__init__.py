@@ -6,5 +6,6 @@ mentions.py   a site with annotated notes
 notes.py      a site with notes that are not annotated
 secrets.py    names and numbers that are planted into the notes
 
-Another kind of sites brings a subject of its own (`SiteKind.audit_subject`), as patients do.
+Another kind of sites brings a subject of its own (`SiteKind.audit_subject`), as
+patients do.
 """

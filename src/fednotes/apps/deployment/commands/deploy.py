@@ -1,4 +1,7 @@
-"""The commands of a network: its kits, their check, and runs. Each ends with what to do next."""
+"""The commands of a network: its kits, their check, and runs.
+
+Each ends with what to do next.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,8 @@ def _at_authority(
     overlap: int,
     protect: bool,
 ) -> None:
-    """What changes the authority itself, and answers requests. overlap: 0 keeps its root."""
+    """What changes the authority itself, and answers requests. overlap: 0 keeps its
+    root."""
     from fednotes.apps.deployment.nvflare.authority import authority_of
     from fednotes.apps.deployment.nvflare.certificates import TRUST, bytes_of
     from fednotes.core.store import write_out
@@ -272,7 +276,8 @@ def _handed_in(
     settings: list[str] | None,
     farewell: Interrupt,
 ) -> Run:
-    """Hand a job in as a run that has OUT; no run is at the server that no folder knows."""
+    """Hand a job in as a run that has OUT; no run is at the server that no folder
+    knows."""
     from fednotes.apps.deployment.runs import (
         admin_kit,
         claim,

@@ -123,7 +123,8 @@ def _table(run: str, lines: list[dict[str, Any]]) -> Table:
 
 
 def _kind(line: dict[str, Any]) -> str:
-    """What a line is besides an update in the clear; of a refusal why, where that is known."""
+    """What a line is besides an update in the clear; of a refusal why, where that is
+    known."""
     if line.get("refusal"):
         return clean(line.get("reason") or "refusal", NAME)
     return "masked" if line["masked"] else ""

@@ -1,4 +1,5 @@
-"""The commands at the server's kit, those at any kit's certificate, and what all kits' share."""
+"""The commands at the server's kit, those at any kit's certificate, and what all kits'
+share."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ Kill = Annotated[
 ]
 
 
-# ---- a kit's process -------------------------------------------------------------------------
+# ---- a kit's process -----------------------------------------------------------------
 
 
 def of_role(kit: Path, role: str) -> None:
@@ -47,7 +48,8 @@ def of_role(kit: Path, role: str) -> None:
 
 
 def require_stopped(kit: Path, role: str, otherwise: str = "") -> None:
-    """Raises ConfigError if the kit's process runs. otherwise: the remedy, if not to stop it."""
+    """Raises ConfigError if the kit's process runs. otherwise: the remedy, if not to
+    stop it."""
     from fednotes.apps.deployment.nvflare import processes
 
     before = processes.status(kit)
@@ -61,7 +63,8 @@ def require_stopped(kit: Path, role: str, otherwise: str = "") -> None:
 def require_ready(
     kit: Path, role: str, source: Path | None = None, otherwise: str = ""
 ) -> None:
-    """Raises ConfigError unless the kit is of this role, stopped, and sound by `preflight`.
+    """Raises ConfigError unless the kit is of this role, stopped, and sound by
+    `preflight`.
 
     source: a site's file that is to be taken over. otherwise: as for `require_stopped`.
     """
@@ -119,7 +122,7 @@ def process_of(kit: Path, role: str) -> Status:
     return found
 
 
-# ---- the server ------------------------------------------------------------------------------
+# ---- the server ----------------------------------------------------------------------
 
 
 Files = Annotated[
@@ -129,7 +132,10 @@ Files = Annotated[
 
 
 def _ready(kit: Path, files: Path | None) -> None:
-    """Make a server's kit ready for its process. Raises ConfigError for what is in its way."""
+    """Make a server's kit ready for its process.
+
+    Raises ConfigError for what is in its way.
+    """
     from fednotes.apps.deployment.preflight import port_check
     from fednotes.apps.deployment.server import SERVER_FILE
     from fednotes.apps.deployment.site_file import install
@@ -212,7 +218,7 @@ def server_status(kit: Kit) -> None:
         )
 
 
-# ---- a kit's certificate -----------------------------------------------------------------------
+# ---- a kit's certificate -------------------------------------------------------------
 
 
 @certificates.command("renew")

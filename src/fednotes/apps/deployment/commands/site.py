@@ -46,7 +46,7 @@ Job = Annotated[
 ]
 
 
-# ---- the site's process ----------------------------------------------------------------------
+# ---- the site's process --------------------------------------------------------------
 
 
 OwnFile = Annotated[
@@ -56,7 +56,10 @@ OwnFile = Annotated[
 
 
 def _ready(kit: Path, file: Path | None) -> None:
-    """Check a site's kit and file, and take the file over. Raises ConfigError for what is wrong."""
+    """Check a site's kit and file, and take the file over.
+
+    Raises ConfigError for what is wrong.
+    """
     from fednotes.apps.deployment.site_file import install, of_kit
 
     rules = f"to change its rules: fednotes site rules {kit} --site FILE"
@@ -88,7 +91,10 @@ def site_start(kit: Kit, file: OwnFile = None) -> None:
 
 
 def _say_contact(kit: Path, begun: Status) -> None:
-    """Wait until the server has let a new process in. Raises FednotesError if it does not."""
+    """Wait until the server has let a new process in.
+
+    Raises FednotesError if it does not.
+    """
     from fednotes.apps.deployment.nvflare import processes
     from fednotes.apps.deployment.preflight import reached
     from fednotes.apps.deployment.status import await_contact, connection, last_words
@@ -217,8 +223,8 @@ def site_forget(
 ) -> None:
     """Delete what this site keeps of a run.
 
-    Journals, states, the model, its scores and the cache of its notes are deleted. The ledger and
-    the decisions stay."""
+    Journals, states, the model, its scores and the cache of its notes are deleted. The
+    ledger and the decisions stay."""
     from fednotes.apps.deployment.rules.ledger import ledger_of
     from fednotes.apps.deployment.status import forget
 
@@ -232,7 +238,7 @@ def site_forget(
     say(f"next: fednotes site status {kit}")
 
 
-# ---- decisions -------------------------------------------------------------------------------
+# ---- decisions -----------------------------------------------------------------------
 
 
 @site.command("key")
@@ -294,8 +300,9 @@ def site_approve(
 ) -> None:
     """Show the job that waits for approval, and approve it.
 
-    Its changes since the last approved job are shown. With a fingerprint, approve that job, even if
-    it was rejected before. With --wait, wait until the server asks this site for approval.
+    Its changes since the last approved job are shown. With a fingerprint, approve that
+    job, even if it was rejected before. With --wait, wait until the server asks this
+    site for approval.
     """
     from fednotes.apps.deployment.rules.guard import (
         approvals_of,
@@ -381,7 +388,8 @@ def _await_request(kit: Path, job: str, timeout: float) -> None:
 
 
 def _has_request(kit: Path, job: str, known: Sequence[str]) -> bool:
-    """Return whether a job that `job` names waits for a decision, or was decided on before."""
+    """Return whether a job that `job` names waits for a decision, or was decided on
+    before."""
     from fednotes.apps.deployment.rules.guard import pending
 
     request = pending(kit)
@@ -393,7 +401,8 @@ def _has_request(kit: Path, job: str, known: Sequence[str]) -> bool:
 def site_reject(kit: Kit, job: Job = "") -> None:
     """Reject the waiting job; if none waits, withdraw the last approval.
 
-    With a fingerprint, reject that job. One person's rejection is enough and needs no key.
+    With a fingerprint, reject that job. One person's rejection is enough and needs no
+    key.
     """
     from fednotes.apps.deployment.rules.guard import (
         approvals_of,
@@ -433,7 +442,8 @@ def site_reject(kit: Kit, job: Job = "") -> None:
 
 
 def _check_counts(kit: Path, table: dict[str, Any]) -> None:
-    """Check that a job's sites can round their counts, where the site's rules ask for it.
+    """Check that a job's sites can round their counts, where the site's rules ask for
+    it.
 
     Raises:
         PolicyRefusal: Exact counts would leave the site.
@@ -455,7 +465,8 @@ def _check_counts(kit: Path, table: dict[str, Any]) -> None:
 
 
 def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> None:
-    """Show the audit of a job, a new one or the one that the kit keeps, and judge it by the rules.
+    """Show the audit of a job, a new one or the one that the kit keeps, and judge it by
+    the rules.
 
     Raises ConfigError for one of another job, site or federation, PolicyRefusal.
     """
@@ -549,7 +560,8 @@ def _show_job(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> Non
 
 
 def _show_earlier(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> None:
-    """Show how a job differs from each that was approved before, in whose notes are summed."""
+    """Show how a job differs from each that was approved before, in whose notes are
+    summed."""
     from fednotes.apps.deployment.rules.approval import compare
     from fednotes.apps.deployment.rules.guard import approvals_of, named
     from fednotes.apps.deployment.site_file import policy_of
@@ -575,8 +587,8 @@ def _show_earlier(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) ->
 
 
 def _rows(line: str) -> None:
-    """A line with a job's words. What a terminal would break goes on behind a mark, or a long
-    name could look like a line of ours."""
+    """A line with a job's words. What a terminal would break goes on behind a mark, or
+    a long name could look like a line of ours."""
     width = max(20, console.width - 8) if console.is_terminal else 10**6
     for number, row in enumerate(chop_cells(clean(line, None), width)):
         say(f"      … {row}" if number else row)
@@ -590,7 +602,10 @@ def _quorum(kit: Path) -> Quorum:
 
 
 def _signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
-    """Who approves, where that takes a key. Raises ConfigError for one too few or too many."""
+    """Who approves, where that takes a key.
+
+    Raises ConfigError for one too few or too many.
+    """
     from fednotes.apps.deployment.rules.approval import Signer, read_key
 
     if file is None and quorum.people:
@@ -616,8 +631,8 @@ def _some(quorum: Quorum, have: frozenset[str]) -> str:
 
 
 def account() -> str:
-    """Whose account of the system runs this. No variable of the environment can change it;
-    what sudo says in one is told besides."""
+    """Whose account of the system runs this. No variable of the environment can change
+    it; what sudo says in one is told besides."""
     sudo = os.environ.get("SUDO_UID", "")
     besides = f"; SUDO_UID is of {_of_user(int(sudo))}" if sudo.isdecimal() else ""
     return f"{_of_user(os.getuid())}{besides}"

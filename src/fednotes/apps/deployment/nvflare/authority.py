@@ -1,14 +1,15 @@
-"""A project's authority, and the start-up kits that it signs: one folder for the server, each site
-and the admin, to hand over.
+"""A project's authority, and the start-up kits that it signs: one folder for the
+server, each site and the admin, to hand over.
 
     OUT/authority/project.json               what its kits were made with, and their names
     OUT/authority/PROJECT/state/cert.json    its root and key, and the numbers of what it signed
     OUT/trust.pem                            what it says (`certificates.py`), for servers and sites
 
-A kit holds a key, a certificate, where the server is, and the rules that its owner's machine keeps:
-no job with code from anyone, one class that a job may name, no remote shell, no logs that travel.
-The authority's folder stays with whoever provisions; its key may lie there under a passphrase,
-which is asked for where something is to be signed. Nothing here uses the network.
+A kit holds a key, a certificate, where the server is, and the rules that its owner's
+machine keeps: no job with code from anyone, one class that a job may name, no remote
+shell, no logs that travel. The authority's folder stays with whoever provisions; its
+key may lie there under a passphrase, which is asked for where something is to be
+signed. Nothing here uses the network.
 """
 
 from __future__ import annotations
@@ -102,11 +103,14 @@ _RECORD = "project.json"  # in the authority's folder
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.authority")
 
 
-# ---- the authority ----------------------------------------------------------------------------
+# ---- the authority -------------------------------------------------------------------
 
 
 class _State(BaseModel):
-    """`cert.json`; what has a default was not kept by earlier versions. PEM, and hexadecimal."""
+    """`cert.json`; what has a default was not kept by earlier versions.
+
+    PEM, and hexadecimal.
+    """
 
     root_cert: str
     root_pri_key: str
@@ -143,7 +147,8 @@ class Authority:
     ) -> Authority:
         """That of a folder, or a new one.
 
-        Raises ConfigError if the folder's cannot be read, or there is none and `make` is false.
+        Raises ConfigError if the folder's cannot be read, or there is none and `make`
+            is false.
         """
         own = cls(folder, project, secret)
         if not own._path.exists():
@@ -177,7 +182,8 @@ class Authority:
 
     @property
     def roots(self) -> tuple[Any, ...]:
-        """Those that kits trust now, the one that is being replaced first, as NVFlare needs it."""
+        """Those that kits trust now, the one that is being replaced first, as NVFlare
+        needs it."""
         have = Trust((*self.former, self.root), self.said.bridges)
         return tuple(r for r in have.roots if datetime.now(UTC) < have.end(r))
 
@@ -219,7 +225,7 @@ class Authority:
             )
         self.stored = _pem_of(key, BestAvailableEncryption(new))
 
-    # ---- what it signs ---------------------------------------------------------------------------
+    # ---- what it signs ---------------------------------------------------------------
 
     def certify(
         self,
@@ -230,7 +236,8 @@ class Authority:
         right: str | None,
         hosts: Sequence[str],
     ) -> bytes:
-        """A new certificate for a key of a kit, as PEM. right: NVFlare's name for a person's.
+        """A new certificate for a key of a kit, as PEM. right: NVFlare's name for a
+        person's.
 
         hosts: names and addresses by which its owner is reached, its name among them.
         """
@@ -264,8 +271,8 @@ class Authority:
         *extensions: Any,
         key: Any = None,
     ) -> Any:
-        """A certificate of this project's root, by its key or another. It begins some minutes
-        ago: clocks differ."""
+        """A certificate of this project's root, by its key or another. It begins some
+        minutes ago: clocks differ."""
         signs, issuer = key or self.key, self.root.subject if self.root else subject
         builder = (
             x509.CertificateBuilder(issuer, subject, public_key)
@@ -280,14 +287,16 @@ class Authority:
         return builder.sign(signs, hashes.SHA256())
 
     def revoke(self, kits: Mapping[str, Path]) -> None:
-        """Say that these kits count no more. kits: name → its folder, if that is still at hand.
+        """Say that these kits count no more. kits: name → its folder, if that is still
+        at hand.
 
         Raises ConfigError where a kit's certificate is not known.
         """
         serials: list[int] = []
         for kit, folder in kits.items():
             known = {int(text, 16) for text in self.serials.get(kit, ())}
-            # not all below: a job's folder has the certificate of the admin who handed it in
+            # not all below: a job's folder has the certificate of the admin who handed
+            # it in
             at_hand = (
                 *folder.glob("startup/*.crt"),
                 *folder.glob(f"{WATCH}/startup/*.crt"),
@@ -326,10 +335,11 @@ class Authority:
             self.protect()
 
     def renew(self, request: bytes, kit_of: Callable[[str], str]) -> bytes:
-        """Sign the requests of a kit that shows that it is the holder's (`certificates.request`).
+        """Sign the requests of a kit that shows that it is the holder's
+        (`certificates.request`).
 
-        kit_of: name in a certificate → kit. Raises RefusedError, and signs nothing, where a
-        request is not signed by a key whose certificate counts now.
+        kit_of: name in a certificate → kit. Raises RefusedError, and signs nothing,
+        where a request is not signed by a key whose certificate counts now.
         """
         if len(request) > MOST_BYTES:
             raise RefusedError("too long for the request of a kit")
@@ -371,7 +381,7 @@ class Authority:
             )
         return answer + self.said.pem()
 
-    # ---- its own ---------------------------------------------------------------------------------
+    # ---- its own ---------------------------------------------------------------------
 
     def _begin(self) -> None:
         """A key, and a root of it."""
@@ -384,7 +394,8 @@ class Authority:
     def _say(
         self, serials: Iterable[int], bridges: tuple[Any, ...] | None = None
     ) -> None:
-        """Make a new list, of what was revoked before and could still be in use, and these."""
+        """Make a new list, of what was revoked before and could still be in use, and
+        these."""
         now = datetime.now(UTC)
         builder = x509.CertificateRevocationListBuilder(self.root.subject)
         builder = builder.last_update(now - TOLERANCE).next_update(
@@ -425,17 +436,17 @@ def _pem_of(key: Any, encryption: Any) -> str:
     )
 
 
-# ---- a project, and its kits --------------------------------------------------------------------
+# ---- a project, and its kits ---------------------------------------------------------
 
 
 @checked(frozen=True)
 class ProjectConfig:
     """A network of sites.
 
-    name: of the project. server: the host name by which sites reach the server. port: its one
-    port. sites: their names, in any order. hosts: further names of the server.
-    admin: e-mail address of who submits jobs. organisations: site → organisation; of "server"
-    too, which is also the admin's.
+    name: of the project. server: the host name by which sites reach the server. port:
+    its one port. sites: their names, in any order. hosts: further names of the server.
+    admin: e-mail address of who submits jobs. organisations: site → organisation; of
+    "server" too, which is also the admin's.
     """
 
     name: str
@@ -449,16 +460,13 @@ class ProjectConfig:
     def __post_init__(self) -> None:
         for what, name in (("name", self.name), *(("site", s) for s in self.sites)):
             if not NAME.fullmatch(name) or (what == "site" and "." in name):
-                dot = (
-                    ", '.'" if what == "name" else ""
-                )  # NVFlare takes what follows for a job
+                # NVFlare takes what follows for a job
+                dot = ", '.'" if what == "name" else ""
                 raise ConfigError(
                     f"{what} {name!r}: letters, digits, '_'{dot} and '-' only"
                 )
-        taken = _RESERVED | {
-            self.server,
-            self.name,
-        }  # a certificate each, known by its name
+        # a certificate each, known by its name
+        taken = _RESERVED | {self.server, self.name}
         wrong = sorted({s for s in self.sites if s in taken or self.sites.count(s) > 1})
         if not self.sites or wrong:
             raise ConfigError(
@@ -469,9 +477,8 @@ class ProjectConfig:
             ("server", self.server),
             *(("hosts", h) for h in self.hosts),
         ):
-            if (
-                not _HOST.fullmatch(host) or len(host) > 64
-            ):  # a certificate's name is no longer
+            # a certificate's name is no longer
+            if not _HOST.fullmatch(host) or len(host) > 64:
                 raise ConfigError(
                     f"{what} {host!r}: expected a host name, such as fl.hospital.org, or an "
                     "IPv4 address, by which sites reach the server"
@@ -492,7 +499,8 @@ class ProjectConfig:
 
     @property
     def watch(self) -> str:
-        """The identity by which the server's machine asks the server how it stands, and no more."""
+        """The identity by which the server's machine asks the server how it stands, and
+        no more."""
         return "watch@" + self.admin.partition("@")[2]
 
     def kit_of(self, person: str) -> str:
@@ -501,16 +509,19 @@ class ProjectConfig:
         return ours.get(person, person)
 
     def organisation(self, site: str) -> str:
-        """Whose a site is; the server and the admin are one organisation's, the project's own."""
+        """Whose a site is; the server and the admin are one organisation's, the
+        project's own."""
         place, own = (site, site) if site in self.sites else (SERVER, self.name)
         return (self.organisations or {}).get(place, re.sub(r"\W", "_", own))
 
 
 def _require_apart(sites: Iterable[str]) -> None:
-    """Refuse names of which one is the beginning of another, and the rest may begin a token.
+    """Refuse names of which one is the beginning of another, and the rest may begin a
+    token.
 
-    NVFlare's server signs a site's name and its token (lower-case hexadecimal digits and '-')
-    with nothing between: the signature for `h1` and a token `0e…` is one for `h10` and `e…`.
+    NVFlare's server signs a site's name and its token (lower-case hexadecimal digits
+    and '-') with nothing between: the signature for `h1` and a token `0e…` is one for
+    `h10` and `e…`.
     """
     for name in sites:
         for other in sites:
@@ -541,12 +552,13 @@ def provision(
 ) -> dict[str, Path]:
     """Make the kits that `out` never had; kits that are there stay as they are.
 
-    again: kits that were lost; each is revoked and gets a new key. revoke: kits that count no
-    more; the list of them is `out/trust.pem`. secret: asked for the passphrase of the authority's
-    key, if it has one and signs something. Returns `folders`; the folder of a kit that was handed
-    over does not exist. `out/authority` keeps the key that signs, and no other.
-    Raises ConfigError if `out` has kits that do not fit the project, or a site whose name a new
-    one's could be taken for.
+    again: kits that were lost; each is revoked and gets a new key. revoke: kits that
+    count no more; the list of them is `out/trust.pem`. secret: asked for the passphrase
+    of the authority's key, if it has one and signs something. Returns `folders`; the
+    folder of a kit that was handed over does not exist. `out/authority` keeps the key
+    that signs, and no other.
+    Raises ConfigError if `out` has kits that do not fit the project, or a site whose
+    name a new one's could be taken for.
     """
     kits, place = folders(project, out), out / "authority"
     record = _record(project, place)
@@ -598,7 +610,8 @@ def provision(
 def authority_of(
     project: ProjectConfig, out: Path, secret: Secret = no_secret
 ) -> Authority:
-    """What signs the kits of `out`: `renew`, `replace`, `protect`, and `keep` at the end.
+    """What signs the kits of `out`: `renew`, `replace`, `protect`, and `keep` at the
+    end.
 
     Raises ConfigError if there is none, or it is another project's.
     """
@@ -614,10 +627,11 @@ def _made_with(project: ProjectConfig) -> dict[str, Any]:
 
 
 def _record(project: ProjectConfig, authority: Path) -> dict[str, Any]:
-    """What an authority keeps of the kits that were made, with their names under "kits".
+    """What an authority keeps of the kits that were made, with their names under
+    "kits".
 
-    Raises ConfigError where they keep what they were made with, and new ones would not go with
-    them.
+    Raises ConfigError where they keep what they were made with, and new ones would not
+    go with them.
     """
     try:
         there, ours = dict(read_json(authority / _RECORD)), _made_with(project)

@@ -1,4 +1,5 @@
-"""A kit's certificates: what it trusts, whether its own can work, signatures, and renewal.
+"""A kit's certificates: what it trusts, whether its own can work, signatures, and
+renewal.
 
     KIT/startup/rootCA.pem    the roots: one, or two while one takes the other's place
     KIT/startup/trust.pem     what the authority said last: its root, the bridge from the root
@@ -6,8 +7,9 @@
                               one's end), and the list of revoked certificates
     KIT/renewal/…             new keys, until their certificates have come
 
-What the authority says is signed by its root and has a rising number, so anybody may bring it: the
-server and the sites give each other what the other lacks, and a file does it for who is offline.
+What the authority says is signed by its root and has a rising number, so anybody may
+bring it: the server and the sites give each other what the other lacks, and a file does
+it for who is offline.
 """
 
 from __future__ import annotations
@@ -47,19 +49,22 @@ ROOTS, TRUST, PENDING = "rootCA.pem", "trust.pem", "renewal"
 REMEDY = "ask for a new kit"
 SOON = timedelta(days=60)
 TOLERANCE = timedelta(minutes=5)  # that two machines' clocks may differ by
-MOST_BYTES = 48_000  # of what an authority says: some 800 revoked certificates; a header holds it
-KEYS = "fednotes keys of a site"  # TLS and NVFlare sign with this key too, never such a text
+# of what an authority says: some 800 revoked certificates; a header holds it
+MOST_BYTES = 48_000
+# TLS and NVFlare sign with this key too, never such a text
+KEYS = "fednotes keys of a site"
 RENEWAL = "fednotes request for a new certificate"
 _LENGTH = 4  # bytes that say how long the certificate in a signature is
 _PSS = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
 
 
-# ---- what a kit trusts -----------------------------------------------------------------------
+# ---- what a kit trusts ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Roots, bridges and leaves are certificates; listed is the revocation list, None if none."""
+    """Roots, bridges and leaves are certificates; listed is the revocation list, None
+    if none."""
 
     roots: tuple[x509.Certificate, ...]
     bridges: tuple[x509.Certificate, ...] = ()
@@ -83,7 +88,8 @@ class Trust:
         return to_pem((*self.roots, *self.bridges, *listed))
 
     def end(self, root: x509.Certificate) -> datetime:
-        """When a root counts no more: at its own end, or once another has taken its place."""
+        """When a root counts no more: at its own end, or once another has taken its
+        place."""
         bridges = (b.not_valid_after_utc for b in self.bridges if issued(b, root))
         return min((root.not_valid_after_utc, *bridges))
 
@@ -205,17 +211,17 @@ def _trust_of(startup: Path, stamps: object) -> Trust:
 
 
 def _read(path: Path, load: Callable[[bytes], T]) -> T:
-    """What `load` makes of a file of a kit. Raises ConfigError if it is missing or no such file."""
+    """What `load` makes of a file of a kit.
+
+    Raises ConfigError if it is missing or no such file.
+    """
     try:
         return load(path.read_bytes())
     except OSError as error:
         said = f"{path}: the kit's certificate is not complete ({error.strerror})"
         raise ConfigError(f"{said}: {REMEDY}") from error
-    except (
-        ValueError,
-        TypeError,
-        RefusedError,
-    ) as error:  # their messages may quote the key
+    except (ValueError, TypeError, RefusedError) as error:
+        # their messages may quote the key
         said = f"{path}: no certificate or key of a kit can be read from it"
         raise ConfigError(f"{said}: {REMEDY}") from error
 
@@ -235,10 +241,11 @@ def bytes_of(path: Path) -> bytes:
 
 
 def take(kit: Path, data: bytes) -> bool:
-    """Take in what the project's authority says, whoever brings it; whether it was news.
+    """Take in what the project's authority says, whoever brings it; whether it was
+    news.
 
-    Raises RefusedError, and changes nothing, if it is not signed by a root that this kit trusts,
-    is not newer than what the kit has, or was cut short.
+    Raises RefusedError, and changes nothing, if it is not signed by a root that this
+    kit trusts, is not newer than what the kit has, or was cut short.
     """
     said, have = Trust.parsed(data), Trust.of(kit / "startup")
     if said.listed is None or len(said.roots) != 1 or said.leaves:
@@ -269,7 +276,8 @@ def take(kit: Path, data: bytes) -> bool:
 
 
 def settle(kit: Path) -> None:
-    """Leave roots out that count no more, before a process reads them; one always stays."""
+    """Leave roots out that count no more, before a process reads them; one always
+    stays."""
     for startup in _startups(kit):
         have = Trust.of(startup)
         roots = tuple(root for root in have.roots if not have.over(root))
@@ -284,7 +292,7 @@ def _startups(kit: Path) -> list[Path]:
     ]
 
 
-# ---- whether a kit's own can work; NVFlare finds out in a thread whose error nobody sees ------
+# ---- whether a kit's own can work; NVFlare finds out in a thread whose error nobody se
 
 
 def check_kit(kit: Path) -> list[str]:
@@ -306,7 +314,8 @@ def check_kit(kit: Path) -> list[str]:
 
 
 def shown_problem(kit: Path, shown: bytes) -> str:
-    """Why a certificate (DER) that another showed by TLS counts no more; empty if it does."""
+    """Why a certificate (DER) that another showed by TLS counts no more; empty if it
+    does."""
     return Trust.of(kit / "startup").ended(x509.load_der_x509_certificate(shown))
 
 
@@ -322,10 +331,12 @@ def stems(kit: Path) -> dict[Path, str]:
 
 
 def valid_until(kit: Path) -> dict[Path, datetime]:
-    """When the certificates of a kit end: its own, at a server its watch's, and its authority's.
+    """When the certificates of a kit end: its own, at a server its watch's, and its
+    authority's.
 
-    Raises ConfigError if one is missing, not yet or no longer valid, revoked, not signed by the
-    kit's authority (`rootCA.pem`), of another name than the kit's, or not of the key beside it.
+    Raises ConfigError if one is missing, not yet or no longer valid, revoked, not
+    signed by the kit's authority (`rootCA.pem`), of another name than the kit's, or not
+    of the key beside it.
     """
     return {
         path: end
@@ -382,17 +393,19 @@ def key_of(stem: Path) -> rsa.RSAPrivateKey:
     return _read(stem.with_suffix(".key"), load)
 
 
-# ---- signatures by a kit's own key: what makes a site's keys of the secure sum its own ---------
+# ---- signatures by a kit's own key: what makes a site's keys of the secure sum its own
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateIdentity:
-    """A site's certificate and key, a `crypto.Identity`. startup: where is what it trusts.
+    """A site's certificate and key, a `crypto.Identity`. startup: where is what it
+    trusts.
 
-    A signature carries the signer's certificate, for which the project's authority vouches: the
-    server, which relays the keys, cannot put its own in their place, and sites need nothing of each
-    other beforehand. A site is known by the name in its certificate, so provisioning gives no name
-    twice. What is trusted is read anew each time: a kit that is revoked counts no more at once.
+    A signature carries the signer's certificate, for which the project's authority
+    vouches: the server, which relays the keys, cannot put its own in their place, and
+    sites need nothing of each other beforehand. A site is known by the name in its
+    certificate, so provisioning gives no name twice. What is trusted is read anew each
+    time: a kit that is revoked counts no more at once.
     """
 
     certificate: x509.Certificate = field(repr=False)
@@ -401,7 +414,10 @@ class CertificateIdentity:
 
     @classmethod
     def of_kit(cls, kit: Path, stem: str = "startup/client") -> CertificateIdentity:
-        """That of a kit. stem: of its files. Raises ConfigError if it cannot be read."""
+        """That of a kit. stem: of its files.
+
+        Raises ConfigError if it cannot be read.
+        """
         path = kit / stem
         return cls(certificate_of(path), key_of(path), path.parent)
 
@@ -412,8 +428,8 @@ class CertificateIdentity:
         return len(own).to_bytes(_LENGTH, "big") + own + signature
 
     def verify(self, site: str, text: bytes, signature: bytes) -> bool:
-        """Whether the holder of a certificate of the project in the name `site` signed, and the
-        certificate counts now.
+        """Whether the holder of a certificate of the project in the name `site` signed,
+        and the certificate counts now.
 
         Raises ConfigError where what is trusted cannot be read.
         """
@@ -425,7 +441,8 @@ class CertificateIdentity:
 
 
 def _reason(trust: Trust, signature: bytes) -> str:
-    """Return why the certificate in a signature does not count; empty if there is none, or it does.
+    """Return why the certificate in a signature does not count; empty if there is none,
+    or it does.
 
     An end that a wrong clock only pretends is said as such.
     """
@@ -442,8 +459,8 @@ def _reason(trust: Trust, signature: bytes) -> str:
 def signer(
     trust: Trust, text: bytes, signature: bytes, purpose: str
 ) -> x509.Certificate | None:
-    """The certificate of who signed for a purpose; None unless it counts and the signature is
-    its key's."""
+    """The certificate of who signed for a purpose; None unless it counts and the
+    signature is its key's."""
     end = _LENGTH + int.from_bytes(signature[:_LENGTH], "big")
     try:
         shown = x509.load_der_x509_certificate(signature[_LENGTH:end])
@@ -456,15 +473,16 @@ def signer(
     return shown
 
 
-# ---- renewal: a request goes out, no private key ----------------------------------------------
+# ---- renewal: a request goes out, no private key -------------------------------------
 
 
 def request(kit: Path) -> bytes:
     """Make new keys, which stay here, and the requests for their certificates, as PEM.
 
-    Each is signed by the new key, and by the kit's present one, which shows the authority that it
-    comes from the kit's holder. Asked again before the certificates have come, it is of the same
-    keys. Raises ConfigError if the kit's present certificates or keys cannot be read.
+    Each is signed by the new key, and by the kit's present one, which shows the
+    authority that it comes from the kit's holder. Asked again before the certificates
+    have come, it is of the same keys. Raises ConfigError if the kit's present
+    certificates or keys cannot be read.
     """
     found = []
     for stem in stems(kit):
@@ -491,10 +509,12 @@ def new_key_pem() -> bytes:
 
 
 def take_renewal(kit: Path, answer: bytes) -> None:
-    """Put the certificates that were asked for, and their keys, into the place of the present ones.
+    """Put the certificates that were asked for, and their keys, into the place of the
+    present ones.
 
-    Those stay until all of the answer is found to be right. If it is cut off, the next call ends
-    it. Raises ConfigError if no request is under way, RefusedError if the answer is not to it.
+    Those stay until all of the answer is found to be right. If it is cut off, the next
+    call ends it. Raises ConfigError if no request is under way, RefusedError if the
+    answer is not to it.
     """
     said, new = Trust.parsed(answer), dict[Path, x509.Certificate]()
     for stem in stems(kit):

@@ -1,20 +1,23 @@
-"""Who may speak, and say what, to a kit's processes: NVFlare itself is content with less.
+"""Who may speak, and say what, to a kit's processes: NVFlare itself is content with
+less.
 
-- It knows one root, and no certificate that counts no more: `check_certificates` makes it judge as
-  `certificates.py` does, `Connections` keeps the server's port shut to who counts no more, also
-  where he came in before, and `TrustCourier` brings what the authority says from one process to
-  another.
-- Its server takes whoever bears a token for its owner, hands on what one member sends another, and
-  tests the network with as many messages as any member says: `ServerGate`.
-- Its site obeys whoever asks. The server itself may read any file of a site, delete folders of its
-  kit and silence its log, for rights are checked only where the server asks a site to: `SiteGate`
-  refuses every request of other members, and of the server's those that no run needs.
-- To it the signature of any certificate of the project is a submitter's, the server's and each
-  site's too: `require_admins_signature`.
-- The processes of a kit are connected by a port on loopback, in clear, at which every user of the
-  machine may speak in whoever's name. Here it is `KIT/inside/socket`, in a folder that is closed to
-  others; and who connects is judged by the account that the system tells of him. NVFlare finds the
-  driver by its scheme, which `comm_config.json` in the kit names.
+- It knows one root, and no certificate that counts no more: `check_certificates` makes
+  it judge as `certificates.py` does, `Connections` keeps the server's port shut to who
+  counts no more, also where he came in before, and `TrustCourier` brings what the
+  authority says from one process to another.
+- Its server takes whoever bears a token for its owner, hands on what one member sends
+  another, and tests the network with as many messages as any member says: `ServerGate`.
+- Its site obeys whoever asks. The server itself may read any file of a site, delete
+  folders of its kit and silence its log, for rights are checked only where the server
+  asks a site to: `SiteGate` refuses every request of other members, and of the server's
+  those that no run needs.
+- To it the signature of any certificate of the project is a submitter's, the server's
+  and each site's too: `require_admins_signature`.
+- The processes of a kit are connected by a port on loopback, in clear, at which every
+  user of the machine may speak in whoever's name. Here it is `KIT/inside/socket`, in a
+  folder that is closed to others; and who connects is judged by the account that the
+  system tells of him. NVFlare finds the driver by its scheme, which `comm_config.json`
+  in the kit names.
 """
 
 from __future__ import annotations
@@ -72,16 +75,14 @@ ORDERS = frozenset(  # of the server to a site's main process
         TrainingTopic.NOTIFY_JOB_STATUS,
     }
 )
-JOB_ORDERS = frozenset(
-    {"check_status", "abort", "abort_task", "shutdown"}
-)  # to a job's process
+# to a job's process
+JOB_ORDERS = frozenset({"check_status", "abort", "abort_task", "shutdown"})
 NAMED = 100  # at most as many strangers are named in the log, each once
 SOCKET = "socket"  # in the folder INSIDE of the kit
 _LONGEST = 100  # bytes of a socket's path; some systems take no more
 _BY_NVFLARE = utils.verify_cert_chain
-_checked_roots: dict[
-    Any, Path
-] = {}  # root → the folder that says which of its certificates count
+# root → the folder that says which of its certificates count
+_checked_roots: dict[Any, Path] = {}
 logger = logging.getLogger("fednotes.gate")
 _header = cells.MessageHeaderKey
 
@@ -91,11 +92,12 @@ def _refused(why: str) -> Message:
     return make_reply(cells.ReturnCode.UNAUTHENTICATED, error=why)
 
 
-# ---- which certificates count -----------------------------------------------------------------
+# ---- which certificates count --------------------------------------------------------
 
 
 def check_certificates(startup: Path) -> None:
-    """Let NVFlare, in this process, take a certificate of a kit's roots only while it counts.
+    """Let NVFlare, in this process, take a certificate of a kit's roots only while it
+    counts.
 
     startup: the kit's folder. Roots that count no more are left out of it for good.
     """
@@ -126,7 +128,8 @@ _certificate = lru_cache(maxsize=256)(load_pem_x509_certificate)
 
 
 class Connections:
-    """The connections of the server's main process, less those whose certificates are over."""
+    """The connections of the server's main process, less those whose certificates are
+    over."""
 
     def __init__(self, startup: Path, core: CoreCell) -> None:
         self._startup, self._manager = startup, core.communicator.conn_manager
@@ -138,13 +141,13 @@ class Connections:
     def look(self) -> None:
         """Close the connections of certificates that counted when they came in."""
         for name in list(self._manager.sfm_endpoints):
-            with suppress(
-                Exception
-            ):  # a connection that ends meanwhile; the looks go on
+            # a connection that ends meanwhile; the looks go on
+            with suppress(Exception):
                 self._shut(name)
 
     def judge(self, message: Message) -> Message | None:
-        """The reply that ends a message of a certificate that counts no more; None for others."""
+        """The reply that ends a message of a certificate that counts no more; None for
+        others."""
         endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
         if self._shut(getattr(endpoint, "name", "")):
             return _refused("counts no more")
@@ -168,7 +171,8 @@ class Connections:
             self._hand_on(connection)
 
     def _ended(self, connection: Connection) -> bool:
-        """Whether TLS took a certificate that counts no more; who has none is on this machine."""
+        """Whether TLS took a certificate that counts no more; who has none is on this
+        machine."""
         context = getattr(connection, "context", None)
         shown = (context.auth_context().get("x509_pem_cert") if context else None) or [
             b""
@@ -190,7 +194,8 @@ class Connections:
 
 
 class TrustCourier:
-    """Tells another process which number this kit's trust has, and gives it what it lacks."""
+    """Tells another process which number this kit's trust has, and gives it what it
+    lacks."""
 
     def __init__(self, kit: Path) -> None:
         self._kit, self._theirs = kit, dict[str, int]()
@@ -220,14 +225,16 @@ class TrustCourier:
             logger.warning("what %s says of the authority was not taken: %s", of, error)
 
 
-# ---- who says what ------------------------------------------------------------------------------
+# ---- who says what -------------------------------------------------------------------
 
 
 class ServerGate(FLComponent):
-    """Makes the server's main process drop what a member sends in another's name, or tests with.
+    """Makes the server's main process drop what a member sends in another's name, or
+    tests with.
 
-    NVFlare takes whoever bears a token for its owner, and the server's own token is in messages
-    that every member gets. Its tests of the network send as many messages as any member says.
+    NVFlare takes whoever bears a token for its owner, and the server's own token is in
+    messages that every member gets. Its tests of the network send as many messages as
+    any member says.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -239,12 +246,13 @@ class ServerGate(FLComponent):
     def judge(self, message: Message) -> Message | None:
         """The reply that ends a message here; None for one that may go on.
 
-        A connection from outside has the name in its certificate, by TLS. An admin's session has
-        a name of its own, which NVFlare lets no site take.
+        A connection from outside has the name in its certificate, by TLS. An admin's
+        session has a name of its own, which NVFlare lets no site take.
         """
         certified = message.get_prop(cells.MessagePropKey.COMMON_NAME)
         if certified in (None, "", "N/A"):
-            return None  # from a job's process, by the kit's own socket (`KitSocketDriver`)
+            # from a job's process, by the kit's own socket (`KitSocketDriver`)
+            return None
         origin = str(message.get_header(_header.ORIGIN) or "")
         endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
         own = is_valid_admin_client_name(origin) and origin == getattr(
@@ -260,19 +268,18 @@ class ServerGate(FLComponent):
 
 
 def obey_the_server_only(fl_ctx: FLContext) -> None:
-    """Let this process refuse every request that another member of the network sends it.
+    """Let this process refuse every request that another member of the network sends
+    it.
 
-    The origin is the sender's own word, but the server has compared it with the sender's
-    certificate before it hands a message on (`ServerGate`).
+    The origin is the sender's own word, but the server has compared it with the
+    sender's certificate before it hands a message on (`ServerGate`).
     """
     own, strangers = str(fl_ctx.get_identity_name()), set[str]()
 
     def judge(message: Message) -> Message | None:
         origin = str(message.get_header(_header.ORIGIN) or "")
-        if origin.partition(".")[0] in (
-            "server",
-            own,
-        ):  # they, and the processes of their jobs
+        # they, and the processes of their jobs
+        if origin.partition(".")[0] in ("server", own):
             return None
         if origin not in strangers and len(strangers) < NAMED:
             strangers.add(origin)
@@ -287,8 +294,9 @@ def obey_the_server_only(fl_ctx: FLContext) -> None:
 
 
 class _OfAJob(RequestProcessor):
-    """NVFlare's answer to an order, where that names a job as NVFlare does: its folder in the kit
-    is deleted before a job comes, and so would be `rules`, `state` or `startup` by their names."""
+    """NVFlare's answer to an order, where that names a job as NVFlare does: its folder
+    in the kit is deleted before a job comes, and so would be `rules`, `state` or
+    `startup` by their names."""
 
     def __init__(self, inner: RequestProcessor) -> None:
         self._inner = inner
@@ -318,8 +326,8 @@ def take_few_orders() -> None:
 
 
 class SiteGate(FLComponent):
-    """Makes a site's main process refuse other members' requests, and of the server's those that
-    no run needs; of its local resources."""
+    """Makes a site's main process refuse other members' requests, and of the server's
+    those that no run needs; of its local resources."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -331,10 +339,11 @@ class SiteGate(FLComponent):
 
 
 def require_admins_signature(app: Path, root: Path) -> None:
-    """Raise RefusedError unless the project's admin signed every file of a job's folder.
+    """Raise RefusedError unless the project's admin signed every file of a job's
+    folder.
 
-    root: the certificate of the project's authority. A run that the watch hands in again keeps
-    the signature of its first submission.
+    root: the certificate of the project's authority. A run that the watch hands in
+    again keeps the signature of its first submission.
     """
     check_certificates(root.parent)
     verified, signers = utils.verify_folder_signature_and_get_signers(
@@ -351,12 +360,13 @@ def require_admins_signature(app: Path, root: Path) -> None:
             )
 
 
-# ---- the connection inside a kit ---------------------------------------------------------------
+# ---- the connection inside a kit -----------------------------------------------------
 
 
 @contextmanager
 def address_in(folder: Path) -> Iterator[str]:
-    """A path of the socket in a folder, short enough for the system however deep that lies."""
+    """A path of the socket in a folder, short enough for the system however deep that
+    lies."""
     path = str(folder / SOCKET)
     if len(os.fsencode(path)) <= _LONGEST:
         yield path

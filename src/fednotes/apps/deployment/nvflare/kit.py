@@ -21,7 +21,8 @@ from fednotes.core.store import write_folder, write_json
 
 SERVER, SITE, ADMIN, WATCH = "server", "site", "admin", "watch"
 KIT_FILE, LOG_FILE, COMM_FILE = "kit.json", "fednotes.log", "comm_config.json"
-INSIDE = "inside"  # the folder of the socket by which a kit's processes are connected; its scheme
+# the folder of the socket by which a kit's processes are connected; its scheme
+INSIDE = "inside"
 RENEWED = ("local/resources.json", "local/log_config.json", COMM_FILE)  # at each start
 HEARTBEAT_SECONDS = 5.0  # how often a site's processes tell that they live
 POLL_SECONDS = 0.05  # how often an idle site asks for work
@@ -29,8 +30,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 class Kit(BaseModel):
-    """`kit.json`: what a kit's owner is in the network. person: whose certificate an admin's
-    session has; that of the server is its watch's, with which it asks itself."""
+    """`kit.json`: what a kit's owner is in the network. person: whose certificate an
+    admin's session has; that of the server is its watch's, with which it asks itself.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -56,9 +58,10 @@ def read_kit(kit: Path) -> Kit:
 def in_order(jobs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return submissions in the order in which they were handed in.
 
-    One that repeats another names it ("cloned_from"), and follows it whatever the server's clock
-    said: a clock that was set back in between would make the older one look new, and the watch
-    would hand the run in again and again. Between others the time decides.
+    One that repeats another names it ("cloned_from"), and follows it whatever the
+    server's clock
+    said: a clock that was set back in between would make the older one look new, and
+    the watch would hand the run in again and again. Between others the time decides.
     """
     known = {str(job["job_id"]): job for job in jobs}
 
@@ -83,8 +86,8 @@ def loose_keys(kit: Path) -> list[Path]:
 
 
 def kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
-    """NVFlare's files of a kit: path in it → JSON. kit: where the kit lies, for NVFlare takes
-    absolute paths only for its stores."""
+    """NVFlare's files of a kit: path in it → JSON. kit: where the kit lies, for NVFlare
+    takes absolute paths only for its stores."""
     tables = dict(_tables()[facts.role])
     if facts.role != ADMIN:
         tables |= _tables()["both"]
@@ -100,7 +103,8 @@ def _tables() -> dict[str, Any]:
 
 
 def _filled(value: Any, words: Mapping[str, Any]) -> Any:
-    """A table with its $words filled in; a value that is one word alone keeps the word's type."""
+    """A table with its $words filled in; a value that is one word alone keeps the
+    word's type."""
     if isinstance(value, dict):
         return {name: _filled(inner, words) for name, inner in value.items()}
     if isinstance(value, list):
@@ -128,9 +132,8 @@ def job_folder(
         raise ConfigError(
             f"min_sites = {min_sites} of {len(set(sites))} sites: impossible"
         )
-    poll = POLL_SECONDS * max(
-        1.0, len(sites) / 3
-    )  # many idle sites would keep the server busy
+    # many idle sites would keep the server busy
+    poll = POLL_SECONDS * max(1.0, len(sites) / 3)
     words = {"run": run, "least": min_sites, "sites": list(sites), "job": dict(job)}
     words |= {
         "places": ["server", *sites],

@@ -3,12 +3,12 @@
     KIT/state/contact.json      pid, since, last, refused (times in seconds since 1970), of a site's
                                 process, written by itself, of what reached it
 
-A site knows whether the server answers, and the server lets no second process of a site in. A copy
-of a kit has the site's own key, and NVFlare would let it take the site's place silently: two
-ledgers, two states, and the server's messages to whoever came last.
+A site knows whether the server answers, and the server lets no second process of a site
+in. A copy of a kit has the site's own key, and NVFlare would let it take the site's
+place silently: two ledgers, two states, and the server's messages to whoever came last.
 
-The server also watches its runs: one that stopped goes on from its checkpoint, and nobody has to
-come. It looks every few seconds:
+The server also watches its runs: one that stopped goes on from its checkpoint, and
+nobody has to come. It looks every few seconds:
 
     a submission failed, was killed, or its server      hand the same signed job in again
     was restarted
@@ -16,10 +16,11 @@ come. It looks every few seconds:
     (it was lost)                                       then the same
     a person aborted a submission                       the run is over, and its outcome says so
 
-A run that has to wait says in its outcome for what; one that waits for nothing is a fault of the
-server's, which is told. What systemd and containers start again is the server's process; which run
-was stopped, and which site can take part again, only that process knows. A job that is handed in
-again keeps the admin's signature, which each site checks.
+A run that has to wait says in its outcome for what; one that waits for nothing is a
+fault of the server's, which is told. What systemd and containers start again is the
+server's process; which run was stopped, and which site can take part again, only that
+process knows. A job that is handed in again keeps the admin's signature, which each
+site checks.
 """
 
 from __future__ import annotations
@@ -66,29 +67,24 @@ from fednotes.core.store import write_json, write_text
 from fednotes.engines.launch import OUTCOME_FILE, read_outcome
 
 LOOK_SECONDS = 5.0
-SALT_FILE = (
-    Path("state") / "place"
-)  # or a server could find out where the kit lies by trying
+# or a server could find out where the kit lies by trying
+SALT_FILE = Path("state") / "place"
 _MACHINE = Path("/etc/machine-id")
 PLACE = "fednotes_place"  # header: where the sender's kit lies
-SECOND_FILE = (
-    Path("state") / "second.json"
-)  # at the server: site → when a second was refused
+# at the server: site → when a second was refused
+SECOND_FILE = Path("state") / "second.json"
 SECOND = (
     "another process of this site is connected, from another folder or machine: is there a copy "
     "of its kit? Stop one of the two (one that has just ended is forgotten after 20 s)"
 )
-LONGEST_WAIT = (
-    300.0  # seconds between two attempts; they begin at LOOK_SECONDS and double
-)
+# seconds between two attempts; they begin at LOOK_SECONDS and double
+LONGEST_WAIT = 300.0
 RECENT_SECONDS = 15.0  # a site that is up tells the server so every 5 s
-PATIENCE_SECONDS = (
-    20.0  # for sites that are not there yet, before a run goes on without them
-)
+# for sites that are not there yet, before a run goes on without them
+PATIENCE_SECONDS = 20.0
 ATTEMPTS = 8  # submissions in a row that commit nothing
-STUCK_SECONDS = (
-    120.0  # a run that waits so long while nothing runs and its sites are there
-)
+# a run that waits so long while nothing runs and its sites are there
+STUCK_SECONDS = 120.0
 ABORTED = "FINISHED:ABORTED"
 Step = Literal["wait", "done", "resubmit", "pause", "give up"]
 _TOPICS = cells.CellChannelTopic
@@ -98,7 +94,7 @@ _LOOKS = re.compile(
 logger = logging.getLogger("fednotes.presence")
 
 
-# ---- contact ----------------------------------------------------------------------------------
+# ---- contact -------------------------------------------------------------------------
 
 
 @dataclass
@@ -157,7 +153,8 @@ def every_look(look: Callable[[], object]) -> None:
 def place_of(kit: Path) -> str:
     """Which folder of which machine a kit lies in, as a hash that says nothing else.
 
-    A copy of a kit has another place; the same kit, started again or renewed, has the same.
+    A copy of a kit has another place; the same kit, started again or renewed, has the
+    same.
     """
     machine = _MACHINE.read_text(encoding="ascii") if _MACHINE.exists() else ""
     if not (kit / SALT_FILE).exists():
@@ -169,12 +166,12 @@ def place_of(kit: Path) -> str:
 
 @dataclass
 class Liveness:
-    """Where the processes of each site are, as the server hears of them. now: in seconds."""
+    """Where the processes of each site are, as the server hears of them. now: in
+    seconds."""
 
     now: Callable[[], float] = time.monotonic
-    heard: dict[str, tuple[str, float]] = field(
-        default_factory=dict
-    )  # site → place, when
+    # site → place, when
+    heard: dict[str, tuple[str, float]] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
 
     def alive(self, site: str, place: str) -> None:
@@ -205,7 +202,8 @@ class Liveness:
 
 
 def _topic(message: Message) -> str:
-    """The topic between a site's main process and the server's; "" of all other messages."""
+    """The topic between a site's main process and the server's; "" of all other
+    messages."""
     of_them = (
         message.get_header(cells.MessageHeaderKey.CHANNEL)
         == cells.CellChannel.SERVER_MAIN
@@ -216,8 +214,8 @@ def _topic(message: Message) -> str:
 
 
 def audit_no_looks() -> None:
-    """Keep what changes nothing out of NVFlare's audit: who watches a run looks every second, and
-    `audit.log` has no end."""
+    """Keep what changes nothing out of NVFlare's audit: who watches a run looks every
+    second, and `audit.log` has no end."""
     auditor = AuditService.get_auditor()
     if auditor is None:
         return
@@ -240,7 +238,8 @@ class SitePresence(FLComponent):
         self._carrier = TrustCourier(kit)
         check_certificates(kit / "startup")
         core = fl_ctx.get_engine().get_cell().core_cell
-        # Of everything: a filter of one channel would stand in the place of NVFlare's own.
+        # Of everything: a filter of one channel would stand in the place of NVFlare's
+        # own.
         core.add_outgoing_request_filter("*", "*", self.tell)
         core.add_incoming_reply_filter("*", "*", self.heard)
         every_look(self._contact.look)
@@ -328,7 +327,7 @@ class ServerPresence(FLComponent):
             logger.warning("%s", error)
 
 
-# ---- the watch ---------------------------------------------------------------------------------
+# ---- the watch -----------------------------------------------------------------------
 
 
 class ServerJobs:
@@ -338,7 +337,8 @@ class ServerJobs:
         self._engine, self._store = engine, engine.job_def_manager
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Every job that the server knows, with job_id, name, status, submit_time, deploy_map."""
+        """Every job that the server knows, with job_id, name, status, submit_time,
+        deploy_map."""
         with self._engine.new_context() as context:
             return [dict(job.meta) for job in self._store.get_all_jobs(context)]
 
@@ -351,8 +351,8 @@ class ServerJobs:
         )
 
     def tell(self, job_id: str, topic: str = PROGRESS) -> Mapping[str, Any] | None:
-        """Ask a job for its sites, or to pause; None without a process of it, {} while it is
-        slow to answer."""
+        """Ask a job for its sites, or to pause; None without a process of it, {} while
+        it is slow to answer."""
         if job_id not in self._engine.run_processes:
             return None
         reply = self._engine.send_app_command(job_id, topic, {}, TELL_SECONDS)
@@ -384,16 +384,18 @@ def next_step(
 ) -> Step:
     """What a run needs.
 
-    status: NVFlare's word for its newest submission. alive: the server has a process for it.
-    outcome: what the submission itself kept last. back: sites that could take part and do not.
+    status: NVFlare's word for its newest submission. alive: the server has a process
+        for it.
+    outcome: what the submission itself kept last. back: sites that could take part and
+        do not.
     """
     if status == ABORTED or outcome.get("status") == "done":
-        return "done"  # somebody's decision, or the end (NVFlare may wait for a lost site yet)
+        # somebody's decision, or the end (NVFlare may wait for a lost site yet)
+        return "done"
     if status == "RUNNING":
         if not alive:
-            return (
-                "resubmit"  # its server was killed: NVFlare goes on to call it running
-            )
+            # its server was killed: NVFlare goes on to call it running
+            return "resubmit"
         return "pause" if back else "wait"
     if not status.startswith("FINISHED"):
         return "wait"
@@ -428,7 +430,10 @@ class Watch:
     runs: dict[str, WatchedRun] = field(default_factory=dict)
 
     def look(self, server: ServerJobs) -> dict[str, Step]:
-        """One look at every run, and what it makes necessary. Returns run → step taken."""
+        """One look at every run, and what it makes necessary.
+
+        Returns run → step taken.
+        """
         newest, aborted = dict[str, dict[str, Any]](), dict[str, str]()
         for job in in_order(server.jobs()):
             newest[str(job["name"])] = job
@@ -525,9 +530,8 @@ class Watch:
             and absent
             and self.now() < care.stopped + PATIENCE_SECONDS
         ):
-            return (
-                "wait"  # after a restart of the server the sites come back one by one
-            )
+            # after a restart of the server the sites come back one by one
+            return "wait"
         care.attempts = 0 if outcome.get("lines") else care.attempts + 1
         if step == "give up" or care.attempts > ATTEMPTS:
             why = (

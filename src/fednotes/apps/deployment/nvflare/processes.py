@@ -2,15 +2,17 @@
 
     python -m fednotes.apps.deployment.nvflare.processes KIT
 
-is a site's or the server's process: NVFlare's own program in the foreground, which `run` becomes
-and `start` begins in the background. It takes every process of the kit with it, and ends with
+is a site's or the server's process: NVFlare's own program in the foreground, which
+`run` becomes and `start` begins in the background. It takes every process of the kit
+with it, and ends with
 
     0        SIGTERM: as it was told to
     130      Ctrl-C
     others   it failed: whoever looks after it (systemd, a container) may start it again
 
-NVFlare starts one process more for each job. All bear the kit's folder on their command line, by
-which they are found: no file with a number that another process may have come to bear.
+NVFlare starts one process more for each job. All bear the kit's folder on their command
+line, by which they are found: no file with a number that another process may have come
+to bear.
 """
 
 from __future__ import annotations
@@ -50,15 +52,12 @@ from fednotes.core.parsing import kept_table
 from fednotes.core.settings import build, checked
 from fednotes.core.store import lock, make_private, owned, write_json
 
-KIT_VARIABLE = (
-    "FEDNOTES_KIT"  # the folder of the kit whose process this is, or whose job's
-)
-UNWATCHED = (
-    "FEDNOTES_UNWATCHED"  # set: runs that stop stay so, as tests and benchmarks need
-)
-ECHO_VARIABLE = (
-    "FEDNOTES_ECHO"  # set: what goes to the log is also printed, for who looks on
-)
+# the folder of the kit whose process this is, or whose job's
+KIT_VARIABLE = "FEDNOTES_KIT"
+# set: runs that stop stay so, as tests and benchmarks need
+UNWATCHED = "FEDNOTES_UNWATCHED"
+# set: what goes to the log is also printed, for who looks on
+ECHO_VARIABLE = "FEDNOTES_ECHO"
 
 _CHANGING = re.compile(
     r"[0-9a-f]{4,}(-[0-9a-f]{4,})+|(?<![a-z_-])[0-9]+", re.IGNORECASE
@@ -67,9 +66,8 @@ _KINDS, _SELDOM = 256, 60.0  # kinds of lines that are remembered; seconds
 # NVFlare says it at each start and whenever a side is away; `presence.py` says it once.
 _AWAY = re.compile(r"no connection to |target_unreachable|no path\b")
 _CELLS = "nvflare.fuel.f3.cellnet."
-JOB_ID = re.compile(
-    r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-)  # NVFlare's folder of a job
+# NVFlare's folder of a job
+JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 KEPT_JOBS = 3  # such folders, the newest; a run's own state is elsewhere
 OUTPUT_FILE = "console.log"  # what the processes print, of the last start only
 MODULE = "fednotes.apps.deployment.nvflare.processes"
@@ -79,27 +77,25 @@ OURS, OF_JOBS = (
 )  # modules of a kit's processes
 INTERRUPTED = 130  # as shells count a program that SIGINT ended
 FAILED = 1  # NVFlare came to its end and nobody had told it to
-PATIENCE = (
-    5.0  # seconds for the other processes; a container's end may be violent after ten
-)
+# seconds for the other processes; a container's end may be violent after ten
+PATIENCE = 5.0
 _PROGRAMS = {
     SERVER: (f"{OF_JOBS}server.server_train", "fed_server.json"),
     SITE: (f"{OF_JOBS}client.client_train", "fed_client.json"),
 }
-_OF_A_SERVER = {
-    "GRPC_VERBOSITY": "ERROR"
-}  # or each stranger at its port lengthens OUTPUT_FILE
+# or each stranger at its port lengthens OUTPUT_FILE
+_OF_A_SERVER = {"GRPC_VERBOSITY": "ERROR"}
 _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # no module is taken from the kit's own folder
     "MALLOC_ARENA_MAX": "4",  # less memory is lost to fragments of large frames
-    "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",  # it waits 900 s at the end for a site it lost
+    # it waits 900 s at the end for a site it lost
+    "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",
 }
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.processes")
 CONTACT_FILE = Path("state") / "contact.json"
 LOST_SECONDS = 20.0  # a site asks the server every 5 s
-_started: list[
-    subprocess.Popen[bytes]
-] = []  # by this process: they outlive it, or are asked for
+# by this process: they outlive it, or are asked for
+_started: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +116,13 @@ class Status:
 def start(
     kit: Path, variables: Mapping[str, str] | None = None, *, check: bool = True
 ) -> Status:
-    """Start the server or the site of a kit, in the background; it outlives this process.
+    """Start the server or the site of a kit, in the background; it outlives this
+    process.
 
-    variables: added to its environment, and to that of its job processes. check: its certificates.
-    Raises ConfigError if it runs already, the kit is an admin's, or its certificate cannot work
-    (`check_kit`); one that ends soon is logged as a warning.
+    variables: added to its environment, and to that of its job processes. check: its
+        certificates.
+    Raises ConfigError if it runs already, the kit is an admin's, or its certificate
+    cannot work (`check_kit`); one that ends soon is logged as a warning.
     """
     command, environment = _prepared(kit, check)
     kit = kit.resolve()
@@ -145,17 +143,21 @@ def start(
 
 
 def run(kit: Path) -> NoReturn:
-    """Become the process of a kit, which also prints its log. Raises what `start` raises."""
+    """Become the process of a kit, which also prints its log.
+
+    Raises what `start` raises.
+    """
     command, environment = _prepared(kit)
     os.chdir(command[3])
     os.execve(command[0], command, {**environment, ECHO_VARIABLE: "1"})
 
 
 def _prepared(kit: Path, check: bool = True) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment of a kit's process, for which the kit is made ready.
+    """The command and the environment of a kit's process, for which the kit is made
+    ready.
 
-    NVFlare is told anew where the kit lies, and which of our classes are its parts: so a kit that
-    was moved, or made by an earlier version, goes on working.
+    NVFlare is told anew where the kit lies, and which of our classes are its parts: so
+    a kit that was moved, or made by an earlier version, goes on working.
     """
     for warning in check_kit(kit) if check else ():
         logger.warning("%s", warning)
@@ -174,9 +176,8 @@ def _prepared(kit: Path, check: bool = True) -> tuple[list[str], dict[str, str]]
     files = kit_files(facts, kit)
     for name in RENEWED:
         write_json(kit / name, files[name])
-    for old in job_folders(kit)[
-        :-KEPT_JOBS
-    ]:  # what NVFlare left of jobs; nothing runs here now
+    # what NVFlare left of jobs; nothing runs here now
+    for old in job_folders(kit)[:-KEPT_JOBS]:
         shutil.rmtree(old, ignore_errors=True)
     _close(kit)
     own = _OF_A_SERVER if facts.role == SERVER else {}
@@ -185,9 +186,11 @@ def _prepared(kit: Path, check: bool = True) -> tuple[list[str], dict[str, str]]
 
 
 def _close(kit: Path) -> None:
-    """Close a kit to other users, as one that came out of an archive or of an earlier version.
+    """Close a kit to other users, as one that came out of an archive or of an earlier
+    version.
 
-    What others could change may no longer be what its owner put there, so a warning says so.
+    What others could change may no longer be what its owner put there, so a warning
+    says so.
     """
     closed = make_private(kit)
     changeable = [path for path, mode in closed.items() if mode & 0o002]
@@ -222,7 +225,8 @@ def status(kit: Path) -> Status:
 
 
 def stop(kit: Path, patience: float = 10.0, *, kill: bool = False) -> Status:
-    """End a kit's processes; those that do not end within `patience` seconds are killed.
+    """End a kit's processes; those that do not end within `patience` seconds are
+    killed.
 
     Args:
         kit: The kit's folder.
@@ -273,13 +277,13 @@ def of_kit(kit: Path) -> list[tuple[int, list[str]]]:
     return found
 
 
-# ---- what a site's process knows of the server ------------------------------------------------
+# ---- what a site's process knows of the server ---------------------------------------
 
 
 @checked(frozen=True)
 class LastContact:
-    """What a process knows. since: of the server's first answer without a pause, last: of its
-    newest. refused: why the server does not let it in, or empty."""
+    """What a process knows. since: of the server's first answer without a pause, last:
+    of its newest. refused: why the server does not let it in, or empty."""
 
     pid: int = 0
     since: float = 0.0
@@ -297,19 +301,20 @@ def contact_of(kit: Path, pid: int | None) -> LastContact | None:
 
 
 def connected(known: LastContact | None, now: float) -> bool:
-    """Return whether the server answered lately; a clock that was set back does not say so."""
+    """Return whether the server answered lately; a clock that was set back does not say
+    so."""
     return known is not None and abs(now - known.last) <= LOST_SECONDS
 
 
-# ---- the log ----------------------------------------------------------------------------------
+# ---- the log -------------------------------------------------------------------------
 
 
 class KitLog(WatchedFileHandler):
     """The log of a kit: its process and those of its jobs append to one file.
 
-    file: its name. most: bytes of one file, more or less; then it becomes `file.1`, and `kept`
-    of these stay. Whoever finds it too long moves it away; the others open the new one. Where
-    $FEDNOTES_ECHO is set the lines are printed too.
+    file: its name. most: bytes of one file, more or less; then it becomes `file.1`, and
+    `kept` of these stay. Whoever finds it too long moves it away; the others open the
+    new one. Where $FEDNOTES_ECHO is set the lines are printed too.
     """
 
     def __init__(self, file: str, most: int, kept: int) -> None:
@@ -345,12 +350,15 @@ class KitLog(WatchedFileHandler):
 
 
 class RateLimit(logging.Filter):
-    """Lines of one kind pass once a minute; the next that passes says how many were left out.
+    """Lines of one kind pass once a minute; the next that passes says how many were
+    left out.
 
-    What passes is one line of plain characters: another party's words can forge no second one.
+    What passes is one line of plain characters: another party's words can forge no
+    second one.
 
-    A kind is equal but for numbers and ids (a site may be h1); under our loggers, equal.
-    NVFlare asks a dead server every 50 ms and writes two warnings each time: 13 KB a second.
+    A kind is equal but for numbers and ids (a site may be h1); under our loggers,
+    equal. NVFlare asks a dead server every 50 ms and writes two warnings each time: 13
+    KB a second.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -383,7 +391,7 @@ class RateLimit(logging.Filter):
         return True
 
 
-# ---- the process itself ----------------------------------------------------------------------
+# ---- the process itself --------------------------------------------------------------
 
 
 def main(kit: Path) -> NoReturn:

@@ -1,10 +1,11 @@
 """NVIDIA FLARE as the pipe between real sites: one frame of bytes out, one back.
 
-The server's job process runs a function that gets a `FlareTransport`; each site's job process
-holds one host, an object with `handle(frame) -> bytes`, for as long as the job lives. Which
-function and which host is the local operator's choice (`launch.load_main`), never the job's: a job
-is a declaration and carries no code. Here is the server's end and the admin's, the sites' is in
-`site.py`, and `gate.py` closes what NVFlare, version 2.9, leaves open.
+The server's job process runs a function that gets a `FlareTransport`; each site's job
+process holds one host, an object with `handle(frame) -> bytes`, for as long as the job
+lives. Which function and which host is the local operator's choice
+(`launch.load_main`), never the job's: a job is a declaration and carries no code. Here
+is the server's end and the admin's, the sites' is in `site.py`, and `gate.py` closes
+what NVFlare, version 2.9, leaves open.
 """
 
 from __future__ import annotations
@@ -41,27 +42,26 @@ Frame = bytes | bytearray | memoryview
 TASK = "exchange"
 FRAME = "frame"  # the key of the bytes in a Shareable
 REASON = "fednotes_reason"  # header: why a site has no reply
-PROGRESS, PAUSE = (
-    "fednotes.progress",
-    "fednotes.pause",
-)  # what an admin may ask a running job
+# what an admin may ask a running job
+PROGRESS, PAUSE = "fednotes.progress", "fednotes.pause"
 LOST_SECONDS = 30.0  # a site's job process tells every 5 s that it lives
-FAILED = {  # NVFlare's codes for a site without a reply, where the site has no words of its own
+# NVFlare's codes for a site without a reply, where the site has no words of its own
+FAILED = {
     ReturnCode.EXECUTION_EXCEPTION: "its process failed: see its log (a full disk?)",
     ReturnCode.TASK_UNKNOWN: "it does not know this task: does it run this version?",
     ReturnCode.TASK_ABORTED: "its process was told to stop",
 }
 COMMAND_SECONDS = 60.0  # a server that moves large frames is slow to answer an admin
-TELL_SECONDS = (
-    5.0  # while NVFlare's server waits for a job's process it does nothing else
-)
+# while NVFlare's server waits for a job's process it does nothing else
+TELL_SECONDS = 5.0
 CHECK_PERIOD = 0.02  # seconds between two looks at a standing task
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.server")
 
 
 @dataclass(slots=True)
 class FlareExchange:
-    """The replies of one exchange as they come in; NVFlare calls `receive` in its threads."""
+    """The replies of one exchange as they come in; NVFlare calls `receive` in its
+    threads."""
 
     sites: tuple[str, ...]
     new: list[tuple[str, bytes]] = field(default_factory=list)  # not yet handed on
@@ -97,7 +97,8 @@ class FlareExchange:
 
 
 class FlareTransport:
-    """Frames to several sites, and their replies, over a job of NVFlare (a `Transport`)."""
+    """Frames to several sites, and their replies, over a job of NVFlare (a
+    `Transport`)."""
 
     def __init__(
         self,
@@ -112,12 +113,10 @@ class FlareTransport:
             stop,
             setup,
         )
-        self.failed: Mapping[
-            str, str
-        ] = {}  # of the last exchange: site → why it has no reply
-        self.pause = (
-            threading.Event()
-        )  # set: end the run at the next checkpoint, it goes on later
+        # of the last exchange: site → why it has no reply
+        self.failed: Mapping[str, str] = {}
+        # set: end the run at the next checkpoint, it goes on later
+        self.pause = threading.Event()
         self.lines: list[Mapping[str, Any]] = []
 
     def exchange(
@@ -130,10 +129,11 @@ class FlareTransport:
     ) -> Iterator[tuple[str, bytes]]:
         """Send each site its frame, and give (site, reply) as replies come.
 
-        Sites that are sent the same have the same object. Ends when every site has answered or
-        failed or is lost, `grace` seconds after `enough` replies came, or after `timeout`
-        seconds, whichever is first: the caller judges whether those that answered are enough.
-        A later reply is dropped. Raises TrainingError if the job is stopped meanwhile.
+        Sites that are sent the same have the same object. Ends when every site has
+        answered or failed or is lost, `grace` seconds after `enough` replies came, or
+        after `timeout` seconds, whichever is first: the caller judges whether those
+        that answered are enough. A later reply is dropped. Raises TrainingError if the
+        job is stopped meanwhile.
         """
         exchange = FlareExchange(tuple(frames))
         tasks = self._send(exchange, frames, math.ceil(timeout) + 5)
@@ -148,13 +148,15 @@ class FlareTransport:
     def _send(
         self, exchange: FlareExchange, frames: Mapping[str, Frame], guard: int
     ) -> list[Task]:
-        """One task for each distinct frame. guard: seconds after which NVFlare drops it."""
+        """One task for each distinct frame. guard: seconds after which NVFlare drops
+        it."""
         groups: dict[int, list[str]] = {}
         for site, frame in frames.items():
             groups.setdefault(id(frame), []).append(site)
         tasks = []
         for sites in groups.values():
-            # NVFlare copies a task's data deeply for the first site; immutable bytes are shared.
+            # NVFlare copies a task's data deeply for the first site; immutable bytes
+            # are shared.
             data = Shareable({FRAME: bytes(frames[sites[0]])})
             task = Task(TASK, data, timeout=guard, result_received_cb=exchange.receive)
             self._controller.broadcast(
@@ -197,9 +199,8 @@ class FlareTransport:
         """A line of progress (JSON values, no note text) for whoever watches the job."""
         self.lines.append(dict(line))
         if len(self.lines) == 1:
-            launch.keep_outcome(
-                self._setup, "running", 1
-            )  # this submission gets somewhere
+            # this submission gets somewhere
+            launch.keep_outcome(self._setup, "running", 1)
 
     def tell(self, topic: str, data: Any, fl_ctx: FLContext) -> dict[str, Any]:
         """Answer an admin: the lines from number `since` on, and who takes part."""
@@ -223,19 +224,22 @@ class FednotesController(Controller):
         told = communicator.client_is_active
 
         def active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
-            # Every request and heartbeat; NVFlare's own judgement takes more than a minute.
+            # Every request and heartbeat; NVFlare's own judgement takes more than a
+            # minute.
             self._contacts[client_name] = time.monotonic()
             told(client_name, reason, fl_ctx)
 
         communicator.client_is_active = active
 
     def silence(self, site: str) -> float:
-        """Seconds since a site was heard of; infinite for one that is not in this submission."""
+        """Seconds since a site was heard of; infinite for one that is not in this
+        submission."""
         return time.monotonic() - self._contacts.get(site, -math.inf)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """The run starts and ends with control_flow."""
-        AuditService.close()  # of this job's process: two lines for each frame, without end
+        # of this job's process: two lines for each frame, without end
+        AuditService.close()
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nothing."""
@@ -280,7 +284,8 @@ class FednotesController(Controller):
             problem, retry = f"an error in this program: {launch.place_of(error)}", True
             logger.exception("the server's part of the job failed")
         if abort_signal.triggered:
-            return  # told to stop, or NVFlare lost too many sites: what was kept last stands
+            # told to stop, or NVFlare lost too many sites: what was kept last stands
+            return
         done = "paused" if transport.pause.is_set() else "done"
         status = "failed" if problem else done
         launch.keep_outcome(setup, status, len(transport.lines), problem, retry)
@@ -312,7 +317,8 @@ class Admin:
         return self._ask(lambda s: list(s.list_jobs(detailed=True)))
 
     def sites(self, within: float = math.inf) -> tuple[str, ...]:
-        """The sites that the server heard of in the last `within` seconds (by its own clock).
+        """The sites that the server heard of in the last `within` seconds (by its own
+        clock).
 
         NVFlare itself calls a site connected for a minute after its last sign of life.
         """
@@ -327,7 +333,8 @@ class Admin:
     ) -> dict[str, Any] | None:
         """Ask a running job for its lines and sites, or to pause.
 
-        None if the server has no process of this job; an empty reply while it starts or ends.
+        None if the server has no process of this job; an empty reply while it starts or
+        ends.
         """
         self._session.set_timeout(TELL_SECONDS)
         try:
@@ -338,7 +345,8 @@ class Admin:
             reason = type(error.__cause__).__name__
             if reason == "JobNotRunning":
                 return None
-            # NoConnection is also NVFlare's word for a late reply; other questions tell which.
+            # NoConnection is also NVFlare's word for a late reply; other questions tell
+            # which.
             if reason not in (
                 "NoReply",
                 "NoConnection",
@@ -373,8 +381,8 @@ class Admin:
 
 @contextmanager
 def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
-    """A session with the server by the certificate of a kit; no password, no prompt, and none of
-    NVFlare's words about the connection: what matters is raised.
+    """A session with the server by the certificate of a kit; no password, no prompt,
+    and none of NVFlare's words about the connection: what matters is raised.
 
     Raises TrainingError if the server does not answer or does not know the certificate.
     """

@@ -1,5 +1,5 @@
-"""A site's end of NVIDIA FLARE: its job process, which starts no host for a job that anyone but
-the project's admin signed, and obeys the server alone (`gate.py`)."""
+"""A site's end of NVIDIA FLARE: its job process, which starts no host for a job that
+anyone but the project's admin signed, and obeys the server alone (`gate.py`)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ from fednotes.engines import launch
 from fednotes.engines.host import explained, placeless, whole_line
 from fednotes.engines.launch import Host
 
-RETRY_SECONDS = (
-    10.0  # a site that refused a job is asked again: it may have been approved since
-)
+# a site that refused a job is asked again: it may have been approved since
+RETRY_SECONDS = 10.0
 logger = logging.getLogger("fednotes.apps.deployment.nvflare.site")
 
 
@@ -46,10 +45,8 @@ class FednotesExecutor(Executor):
         take_few_orders()
         self._host: Host | None = None
         self._held = ExitStack()
-        self._refused, self._again = (
-            "",
-            0.0,
-        )  # why the host did not start; when to try again
+        # why the host did not start; when to try again
+        self._refused, self._again = "", 0.0
         self._kit: Path | None = None  # whose ledger has what leaves
         self._site = self._run = "-"
 
@@ -60,7 +57,10 @@ class FednotesExecutor(Executor):
         fl_ctx: FLContext,
         abort_signal: Signal,
     ) -> Shareable:
-        """Hand a frame to the host. What goes wrong here is told without the data it met."""
+        """Hand a frame to the host.
+
+        What goes wrong here is told without the data it met.
+        """
         frame = shareable.get(FRAME)
         if task_name != TASK or not isinstance(frame, bytes):
             return make_reply(ReturnCode.TASK_UNKNOWN)

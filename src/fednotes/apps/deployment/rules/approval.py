@@ -1,21 +1,21 @@
 """What a site said yes to: jobs by the hash of their table, and who said it.
 
-A job is a table of JSON values and nothing else: no code comes over the wire, and a table that
-holds anything but such values has no fingerprint. A site keeps its decisions, with the tables
-they were about, in one file that only its owner can read:
+A job is a table of JSON values and nothing else: no code comes over the wire, and a
+table that holds anything but such values has no fingerprint. A site keeps its
+decisions, with the tables they were about, in one file that only its owner can read:
 
     <folder>/approvals.json   every decision in order, and each table once
 
-Where a site asks for more than one person, each has an Ed25519 key in a file of their own, and
-the public parts stand in the site's rules:
+Where a site asks for more than one person, each has an Ed25519 key in a file of their
+own, and the public parts stand in the site's rules:
 
     [policy]
     approvals = 2
     approvers = { alice = "MCow…", bob = "9aXk…" }
 
-A signature is over the site, the job's fingerprint, the decision, the time, the account it was
-made from and the person's name, so it counts for nothing else. That two people looked is what
-it shows: whoever may write the site's rules can list other keys there.
+A signature is over the site, the job's fingerprint, the decision, the time, the account
+it was made from and the person's name, so it counts for nothing else. That two people
+looked is what it shows: whoever may write the site's rules can list other keys there.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ _MOST_BYTES = 10_000  # of a key's file
 _PERSON = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-# ---- people and their keys -------------------------------------------------------------------
+# ---- people and their keys -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Quorum:
     """How many different people must approve a job at a site.
 
-    people: name → public key, 32 bytes in base64. None: whoever runs the command, without a key.
+    people: name → public key, 32 bytes in base64. None: whoever runs the command,
+        without a key.
     Raises ConfigError for what no decision could fulfil.
     """
 
@@ -105,8 +106,8 @@ class Quorum:
         )
 
     def signed(self, made: Approval) -> bool:
-        """Whether a person of the list approved this with their key; anybody counts where none
-        is listed."""
+        """Whether a person of the list approved this with their key; anybody counts
+        where none is listed."""
         if not self.people:
             return True
         need_cryptography()
@@ -136,8 +137,8 @@ class Signer:
 def make_key(path: Path, person: str, passphrase: str = "") -> str:
     """Write a new private key that only its owner can read; returns the public part.
 
-    passphrase: with which the file is encrypted; "" leaves it plain. Raises ConfigError for a
-    file that is there, or a name that no list of approvers can hold.
+    passphrase: with which the file is encrypted; "" leaves it plain. Raises ConfigError
+    for a file that is there, or a name that no list of approvers can hold.
     """
     need_cryptography()
     from cryptography.hazmat.primitives import serialization as form
@@ -200,15 +201,15 @@ def _raw(public: str) -> bytes | None:
     return raw if len(raw) == KEY_BYTES else None
 
 
-# ---- decisions -------------------------------------------------------------------------------
+# ---- decisions -----------------------------------------------------------------------
 
 
 @checked_dataclass(frozen=True, config={"strict": True, "extra": "forbid"})
 class Approval:
-    """One decision. by: the account it was made from. when: UTC, as ISO text. table: the job that
-    it was about. person, signature (hexadecimal): of who approved with a key of their own.
-    ledger: the hash of the last line of the site's ledger then; "" if it had none, or is not
-    known."""
+    """One decision. by: the account it was made from. when: UTC, as ISO text. table:
+    the job that it was about. person, signature (hexadecimal): of who approved with a
+    key of their own. ledger: the hash of the last line of the site's ledger then; "" if
+    it had none, or is not known."""
 
     fingerprint: str
     decision: Decision
@@ -233,8 +234,8 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What all decisions on one job come to. made: the one that settled it; None while too few
-    have approved. people: who have approved since, of those who must."""
+    """What all decisions on one job come to. made: the one that settled it; None while
+    too few have approved. people: who have approved since, of those who must."""
 
     made: Approval | None = None
     people: frozenset[str] = frozenset()
@@ -255,11 +256,11 @@ class Standing:
 class Approvals:
     """The decisions of one site, kept in `folder` (made when the first one is written).
 
-    quorum: how many must approve, and by which keys. Who approves twice counts once; a no takes
-    every yes before it back.
+    quorum: how many must approve, and by which keys. Who approves twice counts once; a
+    no takes every yes before it back.
 
-    Raises ConfigError where the file cannot be read or was edited by hand: a site that does not
-    know what it approved approves nothing.
+    Raises ConfigError where the file cannot be read or was edited by hand: a site that
+    does not know what it approved approves nothing.
     """
 
     def __init__(self, folder: Path, quorum: Quorum | None = None) -> None:
@@ -274,8 +275,8 @@ class Approvals:
         signer: Signer | None = None,
         ledger: str = "",
     ) -> str:
-        """Say yes to a job or no, or take an approval back; returns its fingerprint. when: with a
-        time zone. ledger: see `Approval`."""
+        """Say yes to a job or no, or take an approval back; returns its fingerprint.
+        when: with a time zone. ledger: see `Approval`."""
         if when.tzinfo is None:
             raise ValueError("the time of a decision needs a time zone")
         key, moment, job = (
@@ -291,9 +292,8 @@ class Approvals:
             )
         with on_disk(self.path, FednotesError, "; nothing was decided"):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with alone(
-                self.path.with_name(f".{self.path.name}.lock")
-            ):  # or one would be lost
+            # or one would be lost
+            with alone(self.path.with_name(f".{self.path.name}.lock")):
                 every = (*self.decisions(), made)
                 jobs = {past.fingerprint: past.table for past in every}
                 kept = {"format": FORMAT, "decisions": [past.kept() for past in every]}
@@ -302,9 +302,9 @@ class Approvals:
         return key
 
     def status(self, table: Table) -> Status:
-        """What was decided on exactly this table. "waiting": some of those who must have
-        approved it. "changed": nothing, but another table of the same `name` was approved;
-        "unknown": nothing at all."""
+        """What was decided on exactly this table. "waiting": some of those who must
+        have approved it. "changed": nothing, but another table of the same `name` was
+        approved; "unknown": nothing at all."""
         found = self.standing(table)
         if found.made is not None:
             return found.made.decision
@@ -318,8 +318,8 @@ class Approvals:
         return self._standings().get(fingerprint(table), Standing())
 
     def approved_after(self, table: Table) -> str:
-        """After which line of the ledger exactly this table was approved last, by all who must:
-        its hash, which no clock moves; "" for none."""
+        """After which line of the ledger exactly this table was approved last, by all
+        who must: its hash, which no clock moves; "" for none."""
         made = self.standing(table).made
         return made.ledger if made is not None and made.decision == "approved" else ""
 
@@ -333,9 +333,11 @@ class Approvals:
         return None
 
     def approved(self) -> tuple[Approval, ...]:
-        """Return each job that was ever approved here, by its newest approval, newest first.
+        """Return each job that was ever approved here, by its newest approval, newest
+        first.
 
-        A job whose approval was taken back may have had its sums by then, so it counts too.
+        A job whose approval was taken back may have had its sums by then, so it counts
+        too.
         """
         found: dict[str, Approval] = {}
         for past in reversed(self.decisions()):
@@ -388,13 +390,15 @@ class Approvals:
         )
 
 
-# ---- tables ----------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------
 
 
 def fingerprint(table: Table) -> str:
-    """SHA-256 of a table as canonical JSON: the order of keys does not matter, types do.
+    """SHA-256 of a table as canonical JSON: the order of keys does not matter, types
+    do.
 
-    Raises RefusedError if it holds anything but tables, lists, text, numbers and yes or no.
+    Raises RefusedError if it holds anything but tables, lists, text, numbers and yes or
+        no.
     """
     text = json.dumps(
         _checked(table), sort_keys=True, separators=(",", ":"), allow_nan=False
@@ -406,8 +410,8 @@ def difference(old: Table, new: Table) -> tuple[str, ...]:
     """What changes from one job to another, a line for each dotted key, sorted by key.
 
     "+ key = value" is added, "- key = value" removed, "~ key: old → new" changed. Equal
-    fingerprints have no line, others at least one. Values are JSON; characters that a screen
-    does not show are escaped, so that a line cannot look like another.
+    fingerprints have no line, others at least one. Values are JSON; characters that a
+    screen does not show are escaped, so that a line cannot look like another.
 
     Raises RefusedError as `fingerprint` does.
     """
@@ -427,12 +431,13 @@ def difference(old: Table, new: Table) -> tuple[str, ...]:
 class Comparison:
     """How a job differs from an earlier one in whose notes are summed.
 
-    Whoever writes both jobs can subtract their sums. What is left is of the sites that are in one
-    of them alone, and of the notes that a site reads for one of them alone.
+    Whoever writes both jobs can subtract their sums. What is left is of the sites that
+    are in one of them alone, and of the notes that a site reads for one of them alone.
 
     Attributes:
         sites: The sites that are in one of the two jobs alone, sorted.
-        own: What the two jobs say differently of the notes of this site, a line for each key.
+        own: What the two jobs say differently of the notes of this site, a line for
+            each key.
     """
 
     sites: tuple[str, ...]
@@ -442,7 +447,8 @@ class Comparison:
         """Return what a person should know before approving the later job.
 
         Args:
-            least: The fewest sites that the difference of two sums may be of, as of any sum.
+            least: The fewest sites that the difference of two sums may be of, as of any
+                sum.
         """
         told = []
         if 0 < len(self.sites) < least:
@@ -468,8 +474,8 @@ def compare(earlier: Table, later: Table, site: str) -> Comparison:
         site: The name of the site that reads this.
 
     Returns:
-        The comparison. The site's own file may say besides which notes are read; it is not in the
-        tables of jobs.
+        The comparison. The site's own file may say besides which notes are read; it is
+        not in the tables of jobs.
 
     Raises:
         RefusedError: A table holds what no job does.
@@ -480,8 +486,8 @@ def compare(earlier: Table, later: Table, site: str) -> Comparison:
 
 
 def _selection(table: Table, site: str) -> dict[str, Any]:
-    """Return what a job says of the notes that a site reads: its own table, and the seed, by which
-    notes are split and left out."""
+    """Return what a job says of the notes that a site reads: its own table, and the
+    seed, by which notes are split and left out."""
     job = table.get("job")
     job = job if isinstance(job, Mapping) else {}
     sites = job.get("sites")
@@ -490,7 +496,10 @@ def _selection(table: Table, site: str) -> dict[str, Any]:
 
 
 def _checked(value: Any, depth: int = 0, where: str = "") -> Any:
-    """A copy of plain lists and dicts. Raises RefusedError for what JSON does not have."""
+    """A copy of plain lists and dicts.
+
+    Raises RefusedError for what JSON does not have.
+    """
     if depth > _DEPTH:
         raise RefusedError(f"the job's tables are more than {_DEPTH} deep: no job is")
     if isinstance(value, Mapping):
@@ -514,12 +523,16 @@ def _checked(value: Any, depth: int = 0, where: str = "") -> Any:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is text that UTF-8 can write: half a surrogate pair has two readings."""
+    """Whether a value is text that UTF-8 can write: half a surrogate pair has two
+    readings."""
     return type(value) is str and not re.search("[\ud800-\udfff]", value)
 
 
 def _leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Dotted key → value as JSON. A list is one value unless it holds tables or lists."""
+    """Dotted key → value as JSON.
+
+    A list is one value unless it holds tables or lists.
+    """
     if isinstance(value, dict) and (value or not where):
         for key, inner in value.items():
             yield from _leaves(inner, _join(where, key))

@@ -1,17 +1,17 @@
 """Refuse a job whose training examples differ by few from those of an earlier job.
 
-Whoever writes two jobs can subtract their sums (docs/privacy.md, "Two jobs"). What is left tells
-most where few examples differ. A site with `[policy] min_difference = N` therefore remembers the
-training examples of each run that it joins, and refuses a run whose examples differ from those of
-an earlier run by at least one and fewer than N.
+Whoever writes two jobs can subtract their sums (docs/privacy.md, "Two jobs"). What is
+left tells most where few examples differ. A site with `[policy] min_difference = N`
+therefore remembers the training examples of each run that it joins, and refuses a run
+whose examples differ from those of an earlier run by at least one and fewer than N.
 
     KIT/rules/examples/record.json   the runs, with a digest of each example
     KIT/rules/examples/secret.key    the secret that the digests are keyed with
 
-A digest is 16 bytes of an HMAC-SHA256. Without the secret the record tells how many examples there
-were and which runs shared some, but no text can be compared with it. The record ends with a code of
-its own, so that an edited one is noticed. Both files are made together; where one is missing or
-damaged, the site joins no run.
+A digest is 16 bytes of an HMAC-SHA256. Without the secret the record tells how many
+examples there were and which runs shared some, but no text can be compared with it. The
+record ends with a code of its own, so that an edited one is noticed. Both files are
+made together; where one is missing or damaged, the site joins no run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class JoinedRun:
 
 
 class _Entry(BaseModel):
-    """One run in the record. views: the name of a view → the key of its digests in `sets`."""
+    """One run in the record. views: the name of a view → the key of its digests in
+    `sets`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -100,23 +101,25 @@ class ExampleRecord:
     def join(
         self, joining: JoinedRun, read: Callable[[], Views], policy: Policy
     ) -> None:
-        """Compare a run's training examples with those of earlier runs, then remember them.
+        """Compare a run's training examples with those of earlier runs, then remember
+        them.
 
-        A run is not compared with itself, so a site that resumes one joins it again. With
-        `min_difference = 0` nothing is read, compared or written.
+        A run is not compared with itself, so a site that resumes one joins it again.
+        With `min_difference = 0` nothing is read, compared or written.
 
         Args:
             joining: The run that the site is about to join.
-            read: Returns the training examples as bytes, in one or several views. A view leaves
-                something out of the examples, such as labels; runs are compared in each view
-                that both have. An example that occurs twice counts twice.
+            read: Returns the training examples as bytes, in one or several views. A
+                view leaves something out of the examples, such as labels; runs are
+                compared in each view that both have. An example that occurs twice
+                counts twice.
             policy: The site's rules.
 
         Raises:
-            PolicyRefusal: The examples differ from those of an earlier run by at least one and
-                fewer than `min_difference`. Nothing is remembered then.
-            ConfigError: The record or its secret is missing or damaged, or the record would be
-                too large. No run may be joined then.
+            PolicyRefusal: The examples differ from those of an earlier run by at least
+                one and fewer than `min_difference`. Nothing is remembered then.
+            ConfigError: The record or its secret is missing or damaged, or the record
+                would be too large. No run may be joined then.
             FednotesError: The record cannot be written.
         """
         if not policy.min_difference:
@@ -228,7 +231,10 @@ def _require_apart(
     record: _Record,
     policy: Policy,
 ) -> None:
-    """Pass examples that are those of an earlier run, or differ by enough. Raises PolicyRefusal."""
+    """Pass examples that are those of an earlier run, or differ by enough.
+
+    Raises PolicyRefusal.
+    """
     named = f"an earlier job ({earlier.job[:_SHOWN]}, run {clean(earlier.run, NAME)})"
     for name in own:
         if name not in earlier.views:

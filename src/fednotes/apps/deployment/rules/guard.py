@@ -1,12 +1,14 @@
 """A site's rules at work: approvals, policy and ledger around every message of a run.
 
-Approvals and what waits for one lie in the kit's `rules` folder, the ledger is `ledger.jsonl`
-there. All is asked anew with each message, so a decision of a person counts at once.
+Approvals and what waits for one lie in the kit's `rules` folder, the ledger is
+`ledger.jsonl` there. All is asked anew with each message, so a decision of a person
+counts at once.
 
-`rules/privacy.json` has what all jobs together have spent of the site's ε. An answer is written
-there before it leaves, so what is not there has not left. One that is sent again, or made again
-with the same noise, is the same answer and costs nothing; any other counts, whatever round the
-server says it is of. ε and δ of different jobs add (basic composition).
+`rules/privacy.json` has what all jobs together have spent of the site's ε. An answer is
+written there before it leaves, so what is not there has not left. One that is sent
+again, or made again with the same noise, is the same answer and costs nothing; any
+other counts, whatever round the server says it is of. ε and δ of different jobs add
+(basic composition).
 """
 
 from __future__ import annotations
@@ -60,25 +62,20 @@ from fednotes.privacy.promise import COUNTS, Promise, Unit
 
 RULES = "rules"  # in a kit
 REJECTED = "has rejected this job"  # in what the server is told
-UNAPPROVED = (
-    "has not approved this job",
-    "has approved another form of this job",
-)  # likewise
+# likewise
+UNAPPROVED = ("has not approved this job", "has approved another form of this job")
 SHOWN = 12  # characters of a fingerprint, for people
 SERVER = "server"  # the only receiver
 WORDS = "words"  # in what is attached to a reply: a masked update
 CLOCK = timedelta(minutes=5)  # that a clock may be behind the ledger
-SPARE = 100  # more of a task that trains nothing: sums for a calibration come after the rounds
+# more of a task that trains nothing: sums for a calibration come after the rounds
+SPARE = 100
 SHORT = 16  # characters of an answer's hash in what was spent
 NOISY = "noisy"  # begins the names of tasks whose answers have noise
-COVERED = (
-    "tokens",
-    "steps",
-    "patients",
-)  # of training behind an update, as a line has them
-Covered = Callable[
-    [str], Mapping[str, int]
-]  # task → tokens, steps, patients behind an update
+# of training behind an update, as a line has them
+COVERED = ("tokens", "steps", "patients")
+# task → tokens, steps, patients behind an update
+Covered = Callable[[str], Mapping[str, int]]
 
 
 class NotApproved(RefusedError):
@@ -88,7 +85,8 @@ class NotApproved(RefusedError):
 
 
 class Withheld(RefusedError):
-    """Something at the site is not as it must be. public: all that the server is told of it."""
+    """Something at the site is not as it must be. public: all that the server is told
+    of it."""
 
     def __init__(self, message: str, public: str, *, later: bool) -> None:
         super().__init__(message)
@@ -101,17 +99,19 @@ def now() -> datetime:
 
 
 def approvals_of(kit: Path, quorum: Quorum | None = None) -> Approvals:
-    """What was decided at this site. quorum: by whom it must be; by anyone if not given."""
+    """What was decided at this site. quorum: by whom it must be; by anyone if not
+    given."""
     return Approvals(kit / RULES, quorum)
 
 
 def require_approved(
     kit: Path, site: str, table: Mapping[str, Any], policy: Policy
 ) -> None:
-    """Pass a job that as many have approved as `policy` asks; keep any other where `fednotes site
-    approve` finds it.
+    """Pass a job that as many have approved as `policy` asks; keep any other where
+    `fednotes site approve` finds it.
 
-    A rejected one is on file already. Raises NotApproved, which names no folder of the site's.
+    A rejected one is on file already. Raises NotApproved, which names no folder of the
+    site's.
     """
     approvals, key = approvals_of(kit, policy.quorum(site)), fingerprint(table)
     status, short = approvals.status(table), key[:SHOWN]
@@ -159,7 +159,8 @@ def pending(kit: Path) -> dict[str, Any] | None:
 
 
 def job_by(kit: Path, beginning: str) -> tuple[str, dict[str, Any]]:
-    """The job that this site was asked about whose fingerprint begins so, and the whole of that.
+    """The job that this site was asked about whose fingerprint begins so, and the whole
+    of that.
 
     Raises ConfigError where none does, or more than one.
     """
@@ -186,7 +187,10 @@ def settle(
     quorum: Quorum | None = None,
     signer: Signer | None = None,
 ) -> str:
-    """Decide on a job; returns its fingerprint. It waits on while too few have approved it."""
+    """Decide on a job; returns its fingerprint.
+
+    It waits on while too few have approved it.
+    """
     approvals, end = (
         approvals_of(kit, quorum),
         ledger_of(kit).head().hash if approve else "",
@@ -206,8 +210,8 @@ def named(table: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Behind:
-    """The update that a message holds, plain or masked. number: of the request that asked for
-    it. covered: tokens, steps and patients behind it, as far as known."""
+    """The update that a message holds, plain or masked. number: of the request that
+    asked for it. covered: tokens, steps and patients behind it, as far as known."""
 
     number: int
     task: str
@@ -216,11 +220,12 @@ class _Behind:
     covered: Mapping[str, int]
 
 
-# ---- what jobs have spent of a site's ε --------------------------------------------------------
+# ---- what jobs have spent of a site's ε ----------------------------------------------
 
 
 class Spent(BaseModel):
-    """Of one job. answers: short hashes of the different ones that left; counts: of counts."""
+    """Of one job. answers: short hashes of the different ones that left; counts: of
+    counts."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -232,7 +237,8 @@ class Spent(BaseModel):
 
 @dataclass(frozen=True)
 class Budget:
-    """One job's part in it. kit: the site's. job: its fingerprint. promise: None: it has none."""
+    """One job's part in it. kit: the site's. job: its fingerprint. promise: None: it
+    has none."""
 
     path: Path
     job: str
@@ -241,8 +247,9 @@ class Budget:
     def spend(
         self, answer: str, policy: Policy, before: Collection[str] = (), task: str = ""
     ) -> None:
-        """Note that an answer to a task is about to leave. answer: its hash. before: of those that
-        the ledger has, which count where an older copy of the file was put back.
+        """Note that an answer to a task is about to leave. answer: its hash. before: of
+        those that the ledger has, which count where an older copy of the file was put
+        back.
 
         Raises PolicyRefusal where the promise does not cover it, or the site's budget;
         ConfigError where the file is damaged.
@@ -303,8 +310,8 @@ class Budget:
 
 
 def read_spent(path: Path) -> dict[str, Spent]:
-    """Job → what it spent. Raises ConfigError for a damaged file, or one that is gone though the
-    ledger beside it has answers: nothing may leave then."""
+    """Job → what it spent. Raises ConfigError for a damaged file, or one that is gone
+    though the ledger beside it has answers: nothing may leave then."""
     try:
         table: Mapping[str, Any] = read_json(path)
         return {key: Spent.model_validate(of) for key, of in table.items()}
@@ -330,11 +337,11 @@ def _noisy(ledger: Path) -> bool:
 class SiteGuard:
     """The rules of one run at one site, which its host asks.
 
-    policy: read anew by `policy()`. table: the job as it was approved. covered: of the site
-    that runs now.
+    policy: read anew by `policy()`. table: the job as it was approved. covered: of the
+    site that runs now.
 
-    What is said of an update when it is made is said of it again by the ledger when its reply is
-    sent again, and kept in memory until a secure sum masks it.
+    What is said of an update when it is made is said of it again by the ledger when its
+    reply is sent again, and kept in memory until a secure sum masks it.
     """
 
     def __init__(
@@ -362,20 +369,23 @@ class SiteGuard:
     def job(
         self, method: str, sites: int, rounds: int | None, each: bool = False
     ) -> None:
-        """Before the site joins; any job's evaluations count at each site. each: whether the
-        server looks at single updates. Raises PolicyRefusal."""
+        """Before the site joins; any job's evaluations count at each site. each:
+        whether the server looks at single updates. Raises PolicyRefusal."""
         policy, asked = self._rules(), {"secure": self._secure, "each": each}
         check_job(policy, method, sites, self._threshold, rounds=rounds, **asked)
         with self._withheld():
             self._budget.require(policy)
 
     def examples(self, read: Callable[[], Views]) -> None:
-        """Compare what the site would train on with earlier jobs, before the site joins.
+        """Compare what the site would train on with earlier jobs, before the site
+        joins.
 
-        The examples are remembered for the comparison with later jobs, so this comes last.
+        The examples are remembered for the comparison with later jobs, so this comes
+        last.
 
         Args:
-            read: Returns the site's training examples, as `ExampleRecord.join` takes them.
+            read: Returns the site's training examples, as `ExampleRecord.join` takes
+                them.
 
         Raises:
             PolicyRefusal: They differ from those of an earlier job by too few.
@@ -392,7 +402,8 @@ class SiteGuard:
         policy, time = self._rules(), now()
         require_approved(self._kit, self._site, self._table, policy)
         if request.task.startswith(OURS) and request.task != BEGIN:
-            return  # of the engine: what they may hold was judged with the method's task
+            # of the engine: what they may hold was judged with the method's task
+            return
         named = set(request.counted) & self._sites if self._sites else request.counted
         if policy.hours:
             self._require_clock(time, policy)
@@ -422,8 +433,8 @@ class SiteGuard:
                 [tensor.name for tensor in about.tensors],
                 about.covered,
                 size=len(reply),
-                secure=self._secure
-                or known is None,  # the engine's own replies are in no sum
+                # the engine's own replies are in no sum
+                secure=self._secure or known is None,
                 scores=not self._secure and bool(sent.update.metrics),
                 left=self._left(about, policy)
                 if policy.max_rounds and about.tensors
@@ -463,7 +474,10 @@ class SiteGuard:
     def _behind(
         self, request: Request, sent: Reply, sha256: str, update: Update | None
     ) -> _Behind | None:
-        """The update that a reply is about. Raises RefusedError if that is not known any more."""
+        """The update that a reply is about.
+
+        Raises RefusedError if that is not known any more.
+        """
         if update is not None:
             covered, facts = dict(self.covered(request.task)), describe(update.tensors)
             self._newest = _Behind(
@@ -496,10 +510,11 @@ class SiteGuard:
         return _Behind(request.number, request.task, request.round, tensors, known)
 
     def _left(self, behind: _Behind, policy: Policy) -> int:
-        """How many different updates of its task left under the newest approval, this one too.
+        """How many different updates of its task left under the newest approval, this
+        one too.
 
-        The server's word on rounds is not asked: an update that is made again of the same
-        parameters is the same, and any other counts.
+        The server's word on rounds is not asked: an update that is made again of the
+        same parameters is the same, and any other counts.
         """
         self._read_past(policy)
         left = self._past.updates.get(behind.task, set())

@@ -3,19 +3,22 @@
     <path>        one JSON line a message, each with the hash of the line before
     <path>.head   how many lines there are, their bytes, and the hash of the last one
 
-A line says which message, its tensors' names, shapes, norms and hashes, how much training is
-behind them, its size, its hash and its receiver: never a value, a metric or text. Of a masked
-message the tensors are those behind the masks. It is on disk before `append` returns, so call
-that first and send afterwards; what is not in the ledger has not left.
+A line says which message, its tensors' names, shapes, norms and hashes, how much
+training is behind them, its size, its hash and its receiver: never a value, a metric or
+text. Of a masked message the tensors are those behind the masks. It is on disk before
+`append` returns, so call that first and send afterwards; what is not in the ledger has
+not left.
 
-The chain shows a line that was altered, inserted, removed or moved; the head shows a tail that
-was cut off; `verify` names the line. Who may write both files can still write a
-new history: note `Ledger.head()` elsewhere now and then, and give it to `verify`. The whole
-file stays at the site: the hash of a message that holds a few counts can be guessed.
+The chain shows a line that was altered, inserted, removed or moved; the head shows a
+tail that was cut off; `verify` names the line. Who may write both files can still write
+a new history: note `Ledger.head()` elsewhere now and then, and give it to `verify`. The
+whole file stays at the site: the hash of a message that holds a few counts can be
+guessed.
 
-An append writes the head twice, around the line: first what the next line's hash will be,
-then that it is there. A process that is killed in between leaves a cut line, or a whole one
-that the head announces; the next append mends both, and says so in its line ("mended").
+An append writes the head twice, around the line: first what the next line's hash will
+be, then that it is there. A process that is killed in between leaves a cut line, or a
+whole one that the head announces; the next append mends both, and says so in its line
+("mended").
 """
 
 from __future__ import annotations
@@ -49,12 +52,10 @@ from fednotes.core.update import Tensors
 
 LEDGER = "ledger.jsonl"
 FIRST = "0" * 64  # the hash before the first line
-_HEAD_BYTES = (
-    320  # a head is always as long, so that it is written in place, in one piece
-)
-_NAME = re.compile(
-    r"[\w.\-/:@\[\]=,+]{1,256}", re.ASCII
-)  # no blanks: a name, not a sentence
+# a head is always as long, so that it is written in place, in one piece
+_HEAD_BYTES = 320
+# no blanks: a name, not a sentence
+_NAME = re.compile(r"[\w.\-/:@\[\]=,+]{1,256}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TAIL = len(f',"hash":"{FIRST}"}}\n')
 KEPT = 8  # the newest messages with an answer; a server repeats no older request
@@ -63,9 +64,9 @@ _LINE = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}\n', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """A tensor that left. norm: its Euclidean norm, or None where it is noise or bytes (theirs
-    says nothing), not finite, or of one number (it would be the value). sha256: of its bytes,
-    before they were masked if they were."""
+    """A tensor that left. norm: its Euclidean norm, or None where it is noise or bytes
+    (theirs says nothing), not finite, or of one number (it would be the value). sha256:
+    of its bytes, before they were masked if they were."""
 
     name: str
     shape: tuple[int, ...]
@@ -76,11 +77,11 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message that is about to leave. time: with a time zone. bytes, sha256: of the whole
-    message. masked: whether it is a summand of a secure sum. job: the approved job's
-    fingerprint. refusal: whether it says no; reason: why, in one word, or "". update: `hash_of`
-    the update's tensors; "" if it holds none. tokens, steps, patients: of training behind them;
-    None if not known."""
+    """A message that is about to leave. time: with a time zone. bytes, sha256: of the
+    whole message. masked: whether it is a summand of a secure sum. job: the approved
+    job's fingerprint. refusal: whether it says no; reason: why, in one word, or "".
+    update: `hash_of` the update's tensors; "" if it holds none. tokens, steps,
+    patients: of training behind them; None if not known."""
 
     time: datetime
     run: str
@@ -159,9 +160,9 @@ class Ledger:
     def append(self, entry: Entry) -> Head:
         """Write one line, on disk when this returns; the ledger's new end.
 
-        Raises RefusedError if the ledger does not end as its head says (it was edited) or a
-        name of the entry could be text; FednotesError if the disk refuses. Then nothing was
-        written, and the message must not leave.
+        Raises RefusedError if the ledger does not end as its head says (it was edited)
+        or a name of the entry could be text; FednotesError if the disk refuses. Then
+        nothing was written, and the message must not leave.
         """
         facts = _checked(entry)
         refused = on_disk(self.path, FednotesError, "; the message did not leave")
@@ -186,7 +187,10 @@ class Ledger:
             return after
 
     def head(self) -> Head:
-        """Where the ledger ends; to be noted elsewhere. Raises RefusedError as `append` does."""
+        """Where the ledger ends; to be noted elsewhere.
+
+        Raises RefusedError as `append` does.
+        """
         if not self.path.exists() and not head_path(self.path).exists():
             return Head()
         with _readable(self.path), self._opened() as (file, head_file):
@@ -194,7 +198,8 @@ class Ledger:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-        """Both files, nobody else's for the while; made, for their owner only, if absent."""
+        """Both files, nobody else's for the while; made, for their owner only, if
+        absent."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with alone(head_path(self.path)) as head_file, alone(self.path) as file:
             yield file, head_file
@@ -202,14 +207,14 @@ class Ledger:
     def _end(
         self, file: IO[bytes], head_file: IO[bytes]
     ) -> tuple[Head, dict[str, str]]:
-        """Where the next line goes, and what that line says of what a killed process left there:
-        "cut" a piece of a line, "whole" a line that its head had only announced."""
+        """Where the next line goes, and what that line says of what a killed process
+        left there: "cut" a piece of a line, "whole" a line that its head had only
+        announced."""
         raw = head_file.read(_HEAD_BYTES + 1)
         size = os.fstat(file.fileno()).st_size
         if not raw.strip(b"\0 \n") and not size:  # new, or killed while it was made
-            sync_folder(
-                self.path.parent
-            )  # or a power cut may take both files and their names
+            # or a power cut may take both files and their names
+            sync_folder(self.path.parent)
             return Head(), {}
         head = decode_head(raw)
         if head is None or size < head.bytes:
@@ -262,9 +267,11 @@ def decode_head(raw: bytes) -> Head | None:
 def show(
     path: Path, *, run: str | None = None, first: int = 0, last: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The ledger's lines as tables, oldest first; of one run, of rounds `first` to `last`.
+    """The ledger's lines as tables, oldest first; of one run, of rounds `first` to
+    `last`.
 
-    Raises DataError for a line that is none, with its number; hashes are `verify`'s to judge.
+    Raises DataError for a line that is none, with its number; hashes are `verify`'s to
+        judge.
     """
     with _readable(path), open(path, "rb", opener=regular) as file:
         for number, raw in enumerate(file, start=1):
@@ -311,11 +318,13 @@ def written_hash(raw: bytes) -> str:
 
 
 class Past:
-    """The lines of one job. `read` goes on from where it was; only whole lines are read.
+    """The lines of one job. `read` goes on from where it was; only whole lines are
+    read.
 
-    newest: the latest time stamp of those that are counted; "" for none. updates: task → hashes of
-    the different updates that left. answers: hash of a message → its line, of the newest messages.
-    Whether a line is as it was written is for `verify` to judge.
+    newest: the latest time stamp of those that are counted; "" for none. updates: task
+    → hashes of the different updates that left. answers: hash of a message → its line,
+    of the newest messages. Whether a line is as it was written is for `verify` to
+    judge.
     """
 
     def __init__(self, path: Path, job: str) -> None:
@@ -325,8 +334,8 @@ class Past:
         self.answers: dict[str, dict[str, Any]] = {}
 
     def read(self, since: str = "") -> None:
-        """Take in what was appended. since: count from the line after the one of this hash on;
-        all lines where there is none. Raises OSError."""
+        """Take in what was appended. since: count from the line after the one of this
+        hash on; all lines where there is none. Raises OSError."""
         begun = not self._path.exists() or self._path.stat().st_size < self._offset
         if begun or since != self._since:  # a new ledger, or a new approval
             self._offset, self._since, self.newest = 0, since, ""
@@ -340,9 +349,8 @@ class Past:
                     break
                 self._offset += len(raw)
                 if self._mark in raw and (line := parsed(raw)) is not None:
-                    with suppress(
-                        KeyError, TypeError, AttributeError
-                    ):  # edited by hand
+                    # edited by hand
+                    with suppress(KeyError, TypeError, AttributeError):
                         self._take(line)
                 if written_hash(raw) == self._since:
                     self.updates, self.newest = {}, ""
@@ -367,7 +375,10 @@ def tensors_of(line: dict[str, Any]) -> tuple[TensorFacts, ...]:
 
 
 def _checked(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON values. Raises RefusedError where a name could be something else."""
+    """An entry as JSON values.
+
+    Raises RefusedError where a name could be something else.
+    """
     names = [(key, getattr(entry, key)) for key in ("run", "task", "receiver", "job")]
     for number, facts in enumerate(entry.tensors, start=1):
         names += [
@@ -398,7 +409,7 @@ def _write(file: IO[bytes], place: int, raw: bytes, wait: bool = True) -> None:
         os.fsync(file.fileno())
 
 
-# ---- whether a ledger is as it was written: every line, the chain, and the end -----------------
+# ---- whether a ledger is as it was written: every line, the chain, and the end -------
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +423,8 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class LedgerReport:
     """What `verify` found. lines: in the file. notes: what a killed process explains.
-    head: the ledger's end, as its head file has it; None if that is missing or damaged."""
+    head: the ledger's end, as its head file has it; None if that is missing or damaged.
+    """
 
     path: Path
     lines: int
@@ -444,11 +456,11 @@ class LedgerReport:
 
 
 def verify(path: Path, noted: Head | None = None) -> LedgerReport:
-    """Read a whole ledger and judge it. noted: an end that was noted elsewhere, which shows a
-    history that somebody wrote anew together with its head.
+    """Read a whole ledger and judge it. noted: an end that was noted elsewhere, which
+    shows a history that somebody wrote anew together with its head.
 
-    A process that appends meanwhile may look like a cut line. Raises DataError if the file
-    cannot be read.
+    A process that appends meanwhile may look like a cut line. Raises DataError if the
+    file cannot be read.
     """
     with _readable(path):
         raw_head = b""
@@ -477,8 +489,8 @@ def noted_end(text: str) -> Head:
 def judge(
     path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | None
 ) -> LedgerReport:
-    """`verify` of lines that were read already, each with its line end, and the head file's
-    bytes; `path` is for messages."""
+    """`verify` of lines that were read already, each with its line end, and the head
+    file's bytes; `path` is for messages."""
     reading = _Reading(noted.lines if noted else 0)
     for raw in lines:
         reading.take(raw)
@@ -509,13 +521,11 @@ class _Reading:
         self.end, self.hash = 0, FIRST  # the highest number, and the hash of its line
         self.noted, self._asked = "", asked
         self.faults: list[Fault] = []
-        self._before: tuple[str, ...] = (
-            FIRST,
-        )  # what the next line may name as the one before
+        # what the next line may name as the one before
+        self._before: tuple[str, ...] = (FIRST,)
         self._due = 1  # the next line's number
-        self._jumps: list[
-            tuple[int, int, int]
-        ] = []  # line, number due there, number found
+        # line, number due there, number found
+        self._jumps: list[tuple[int, int, int]] = []
         self._places: dict[int, int] = {}  # number → line
 
     def take(self, raw: bytes) -> None:
@@ -531,9 +541,8 @@ class _Reading:
             self.faults.append(
                 Fault(self.lines, "altered: its hash does not fit what it says")
             )
-            self._before = (
-                (own, written) if own else ()
-            )  # one of the two was the right one
+            # one of the two was the right one
+            self._before = (own, written) if own else ()
             number = self._due
         else:
             if number != self._due:
@@ -564,9 +573,9 @@ class _Reading:
     def end_by(
         self, head: Head | None, there: bool, faulty: bool
     ) -> tuple[str, Fault | None]:
-        """What a killed process explains of the end, and what nothing does. there: whether there
-        is a head file. faulty: lines are wrong already, so that bytes and the last hash say
-        nothing new."""
+        """What a killed process explains of the end, and what nothing does. there:
+        whether there is a head file. faulty: lines are wrong already, so that bytes and
+        the last hash say nothing new."""
         if head is None:
             what = "is damaged or edited" if there else "is missing"
             return "", Fault(0, what) if there or self.lines else None

@@ -1,11 +1,12 @@
-"""A site's rules for what a federation may ask of it; they stand above the server's wishes.
+"""A site's rules for what a federation may ask of it; they stand above the server's
+wishes.
 
-`check_job` judges what a job will want before the site joins, `check_difference` what it trains on,
-`check_request` each request, and `check_update` what is really in a reply before it leaves. A wish
-that breaks a rule raises `PolicyRefusal`, which names the rule, both sides, and the file and key
-where the site alone can change it. The server is told its `public` part, the rule alone: how few
-patients a site has, and what it allows, is the site's own business. Nothing here looks at a value
-of a tensor.
+`check_job` judges what a job will want before the site joins, `check_difference` what
+it trains on, `check_request` each request, and `check_update` what is really in a reply
+before it leaves. A wish that breaks a rule raises `PolicyRefusal`, which names the
+rule, both sides, and the file and key where the site alone can change it. The server is
+told its `public` part, the rule alone: how few patients a site has, and what it allows,
+is the site's own business. Nothing here looks at a value of a tensor.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.messages import Request
 from fednotes.core.settings import build, checked
 
-# Names of tensors with one row (or one number) per word: what they say is which words a site
-# has. The last three parts are output layers; a pre-training run leaves them out by default.
+# Names of tensors with one row (or one number) per word: what they say is which words a
+# site has. The last three parts are output layers; a pre-training run leaves them out
+# by default.
 _WORD_TABLES = (
     *(
         "*embed*",
@@ -64,8 +66,8 @@ Names = tuple[Annotated[str, MinLen(1)], ...]
 
 
 class PolicyRefusal(RefusedError):
-    """A site's policy forbids it. rule: the key of the policy that does. public: what the
-    server may be told. later: whether the rule allows later what it forbids now."""
+    """A site's policy forbids it. rule: the key of the policy that does. public: what
+    the server may be told. later: whether the rule allows later what it forbids now."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
@@ -81,30 +83,36 @@ class PolicyRefusal(RefusedError):
 class Policy:
     """The [policy] table of a site's file. A number that is 0 is no rule.
 
-    min_sites: in a sum, and least that a secure sum may be opened with. secure_sum: "required"
-    for every sum, or for updates that say much of single notes ("revealing"). allowed_layers,
-    denied_layers: patterns such as "lstm.*"; "lstm" means all below it too; what is in both may
-    not leave. freeze_embeddings: tensors with a row per word stay. min_tokens, min_steps,
-    min_patients: behind an update that holds tensors; min_batch: examples of a mini-batch (of
-    many steps the rest of an epoch may have fewer); not said is refused. min_difference: the least
-    number of this site's training examples by which a job may differ from an earlier one, if it
-    differs at all (`apps/deployment/rules/differences.py`). max_rounds: by the server's word and by the site's own
-    count. max_epsilon: of differential privacy, over all jobs together (`apps/deployment/rules/guard.py`); a job
-    without [privacy] is then refused. epsilon_unit: the smallest that ε may be promised of. hours:
-    such as "19:00-06:00", the end excluded; an update of a request that was served may leave later.
-    timezone: "local", "UTC" or a name. draws: "secret": what shapes this site's updates by chance
-    follows from a secret of the site, a new one for each run; "job": from the job's seed, so that a
-    run has the bits of its simulation. audit: "required": a person can approve a job with an audit
-    of it alone (`audit/`), no attack of which succeeds by more than audit_bound above chance.
-    count_step: this site's weight and counts leave as multiples of it (`core/counts.py`).
-    steady_replies: under a secure sum, answers leave at times
-    that say little of how many notes there are. share_scores: the server may see this site's
-    scores, and outside a secure sum the counts that they are made of. individual_updates: the
-    server may look at this site's own update (`aggregation` of a job), where `secure_sum` lets it
-    leave unmasked. methods: empty: all.
+    min_sites: in a sum, and least that a secure sum may be opened with. secure_sum:
+    "required" for every sum, or for updates that say much of single notes
+    ("revealing"). allowed_layers,
+    denied_layers: patterns such as "lstm.*"; "lstm" means all below it too; what is in
+    both may not leave. freeze_embeddings: tensors with a row per word stay. min_tokens,
+    min_steps,
+    min_patients: behind an update that holds tensors; min_batch: examples of a
+    mini-batch (of many steps the rest of an epoch may have fewer); not said is refused.
+    min_difference: the least number of this site's training examples by which a job may
+    differ from an earlier one, if it differs at all
+    (`apps/deployment/rules/differences.py`). max_rounds: by the server's word and by
+    the site's own count. max_epsilon: of differential privacy, over all jobs together
+    (`apps/deployment/rules/guard.py`); a job without [privacy] is then refused.
+    epsilon_unit: the smallest that ε may be promised of. hours: such as "19:00-06:00",
+    the end excluded; an update of a request that was served may leave later.
+    timezone: "local", "UTC" or a name. draws: "secret": what shapes this site's updates
+    by chance follows from a secret of the site, a new one for each run; "job": from the
+    job's seed, so that a run has the bits of its simulation. audit: "required": a
+    person can approve a job with an audit of it alone (`audit/`), no attack of which
+    succeeds by more than audit_bound above chance.
+    count_step: this site's weight and counts leave as multiples of it
+        (`core/counts.py`).
+    steady_replies: under a secure sum, answers leave at times that say little of how
+    many notes there are. share_scores: the server may see this site's scores, and
+    outside a secure sum the counts that they are made of. individual_updates: the
+    server may look at this site's own update (`aggregation` of a job), where
+    `secure_sum` lets it leave unmasked. methods: empty: all.
     approvals, approvers: how many people must approve a job, and their public keys
-    (`apps/deployment/rules/approval.py`). source: how messages call the table; no key of it. docs/deploy.md says
-    more.
+    (`apps/deployment/rules/approval.py`). source: how messages call the table; no key
+    of it. docs/deploy.md says more.
 
     Raises ConfigError for a value that is no rule.
     """
@@ -138,9 +146,8 @@ class Policy:
     source: str = "[policy] of the site's file"
 
     def __post_init__(self) -> None:
-        self.open_at(
-            datetime.now(UTC)
-        )  # wrong hours raise here, not at the first request
+        # wrong hours raise here, not at the first request
+        self.open_at(datetime.now(UTC))
         self.quorum("")
 
     def quorum(self, site: str) -> Quorum:
@@ -176,7 +183,8 @@ class Policy:
         ), clock
 
     def require(self, holds: object, rule: str, asked: str, allowed: str) -> None:
-        """Raises PolicyRefusal unless a rule holds: with what was asked, and what is allowed."""
+        """Raises PolicyRefusal unless a rule holds: with what was asked, and what is
+        allowed."""
         if not holds:
             raise PolicyRefusal(
                 rule,
@@ -188,7 +196,8 @@ class Policy:
 def policy_from(table: Mapping[str, Any], where: str) -> Policy:
     """The policy of a [policy] table; `where` is how messages call it.
 
-    Raises ConfigError for an unknown key (with the nearest), or a value of the wrong type.
+    Raises ConfigError for an unknown key (with the nearest), or a value of the wrong
+        type.
     """
     if "source" in table:  # a field of ours, not a key of theirs
         raise ConfigError(f"{where}: unknown key 'source'")
@@ -205,11 +214,12 @@ def check_job(
     secure: bool,
     each: bool = False,
 ) -> None:
-    """Whether the site may join. Raises PolicyRefusal naming the first rule that says no.
+    """Whether the site may join. Raises PolicyRefusal naming the first rule that says
+    no.
 
-    threshold: least number of sites that a sum is opened with. rounds: None if the job does not
-    say. secure: whether sums are masked; if not, the server sees what scores are made of. each:
-    whether the server looks at each site's update.
+    threshold: least number of sites that a sum is opened with. rounds: None if the job
+    does not say. secure: whether sums are masked; if not, the server sees what scores
+    are made of. each: whether the server looks at each site's update.
     """
     methods, most = policy.methods, policy.max_rounds
     known = not methods or method in methods
@@ -228,8 +238,8 @@ def check_job(
 def check_audit(policy: Policy, worst: float | None) -> None:
     """Whether a person may approve a job. Raises PolicyRefusal.
 
-    worst: by how much the best attack of its audit at this site succeeds above chance; None: there
-    is none that tried every attack.
+    worst: by how much the best attack of its audit at this site succeeds above chance;
+    None: there is none that tried every attack.
     """
     if policy.audit == "required":
         asked = "there is no audit of this job at this site, or not every attack could be tried"
@@ -249,7 +259,8 @@ def check_counts(policy: Policy, method: str, rounds_counts: bool) -> None:
         rounds_counts: `rounds_counts` of the method's site class.
 
     Raises:
-        PolicyRefusal: Exact counts would leave, and the policy has a `count_step` above 1.
+        PolicyRefusal: Exact counts would leave, and the policy has a `count_step` above
+            1.
     """
     policy.require(
         policy.count_step == 1 or rounds_counts,
@@ -291,7 +302,10 @@ def check_request(
     secure: bool,
     now: datetime,
 ) -> None:
-    """Whether the site may serve a request. now: with a time zone. Raises PolicyRefusal."""
+    """Whether the site may serve a request. now: with a time zone.
+
+    Raises PolicyRefusal.
+    """
     what, most = (
         f"task {_name(request.task)} of round {request.round}",
         policy.max_rounds,
@@ -325,16 +339,16 @@ def check_update(
 ) -> None:
     """Whether a reply may leave. Raises PolicyRefusal.
 
-    tensors: their names. behind: tokens, steps and patients of training, and batch, the examples
-    of a mini-batch; without those that are not known. size: bytes on the wire. scores: whether
-    the server will see this site's own scores, or the counts that they are made of. left: updates
-    of this task that left in the job, with this one, as the site counted; None: it did not.
+    tensors: their names. behind: tokens, steps and patients of training, and batch, the
+    examples of a mini-batch; without those that are not known. size: bytes on the wire.
+    scores: whether the server will see this site's own scores, or the counts that they
+    are made of. left: updates of this task that left in the job, with this one, as the
+    site counted; None: it did not.
     """
     what = f"the reply to task {_name(task)} of round {round}"
     tables, names = word_tables(tensors), sorted(tensors)
-    one_step = (
-        tensors and behind.get("steps", 1) <= 1
-    )  # as one of which that is not known
+    # as one of which that is not known
+    one_step = tensors and behind.get("steps", 1) <= 1
     revealed = (
         "a table of words" if tables else "the gradient of one step" if one_step else ""
     )
@@ -353,9 +367,8 @@ def check_update(
     ):
         kind = "a table of words, " if odd is frozen else ""
         policy.require(not odd, rule, f"{what} holds {kind}{_names(odd)}", allowed)
-    for key, words in (
-        _BEHIND.items() if tensors else ()
-    ):  # counts alone have no training
+    # counts alone have no training
+    for key, words in _BEHIND.items() if tensors else ():
         least, number = getattr(policy, f"min_{key}"), behind.get(key)
         told = "an unknown number of" if number is None else f"{number:,}"
         enough = not least or (number is not None and number >= least)
@@ -389,9 +402,9 @@ def _check_each(policy: Policy, what: str, each: bool) -> None:
 def _check_sum(
     policy: Policy, what: str, *, secure: bool, scores: bool, revealed: str = ""
 ) -> None:
-    """What the server may see of this site alone. revealed: what an update says of single notes:
-    the rows of a word table that changed are the words that occurred, and the gradient of one
-    step can be inverted."""
+    """What the server may see of this site alone. revealed: what an update says of
+    single notes: the rows of a word table that changed are the words that occurred, and
+    the gradient of one step can be inverted."""
     masked = secure or policy.secure_sum != "required"
     asked = f"{what} is without a secure sum"
     policy.require(masked, "secure_sum", asked, "masked replies only")

@@ -1,7 +1,8 @@
 """A saved model in forms that other programs read.
 
-The forms of models that find mentions are files of this folder. Other packages add forms by entry
-points (`core/plugins.py`), as `apps/phenotyping` does for models of patients.
+The forms of models that find mentions are files of this folder. Other packages add
+forms by entry points (`core/plugins.py`), as `apps/phenotyping` does for models of
+patients.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ def export(
 ) -> Path:
     """Write a saved model in a form that other programs read; where it is.
 
-    model: opened, or its folder. form: "hf" (transformers), "onnx", "sklearn", or "card". out: a
-    new or empty folder; of a card, a file. int8: of "onnx", eight bits a number. dictionary: of
-    "sklearn", where the model's is, or its encoder, if it has moved. Raises ConfigError
-    for a form that the model does not have or a folder that is not empty, ModelError, MissingExtra.
+    model: opened, or its folder. form: "hf" (transformers), "onnx", "sklearn", or
+    "card". out: a new or empty folder; of a card, a file. int8: of "onnx", eight bits a
+    number. dictionary: of "sklearn", where the model's is, or its encoder, if it has
+    moved. Raises ConfigError for a form that the model does not have or a folder that
+    is not empty, ModelError, MissingExtra.
     """
     folder, out = folder_of(model), folder_of(out, "a path to write")
     if form == "spacy":

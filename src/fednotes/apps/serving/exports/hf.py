@@ -1,14 +1,17 @@
 """A directory for transformers' token-classification pipeline.
 
-A saved token classifier is a Hugging Face directory already. What the pipeline does not know is
-made plain for it: its spans begin with "B-" alone, so tags of BIOES are named by what they do in
-BIO; and how much text the model reads at once stands in the tokeniser's settings.
+A saved token classifier is a Hugging Face directory already. What the pipeline does not
+know is made plain for it: its spans begin with "B-" alone, so tags of BIOES are named
+by what they do in BIO; and how much text the model reads at once stands in the
+tokeniser's settings.
 
-A word's tag is that of its first sub-word, so the pipeline has to be asked for just that:
-`aggregation_strategy="first"`. With "simple" it also listens to sub-words that were never trained.
+A word's tag is that of its first sub-word, so the pipeline has to be asked for just
+that: `aggregation_strategy="first"`. With "simple" it also listens to sub-words that
+were never trained.
 
-The pipeline tells words by WordPiece's marks alone. With other tokenizers it takes what stands
-between blanks for a word; docs/use.md has a function that puts sub-words together by our words.
+The pipeline tells words by WordPiece's marks alone. With other tokenizers it takes what
+stands between blanks for a word; docs/use.md has a function that puts sub-words
+together by our words.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ _AS_BIO = {"S": "B", "E": "I"}
 
 
 def writer(model: Path) -> Callable[[Path], None]:
-    """What fills a folder with a saved token classifier. Raises ConfigError for another kind of
-    model, ModelError."""
+    """What fills a folder with a saved token classifier. Raises ConfigError for another
+    kind of model, ModelError."""
     loaded = load_model(model)
     if not isinstance(loaded, TokenClassifier):
         raise ConfigError(

@@ -1,4 +1,5 @@
-"""A tagger or token classifier as an ONNX graph, with all that a program needs beside it.
+"""A tagger or token classifier as an ONNX graph, with all that a program needs beside
+it.
 
     model.onnx      one sentence (or text) → emissions (tokens, tags). Its metadata "fednotes" is
                     JSON: tags, how text becomes tokens, and what the graph reads of a token
@@ -49,9 +50,10 @@ QUANTISED = ("MatMul", "Gemm", "LSTM", "Gather")
 def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
     """What fills a folder with a saved model's graph.
 
-    int8: matrices and tables in eight bits a number, activations as they come (dynamic).
-    Raises ConfigError for a kind of model that there is no graph of, ModelError, MissingExtra
-    without onnx, onnxruntime or onnxscript.
+    int8: matrices and tables in eight bits a number, activations as they come
+        (dynamic).
+    Raises ConfigError for a kind of model that there is no graph of, ModelError,
+    MissingExtra without onnx, onnxruntime or onnxscript.
     """
     loaded = load_model(model)
     if not isinstance(loaded, Tagger | TokenClassifier):
@@ -87,7 +89,7 @@ def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
     return fill
 
 
-# ---- the light tagger: `templates/tagger.onnx.txt` has its graph ---------------------------------
+# ---- the light tagger: `templates/tagger.onnx.txt` has its graph ---------------------
 
 
 def tagger_graph(model: Tagger) -> Any:
@@ -179,7 +181,7 @@ def _beside_tagger(model: Tagger, folder: Path) -> dict[str, Any]:
     return {**facts, "letters": letters, "ends": ends}
 
 
-# ---- a token classifier: the library's model, traced ---------------------------------------------
+# ---- a token classifier: the library's model, traced ---------------------------------
 
 
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")  # codes that colour text on a terminal
@@ -194,8 +196,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _classifier(model: TokenClassifier, to: Path) -> dict[str, Any]:
-    """Write the graph, ids and mask (sentences, length) → logits (sentences, length, tags), and
-    what stands beside it; what a program has to know of it."""
+    """Write the graph, ids and mask (sentences, length) → logits (sentences, length,
+    tags), and what stands beside it; what a program has to know of it."""
     frame = Frame.of(
         model.config.encoder, model.tokenizer, model.library, model.config.window
     )
@@ -249,7 +251,8 @@ def _quantise(graph: Path) -> None:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Hide what torch and onnxruntime print while they export; their exceptions say what failed."""
+    """Hide what torch and onnxruntime print while they export; their exceptions say
+    what failed."""
     logging.disable(logging.ERROR)
     try:
         with quiet(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):

@@ -1,1 +1,2 @@
-"""Formats that published corpora came in; they are read, and nothing is written in them."""
+"""Formats that published corpora came in; they are read, and nothing is written in
+them."""

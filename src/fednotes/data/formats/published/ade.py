@@ -1,11 +1,13 @@
-"""ADE Corpus V2 (Gurulingappa et al. 2012): `DRUG-AE.rel`, `DRUG-DOSE.rel`, `ADE-NEG.txt`.
+"""ADE Corpus V2 (Gurulingappa et al. 2012): `DRUG-AE.rel`, `DRUG-DOSE.rel`,
+`ADE-NEG.txt`.
 
     PMID|sentence|effect|start|end|drug|start|end      DRUG-AE.rel
     PMID|sentence|dose|start|end|drug|start|end        DRUG-DOSE.rel
     PMID NEG sentence                                  ADE-NEG.txt
 
-Offsets relate to the whole abstract, which the corpus does not give. So mentions are found
-by their text, and where a text occurs more than once, by the sentence's place in the
+Offsets relate to the whole abstract, which the corpus does not give. So mentions are
+found by their text, and where a text occurs more than once, by the sentence's place in
+the
 abstract: the one place from which most rows' offsets point at their texts.
 All rows of one sentence make one document with the union of their mentions.
 """
@@ -28,7 +30,10 @@ _MAX_UNPLACED = 0.05  # of a file's rows; a few rows of real corpora are damaged
 
 
 class _Row(NamedTuple):
-    """One relation: `other` is the effect or the dose. Starts count from the abstract's start."""
+    """One relation: `other` is the effect or the dose.
+
+    Starts count from the abstract's start.
+    """
 
     path: Path
     line: int
@@ -46,7 +51,8 @@ def accepts(path: Path) -> bool:
 
 
 def _relation(line: str) -> list[str] | None:
-    """Return PMID, sentence, text, start, end, drug, start and end of a line; None of another.
+    """Return PMID, sentence, text, start, end, drug, start and end of a line; None of
+    another.
 
     The sentence alone may hold a bar. Cut from the right, as here, a line of any length
     takes time linear in it.
@@ -65,11 +71,11 @@ def _relation(line: str) -> list[str] | None:
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """One document per distinct sentence of an article, over all files of the folder.
 
-    Labels: Drug, ADE, Dosage. `meta`: "pmid", to split by; "part", "relations" for a sentence of
-    the relation files and "negative" for one of ADE-NEG.txt alone; "relations", rows (label, start,
-    end, drug's start, drug's end); "unplaced", how many rows name a text that is not in the
-    sentence. Noted, with the line, is a broken line; and where more than 1 row in 20 cannot
-    be placed, each of them.
+    Labels: Drug, ADE, Dosage. `meta`: "pmid", to split by; "part", "relations" for a
+    sentence of the relation files and "negative" for one of ADE-NEG.txt alone;
+    "relations", rows (label, start, end, drug's start, drug's end); "unplaced", how
+    many rows name a text that is not in the sentence. Noted, with the line, is a broken
+    line; and where more than 1 row in 20 cannot be placed, each of them.
     """
     sentences: dict[tuple[str, str], list[_Row]] = {}
     for file in corpus.listing(path, accepts, "the ADE corpus"):
@@ -148,8 +154,8 @@ def _document(
 
 
 def _occurrences(text: str, form: str) -> list[tuple[int, int]]:
-    """Where a mention's text stands in a sentence; case and width of spaces only if they must,
-    inside a word only if nowhere else."""
+    """Where a mention's text stands in a sentence; case and width of spaces only if
+    they must, inside a word only if nowhere else."""
     loose = r"\s+".join(map(re.escape, form.split()))
     for pattern, flags in ((re.escape(form), 0), (loose, re.IGNORECASE)):
         # Looking ahead finds occurrences that overlap, too.
@@ -172,7 +178,8 @@ def _occurrences(text: str, form: str) -> list[tuple[int, int]]:
 def _misfit(
     other: int, drug: int, row: _Row, origin: int | None
 ) -> tuple[int, int, int]:
-    """How badly two places fit a row's offsets: by distance, then by place, then leftmost."""
+    """How badly two places fit a row's offsets: by distance, then by place, then
+    leftmost."""
     distance = abs((drug - other) - (row.drug_start - row.other_start))
     place = 0 if origin is None else abs(other + origin - row.other_start)
     return distance, place, other

@@ -3,8 +3,8 @@
     c="chest pain" 3:7 3:8||t="problem"
 
 Lines count from 1, tokens from 0 and are parted by spaces; the end token is included.
-The archives keep the two kinds of file in folders beside each other (`concept` and `txt`,
-or `concepts` and `test_data` one level up), which is known here.
+The archives keep the two kinds of file in folders beside each other (`concept` and
+`txt`, or `concepts` and `test_data` one level up), which is known here.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def accepts(path: Path) -> bool:
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """One document per record; tokens and sentences are the file's own.
 
-    `meta["mismatched"]` counts concepts whose text is not what their offsets hold. Noted
-    are a missing text, and with the line a broken line or offsets outside the text, and where
-    most concepts do not match (the wrong text).
+    `meta["mismatched"]` counts concepts whose text is not what their offsets hold.
+    Noted are a missing text, and with the line a broken line or offsets outside the
+    text, and where most concepts do not match (the wrong text).
     """
     if (
         path.suffix == ".txt"
@@ -60,9 +60,8 @@ def _read_record(con: Path, problems: corpus.Problems) -> list[corpus.Found]:
         )
     text = corpus.read_text(file)
     position = 0
-    lines: list[list[tuple[int, int]]] = [
-        []
-    ]  # token offsets by line, which counts from 1
+    # token offsets by line, which counts from 1
+    lines: list[list[tuple[int, int]]] = [[]]
     for line in text.split("\n"):
         found = re.finditer(r"[^ ]+", line)
         lines.append([(position + m.start(), position + m.end()) for m in found])

@@ -1,12 +1,13 @@
 """i2b2 2012 temporal relations: one XML file a record, events and times with offsets.
 
-    <TEXT><![CDATA[ … ]]></TEXT>
-    <EVENT id="E0" start="36" end="46" text="chest pain" modality="FACTUAL" … type="PROBLEM" />
+    <TEXT><![CDATA[ … ]]></TEXT> <EVENT id="E0" start="36" end="46" text="chest pain"
+    modality="FACTUAL" … type="PROBLEM" />
 
-Offsets are characters into the raw text, half-open. The files are not always XML (quotes and
-ampersands inside attributes stand as they are), so they are read line by line.
-Labels are the types of events (PROBLEM, TEST, TREATMENT, CLINICAL_DEPT, EVIDENTIAL, OCCURRENCE)
-and of times (DATE, TIME, DURATION, FREQUENCY). Section times and links are not mentions.
+Offsets are characters into the raw text, half-open. The files are not always XML
+(quotes and ampersands inside attributes stand as they are), so they are read line by
+line. Labels are the types of events (PROBLEM, TEST, TREATMENT, CLINICAL_DEPT,
+EVIDENTIAL, OCCURRENCE) and of times (DATE, TIME, DURATION, FREQUENCY). Section times
+and links are not mentions.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def accepts(path: Path) -> bool:
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """One document per record; its lines are its sentences.
 
-    `meta["mismatched"]` counts mentions whose text is not what their offsets hold. Noted
-    are a file without text or tags, and with the line a broken tag or offsets outside the text,
-    and where most mentions do not match.
+    `meta["mismatched"]` counts mentions whose text is not what their offsets hold.
+    Noted are a file without text or tags, and with the line a broken tag or offsets
+    outside the text, and where most mentions do not match.
     """
     return corpus.gather(
         corpus.listing(path, accepts, "i2b2 2012"), _read_record, problems, "document"
@@ -106,8 +107,9 @@ def _mention(line: str) -> tuple[Span, str]:
 def _placed(raw: str, mentions: Sequence[_Mention]) -> tuple[str, int]:
     """The text without its first line end, and what to add to offsets.
 
-    Offsets count from the raw text. Readers that strip it first subtract one, which is the
-    same unless the raw text begins otherwise than with one line end: the better fit is taken.
+    Offsets count from the raw text. Readers that strip it first subtract one, which is
+    the same unless the raw text begins otherwise than with one line end: the better fit
+    is taken.
     """
     text = raw.removeprefix("\n")
     as_raw = len(text) - len(raw)

@@ -3,11 +3,12 @@
     #begin document (nw/wsj/00/wsj_0001); part 000
     nw/wsj/00/wsj_0001   0   1   Vinken   NNP   *)   -   -   -   -   *)   *)   (8)
 
-Columns, parted by white space: document, part, number of the word, word, part of speech, parse
-bit, lemma, frameset, sense, speaker, named entity, then one column for each predicate of the
-sentence and, last, coreference. Only word and named entity are read; `(GPE)`, `(ORG*`, `*` and
-`*)` open and close mentions. Pradhan et al. 2013; the words have to be filled in from the LDC's
-release first, by the scripts that come with the columns.
+Columns, parted by white space: document, part, number of the word, word, part of
+speech, parse bit, lemma, frameset, sense, speaker, named entity, then one column for
+each predicate of the sentence and, last, coreference. Only word and named entity are
+read; `(GPE)`, `(ORG*`, `*` and `*)` open and close mentions. Pradhan et al. 2013; the
+words have to be filled in from the LDC's release first, by the scripts that come with
+the columns.
 """
 
 from __future__ import annotations
@@ -95,10 +96,12 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
-    """A document for each part of each document; `meta["genre"]`: nw, bc, bn, mz, tc, wb or pt.
+    """A document for each part of each document; `meta["genre"]`: nw, bc, bn, mz, tc,
+    wb or pt.
 
-    Words are joined by a space, sentences by a line end; brackets get their own form back
-    (-LRB- is "("). Of a folder's files only those called `…gold_conll` are read if there are
+    Words are joined by a space, sentences by a line end; brackets get their own form
+    back (-LRB- is "("). Of a folder's files only those called `…gold_conll` are read if
+    there are
     any: the same texts with automatic columns lie beside them. Noted, with the line, is
     what is wrong; with it its part of a document is left out.
     """

@@ -4,8 +4,8 @@
     PMID<TAB>relation<TAB>concept<TAB>concept[<TAB>Novel or No]
 
 Text is title, one line break, abstract: offsets count the break as one character.
-`meta["concepts"]` has a row (start, end, type, concept, parts…) per mention that names a
-concept, `meta["relations"]` a row per relation.
+`meta["concepts"]` has a row (start, end, type, concept, parts…) per mention that names
+a concept, `meta["relations"]` a row per relation.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def accepts(path: Path) -> bool:
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """One document per article; id: its PMID.
 
-    Noted, with the line, are a line that fits no pattern and offsets that do not hold the
-    mention's text.
+    Noted, with the line, are a line that fits no pattern and offsets that do not hold
+    the mention's text.
     """
     return corpus.gather(
         corpus.listing(path, accepts, "PubTator"), _read_file, problems
