@@ -53,7 +53,7 @@ from fednotes.data.formats import read
 from fednotes.data.formats.files import read_text, visible
 from fednotes.data.synthetic import generate
 from fednotes.data.text import split_sentences
-from fednotes.encoders.bart import set_layer_norm_eps
+from fednotes.encoders.bart import cache_keyword, set_layer_norm_eps
 from fednotes.encoders.pretrained import (
     FINGERPRINTED,
     encoder_directory,
@@ -680,8 +680,8 @@ def decode(
         inputs_embeds=inputs,
         encoder_hidden_states=states,
         encoder_attention_mask=mask,
-        past_key_values=cache,
         use_cache=cache is not None,
+        **{cache_keyword(decoder): cache},
     ).last_hidden_state
     return hidden
 

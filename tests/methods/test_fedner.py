@@ -689,7 +689,7 @@ def test_personal_epochs_go_on_from_the_best_tagger(sites) -> None:
     member.best.tensors = values(kept.trainable())
     bare = tuple(replace(d, spans=()) for d in data.valid)
     member.data = replace(data, valid=bare)  # F1 is 0: the later one is kept
-    member.finish({})
+    member.finish(values(member.shared))
     for _ in plain_epochs(data, settings, kept, []):
         pass
     assert_same(weights(member), values(kept.trainable()))

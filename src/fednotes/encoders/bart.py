@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,15 @@ def set_layer_norm_eps(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.eps = float(eps)
+
+
+def cache_keyword(decoder: nn.Module) -> str:
+    """Return the name by which a BART decoder takes and returns its keys and values.
+
+    transformers 5.24 renamed `past_key_values` to `cache`.
+    """
+    takes_cache = "cache" in signature(decoder.forward).parameters
+    return "cache" if takes_cache else "past_key_values"
 
 
 def words_of(label: str) -> str:

@@ -37,6 +37,7 @@ from fednotes.core.types import Document, Span, TagSet
 from fednotes.encoders.adapters import KeyValues, Prompts, joined, self_attentions
 from fednotes.encoders.bart import (
     BartBackbone,
+    cache_keyword,
     fixed_rows,
     load_backbone,
     own_cross_attentions,
@@ -282,6 +283,7 @@ class Stepper:
     def __init__(self, bart: Any, memory: Memory, prompts: PromptMap | None) -> None:
         self._bart, self._prompts, self.memory = bart, prompts, memory
         self._cache: Any = None
+        self._cache_keyword = cache_keyword(bart.decoder)
 
     def step(self, ids: Tensor) -> Tensor:
         """(batch,) ids just written → (batch, ids) scores of what comes next."""
@@ -289,12 +291,12 @@ class Stepper:
             inputs_embeds=self.memory.read(ids[:, None]),
             encoder_hidden_states=self.memory.states,
             encoder_attention_mask=self.memory.mask,
-            past_key_values=self._cache,
             use_cache=True,
             prompts=self._prompts,
             return_dict=True,
+            **{self._cache_keyword: self._cache},
         )
-        self._cache = result.past_key_values
+        self._cache = result[self._cache_keyword]
         return self.memory.scores(result.last_hidden_state)[:, 0]
 
     def keep(self, rows: Tensor) -> None:

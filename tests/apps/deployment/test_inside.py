@@ -139,14 +139,17 @@ def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
 def test_another_users_process_is_no_process_of_a_kit(made: dict[str, Path]) -> None:
     """Whatever words it gives itself: the kit would not start, nor end, by them."""
     kit = made["h1"].resolve()
-    words = ["sh", "-c", "while :; do sleep 1; done", f"{processes.OF_JOBS}x", str(kit)]
+    # `read` is a part of the shell: another process of these words would be found too.
+    words = ["sh", "-c", "read line", f"{processes.OF_JOBS}x", str(kit)]
     for user, found in ((NOBODY, False), (os.getuid(), True)):
-        false = subprocess.Popen(words, user=user, start_new_session=True)
+        false = subprocess.Popen(
+            words, user=user, start_new_session=True, stdin=subprocess.PIPE
+        )
         try:
             assert [pid for pid, _ in processes.of_kit(kit)] == [false.pid] * found
         finally:
             os.killpg(false.pid, signal.SIGKILL)
-            false.wait()
+            false.communicate()
 
 
 @pytest.mark.parametrize("depth", [1, 12])

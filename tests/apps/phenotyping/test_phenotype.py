@@ -178,10 +178,18 @@ def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
 def test_the_mean_over_nobody_is_not_zero(patients: float, ends: float) -> None:
     """A classifier that nobody trained stays; of one patient at one site the sum is the
     mean."""
-    shared = {"svm.weight": torch.tensor([[3.0, 5.0]])}
-    given = {"svm.weight": torch.tensor([[0.0, 8.0]]).double()}
-    update = Update({**given, "patients": torch.tensor([0.0, patients]).double()})
-    assert averaged(shared, Total.of([update]))["svm.weight"].tolist() == [[3.0, ends]]
+    shared = {
+        "svm.weight": torch.tensor([[3.0, 5.0]]),
+        "svm.intercept": torch.tensor([2.0, 1.0]),
+    }
+    sent = {
+        "svm.weight": torch.tensor([[0.0, 8.0]]).double(),
+        "svm.intercept": torch.tensor([0.0, 8.0]).double(),
+        "patients": torch.tensor([0.0, patients]).double(),
+    }
+    mean = averaged(shared, Total.of([Update(sent)]))
+    assert mean["svm.weight"].tolist() == [[3.0, ends]]
+    assert mean["svm.intercept"].tolist() == [2.0, ends]
 
 
 def test_calibration_is_the_pooled_one() -> None:
