@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from fednotes.apps.deployment.rules.approval import Approvals
 from fednotes.apps.deployment.rules.ledger import show
+from fednotes.core import bounds
 from fednotes.core.errors import ConfigError, DataError, ModelError
-from fednotes.core.parsing import MOST_DEPTH, JsonError, parse_json, read_json
+from fednotes.core.parsing import JsonError, parse_json, read_json
 from fednotes.core.settings import read_toml
 from fednotes.core.tensors import load_state
 from fednotes.data.formats.files import open_file
@@ -73,7 +74,7 @@ def test_bounds(text: str | bytes, reason: str, strict: bool) -> None:
 
 
 def test_the_deepest_that_is_read() -> None:
-    deep = "[" * MOST_DEPTH + "]" * MOST_DEPTH
+    deep = "[" * bounds.JSON_DEPTH + "]" * bounds.JSON_DEPTH
     assert json.dumps(parse_json(deep)) == deep
     assert len(parse_json(f"[{'[],' * 999}[]]")) == 1000
 

@@ -58,10 +58,8 @@ def shipped(name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files("fednotes").joinpath(name).read_text("utf-8"))
 
 
-MOST_BYTES = bounds.FILE
-MOST_VALUES = bounds.JSON_VALUES
-MOST_DEPTH = bounds.JSON_DEPTH
-LARGEST = 1e100  # magnitude of a number that is shown or computed with; sums of these stay finite
+# Largest magnitude of a number that is shown or computed with; sums of these stay finite.
+LARGEST = 1e100
 
 
 class JsonError(ValueError):
@@ -78,7 +76,7 @@ class JsonError(ValueError):
 def read_json(path: Path, *, strict: bool = True) -> Any:
     """The value in a file. Raises OSError, and JsonError as `parse_json` does."""
     with open(path, "rb", opener=regular) as file:
-        return parse_json(file.read(MOST_BYTES + 1), strict=strict)
+        return parse_json(file.read(bounds.FILE + 1), strict=strict)
 
 
 def kept_table(path: Path) -> dict[str, Any]:
@@ -93,7 +91,7 @@ def kept_table(path: Path) -> dict[str, Any]:
 def parse_json(
     raw: str | bytes | memoryview,
     *,
-    most_values: int = MOST_VALUES,
+    most_values: int = bounds.JSON_VALUES,
     strict: bool = True,
 ) -> Any:
     """The value of a JSON text (bytes: UTF-8).
@@ -104,14 +102,16 @@ def parse_json(
     write so.
     Raises JsonError, and nothing else.
     """
-    if len(raw) > MOST_BYTES:
-        raise JsonError(f"over {MOST_BYTES:,} bytes")
+    if len(raw) > bounds.FILE:
+        raise JsonError(f"over {bounds.FILE:,} bytes")
     try:
         text = raw if isinstance(raw, str) else str(raw, "utf-8")
         if has_more_values(text, most_values):
             raise JsonError(f"more than {most_values:,} values")
         value = json.loads(text, **_STRICT) if strict else json.loads(text)
-        if sum(map(text.count, "[{")) > MOST_DEPTH and _deeper(value, MOST_DEPTH):
+        if sum(map(text.count, "[{")) > bounds.JSON_DEPTH and _deeper(
+            value, bounds.JSON_DEPTH
+        ):
             raise RecursionError
     except JsonError:
         raise
@@ -120,7 +120,7 @@ def parse_json(
     except UnicodeDecodeError:
         raise JsonError("not UTF-8 text") from None
     except RecursionError:
-        raise JsonError(f"nested too deep: over {MOST_DEPTH} levels") from None
+        raise JsonError(f"nested too deep: over {bounds.JSON_DEPTH} levels") from None
     except MemoryError:
         raise JsonError("more than there is memory for") from None
     except ValueError:  # an integer of thousands of digits

@@ -24,12 +24,11 @@ from pydantic import (
     model_validator,
 )
 
+from fednotes.core import bounds
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import DataError, TrainingError, needs, on_disk
 from fednotes.core.parsing import (
     LARGEST,
-    MOST_BYTES,
-    MOST_VALUES,
     JsonError,
     has_more_values,
     mapping,
@@ -393,7 +392,7 @@ def read_table(path: Path, kind: type[M]) -> M:
     Raises:
         DataError: It is damaged, or of a later version.
     """
-    table = _object(path, 1, _text_of(path, MOST_BYTES + 1))
+    table = _object(path, 1, _text_of(path, bounds.FILE + 1))
     version = table.get("version", 0)
     if not isinstance(version, int):
         raise DataError(
@@ -416,8 +415,8 @@ def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
     killed run.
 
     Raises:
-        DataError: A line is not a JSON object, or the file exceeds `MOST_BYTES` or
-            `MOST_VALUES`.
+        DataError: A line is not a JSON object, or the file exceeds `bounds.FILE` or
+            `bounds.JSON_VALUES`.
     """
     path = folder / METRICS
     if not path.is_file():
@@ -478,14 +477,14 @@ def add_line(path: Path, entry: Mapping[str, Any]) -> None:
 def _metrics_text(path: Path) -> str:
     """Return the text of a metrics.jsonl, whose size is bounded before any line is
     parsed."""
-    text = _text_of(path, MOST_BYTES + 1)
-    if len(text.encode()) > MOST_BYTES:
+    text = _text_of(path, bounds.FILE + 1)
+    if len(text.encode()) > bounds.FILE:
         raise DataError(
-            f"{path}: over {MOST_BYTES:,} bytes; fednotes reads no larger file"
+            f"{path}: over {bounds.FILE:,} bytes; fednotes reads no larger file"
         )
-    if has_more_values(text, MOST_VALUES):
+    if has_more_values(text, bounds.JSON_VALUES):
         raise DataError(
-            f"{path}: more than {MOST_VALUES:,} values; fednotes reads no larger file"
+            f"{path}: more than {bounds.JSON_VALUES:,} values; fednotes reads no larger file"
         )
     return text
 

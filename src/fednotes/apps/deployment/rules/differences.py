@@ -30,9 +30,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from fednotes.apps.deployment.rules.policy import Policy, check_difference
+from fednotes.core import bounds
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError
-from fednotes.core.parsing import MOST_BYTES, read_json
+from fednotes.core.parsing import read_json
 from fednotes.core.store import alone, private_folder, write_folder, write_json
 
 FOLDER = "examples"  # in the rules of a kit
@@ -40,7 +41,7 @@ RECORD = "record.json"
 SECRET = "secret.key"
 DIGEST_BYTES = 16
 _KEY_BYTES = 32
-_MOST_BYTES = MOST_BYTES // 2  # of the record, well below what is read of a file
+_MOST_BYTES = bounds.FILE // 2  # of the record, well below what is read of a file
 _SHOWN = 12  # characters of a job's fingerprint, for people
 
 Views = Mapping[str, Iterable[bytes]]
