@@ -1,5 +1,4 @@
-"""Federated learning for clinical text: one model, many sites, notes stay where they
-are.
+"""Federated learning for clinical text: notes stay at the site that owns them.
 
 `import fednotes as fn`: the names in `__all__` are the public Python API of the core
 (`docs/python.md`). Applications and other packages add functions by entry points of the

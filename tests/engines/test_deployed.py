@@ -113,7 +113,7 @@ def patient(
 
 def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
     net, events = toys(tmp_path), list[Event]()
-    with pytest.raises(TrainingError, match=r"'hop': 0 sites can be added, 3 are needed: site 'a' has no task 'hop'; site"):  # fmt: skip  # noqa: E501
+    with pytest.raises(TrainingError, match=r"'hop': 0 sites can be added, 3 are needed: site 'a' has no task 'hop'; site"):  # fmt: skip
         net.engine(SITES, notify=events.append).sum("hop")
     (tmp_path / "server" / "run.json").unlink()
     with pytest.raises(

@@ -1,0 +1,1 @@
+"""Applications around the core; nothing in the core imports them."""

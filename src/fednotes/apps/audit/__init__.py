@@ -47,7 +47,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: the help of the command needs none."""
+    """Import a public name on first use; the help of the command needs none."""
     for place, names in _PLACES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{place}"), name)

@@ -19,7 +19,7 @@ def run_audit(
     *,
     fingerprint: str = "",
     command: str = "",
-    progress: Callable[[str], None] = lambda attack: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Audit:
     """Try all attacks on a job, with the notes of one site as targets.
 

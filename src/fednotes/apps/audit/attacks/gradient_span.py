@@ -133,7 +133,7 @@ def _control_update(
         )
         for weight in weights:
             stack.callback(weight.requires_grad_, weight.requires_grad)
-            weight.requires_grad_(True)
+            weight.requires_grad_(True)  # noqa: FBT003 - torch takes it by position
         gradients = torch.autograd.grad(_small_loss(site, width // fold), weights)
     return LayerUpdate(site, [gradient.double() for gradient in gradients], (record,))
 

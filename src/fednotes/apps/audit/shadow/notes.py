@@ -141,7 +141,7 @@ def _row_losses(
     special = model.specials
     framed = [np.array([special.cls, *row, special.sep]) for row in ids]
     tokens = _padded(framed, special.pad)
-    hidden = _padded([np.pad(mask, 1) for mask in masks], False)
+    hidden = _padded([np.pad(mask, 1) for mask in masks], padding=False)
     # A denoising model predicts the whole text, others the hidden tokens alone.
     is_target = tokens != special.pad if model.config.objective == "denoise" else hidden
     sequences = Sequences(
