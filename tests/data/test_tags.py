@@ -24,13 +24,13 @@ from fednotes.data.tags import (
     FlattenRule,
     TagSets,
     allowed_transitions,
-    appendix_d,
     decode,
-    disjoint,
+    draw_appendix_d,
+    draw_disjoint,
     encode,
+    find_spans,
     flatten,
     relabel,
-    runs,
     types_of,
 )
 
@@ -180,7 +180,9 @@ def test_runs_equal_seqeval(scheme: Scheme, data: st.DataObject) -> None:
     """seqeval's `get_entities` ports conlleval: any tag sequence, legal or not."""
     tagset = TagSet(TYPES, scheme)
     tags = data.draw(st.lists(st.sampled_from(tagset.tags), max_size=14))
-    found = runs(np.array([tagset.tags.index(t) for t in tags], dtype=np.int64), tagset)
+    found = find_spans(
+        np.array([tagset.tags.index(t) for t in tags], dtype=np.int64), tagset
+    )
     rows = [
         (TYPES[k], a, b - 1)
         for a, b, k in zip(*map(np.ndarray.tolist, found), strict=True)
@@ -377,16 +379,16 @@ def test_disjoint_sets_have_no_type_in_common(
     types = NAMES[:number]
     if number < sites or sites * per_site > number:
         with pytest.raises(ConfigError, match=f"{sites} sites"):
-            disjoint(types, sites, per_site, seed)
+            draw_disjoint(types, sites, per_site, seed)
         return
-    sets = disjoint(types, sites, per_site, seed)
+    sets = draw_disjoint(types, sites, per_site, seed)
     named = [t for own in sets for t in own]
     assert len(sets) == sites
     assert len(named) == len(set(named)) == (sites * per_site or number)
     sizes = {len(own) for own in sets}
     assert sizes == {per_site} if per_site else max(sizes) - min(sizes) <= 1
     assert all(list(own) == [t for t in types if t in own] for own in sets)
-    assert sets == disjoint(types, sites, per_site, seed)
+    assert sets == draw_disjoint(types, sites, per_site, seed)
 
 
 @settings(max_examples=100, deadline=None)
@@ -397,40 +399,49 @@ def test_appendix_d_gives_each_site_a_type_of_its_own(
     types = NAMES[:number]
     if number < sites:
         with pytest.raises(ConfigError, match="cannot each annotate a type of its own"):
-            appendix_d(types, sites, seed)
+            draw_appendix_d(types, sites, seed)
         return
-    sets = appendix_d(types, sites, seed)
+    sets = draw_appendix_d(types, sites, seed)
     times = Counter(t for own in sets for t in own)
     assert set(times) == set(types)
     assert set(times.values()) <= {1, 2}
     assert all(any(times[t] == 1 for t in own) for own in sets)
     assert all(list(own) == [t for t in types if t in own] for own in sets)
-    assert sets == appendix_d(types, sites, seed)
+    assert sets == draw_appendix_d(types, sites, seed)
 
 
 def test_ten_types_over_six_sites() -> None:
-    assert sorted(len(own) for own in disjoint(NAMES, 6, 0, 3)) == [1, 1, 2, 2, 2, 2]
-    assert len({disjoint(NAMES, 6, 0, seed) for seed in range(5)}) == 5
+    assert sorted(len(own) for own in draw_disjoint(NAMES, 6, 0, 3)) == [
+        1,
+        1,
+        2,
+        2,
+        2,
+        2,
+    ]
+    assert len({draw_disjoint(NAMES, 6, 0, seed) for seed in range(5)}) == 5
 
 
 def test_disjoint_sets_come_equally_often() -> None:
     """Against the enumeration of every order of the types."""
     assert (
         misfit(
-            lambda s: disjoint("abcd", 2, 1, s), exact_disjoint("abcd", [(1, 1)]), 3000
+            lambda s: draw_disjoint("abcd", 2, 1, s),
+            exact_disjoint("abcd", [(1, 1)]),
+            3000,
         )
         < 3
     )
     both = exact_disjoint("abc", [(2, 1), (1, 2)])
     assert len(both) == 6
-    assert misfit(lambda s: disjoint("abc", 2, 0, s), both, 3000) < 3
+    assert misfit(lambda s: draw_disjoint("abc", 2, 0, s), both, 3000) < 3
 
 
 @pytest.mark.parametrize(("types", "sites"), [("abc", 2), ("abcd", 3), ("ab", 2)])
 def test_appendix_d_comes_as_often_as_its_text_says(types: str, sites: int) -> None:
     """Against the enumeration of every path through the paper's text, in fractions."""
     exact = exact_appendix_d(types, sites)
-    assert misfit(lambda seed: appendix_d(types, sites, seed), exact, 4000) < 3
+    assert misfit(lambda seed: draw_appendix_d(types, sites, seed), exact, 4000) < 3
 
 
 def test_a_coin_that_is_not_fair_would_be_seen() -> None:
@@ -444,16 +455,19 @@ def test_a_coin_that_is_not_fair_would_be_seen() -> None:
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda: disjoint("abc", 2, 2), "need 4 types, there are 3: lower per_site"),
         (
-            lambda: disjoint("abc", 4),
+            lambda: draw_disjoint("abc", 2, 2),
+            "need 4 types, there are 3: lower per_site",
+        ),
+        (
+            lambda: draw_disjoint("abc", 4),
             r"4 sites cannot .* there are 3 types \(a, b, c\)",
         ),
-        (lambda: disjoint("abc", 2, -1), "lower per_site"),
-        (lambda: disjoint("aba", 2), "a type is named twice"),
-        (lambda: disjoint("abc", 0), "one site or more"),
-        (lambda: appendix_d("", 2), r"0 types \(none\)"),
-        (lambda: appendix_d("abc", 1), "2 sites or more"),
+        (lambda: draw_disjoint("abc", 2, -1), "lower per_site"),
+        (lambda: draw_disjoint("aba", 2), "a type is named twice"),
+        (lambda: draw_disjoint("abc", 0), "one site or more"),
+        (lambda: draw_appendix_d("", 2), r"0 types \(none\)"),
+        (lambda: draw_appendix_d("abc", 1), "2 sites or more"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(

@@ -19,7 +19,7 @@ from fednotes.core.types import Document, Span
 from fednotes.data.clinical import is_header, sentences
 from fednotes.data.formats import read
 from fednotes.data.notes import read_notes
-from fednotes.data.text import join_cut, normalise, split_sentences, tokenize
+from fednotes.data.text import join_cut_sentences, normalise, split_sentences, tokenize
 
 TEXTS = st.text(
     st.one_of(
@@ -178,7 +178,7 @@ def test_join_cut_equals_brute_force(lengths: list[int], data: st.DataObject) ->
     spans = [Span(s, min(s + n, edges[-1]), "X") for s, n in places]
     kept = [e for e in edges if not any(s.start < e < s.end for s in spans)]
     bounds = list(pairwise(edges))
-    assert join_cut(bounds, spans) == list(pairwise(kept))
+    assert join_cut_sentences(bounds, spans) == list(pairwise(kept))
 
 
 @pytest.mark.corpora

@@ -1,8 +1,8 @@
-"""Encoded corpora, and the mini-batches drawn from them.
+"""Encode corpora as arrays, and draw mini-batches from them.
 
-An `Encoded` corpus is flat arrays over all its tokens. It belongs to its site: its list
-of word forms is an index into that site's own arrays and never sizes, orders or fills
-anything that leaves the site.
+An `Encoded` corpus consists of flat arrays over all its tokens. It belongs to its site:
+its list of word forms is an index into that site's own arrays, and never sizes, orders
+or fills anything that leaves the site.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ import numpy as np
 
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.tags import decode, encode, flatten
-from fednotes.data.text import Passage, split_sentences, tokenize
+from fednotes.data.text import Bounds, Passage, split_sentences, tokenize
 
 Unit = Literal["sentence", "document"]
-_WINDOW = 50  # batches
+_WINDOW = 50  # batches within which sentences are sorted by length
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """One corpus, flat; nothing of it leaves the site.
+    """One corpus as flat arrays; nothing of it leaves the site.
 
-    A "sentence" is what is read together: a sentence, a piece of one, or with the unit
-    "document" a whole document or a piece of it.
+    A "sentence" is what is read together: a sentence or a piece of one; with the unit
+    "document", a whole document or a piece of it.
 
-    documents: as given. tagset: what `tags` are ids of.
-    sentence_document: (sentences,) index into documents.
-    bounds: (sentences + 1,) tokens of sentence s are bounds[s]:bounds[s + 1].
-    offsets: (tokens, 2) character offsets in the document.
-    forms: the distinct token forms, by first appearance. form: (tokens,) index into
-        forms.
-    tags: (tokens,) tag ids.
-    unit: what is read together.
+    Attributes:
+        documents: The documents.
+        tagset: The tag set whose ids are in `tags`.
+        sentence_document: (sentences,) index into `documents`.
+        bounds: (sentences + 1,) sentence s has the tokens bounds[s]:bounds[s + 1].
+        offsets: (tokens, 2) character offsets in the document.
+        forms: The distinct token forms, by first appearance.
+        form: (tokens,) index into `forms`.
+        tags: (tokens,) tag ids.
+        unit: What is read together.
     """
 
     documents: tuple[Document, ...]
@@ -52,7 +54,7 @@ class Encoded:
 
     @property
     def sentences(self) -> int:
-        """Number of sentences."""
+        """The number of sentences."""
         return len(self.sentence_document)
 
     @property
@@ -61,12 +63,11 @@ class Encoded:
         return np.diff(self.bounds)
 
     def passages(self, start: int = 0, end: int | None = None) -> Iterator[Passage]:
-        """Yield the text and the words of the sentences start:end (to the last one by
-        default).
+        """Yield the text and the words of the sentences start:end (by default, all).
 
-        A text runs from its first word to its last one. With the unit "document" the
-        first piece of a document also has what stands before its first word, the last
-        one what stands behind, so that an uncut document is read as it is.
+        A text reaches from its first word to its last. With the unit "document", the
+        first piece of a document also includes what precedes its first word, and the
+        last piece what follows its last word, so an uncut document is read as it is.
         """
         end = self.sentences if end is None else end
         owners = np.concatenate([[-1], self.sentence_document, [-1]])
@@ -78,11 +79,13 @@ class Encoded:
         ):
             text = self.documents[self.sentence_document[sentence]].text
             words = self.offsets[low:high].astype(np.int64)
-            begin, stop = int(words[0, 0]), int(words[-1, 1])
-            if self.unit == "document":
-                begin = 0 if is_first[sentence] else begin
-                stop = len(text) if is_last[sentence] else stop
-            yield Passage(text[begin:stop], words - begin)
+            text_start = int(words[0, 0])
+            text_end = int(words[-1, 1])
+            if self.unit == "document" and is_first[sentence]:
+                text_start = 0
+            if self.unit == "document" and is_last[sentence]:
+                text_end = len(text)
+            yield Passage(text[text_start:text_end], words - text_start)
 
 
 def encode_corpus(
@@ -91,17 +94,23 @@ def encode_corpus(
     max_tokens: int | None = 256,
     unit: Unit = "sentence",
 ) -> Encoded:
-    """Documents → flat arrays of tokens and tags; overlapping mentions flattened
-    (outermost).
+    """Encode documents; overlapping mentions are flattened ("outermost").
 
-    unit: what is read together. Tokens and tags do not depend on it, nor do a
-    document's sentences. A unit longer than max_tokens is cut into pieces of at most
-    that many tokens (None: never), at the end of a sentence where there is one, and
-    never inside an entity (a piece is longer where one entity is). Units without a
-    token are left out. Gold spans outside every sentence are left out. Raises DataError
-    for a label that the tag set has not.
+    Tokens, tags and a document's sentences do not depend on the unit. Units without a
+    token and gold spans outside every sentence are left out.
+
+    Args:
+        documents: The documents.
+        tagset: Types and scheme of the tags.
+        max_tokens: A longer unit is cut into pieces of at most this many tokens: at the
+            end of a sentence if possible, and never inside an entity, so a piece is
+            longer if one entity is. None cuts nothing.
+        unit: What is read together.
+
+    Raises:
+        DataError: The tag set lacks the label of a mention.
     """
-    index: dict[str, int] = {}
+    forms: dict[str, int] = {}
     form: list[int] = []
     owners: list[int] = []
     lengths: list[int] = []
@@ -109,26 +118,27 @@ def encode_corpus(
     tags = [np.zeros(0, np.int64)]
     for number, document in enumerate(documents):
         spans, _ = flatten(document.spans, "outermost")
+        sentence_tokens: list[np.ndarray] = []
         sentences = split_sentences(document)
-        shares = _share(spans, sentences)
-        whole: list[np.ndarray] = []  # tokens of each sentence of the document
-        for (start, end), share in zip(sentences, shares, strict=True):
+        by_sentence = _spans_by_sentence(spans, sentences)
+        for (start, end), sentence_spans in zip(sentences, by_sentence, strict=True):
             tokens = tokenize(document.text[start:end]) + np.int32(start)
-            ids, _ = encode(share, tokens, tagset)
+            ids, _ = encode(sentence_spans, tokens, tagset)
             if len(tokens) == 0:
                 continue
-            text = document.text
-            form += [
-                index.setdefault(text[a:b], len(index)) for a, b in tokens.tolist()
-            ]
+            for token_start, token_end in tokens.tolist():
+                word = document.text[token_start:token_end]
+                form.append(forms.setdefault(word, len(forms)))
             if unit == "sentence":
-                lengths += _pieces(tokens, share, max_tokens)
-            whole.append(tokens)
+                lengths += _piece_lengths(tokens, sentence_spans, max_tokens)
+            sentence_tokens.append(tokens)
             tags.append(ids)
-        offsets += whole
-        if unit == "document" and whole:
-            ends = np.cumsum([len(tokens) for tokens in whole])
-            lengths += _pieces(np.concatenate(whole), spans, max_tokens, ends)
+        offsets += sentence_tokens
+        if unit == "document" and sentence_tokens:
+            sentence_ends = np.cumsum([len(tokens) for tokens in sentence_tokens])
+            lengths += _piece_lengths(
+                np.concatenate(sentence_tokens), spans, max_tokens, sentence_ends
+            )
         owners += [number] * (len(lengths) - len(owners))
     return Encoded(
         documents=tuple(documents),
@@ -136,7 +146,7 @@ def encode_corpus(
         sentence_document=np.array(owners, dtype=np.int64),
         bounds=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         offsets=np.concatenate(offsets),
-        forms=tuple(index),
+        forms=tuple(forms),
         form=np.array(form, dtype=np.int64),
         tags=np.concatenate(tags),
         unit=unit,
@@ -144,109 +154,132 @@ def encode_corpus(
 
 
 def without_gold(documents: Sequence[Document]) -> tuple[Document, ...]:
-    """The same documents as a model may see them: no spans, so that nothing leaks from
-    them."""
+    """Return documents as a model may see them: without mentions that could leak."""
     return tuple(replace(document, spans=()) for document in documents)
 
 
 def with_spans(
-    encoded: Encoded, ids: np.ndarray, chances: np.ndarray | None = None
+    encoded: Encoded, ids: np.ndarray, confidences: np.ndarray | None = None
 ) -> tuple[Document, ...]:
-    """The documents with what these tags (tokens,) say in place of their own spans.
+    """Return the documents with the mentions of other tags in place of their own.
 
-    chances: (tokens,) at a span's first token, its confidence.
+    Args:
+        encoded: The encoded documents.
+        ids: (tokens,) tag ids.
+        confidences: (tokens,) the confidence of a mention, at its first token.
     """
-    found: list[list[Span]] = [[] for _ in encoded.documents]
+    spans: list[list[Span]] = [[] for _ in encoded.documents]
     for owner, (start, end) in zip(
         encoded.sentence_document, pairwise(encoded.bounds), strict=True
     ):
         if ids[start:end].any():
-            part = slice(start, end)
-            sure = None if chances is None else chances[part]
-            found[owner] += decode(
-                ids[part], encoded.offsets[part], encoded.tagset, sure
+            spans[owner] += decode(
+                ids[start:end],
+                encoded.offsets[start:end],
+                encoded.tagset,
+                None if confidences is None else confidences[start:end],
             )
-    rows = zip(encoded.documents, found, strict=True)
-    return tuple(replace(document, spans=tuple(spans)) for document, spans in rows)
+    return tuple(
+        replace(document, spans=tuple(document_spans))
+        for document, document_spans in zip(encoded.documents, spans, strict=True)
+    )
 
 
 def buckets(
     lengths: np.ndarray, batch_size: int, rng: np.random.Generator, least: int = 1
 ) -> list[np.ndarray]:
-    """One epoch of mini-batches: every sentence exactly once, all batches full but at
-    most one.
+    """Draw the mini-batches of one epoch, which hold every sentence exactly once.
 
-    Sentences are shuffled, sorted by length within windows of 50 batches, cut into
-    batches, and the batches shuffled; so a batch holds sentences of like length while
-    its make-up still changes from epoch to epoch.
+    Sentences are shuffled, sorted by length within windows of 50 batches and cut into
+    batches; then the batches are shuffled. So a batch has sentences of similar length,
+    and its composition still changes from epoch to epoch. At most one batch is not
+    full.
 
-    lengths: (sentences,). least: a batch of fewer goes with another one. Returns arrays
-    of sentence indices.
+    Args:
+        lengths: (sentences,) tokens in each sentence.
+        batch_size: Sentences in a batch.
+        rng: Source of randomness.
+        least: A batch of fewer sentences is added to another one.
+
+    Returns:
+        Arrays of sentence indices.
     """
     lengths = np.asarray(lengths)
     order = rng.permutation(len(lengths))
-    size = batch_size * _WINDOW
+    window_size = batch_size * _WINDOW
     batches: list[np.ndarray] = []
-    for start in range(0, len(order), size):
-        part = order[start : start + size]
-        part = part[np.argsort(lengths[part], kind="stable")]
-        # The one short batch is drawn from anywhere in its window, not always the
-        # longest.
-        short = len(part) % batch_size
+    for start in range(0, len(order), window_size):
+        window = order[start : start + window_size]
+        window = window[np.argsort(lengths[window], kind="stable")]
+        # The short batch is drawn from anywhere in its window; otherwise it would
+        # always have the longest sentences.
+        short = len(window) % batch_size
         if short:
-            where = batch_size * int(rng.integers(len(part) // batch_size + 1))
-            batches.append(part[where : where + short])
-            part = np.concatenate([part[:where], part[where + short :]])
-        batches += [part[i : i + batch_size] for i in range(0, len(part), batch_size)]
+            full_batches = len(window) // batch_size
+            at = batch_size * int(rng.integers(full_batches + 1))
+            batches.append(window[at : at + short])
+            window = np.concatenate([window[:at], window[at + short :]])
+        batches += [
+            window[i : i + batch_size] for i in range(0, len(window), batch_size)
+        ]
     if least > 1 and len(batches) > 1 and 0 < len(order) % batch_size < least:
-        odd = min(range(len(batches)), key=lambda i: len(batches[i]))
-        left = batches.pop(odd)
-        batches[odd - 1] = np.concatenate([batches[odd - 1], left])
+        shortest = min(range(len(batches)), key=lambda i: len(batches[i]))
+        short_batch = batches.pop(shortest)
+        batches[shortest - 1] = np.concatenate([batches[shortest - 1], short_batch])
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def _share(
-    spans: Sequence[Span], sentences: Sequence[tuple[int, int]]
+def _spans_by_sentence(
+    spans: Sequence[Span], sentences: Sequence[Bounds]
 ) -> list[list[Span]]:
-    """Each sentence's spans; those that touch no sentence are left out."""
-    shares: list[list[Span]] = [[] for _ in sentences]
+    """Return the spans of each sentence; those that touch no sentence are left out."""
+    by_sentence: list[list[Span]] = [[] for _ in sentences]
     starts = [start for start, _ in sentences]
     for span in spans:
         at = bisect_right(starts, span.start) - 1
-        if at < 0 or sentences[at][1] <= span.start:
-            # the span starts before this sentence (white space); does it reach in?
+        starts_before_next = at < 0 or sentences[at][1] <= span.start
+        if starts_before_next:  # it starts in white space; does it reach the sentence?
             at += 1
         if at < len(sentences) and sentences[at][0] < span.end:
-            shares[at].append(span)
-    return shares
+            by_sentence[at].append(span)
+    return by_sentence
 
 
-def _pieces(
+def _piece_lengths(
     tokens: np.ndarray,
     spans: Sequence[Span],
     max_tokens: int | None,
-    ends: np.ndarray | None = None,
+    sentence_ends: np.ndarray | None = None,
 ) -> list[int]:
-    """Lengths of the pieces of one unit, cut only where no entity is.
+    """Return the numbers of tokens of the pieces into which one unit is cut.
 
-    ends: (sentences,) numbers of the tokens behind each sentence, where cuts are best.
+    Args:
+        tokens: (tokens, 2) character offsets.
+        spans: The mentions, inside which nothing is cut.
+        max_tokens: As in `encode_corpus`.
+        sentence_ends: (sentences,) number of tokens up to the end of each sentence;
+            cuts are made there if possible.
     """
     if max_tokens is None or len(tokens) <= max_tokens:
         return [len(tokens)]
-    # free[i]: the sentence may be cut before i
-    free = np.ones(len(tokens) + 1, dtype=bool)
+    may_cut_before = np.ones(len(tokens) + 1, dtype=bool)
     for span in spans:
         first = int(np.searchsorted(tokens[:, 1], span.start, side="right"))
-        last = int(np.searchsorted(tokens[:, 0], span.end, side="left"))
-        free[first + 1 : last] = False
-    allowed = np.flatnonzero(free)
-    best = allowed[:0] if ends is None else ends[free[ends]]
+        stop = int(np.searchsorted(tokens[:, 0], span.end, side="left"))
+        may_cut_before[first + 1 : stop] = False
+    allowed = np.flatnonzero(may_cut_before)
+    preferred = allowed[:0]
+    if sentence_ends is not None:
+        preferred = sentence_ends[may_cut_before[sentence_ends]]
+
     cuts = [0]
     while cuts[-1] < len(tokens):
-        last = cuts[-1] + max_tokens
-        near = best[(best > cuts[-1]) & (best <= last)]
-        if not len(near):
-            near = allowed[(allowed > cuts[-1]) & (allowed <= last)]
-        # If one entity is longer than max_tokens, the cut is behind it.
-        cuts.append(int(near[-1] if len(near) else allowed[allowed > last][0]))
-    return [b - a for a, b in pairwise(cuts)]
+        limit = cuts[-1] + max_tokens
+        within = preferred[(preferred > cuts[-1]) & (preferred <= limit)]
+        if not len(within):
+            within = allowed[(allowed > cuts[-1]) & (allowed <= limit)]
+        if len(within):
+            cuts.append(int(within[-1]))
+        else:  # one entity is longer than max_tokens: cut after it
+            cuts.append(int(allowed[allowed > limit][0]))
+    return [end - start for start, end in pairwise(cuts)]

@@ -1,12 +1,14 @@
-"""Splits that leak nothing: by patient, document, sentence or a given key.
+"""Split corpora without leaks: by patient, document, sentence or a given key.
 
-    units       what must stay together: a sentence, a document, a patient, a value of a key
-    groups      units joined (union-find) because they share an identical sentence
-    parts       train, valid, test: groups dealt out until each part has its share of sentences
+    units       what must stay together: a sentence, a document, a patient, or a value
+                of a key
+    groups      units that are joined (union-find) because they share a sentence
+    parts       train, valid, test: groups are dealt out until each part has its
+                fraction of the sentences
 
-Half of the ADE corpus' test rows have their sentence in train when its rows are split
-naively; here a sentence never stands on both sides of a split. Everything is a function
-of the seed.
+If the rows of the ADE corpus are split naively, half of the test rows have their
+sentence in train. Here a sentence never is on both sides of a split. Everything is a
+function of the seed.
 """
 
 from __future__ import annotations
@@ -23,61 +25,73 @@ from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, Offsets, SiteData, Span, TagSet
 from fednotes.data.stats import overlapping_forms, span_form
-from fednotes.data.text import joined, normalise, split_sentences
+from fednotes.data.text import merge_overlapping, normalise, split_sentences
 
 MIN_WORDS = 5
 MASK = "MASK"
 
 
 def sentence_documents(documents: Iterable[Document]) -> tuple[Document, ...]:
-    """One document per sentence, in order; spans and tokens are kept, offsets shifted.
+    """Return one document per sentence, in order, with its mentions and tokens.
 
-    Ids are `<document>#<number>`; `meta["document"]` is the id of the note. Idempotent
-    up to ids. A mention never straddles two sentences (`split_sentences` sees to that).
+    Ids are `<document>#<number>`, and `meta["document"]` is the id of the note. No
+    mention straddles two sentences (`split_sentences`). Applied again, only ids change.
     """
-    return tuple(piece for document in documents for piece in _pieces(document))
+    return tuple(
+        sentence for document in documents for sentence in _cut_document(document)
+    )
 
 
-def _pieces(document: Document) -> Iterator[Document]:
-    spans, tokens = sorted(document.spans), document.tokens
-    starts = [span.start for span in spans]
-    firsts, lasts = [first for first, _ in tokens], [last for _, last in tokens]
-    meta = {"document": document.id, **_plain(document.meta)}
+def _cut_document(document: Document) -> Iterator[Document]:
+    """Yield each sentence of a document as a document."""
+    spans = sorted(document.spans)
+    span_starts = [span.start for span in spans]
+    token_starts = [start for start, _ in document.tokens]
+    token_ends = [end for _, end in document.tokens]
+    meta = {"document": document.id, **_plain_values(document.meta)}
     for number, (start, end) in enumerate(split_sentences(document)):
-        own = spans[bisect_left(starts, start) : bisect_left(starts, end)]
-        inside = tokens[bisect_left(firsts, start) : bisect_right(lasts, end)]
+        first_span = bisect_left(span_starts, start)
+        stop_span = bisect_left(span_starts, end)
+        first_token = bisect_left(token_starts, start)
+        stop_token = bisect_right(token_ends, end)
         yield replace(
             document,
             id=f"{document.id}#{number}",
             text=document.text[start:end],
-            spans=tuple(
-                Span(s.start - start, s.end - start, s.label, _back(s.fragments, start))
-                for s in own
-            ),
+            spans=tuple(_shift(span, start) for span in spans[first_span:stop_span]),
             meta=meta,
             sentences=((0, end - start),),
-            tokens=_back(inside, start),
+            tokens=_shift_pieces(document.tokens[first_token:stop_token], start),
         )
 
 
-def _back(pieces: Offsets, by: int) -> Offsets:
+def _shift(span: Span, by: int) -> Span:
+    """Return a span `by` characters further left, without its confidence."""
+    fragments = _shift_pieces(span.fragments, by)
+    return Span(span.start - by, span.end - by, span.label, fragments)
+
+
+def _shift_pieces(pieces: Offsets, by: int) -> Offsets:
     return tuple((start - by, end - by) for start, end in pieces)
 
 
-def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that one can split by.
+def _plain_values(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values by which a corpus can be split.
 
-    What a reader keeps of its file has the old offsets.
+    What a reader keeps of its file is left out, because it has the old offsets.
     """
     return {
-        k: v for k, v in meta.items() if v is None or isinstance(v, str | int | float)
+        key: value
+        for key, value in meta.items()
+        if value is None or isinstance(value, str | int | float)
     }
 
 
 def sentence_keys(document: Document) -> list[str]:
-    """The normalised text of each sentence: equal keys are one sentence."""
-    text = document.text
-    return [normalise(text[a:b]) for a, b in split_sentences(document)]
+    """Return the normalised text of each sentence; equal keys mean equal sentences."""
+    return [
+        normalise(document.text[start:end]) for start, end in split_sentences(document)
+    ]
 
 
 def split(
@@ -88,129 +102,168 @@ def split(
     *,
     min_words: int = MIN_WORDS,
 ) -> dict[str, tuple[Document, ...]]:
-    """Deal `documents` out into the named parts.
+    """Deal documents out into named parts, so that no sentence is in two of them.
 
-    fractions: share of the sentences of each part; they sum to 1. A part of 0 is empty.
-    by: "patient", "document", "sentence" (every result is a document of one sentence)
-        or a key of `Document.meta`. Without it, what `unit_of` says; a document without
-        a patient then stands for itself.
-    min_words: units of more than one sentence are joined by an identical sentence only
-        if it has this many words: "She was discharged ." would make one group of a
-        whole hospital. Split by sentence, identical sentences stay together whatever
-        their length. Shorter repeats across parts are found by `fednotes check` and
-        dropped by `without_leaks`.
+    Groups are shuffled and dealt in classes of size (powers of two, the largest first),
+    each to the part that it exceeds least. So parts are close to their sizes, and each
+    has long and short notes. Documents keep their order within a part.
 
-    Groups are shuffled and dealt in classes of size (powers of two, largest first),
-    each to the part that it leaves least over its share, so parts are near the sizes
-    asked for and hold long and short notes alike. Documents keep their order within a
-    part.
+    Args:
+        documents: The documents.
+        fractions: The fraction of the sentences of each part; they sum to 1. A part
+            with 0 is empty.
+        by: "patient", "document", "sentence" (every result is a document of one
+            sentence) or a key of `Document.meta`. "" means what `unit_of` returns; a
+            document without a patient is then a unit of its own.
+        seed: Seed of the split.
+        min_words: Units of several sentences are joined by an identical sentence only
+            if it has this many words: "She was discharged ." would make one group of a
+            whole hospital. In a split by sentence, identical sentences stay together
+            whatever their length. `fednotes check` counts shorter repeats across parts,
+            and `without_leaks` drops them.
 
-    Raises ConfigError if the fractions are no shares, DataError if a document lacks the
-    key or there are fewer groups than parts.
+    Raises:
+        ConfigError: The fractions are negative or do not sum to 1.
+        DataError: A document lacks the key, or there are fewer groups than parts.
     """
-    shares = fractions.values()
-    if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
-        shown = ", ".join(f"{name} = {share:g}" for name, share in fractions.items())
-        raise ConfigError(
-            f"the fractions of a split must sum to 1, not: {shown or 'none given'}"
-        )
-    lenient, documents = not by, tuple(documents)
+    _check_fractions(fractions)
+    documents = tuple(documents)
+    may_lack_unit = not by
     by = by or unit_of(documents)
-    items = sentence_documents(documents) if by == "sentence" else documents
-    keys = [sentence_keys(d) for d in items]
-    groups = _groups(items, keys, by, 1 if by == "sentence" else min_words, lenient)
+    items = documents
+    if by == "sentence":
+        items = sentence_documents(documents)
+        min_words = 1
+    keys = [sentence_keys(item) for item in items]
+    units = [
+        _unit_value(items, index, by, may_be_missing=may_lack_unit)
+        for index in range(len(items))
+    ]
+    groups = _group(keys, units, min_words)
     sizes = [sum(max(1, len(keys[i])) for i in group) for group in groups]
-    wanted = {name: share for name, share in fractions.items() if share > 0}
-    if len(groups) < len(wanted):
+    shares = {name: fraction for name, fraction in fractions.items() if fraction > 0}
+    if len(groups) < len(shares):
         remedy = (
-            "give more notes, train, valid and test files of your own, or a fraction of 0 for a "
-            'part; split = "sentence" also works, but puts sentences of one note in several parts'
+            "give more notes, train, valid and test files of your own, or a fraction "
+            'of 0 for a part; split = "sentence" also works, but puts sentences of one '
+            "note in several parts"
         )
+        if by == "sentence":
+            remedy = "give more data"
         raise DataError(
-            f"cannot split {len(items)} documents by {by} into {len(wanted)} parts: they form "
-            f"only {len(groups)} group(s) with no sentence in common; "
-            f"{'give more data' if by == 'sentence' else remedy}"
+            f"cannot split {len(items)} documents by {by} into {len(shares)} parts: "
+            f"they form only {len(groups)} group(s) with no sentence in common; "
+            f"{remedy}"
         )
+
     parts: dict[str, tuple[Document, ...]] = dict.fromkeys(fractions, ())
-    for name, chosen in _deal(sizes, wanted, rng_of(seed, "split", by)).items():
-        parts[name] = tuple(
-            items[i] for i in sorted(i for g in chosen for i in groups[g])
-        )
+    for name, dealt in _deal(sizes, shares, rng_of(seed, "split", by)).items():
+        indices = sorted(index for group in dealt for index in groups[group])
+        parts[name] = tuple(items[index] for index in indices)
     return parts
 
 
+def _check_fractions(fractions: Mapping[str, float]) -> None:
+    values = fractions.values()
+    if not values or min(values) < 0 or abs(sum(values) - 1) > 1e-6:
+        shown = ", ".join(f"{name} = {value:g}" for name, value in fractions.items())
+        raise ConfigError(
+            "the fractions of a split must sum to 1 and not be negative, "
+            f"not: {shown or 'none given'}"
+        )
+
+
 def unit_of(documents: Iterable[Document]) -> str:
-    """What a split leaves whole unless it is told: "patient" if any document has one,
-    else "document"."""
+    """Return the default unit: "patient" if a document has one, else "document"."""
     return "patient" if any(d.patient is not None for d in documents) else "document"
 
 
-def _groups(
-    items: Sequence[Document],
-    keys: Sequence[Sequence[str]],
-    by: str,
-    min_words: int,
-    lenient: bool,
+def _group(
+    keys: Sequence[Sequence[str]], units: Sequence[str | None], min_words: int
 ) -> list[list[int]]:
-    """Documents, by index, that stay together. lenient: one may lack the unit."""
-    # the smaller joins the larger
-    group = {index: [index] for index in range(len(items))}
-    first: dict[tuple[str, str], int] = {}
-    for index, sentences in enumerate(keys):
-        names = [
+    """Return the indices of the documents that stay together (union-find).
+
+    Args:
+        keys: The keys of each document's sentences.
+        units: The unit of each document; None joins it to no other one.
+        min_words: Sentences with fewer words join nothing.
+    """
+    group_of = {index: [index] for index in range(len(keys))}
+    first_index: dict[tuple[str, str], int] = {}
+    for index, (sentences, unit) in enumerate(zip(keys, units, strict=True)):
+        links = [
             ("sentence", key) for key in sentences if len(key.split()) >= min_words
         ]
-        if by not in ("sentence", "document") and not (
-            lenient and items[index].patient is None
-        ):
-            names.append(("unit", _unit(items, index, by)))
-        for name in names:
-            one, two = sorted(
-                (group[first.setdefault(name, index)], group[index]), key=len
-            )
-            if one is not two:
-                two += one
-                group |= dict.fromkeys(one, two)
-    found = {id(own): sorted(own) for own in group.values()}
-    return sorted(found.values())
+        if unit is not None:
+            links.append(("unit", unit))
+        for link in links:
+            other = first_index.setdefault(link, index)
+            smaller, larger = sorted((group_of[other], group_of[index]), key=len)
+            if smaller is not larger:
+                larger += smaller
+                group_of |= dict.fromkeys(smaller, larger)
+    distinct = {id(group): sorted(group) for group in group_of.values()}
+    return sorted(distinct.values())
 
 
-def _unit(items: Sequence[Document], index: int, by: str) -> str:
-    def own(document: Document) -> object:
-        return document.patient if by == "patient" else document.meta.get(by)
+def _unit_value(
+    items: Sequence[Document], index: int, by: str, *, may_be_missing: bool
+) -> str | None:
+    """Return the unit of a document; None where documents are joined by no unit.
 
-    value = own(items[index])
-    if value is None:
-        known = (
-            ()
-            if by == "patient"
-            else ("patient", "document", "sentence", *items[index].meta)
-        )
-        told = "leave split out: known patients stay together, and each other document"
-        hint = nearest(by, known, told)
-        lacking = sum(own(document) is None for document in items)
-        raise DataError(
-            f"cannot split by {by}: {lacking} of {len(items)} documents have none; {hint}"
-        )
-    return str(value)
+    Raises:
+        DataError: The document lacks the unit, and it may not be missing.
+    """
+    if by in ("sentence", "document"):
+        return None
+    value = _raw_unit(items[index], by)
+    if value is not None:
+        return str(value)
+    if may_be_missing:
+        return None
+    known: Sequence[str] = ()
+    if by != "patient":
+        known = ("patient", "document", "sentence", *items[index].meta)
+    hint = nearest(
+        by,
+        known,
+        "leave split out: known patients stay together, and each other document is a "
+        "unit of its own",
+    )
+    missing = sum(_raw_unit(document, by) is None for document in items)
+    raise DataError(
+        f"cannot split by {by}: {missing} of {len(items)} documents have none; {hint}"
+    )
+
+
+def _raw_unit(document: Document, by: str) -> object:
+    return document.patient if by == "patient" else document.meta.get(by)
 
 
 def _deal(
-    sizes: Sequence[int], wanted: Mapping[str, float], rng: np.random.Generator
+    sizes: Sequence[int], shares: Mapping[str, float], rng: np.random.Generator
 ) -> dict[str, list[int]]:
-    """Group indices per part. Webster's divisor rule on sizes; no part stays empty."""
+    """Return the group indices of each part, none of them empty (Webster's rule).
+
+    Args:
+        sizes: Sentences of each group.
+        shares: Fraction of each part, above 0.
+        rng: Source of randomness.
+    """
     order = rng.permutation(len(sizes)).tolist()
-    order.sort(key=lambda g: -sizes[g].bit_length())  # stable: shuffled within a class
-    filled = dict.fromkeys(wanted, 0.0)
-    dealt: dict[str, list[int]] = {name: [] for name in wanted}
+    # The sort is stable, so groups stay shuffled within a class.
+    order.sort(key=lambda group: -sizes[group].bit_length())
+    filled = dict.fromkeys(shares, 0.0)
+    dealt: dict[str, list[int]] = {name: [] for name in shares}
     for group in order:
-        name = min(wanted, key=lambda n: (filled[n] + sizes[group] / 2) / wanted[n])
+        half = sizes[group] / 2
+        name = min(shares, key=lambda n: (filled[n] + half) / shares[n])
         dealt[name].append(group)
         filled[name] += sizes[group]
-    for name in wanted:
+    for name in shares:
         if not dealt[name]:
-            donor = max(wanted, key=lambda n: len(dealt[n]))
-            smallest = min(reversed(dealt[donor]), key=lambda g: sizes[g])
+            donor = max(shares, key=lambda n: len(dealt[n]))
+            smallest = min(reversed(dealt[donor]), key=lambda group: sizes[group])
             dealt[donor].remove(smallest)
             dealt[name].append(smallest)
     return dealt
@@ -219,10 +272,10 @@ def _deal(
 def subsample(
     documents: Sequence[Document], fraction: float, seed: int = 0
 ) -> tuple[Document, ...]:
-    """A random `fraction` of the documents (rounded, at least one), in their order.
+    """Return a random fraction of the documents, at least one, in their order.
 
-    Nested: with one seed a smaller sample is a subset of a larger one, so that a
-    learning curve adds data at each point and exchanges none.
+    With one seed, a smaller sample is a subset of a larger one; each point of a
+    learning curve therefore adds data and exchanges none.
     """
     order = rng_of(seed, "subsample").permutation(len(documents))
     count = max(1, round(fraction * len(documents)))
@@ -232,26 +285,27 @@ def subsample(
 def without_leaks(
     train: Sequence[Document], test: Iterable[Document]
 ) -> tuple[tuple[Document, ...], int]:
-    """`train` without the sentences that occur in `test`, and how many sentences were
-    dropped.
+    """Return `train` without the sentences of `test`, and how many were dropped.
 
-    A document without such a sentence is returned as it is; of another one the
-    remaining sentences are returned, as documents of one sentence each.
+    A document without such a sentence is returned as it is. The remaining sentences of
+    any other document are returned as documents of one sentence each.
     """
-    known = {key for document in test for key in sentence_keys(document)}
-    kept: list[Document] = []
+    test_keys = {key for document in test for key in sentence_keys(document)}
+    clean: list[Document] = []
     dropped = 0
     for document in train:
-        leaks = [key in known for key in sentence_keys(document)]
-        if not any(leaks):
-            kept.append(document)
+        is_leak = [key in test_keys for key in sentence_keys(document)]
+        if not any(is_leak):
+            clean.append(document)
             continue
-        dropped += sum(leaks)
-        pieces = sentence_documents([document])
-        kept.extend(
-            piece for piece, leak in zip(pieces, leaks, strict=True) if not leak
-        )
-    return tuple(kept), dropped
+        dropped += sum(is_leak)
+        sentences = sentence_documents([document])
+        clean += [
+            sentence
+            for sentence, leaks in zip(sentences, is_leak, strict=True)
+            if not leaks
+        ]
+    return tuple(clean), dropped
 
 
 def mask_overlap(
@@ -260,78 +314,118 @@ def mask_overlap(
     ratio: float,
     seed: int = 0,
 ) -> tuple[Document, ...]:
-    """One site's training documents with a `ratio` of the overlapping entities masked.
+    """Mask a fraction of the entities that one site shares with others.
 
-    The paper's Fig. 5 says no more than "randomly masking different ratios of
-    overlapped entities in training data". Here: of the surface forms, case and white
-    space aside, that are annotated, with any label, in the training data of two sites
-    or more, a random `ratio` is picked. Every annotated mention of one is replaced by
-    the word MASK and loses its label; the sentence stays.
+    Fig. 5 of the paper says no more than "randomly masking different ratios of
+    overlapped entities in training data". Here, candidates are the surface forms
+    (ignoring case and white space) that are annotated, with any label, in the training
+    data of two sites or more; a random `ratio` of them is drawn. Every annotated
+    mention of a drawn form is replaced by the word MASK and loses its label. The
+    sentence stays.
 
-    The pick depends on the set of forms and the seed alone: every site that is given
-    all the others picks the same forms, and a smaller ratio's forms are among a larger
-    one's. A mention around a masked one keeps its label (over the word MASK); a mention
-    inside it, or crossing its edge, goes with it. Unannotated occurrences stay.
+    The draw depends on the set of forms and on the seed alone. So every site that knows
+    the documents of all others draws the same forms, and the forms of a smaller ratio
+    are among those of a larger one. A mention around a masked one keeps its label (over
+    the word MASK); a mention inside it, or across its edge, is removed. Occurrences
+    without an annotation stay.
+
+    Args:
+        documents: The site's training documents.
+        other_sites_documents: Those of each other site.
+        ratio: Fraction of the shared forms to mask, 0 to 1.
+        seed: Seed of the draw.
     """
     forms = sorted(overlapping_forms([documents, *other_sites_documents]))
     order = rng_of(seed, "mask").permutation(len(forms))
-    picked = {forms[i] for i in order[: round(ratio * len(forms))].tolist()}
-    return tuple(_masked(document, picked) for document in documents)
+    drawn = {forms[i] for i in order[: round(ratio * len(forms))].tolist()}
+    return tuple(_mask(document, drawn) for document in documents)
 
 
-def _masked(document: Document, picked: set[str]) -> Document:
-    doomed = [s for s in document.spans if span_form(document.text, s) in picked]
-    if not doomed:
-        return document
-    edits = joined(piece for span in doomed for piece in span.pieces)
-    starts, ends = np.array(edits).T
-    # gain[i]: by how much text behind the first i edits moves
-    gain = np.concatenate([[0], np.cumsum(len(MASK) - (ends - starts))])
+class _Masking:
+    """Stretches of a text that become the word MASK, and where offsets move to.
 
-    def moved(at: int) -> int:
-        """The new offset; one inside a masked stretch goes to the end of its MASK."""
-        before = int(np.searchsorted(starts, at, side="left"))
-        inside = before > 0 and at < ends[before - 1]
-        return int((ends[before - 1] if inside else at) + gain[before])
+    Args:
+        stretches: Half-open offsets in order, none overlapping, at least one.
+    """
 
-    def move(pieces: Iterable[tuple[int, int]]) -> Offsets:
-        return tuple((moved(a), moved(b)) for a, b in pieces)
+    def __init__(self, stretches: Sequence[tuple[int, int]]) -> None:
+        self.stretches = stretches
+        self._starts, self._ends = np.array(stretches).T
+        # shifts[i]: how far text after the first i stretches moves
+        gains = len(MASK) - (self._ends - self._starts)
+        self._shifts = np.concatenate([[0], np.cumsum(gains)])
 
-    def touched(a: int, b: int) -> list[tuple[int, int]]:
-        return [(s, e) for s, e in edits if a < e and s < b]
+    def apply(self, text: str) -> str:
+        """Return the text with each stretch replaced."""
+        for start, end in reversed(self.stretches):
+            text = text[:start] + MASK + text[end:]
+        return text
 
-    def cut(a: int, b: int) -> bool:
-        """Whether [a, b) lies in, or crosses the edge of, a masked stretch."""
+    def move(self, offset: int) -> int:
+        """Return the new offset; inside a masked stretch, the end of its MASK."""
+        before = int(np.searchsorted(self._starts, offset, side="left"))
+        is_inside = before > 0 and offset < self._ends[before - 1]
+        base = self._ends[before - 1] if is_inside else offset
+        return int(base + self._shifts[before])
+
+    def move_pieces(self, pieces: Iterable[tuple[int, int]]) -> Offsets:
+        """Return the new offsets of stretches of text."""
+        return tuple((self.move(start), self.move(end)) for start, end in pieces)
+
+    def touches(self, start: int, end: int) -> bool:
+        """Return whether a piece of text overlaps a masked stretch."""
+        return bool(self._touched(start, end))
+
+    def breaks(self, start: int, end: int) -> bool:
+        """Return whether a piece lies in, or crosses the edge of, a masked stretch."""
         return any(
-            (a, b) == (s, e) or not (a <= s and e <= b) for s, e in touched(a, b)
+            (start, end) == (s, e) or not (start <= s and e <= end)
+            for s, e in self._touched(start, end)
         )
 
-    text = document.text
-    for start, end in reversed(edits):
-        text = text[:start] + MASK + text[end:]
+    def _touched(self, start: int, end: int) -> list[tuple[int, int]]:
+        return [(s, e) for s, e in self.stretches if start < e and s < end]
+
+
+def _mask(document: Document, forms: set[str]) -> Document:
+    """Return a document in which the mentions of some forms are masked."""
+    masked_spans = [s for s in document.spans if span_form(document.text, s) in forms]
+    if not masked_spans:
+        return document
+    masking = _Masking(
+        merge_overlapping(piece for span in masked_spans for piece in span.pieces)
+    )
     spans = [
-        Span(moved(s.start), moved(s.end), s.label, move(s.fragments))
-        for s in document.spans
-        if s not in doomed and not any(cut(*piece) for piece in s.pieces)
+        Span(
+            masking.move(span.start),
+            masking.move(span.end),
+            span.label,
+            masking.move_pieces(span.fragments),
+        )
+        for span in document.spans
+        if span not in masked_spans
+        and not any(masking.breaks(start, end) for start, end in span.pieces)
     ]
-    tokens = [piece for piece in document.tokens if not touched(*piece)]
+    tokens: Offsets = ()
+    if document.tokens:
+        outside = [piece for piece in document.tokens if not masking.touches(*piece)]
+        tokens = tuple(sorted(masking.move_pieces([*outside, *masking.stretches])))
     return replace(
         document,
-        text=text,
+        text=masking.apply(document.text),
         spans=tuple(sorted(spans)),
-        tokens=tuple(sorted(move([*tokens, *edits]))) if document.tokens else (),
-        meta=_plain(document.meta),
-        sentences=move(document.sentences),
+        tokens=tokens,
+        meta=_plain_values(document.meta),
+        sentences=masking.move_pieces(document.sentences),
     )
 
 
 def pool(sites: Sequence[SiteData]) -> SiteData:
-    """One site that has every site's training and validation documents, and their
-    types."""
+    """Return one site with all sites' training and validation documents and types."""
     return SiteData(
         id="pooled",
         tags=reduce(TagSet.union, (site.tags for site in sites)),
-        train=tuple(d for site in sites for d in site.train),
-        valid=tuple(d for site in sites for d in site.valid),
+        train=tuple(document for site in sites for document in site.train),
+        valid=tuple(document for site in sites for document in site.valid),
         test=(),
     )

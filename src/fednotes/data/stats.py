@@ -1,4 +1,4 @@
-"""What the corpora of several sites hold, in counts: Table 1 of Ge et al. 2020.
+"""Count what the corpora of several sites contain: Table 1 of Ge et al. 2020.
 
 A form is a mention's text without regard to case and white space.
 """
@@ -14,48 +14,69 @@ from fednotes.data.text import normalise, split_sentences, tokenize
 
 
 def span_form(text: str, span: Span) -> str:
-    """A mention's normalised surface form; the pieces of a discontinuous one with a
-    space."""
-    return normalise(" ".join(text[a:b] for a, b in span.pieces))
+    """Return a mention's normalised form; a space joins the pieces of a mention.
+
+    Args:
+        text: The document's text.
+        span: The mention.
+    """
+    return normalise(" ".join(text[start:end] for start, end in span.pieces))
 
 
 def _forms(documents: Iterable[Document]) -> set[str]:
-    return {span_form(d.text, s) for d in documents for s in d.spans}
+    """Return the forms that are annotated in documents."""
+    return {
+        span_form(document.text, span)
+        for document in documents
+        for span in document.spans
+    }
 
 
 def overlapping_forms(sites: Iterable[Iterable[Document]]) -> set[str]:
-    """The forms annotated at two sites or more, whatever their types."""
-    count = Counter(form for documents in sites for form in _forms(documents))
-    return {form for form, held in count.items() if held > 1}
+    """Return the forms that are annotated at two sites or more, with any types."""
+    sites_with = Counter(form for documents in sites for form in _forms(documents))
+    return {form for form, number in sites_with.items() if number > 1}
 
 
 def corpus_stats(sites: Mapping[str, Sequence[Document]]) -> dict[str, Any]:
-    """Counts over each site's documents and over what the sites share, as plain values.
+    """Count each site's documents, and what the sites share.
 
-    {"sites": [a row of Table 1 and a little more], "overlapping": distinct forms
-    annotated at two sites or more (the paper's "overlapping entities"), "pairwise":
-    [i][j] distinct forms annotated at both i and j; the diagonal is the number of forms
-    at i}. In a row: "annotated_sentences" have at least one mention, "entities" are
-    mentions by type, "forms" the distinct ones over all types, "discontinuous" mentions
-    in pieces.
+    Args:
+        sites: The documents of each site.
+
+    Returns:
+        "sites": a row of Table 1 and a little more for each site. Its
+        "annotated_sentences" have at least one mention, "entities" are mentions by
+        type, "forms" the distinct forms over all types, and "discontinuous" counts
+        mentions of several pieces.
+        "overlapping": distinct forms annotated at two sites or more (the paper's
+        "overlapping entities").
+        "pairwise": [i][j] distinct forms annotated at both i and j; on the diagonal,
+        the number of forms at i.
     """
     forms = [_forms(documents) for documents in sites.values()]
-    rows = zip(sites.items(), forms, strict=True)
     return {
-        "sites": [_site(name, documents, len(own)) for (name, documents), own in rows],
+        "sites": [
+            _site_row(name, documents, forms=len(site_forms))
+            for (name, documents), site_forms in zip(sites.items(), forms, strict=True)
+        ],
         "overlapping": len(overlapping_forms(sites.values())),
         "pairwise": [[len(a & b) for b in forms] for a in forms],
     }
 
 
-def _site(name: str, documents: Sequence[Document], forms: int) -> dict[str, Any]:
-    sentences = annotated = 0
+def _site_row(
+    name: str, documents: Sequence[Document], *, forms: int
+) -> dict[str, Any]:
+    """Return the row of Table 1 for a site with this many distinct forms."""
+    sentences = 0
+    annotated = 0
     for document in documents:
-        bounds, starts = split_sentences(document), [s.start for s in document.spans]
+        bounds = split_sentences(document)
         sentences += len(bounds)
-        annotated += (
-            sum(any(a <= at < b for at in starts) for a, b in bounds) if starts else 0
-        )
+        starts = [span.start for span in document.spans]
+        for start, end in bounds:
+            annotated += any(start <= at < end for at in starts)
     spans = [span for document in documents for span in document.spans]
     entities = dict(sorted(Counter(span.label for span in spans).items()))
     return {

@@ -1,9 +1,8 @@
-"""Spans ⇄ tags: BIO, BIOES and IO, label maps, mentions made flat, and tag sets drawn
-at random.
+"""Convert mentions to tags and back, make mentions flat, and draw tag sets at random.
 
-A tagger writes one tag per token, so it cannot say that a mention starts inside a
-token, lies within another mention, or comes in pieces. Whatever is changed to fit is
-counted.
+A tagger writes one tag per token (BIO, BIOES or IO). Tags therefore cannot express that
+a mention starts inside a token, lies within another mention, or consists of several
+pieces. `encode` and `flatten` count every mention that they change.
 """
 
 from __future__ import annotations
@@ -20,19 +19,25 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Counts, Document, Span, TagSet
 
-# of each site, in the order of the complete tag set
+# The types of each site, in the order of the complete tag set.
 TagSets = tuple[tuple[str, ...], ...]
 FlattenRule = Literal["outermost", "first_fragment", "drop"]
+AlignmentKind = Literal["exact", "snapped", "shortened", "merged", "lost"]
+
+OUTSIDE = -1  # index in place of a type for tokens outside every mention
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment(Counts):
-    """How gold spans fell on tokens. Each span is in exactly one count; counts add.
+    """How mentions fall on tokens; each mention is in exactly one of the counts.
 
-    exact: on token boundaries. snapped: moved to the nearest boundaries that hold it.
-    shortened: lost some tokens to a neighbour. merged: not told from a neighbour of the
-    same type (all tokens taken by it, or adjacent under IO). lost: no token is left for
-    it.
+    Attributes:
+        exact: Mentions on token boundaries.
+        snapped: Mentions that were widened to the nearest token boundaries.
+        shortened: Mentions that lost some tokens to a neighbour.
+        merged: Mentions that the tags do not tell from a neighbour of the same type:
+            it has all their tokens, or it is adjacent under IO.
+        lost: Mentions without a token of their own.
     """
 
     exact: int = 0
@@ -43,22 +48,25 @@ class Alignment(Counts):
 
     @property
     def spans(self) -> int:
-        """All spans that were given."""
+        """The number of all mentions."""
         return self.exact + self.snapped + self.shortened + self.merged + self.lost
 
 
 @dataclass(frozen=True, slots=True)
 class FlattenCounts(Counts):
-    """What `flatten` met; counts add.
+    """What `flatten` met. A distinct mention may be nested, crossing and discontinuous.
 
-    spans: given. kept: returned. duplicates: repeats of the same offsets and label. The
-    others count distinct mentions by their outer offsets: nested (inside another),
-    crossing (overlaps another, neither inside the other), discontinuous; a mention may
-    be in several.
+    Attributes:
+        spans: Mentions that were passed in.
+        flat: Mentions that were returned.
+        duplicates: Repeats of the same offsets and label.
+        nested: Distinct mentions inside another one, by their outer offsets.
+        crossing: Distinct mentions that overlap another one, neither inside the other.
+        discontinuous: Distinct mentions of several pieces.
     """
 
     spans: int = 0
-    kept: int = 0
+    flat: int = 0
     duplicates: int = 0
     nested: int = 0
     crossing: int = 0
@@ -66,205 +74,327 @@ class FlattenCounts(Counts):
 
 
 @dataclass(frozen=True)
-class _Table:
-    """What each tag id means. prefix: one letter; type: index into types, -1 for O."""
+class _TagTable:
+    """The meaning of each tag id.
 
-    prefix: np.ndarray  # (tags,) <U1
-    type: np.ndarray  # (tags,)
-    first: dict[str, int]  # type → id of its first tag
+    Attributes:
+        prefix: (tags,) <U1, the first letter of each tag.
+        type_index: (tags,) index of each tag's type, `OUTSIDE` for O.
+        first_tag: The id of each type's first tag.
+    """
+
+    prefix: np.ndarray
+    type_index: np.ndarray
+    first_tag: dict[str, int]
 
 
 @lru_cache(maxsize=256)
-def _table(tagset: TagSet) -> _Table:
+def _tag_table(tagset: TagSet) -> _TagTable:
     width = len(tagset.prefixes)
-    prefix = np.array(["O", *tagset.prefixes * len(tagset.types)])
-    kind = np.concatenate(
-        [[-1], np.repeat(np.arange(len(tagset.types)), width)]
-    ).astype(np.int64)
-    return _Table(prefix, kind, {t: 1 + i * width for i, t in enumerate(tagset.types)})
+    type_indices = np.repeat(np.arange(len(tagset.types)), width)
+    return _TagTable(
+        prefix=np.array(["O", *tagset.prefixes * len(tagset.types)]),
+        type_index=np.concatenate([[OUTSIDE], type_indices]).astype(np.int64),
+        first_tag={name: 1 + i * width for i, name in enumerate(tagset.types)},
+    )
 
 
 def encode(
     spans: Iterable[Span], tokens: np.ndarray, tagset: TagSet
 ) -> tuple[np.ndarray, Alignment]:
-    """Tags of one sentence.
+    """Return the tag ids of one sentence, and how its mentions fell on the tokens.
 
-    tokens: (n, 2) character offsets in order. spans: flat (see `flatten`); one that
-    does not fall on token boundaries is snapped outward. Where two then want the same
-    token, the one that starts first (then the longer) has it.
+    A mention that does not fall on token boundaries is widened to the nearest ones. If
+    two mentions then claim the same token, the one that starts first has it; of two
+    that start together, the longer one.
 
-    Returns tag ids (n,) int64 and how the spans fell. Raises DataError for a label that
-    the tag set does not have.
+    Args:
+        spans: Flat mentions (see `flatten`).
+        tokens: (tokens, 2) character offsets, in order.
+        tagset: Types and scheme of the tags.
+
+    Returns:
+        (tokens,) int64 tag ids, and the alignment.
+
+    Raises:
+        DataError: The tag set lacks the label of a mention.
     """
-    ids = np.zeros(len(tokens), dtype=np.int64)  # (tokens,)
-    counts = dict.fromkeys(Alignment.__slots__, 0)
+    ids = np.zeros(len(tokens), dtype=np.int64)
     ordered = sorted(spans, key=lambda s: (s.start, -s.end, s.label))
     if not ordered:
         return ids, Alignment()
-    starts, ends = tokens[:, 0], tokens[:, 1]
+
+    starts = tokens[:, 0]
+    ends = tokens[:, 1]
     firsts = np.searchsorted(ends, [s.start for s in ordered], side="right").tolist()
-    lasts = np.searchsorted(starts, [s.end for s in ordered], side="left").tolist()
-    table = _table(tagset)
-    taken = 0  # spans come in order, so the tokens before this one are settled
-    for span, first, last in zip(ordered, firsts, lasts, strict=True):
-        if span.label not in table.first:
-            raise DataError(
-                f"label {span.label!r} is not in the tag set {{{', '.join(tagset.types)}}}: "
-                "map it with a label map or leave it out"
-            )
-        tag = table.first[span.label]
-        free = max(first, taken)
-        if free >= last:
-            same = first < last and table.type[ids[last - 1]] == table.type[tag]
-            counts["merged" if same else "lost"] += 1
-            continue
-        if tagset.scheme == "IO" and free and ids[free - 1] == tag:
-            counts["merged"] += 1
-        elif free > first:
-            counts["shortened"] += 1
-        elif starts[first] == span.start and ends[last - 1] == span.end:
-            counts["exact"] += 1
-        else:
-            counts["snapped"] += 1
-        ids[free:last] = tag  # the id of its type's first tag
-        if tagset.scheme != "IO":
-            ids[free + 1 : last] = tag + 1
-        if tagset.scheme == "BIOES":
-            ids[last - 1] = tag + 3 if last - free == 1 else tag + 2
-        taken = last
+    stops = np.searchsorted(starts, [s.end for s in ordered], side="left").tolist()
+    counts: dict[AlignmentKind, int] = {}
+    settled = 0  # mentions come in order, so the tokens before this one are decided
+    for span, first, stop in zip(ordered, firsts, stops, strict=True):
+        tag = _first_tag(span, tagset)
+        first_free = max(first, settled)
+        is_on_bounds = (
+            first < stop and starts[first] == span.start and ends[stop - 1] == span.end
+        )
+        kind = _alignment_kind(
+            ids, tag, tagset, (first, first_free, stop), is_on_bounds=is_on_bounds
+        )
+        counts[kind] = counts.get(kind, 0) + 1
+        if first_free < stop:
+            _write_tags(ids[first_free:stop], tag, tagset)
+            settled = stop
     return ids, Alignment(**counts)
 
 
-def runs(
+def _first_tag(span: Span, tagset: TagSet) -> int:
+    """Return the id of the first tag of a mention's type."""
+    tag = _tag_table(tagset).first_tag.get(span.label)
+    if tag is None:
+        raise DataError(
+            f"label {span.label!r} is not in the tag set "
+            f"{{{', '.join(tagset.types)}}}: map it with a label map or leave it out"
+        )
+    return tag
+
+
+def _alignment_kind(
+    ids: np.ndarray,
+    tag: int,
+    tagset: TagSet,
+    bounds: tuple[int, int, int],
+    *,
+    is_on_bounds: bool,
+) -> AlignmentKind:
+    """Return how a mention falls on tokens.
+
+    Args:
+        ids: (tokens,) tag ids of the sentence, settled before the first free token.
+        tag: The first tag of the mention's type.
+        tagset: Types and scheme of the tags.
+        bounds: The mention's first token, its first free token, and the token after its
+            last.
+        is_on_bounds: Whether the mention falls on token boundaries.
+    """
+    first, first_free, stop = bounds
+    if first_free >= stop:
+        type_index = _tag_table(tagset).type_index
+        has_token = first < stop
+        if has_token and type_index[ids[stop - 1]] == type_index[tag]:
+            return "merged"
+        return "lost"
+    if tagset.scheme == "IO" and first_free > 0 and ids[first_free - 1] == tag:
+        return "merged"
+    if first_free > first:
+        return "shortened"
+    return "exact" if is_on_bounds else "snapped"
+
+
+def _write_tags(ids: np.ndarray, tag: int, tagset: TagSet) -> None:
+    """Write the tags of one mention to its tokens, in place.
+
+    The ids of a type follow each other: B, I, E, S as far as the scheme has them.
+    """
+    ids[:] = tag
+    if tagset.scheme != "IO":
+        ids[1:] = tag + 1
+    if tagset.scheme == "BIOES":
+        ids[-1] = tag + 3 if len(ids) == 1 else tag + 2
+
+
+def find_spans(
     tag_ids: np.ndarray, tagset: TagSet
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Spans in a tag sequence, as conlleval (Tjong Kim Sang 2000) reads it.
+    """Return the mentions in a tag sequence, as conlleval reads it.
 
-    Returns first token, token after the last, and type index, each (spans,). Tolerant:
-    an I- or E- that continues nothing starts a span; a B- that nothing ends is a span.
+    Any sequence is accepted (Tjong Kim Sang and Buchholz 2000): an I- or E- that
+    continues nothing starts a mention, and a B- that nothing ends is a mention.
+
+    Args:
+        tag_ids: (tokens,) tag ids.
+        tagset: Types and scheme of the tags.
+
+    Returns:
+        First token, token after the last, and type index, each (mentions,).
     """
-    table = _table(tagset)
+    table = _tag_table(tagset)
     ids = np.asarray(tag_ids, dtype=np.int64)
-    kind, prefix = table.type[ids], table.prefix[ids]  # (tokens,)
-    inside = kind >= 0
-    start = inside.copy()
+    type_index = table.type_index[ids]
+    prefix = table.prefix[ids]
+
+    is_inside = type_index != OUTSIDE
+    is_start = is_inside.copy()
     if len(ids) > 1:
         opens = (prefix == "B") | (prefix == "S")
         closes = (prefix == "E") | (prefix == "S")
-        start[1:] &= opens[1:] | closes[:-1] | (kind[1:] != kind[:-1])
-    stop = inside.copy()
-    stop[:-1] &= start[1:] | ~inside[1:]
-    first = np.flatnonzero(start)
-    return first, np.flatnonzero(stop) + 1, kind[first]
+        changes_type = type_index[1:] != type_index[:-1]
+        is_start[1:] &= opens[1:] | closes[:-1] | changes_type
+    is_last = is_inside.copy()
+    is_last[:-1] &= is_start[1:] | ~is_inside[1:]
+
+    first = np.flatnonzero(is_start)
+    stop = np.flatnonzero(is_last) + 1
+    return first, stop, type_index[first]
 
 
 def decode(
     tag_ids: np.ndarray,
     tokens: np.ndarray,
     tagset: TagSet,
-    chances: np.ndarray | None = None,
+    confidences: np.ndarray | None = None,
 ) -> list[Span]:
-    """Spans of one sentence: tag ids (n,) and token offsets (n, 2) → character offsets.
+    """Return the mentions of one sentence from its tags.
 
-    The inverse of `encode` for flat spans on token boundaries; under IO two adjacent
-    spans of one type come back as one, since the scheme cannot tell them apart.
-    chances: (n,) at a span's first token, its confidence.
+    This is the inverse of `encode` for flat mentions on token boundaries. Under IO, two
+    adjacent mentions of one type come back as one, because the scheme cannot tell them
+    apart.
+
+    Args:
+        tag_ids: (tokens,) tag ids.
+        tokens: (tokens, 2) character offsets.
+        tagset: Types and scheme of the tags.
+        confidences: (tokens,) the confidence of a mention, at its first token.
     """
-    first, last, kind = runs(tag_ids, tagset)
-    begin, end = tokens[first, 0].tolist(), tokens[last - 1, 1].tolist()
-    sure = [None] * len(first) if chances is None else chances[first].tolist()
-    rows = zip(begin, end, kind.tolist(), sure, strict=True)
-    return [Span(b, e, tagset.types[k], confidence=c) for b, e, k, c in rows]
+    first, stop, type_index = find_spans(tag_ids, tagset)
+    starts = tokens[first, 0].tolist()
+    ends = tokens[stop - 1, 1].tolist()
+    labels = [tagset.types[index] for index in type_index.tolist()]
+    values: list[float | None] = [None] * len(first)
+    if confidences is not None:
+        values = confidences[first].tolist()
+    return [
+        Span(start, end, label, confidence=value)
+        for start, end, label, value in zip(starts, ends, labels, values, strict=True)
+    ]
 
 
 @lru_cache(maxsize=4096)
-def making(tagset: TagSet, kind: int, size: int) -> np.ndarray:
-    """Tags that make exactly one span, in sequences as `allowed_transitions` has them.
+def span_tag_mask(tagset: TagSet, type_index: int, size: int) -> np.ndarray:
+    """Return the tags with which a legal sequence has exactly one certain mention.
 
-    Returns (size + 2, tags) bool: of the token before it, of its tokens, of the one
-        behind it.
-    kind: index of its type; -1: none of its tokens is in a mention.
+    Legal sequences are those that `allowed_transitions` permits.
+
+    Args:
+        tagset: Types and scheme of the tags.
+        type_index: Index of the mention's type. `OUTSIDE` asks instead for sequences in
+            which none of the tokens is in a mention.
+        size: Number of tokens of the mention.
+
+    Returns:
+        (size + 2, tags) bool: the tags permitted for the token before the mention, for
+        its tokens, and for the token after it.
     """
-    table = _table(tagset)
-    own = table.type == kind
-    goes_on = own & np.isin(table.prefix, ["I", "E"]) & (kind >= 0)
-    found = np.ones((size + 2, len(own)), dtype=bool)
-    found[1:-1] = goes_on if kind >= 0 else own
-    if kind >= 0 and tagset.scheme == "IO":  # its neighbours would be in it
-        found[0] = ~own
-    elif kind >= 0:
-        found[1] = own & ~goes_on
-        found[1:size] &= ~np.isin(table.prefix, ["E", "S"])  # but the last one
-    found[-1] = ~goes_on
-    return found
+    table = _tag_table(tagset)
+    is_of_type = table.type_index == type_index
+    mask = np.ones((size + 2, len(is_of_type)), dtype=bool)
+    if type_index == OUTSIDE:
+        mask[1:-1] = is_of_type
+        return mask
+
+    continues = is_of_type & np.isin(table.prefix, ["I", "E"])
+    mask[1:-1] = continues
+    mask[-1] = ~continues
+    if tagset.scheme == "IO":
+        mask[0] = ~is_of_type  # a neighbour of the type would be part of the mention
+    else:
+        mask[1] = is_of_type & ~continues
+        mask[1:size] &= ~np.isin(
+            table.prefix, ["E", "S"]
+        )  # only the last token ends it
+    return mask
 
 
 def flatten(
     spans: Iterable[Span], rule: FlattenRule
 ) -> tuple[tuple[Span, ...], FlattenCounts]:
-    """Mentions that do not overlap, all continuous, in order.
+    """Return mentions in order that are continuous and do not overlap.
 
-    outermost: a discontinuous mention becomes its whole stretch; of overlapping
-    mentions the longest stays (then the leftmost). first_fragment: a discontinuous
-    mention becomes its first piece; then as outermost. drop: discontinuous mentions go,
-    and so does every mention that overlaps another.
+    Args:
+        spans: Mentions of one document.
+        rule: "outermost": a discontinuous mention becomes the whole stretch from its
+            first to its last piece; of overlapping mentions the longest is kept, then
+            the leftmost. "first_fragment": a discontinuous mention becomes its first
+            piece, then as "outermost". "drop": discontinuous mentions and all mentions
+            that overlap another one are dropped.
+
+    Returns:
+        The flat mentions, and what was met.
     """
-    given = tuple(spans)
-    distinct = sorted(set(given), key=lambda s: (s.start, -s.end, s.label, s.fragments))
-    nested, crossing, holding = _overlaps(distinct)
-    broken = [len(span.fragments) > 1 for span in distinct]
-    if rule == "drop":
-        bad = zip(distinct, nested, crossing, holding, broken, strict=True)
-        kept = [replace(s, fragments=()) for s, *flags in bad if not any(flags)]
-    else:
-        first = rule == "first_fragment"
-        stretches = [
-            s.fragments[0] if first and s.fragments else (s.start, s.end)
-            for s in distinct
-        ]
-        rows = zip(stretches, distinct, strict=True)
-        kept = _longest([Span(start, end, s.label) for (start, end), s in rows])
-    counts = FlattenCounts(
-        len(given),
-        len(kept),
-        len(given) - len(distinct),
-        sum(nested),
-        sum(crossing),
-        sum(broken),
+    all_spans = tuple(spans)
+    distinct = sorted(
+        set(all_spans), key=lambda s: (s.start, -s.end, s.label, s.fragments)
     )
-    return tuple(kept), counts
+    is_nested, is_crossing, is_holding = _find_overlaps(distinct)
+    is_discontinuous = [len(span.fragments) > 1 for span in distinct]
+    if rule == "drop":
+        flat = [
+            replace(span, fragments=())
+            for i, span in enumerate(distinct)
+            if not (
+                is_nested[i] or is_crossing[i] or is_holding[i] or is_discontinuous[i]
+            )
+        ]
+    else:
+        flat = _select_longest([_one_piece(span, rule) for span in distinct])
+    counts = FlattenCounts(
+        spans=len(all_spans),
+        flat=len(flat),
+        duplicates=len(all_spans) - len(distinct),
+        nested=sum(is_nested),
+        crossing=sum(is_crossing),
+        discontinuous=sum(is_discontinuous),
+    )
+    return tuple(flat), counts
 
 
-def _overlaps(spans: Sequence[Span]) -> tuple[list[bool], list[bool], list[bool]]:
-    """Which spans, in `flatten`'s order, lie inside another, cross another, hold
-    another."""
-    nested, crossing, holding = ([False] * len(spans) for _ in range(3))
+def _one_piece(span: Span, rule: FlattenRule) -> Span:
+    """Return a mention as one continuous stretch."""
+    if rule == "first_fragment" and span.fragments:
+        start, end = span.fragments[0]
+        return Span(start, end, span.label)
+    return Span(span.start, span.end, span.label)
+
+
+def _find_overlaps(
+    spans: Sequence[Span],
+) -> tuple[list[bool], list[bool], list[bool]]:
+    """Return which mentions lie inside another, cross another, and hold another.
+
+    The mentions must be in the order that `flatten` sorts them in.
+    """
+    is_nested = [False] * len(spans)
+    is_crossing = [False] * len(spans)
+    is_holding = [False] * len(spans)
     active: list[int] = []
     for i, span in enumerate(spans):
         active = [j for j in active if spans[j].end > span.start]
-        for j in active:
-            if spans[j].end >= span.end:  # starts no later, ends no earlier
-                nested[i] = holding[j] = True
+        for j in active:  # each starts no later than this one
+            if spans[j].end >= span.end:
+                is_nested[i] = True
+                is_holding[j] = True
             else:
-                crossing[i] = crossing[j] = True
+                is_crossing[i] = True
+                is_crossing[j] = True
         active.append(i)
-    return nested, crossing, holding
+    return is_nested, is_crossing, is_holding
 
 
-def _longest(spans: Sequence[Span]) -> list[Span]:
-    """Spans picked greedily from long to short, ties from left to right, none
-    overlapping."""
-    flat = sorted(spans)
-    if all(left.end <= right.start for left, right in pairwise(flat)):
-        return flat
-    picked: list[Span] = []
-    starts, ends = np.empty(len(flat), np.int64), np.empty(len(flat), np.int64)
+def _select_longest(spans: Sequence[Span]) -> list[Span]:
+    """Select mentions that do not overlap, from long to short, ties from the left."""
+    ordered = sorted(spans)
+    if all(left.end <= right.start for left, right in pairwise(ordered)):
+        return ordered
+
+    selected: list[Span] = []
+    starts = np.empty(len(ordered), np.int64)
+    ends = np.empty(len(ordered), np.int64)
     for span in sorted(set(spans), key=lambda s: (s.start - s.end, s.start, s.label)):
-        n = len(picked)
-        if not np.any((starts[:n] < span.end) & (ends[:n] > span.start)):
-            starts[n], ends[n] = span.start, span.end
-            picked.append(span)
-    return sorted(picked)
+        count = len(selected)
+        overlaps = (starts[:count] < span.end) & (ends[:count] > span.start)
+        if not overlaps.any():
+            starts[count] = span.start
+            ends[count] = span.end
+            selected.append(span)
+    return sorted(selected)
 
 
 def relabel(
@@ -272,104 +402,123 @@ def relabel(
     label_map: Mapping[str, str],
     keep: Collection[str] | None = None,
 ) -> tuple[Document, ...]:
-    """Documents with other labels: mapped first ("" drops), then only those in `keep`."""
-    made = []
+    """Return documents with other labels.
+
+    A document that does not change is returned as the same object.
+
+    Args:
+        documents: The documents.
+        label_map: The new label of each label that changes; "" drops its mentions.
+        keep: The new labels whose mentions are kept; None keeps all.
+    """
+    relabelled = []
     for document in documents:
-        named = (
-            (span, label_map.get(span.label, span.label)) for span in document.spans
-        )
-        spans = tuple(
-            span if label == span.label else replace(span, label=label)
-            for span, label in named
-            if label and (keep is None or label in keep)
-        )
-        made.append(
-            document if spans == document.spans else replace(document, spans=spans)
-        )
-    return tuple(made)
+        spans = []
+        for span in document.spans:
+            label = label_map.get(span.label, span.label)
+            if not label or (keep is not None and label not in keep):
+                continue
+            spans.append(span if label == span.label else replace(span, label=label))
+        if tuple(spans) == document.spans:
+            relabelled.append(document)
+        else:
+            relabelled.append(replace(document, spans=tuple(spans)))
+    return tuple(relabelled)
 
 
 def types_of(documents: Iterable[Document]) -> tuple[str, ...]:
-    """The labels that occur, sorted."""
+    """Return the labels that occur in documents, sorted."""
     return tuple(
         sorted({span.label for document in documents for span in document.spans})
     )
 
 
 def allowed_transitions(tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a tag sequence of the scheme may look like.
+    """Return which tags may start, follow each other in, and end a sentence.
 
-    Returns boolean start (T,), transition (T, T) [from, to] and end (T,).
+    Returns:
+        Boolean arrays: start (tags,), transition (tags, tags) [from, to], end (tags,).
     """
-    table = _table(tagset)
-    kind, prefix = table.type, table.prefix
-    every = np.ones(len(kind), dtype=bool)
+    table = _tag_table(tagset)
+    type_index = table.type_index
+    anywhere = np.ones(len(type_index), dtype=bool)
     if tagset.scheme == "IO":
-        return every, np.ones((len(kind), len(kind)), dtype=bool), every.copy()
-    continues = np.isin(prefix, ["I", "E"])  # (T,) must follow an open span of its type
-    opened = np.isin(prefix, ["B", "I"])
-    # (T,) may be followed by a new span or O
-    end = every if tagset.scheme == "BIO" else ~opened
-    # (T, T)
-    onward = opened[:, None] & (kind[:, None] == kind[None, :]) & continues[None, :]
-    fresh = end[:, None] & ~continues[None, :]
-    return ~continues, onward | fresh, end.copy()
+        every_pair = np.ones((len(type_index), len(type_index)), dtype=bool)
+        return anywhere, every_pair, anywhere.copy()
+
+    continues = np.isin(table.prefix, ["I", "E"])  # must follow an open mention
+    is_open = np.isin(table.prefix, ["B", "I"])
+    may_end = anywhere if tagset.scheme == "BIO" else ~is_open
+    same_type = type_index[:, None] == type_index[None, :]
+    goes_on = is_open[:, None] & same_type & continues[None, :]
+    begins = may_end[:, None] & ~continues[None, :]
+    return ~continues, goes_on | begins, may_end.copy()
 
 
 # ---- which entity types each site annotates ------------------------------------------
 
 
-def disjoint(
+def draw_disjoint(
     types: Sequence[str], sites: int, per_site: int = 0, seed: int = 0
 ) -> TagSets:
-    """Types drawn for each site without replacement, uniformly; no type at two sites.
+    """Draw types for each site uniformly, so that no two sites have a type in common.
 
-    per_site: types of each site; types beyond sites · per_site are annotated nowhere. 0
-        deals all of them out as evenly as can be, the spare ones to random sites.
+    Args:
+        types: The complete tag set.
+        sites: Number of sites.
+        per_site: Number of types of each site; types beyond sites · per_site are
+            annotated nowhere. 0 deals out all types as evenly as possible; sites drawn
+            at random get one type more.
+        seed: Seed of the draw.
 
-    Raises ConfigError where there are too few types, or a type is named twice.
+    Raises:
+        ConfigError: There are too few types, or a type is named twice.
     """
-    _check(types, sites)
+    _check_design(types, sites)
     if per_site < 0 or sites * per_site > len(types):
         raise ConfigError(
             f"{sites} sites with {per_site} types each and none in common need "
             f"{sites * max(per_site, 1)} types, there are {len(types)}: lower per_site"
         )
     rng = rng_of(seed, "tags", "disjoint")
-    drawn = rng.permutation(len(types)).tolist()
-    spare = set(rng.permutation(sites)[: len(types) % sites].tolist())
+    order = rng.permutation(len(types)).tolist()
+    has_spare = set(rng.permutation(sites)[: len(types) % sites].tolist())
     sets: list[set[str]] = []
     for site in range(sites):
-        size = per_site or len(types) // sites + (site in spare)
-        sets.append({types[drawn.pop()] for _ in range(size)})
-    return _ordered(types, sets)
+        size = per_site or len(types) // sites + (site in has_spare)
+        sets.append({types[order.pop()] for _ in range(size)})
+    return _in_order(types, sets)
 
 
-def appendix_d(types: Sequence[str], sites: int, seed: int = 0) -> TagSets:
-    """Appendix D: one type for each site that no other site annotates, drawn uniformly
-    without replacement; each remaining type at n ∈ {1, 2} sites by a fair coin, n sites
-    drawn uniformly.
+def draw_appendix_d(types: Sequence[str], sites: int, seed: int = 0) -> TagSets:
+    """Draw types for each site as Appendix D of the tag-set paper does.
 
-    Raises ConfigError for fewer than two sites, fewer types than sites, or a type named
-        twice.
+    Each site gets one type that no other site annotates, drawn uniformly without
+    replacement. A fair coin then decides for each other type whether one site or two
+    sites annotate it; these are drawn uniformly.
+
+    Raises:
+        ConfigError: There are fewer than two sites or fewer types than sites, or a type
+            is named twice.
     """
-    _check(types, sites)
+    _check_design(types, sites)
     if sites < 2:
         raise ConfigError(
             "a type may be annotated at two sites: 2 sites or more are needed"
         )
     rng = rng_of(seed, "tags", "appendix-d")
-    drawn = rng.permutation(len(types)).tolist()
-    sets = [{types[own]} for own in drawn[:sites]]  # [tagsets appendix d]
-    for index in sorted(drawn[sites:]):
+    order = rng.permutation(len(types)).tolist()
+    sets = [{types[index]} for index in order[:sites]]  # [tagsets appendix d]
+    for index in sorted(order[sites:]):
         number = 1 + int(rng.integers(2))  # [tagsets appendix d]
-        # [tagsets appendix d]
-        for site in rng.choice(sites, size=number, replace=False).tolist():
+        chosen = rng.choice(sites, size=number, replace=False)  # [tagsets appendix d]
+        for site in chosen.tolist():
             sets[site].add(types[index])
-    return _ordered(types, sets)
+    return _in_order(types, sets)
 
 
-def _check(types: Sequence[str], sites: int) -> None:
+def _check_design(types: Sequence[str], sites: int) -> None:
+    """Raise ConfigError unless each site can have a type that is its alone."""
     if len(set(types)) < len(types):
         raise ConfigError(f"types = {list(types)}: a type is named twice")
     if sites < 1:
@@ -381,5 +530,6 @@ def _check(types: Sequence[str], sites: int) -> None:
         )
 
 
-def _ordered(types: Sequence[str], sets: Sequence[set[str]]) -> TagSets:
+def _in_order(types: Sequence[str], sets: Sequence[set[str]]) -> TagSets:
+    """Return each site's types in the order of the complete tag set."""
     return tuple(tuple(t for t in types if t in chosen) for chosen in sets)

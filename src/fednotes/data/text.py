@@ -1,6 +1,6 @@
-"""Tokens and sentences of clinical text, by rule and with character offsets.
+"""Cut clinical text into tokens and sentences, by rule and with character offsets.
 
-Nothing here is learnt from text, so every site cuts its notes the same way without
+Nothing here is learnt from text, so every site cuts its notes in the same way without
 exchanging a word.
 """
 
@@ -18,13 +18,13 @@ import numpy as np
 from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, Span
 
-# Accents and vowel signs written as separate characters are no "word characters" to
-# Python's `re`; without them "café" in decomposed form would be cut in three.
+# Python's `re` does not count accents and vowel signs that are characters of their own
+# as "word characters"; without them, "café" in decomposed form would be cut in three.
 _MARKS = "".join(
     chr(c) for c in range(0x300, 0x10000) if unicodedata.category(chr(c))[0] == "M"
 )
 _WORD = rf"(?:[^\W_][{_MARKS}]*)+"
-TOKEN = re.compile(rf"{_WORD}|\S[{_MARKS}]*")  # exports write it down
+TOKEN = re.compile(rf"{_WORD}|\S[{_MARKS}]*")  # exports contain it
 
 Bounds = tuple[int, int]
 
@@ -32,7 +32,9 @@ Bounds = tuple[int, int]
 class Passage(NamedTuple):
     """A text that is read together, and its words.
 
-    words: (words, 2) character offsets in `text`, half-open, in order.
+    Attributes:
+        text: The text.
+        words: (words, 2) half-open character offsets in `text`, in order.
     """
 
     text: str
@@ -45,135 +47,161 @@ class Passage(NamedTuple):
 
 
 def tokenize(text: str) -> np.ndarray:
-    """Words (letters and digits), and every other visible character by itself.
+    """Return the words of a text, and each other visible character as a token.
 
-    Returns (tokens, 2) int32 character offsets, half-open, in order. An underscore is
-    punctuation; a combining mark stays with the character before it. Letters and digits
-    are not parted ("B12", "60mg"): see `docs/architecture.md` for the measurement.
+    A word consists of letters and digits, which are not separated ("B12", "60mg";
+    `docs/architecture.md` has the measurement). An underscore is punctuation. A
+    combining mark belongs to the character before it.
+
+    Returns:
+        (tokens, 2) int32 half-open character offsets, in order.
     """
-    spans = [match.span() for match in TOKEN.finditer(text)]
-    return np.array(spans, dtype=np.int32).reshape(-1, 2)  # (tokens, 2)
+    bounds = [match.span() for match in TOKEN.finditer(text)]
+    return np.array(bounds, dtype=np.int32).reshape(-1, 2)
 
 
 def normalise(form: str) -> str:
-    """A surface form for comparison: case folded, runs of whitespace made one space."""
+    """Return a surface form for comparison: case folded, white space as one space."""
     return " ".join(form.casefold().split())
 
 
 _WORDS = {
-    name: frozenset(own.split()) for name, own in shipped("data/words.toml").items()
+    name: frozenset(words.split()) for name, words in shipped("data/words.toml").items()
 }
-# Not from within a run of marks, or a row of 200,000 dots would be tried from each of
-# them.
-_END = re.compile(r"(?<![.!?])[.!?]+[\"'\u201d\u2019)\]]*(?=\s)")
-_BEFORE = re.compile(r"[^\s(\[\"'\u201c\u2018/,;]+$")
-_NEXT = re.compile(r"[\"'\u201c\u2018(\[]*(\w+)?")
+# The look-behind keeps a match from starting within a run of marks; otherwise a row of
+# 200,000 dots would be tried from each of them.
+_END_MARKS = re.compile(r"(?<![.!?])[.!?]+[\"'\u201d\u2019)\]]*(?=\s)")
+_WORD_BEFORE = re.compile(r"[^\s(\[\"'\u201c\u2018/,;]+$")
+_WORD_AFTER = re.compile(r"[\"'\u201c\u2018(\[]*(\w+)?")
 _LIST_NUMBER = re.compile(r"(?:\d{1,3}|[A-Za-z]|[ivxIVX]{1,4})[.)]+\Z")
-_WRAPPED = 50  # characters; a shorter line was not broken for its width
+_MAX_WORD_BEFORE = 40  # characters in which the word before a mark is looked for
+_MIN_WRAPPED = 50  # characters; a shorter line was not broken because of its width
+_MIN_WORD = 3  # letters of a word that may end a sentence before a lower-case word
 
 
 def split_sentences(document: Document) -> list[Bounds]:
-    """Sentences of a document as half-open character offsets, trimmed, none of them
-    empty.
+    """Return the sentences of a document, trimmed; none of them is empty.
 
-    The source's own sentences where it gives them; else lines, and within a line a rule
-    that knows clinical abbreviations, numbers and list items. A long line that goes on
-    in lower case was broken for its width and is joined. A gold span that touches a
-    sentence lies wholly in it: none is cut, and one that takes in space around a
-    sentence widens it.
+    If the source gives sentences, these are used. Otherwise lines are cut by a rule
+    that knows clinical abbreviations, numbers and list items. A long line that
+    continues in lower case was broken because of its width and is joined to the next.
+    No sentence cuts a gold span that touches it: sentences are joined, or widened to
+    the white space that a span includes.
+
+    Returns:
+        Half-open character offsets, in order.
     """
     if document.sentences:
-        return join_cut(document.sentences, document.spans)
+        return join_cut_sentences(document.sentences, document.spans)
     text = document.text
     bounds: list[Bounds] = []
-    for start, end in _paragraphs(text):
-        cuts = [start, *_ends(text, start, end), end]
-        bounds += pairwise(cuts)
-    trimmed = (_trim(text, start, end) for start, end in bounds)
-    return join_cut(
-        [(start, end) for start, end in trimmed if start < end], document.spans
-    )
+    for start, end in _find_paragraphs(text):
+        cuts = [start, *_find_sentence_ends(text, start, end), end]
+        for piece_start, piece_end in pairwise(cuts):
+            trimmed_start, trimmed_end = _trim(text, piece_start, piece_end)
+            if trimmed_start < trimmed_end:
+                bounds.append((trimmed_start, trimmed_end))
+    return join_cut_sentences(bounds, document.spans)
 
 
-def join_cut(bounds: Sequence[Bounds], spans: Iterable[Span]) -> list[Bounds]:
-    """Sentences in order, joined or widened so that each span that touches one lies in
-    one.
+def join_cut_sentences(bounds: Sequence[Bounds], spans: Iterable[Span]) -> list[Bounds]:
+    """Return sentences, joined or widened so that no span is cut.
 
-    A discontinuous span counts with all its fragments and what is between them.
+    A span that touches no sentence changes nothing. A discontinuous span counts from
+    its first to its last fragment.
+
+    Args:
+        bounds: Half-open character offsets of the sentences, in order.
+        spans: Spans of the same text.
     """
     ends = [end for _, end in bounds]
-    parts = list(bounds)
+    stretches = list(bounds)
     for span in spans:
         at = bisect_right(ends, span.start)
         if at < len(bounds) and bounds[at][0] < span.end:
-            parts.append((span.start, span.end))
-    return joined(parts)
+            stretches.append((span.start, span.end))
+    return merge_overlapping(stretches)
 
 
-def joined(pieces: Iterable[Bounds]) -> list[Bounds]:
-    """Stretches in order, those put together that overlap."""
-    found: list[Bounds] = []
-    for start, end in sorted(pieces):
-        if found and start < found[-1][1]:
-            start, before = found.pop()
-            end = max(before, end)
-        found.append((start, end))
-    return found
+def merge_overlapping(stretches: Iterable[Bounds]) -> list[Bounds]:
+    """Return stretches of text in order; those that overlap become one."""
+    merged: list[Bounds] = []
+    for start, end in sorted(stretches):
+        if merged and start < merged[-1][1]:
+            first_start, first_end = merged[-1]
+            merged[-1] = (first_start, max(first_end, end))
+        else:
+            merged.append((start, end))
+    return merged
 
 
-def _paragraphs(text: str) -> list[Bounds]:
-    """Lines, with lines that were broken for their width put together."""
-    parts: list[Bounds] = []
+def _find_paragraphs(text: str) -> list[Bounds]:
+    """Return lines; those that were broken because of their width are joined."""
+    paragraphs: list[Bounds] = []
     position = 0
-    wrapped = False
+    was_wrapped = False
     for line in text.split("\n"):
-        start, end = position, position + len(line)
+        start = position
+        end = position + len(line)
         position = end + 1
-        if wrapped and line.lstrip()[:1].islower():
-            start = parts.pop()[0]
-        parts.append((start, end))
+        if was_wrapped and line.lstrip()[:1].islower():
+            start, _ = paragraphs.pop()
+        paragraphs.append((start, end))
         body = line.rstrip()
-        wrapped = len(body) >= _WRAPPED and body[-1] not in ".:;!?"
-    return parts
+        was_wrapped = len(body) >= _MIN_WRAPPED and body[-1] not in ".:;!?"
+    return paragraphs
 
 
-def _ends(text: str, start: int, end: int) -> list[int]:
-    """Offsets inside one paragraph at which a sentence ends."""
-    found: list[int] = []
-    for match in _END.finditer(text, start, end):
-        if _is_end(text, found[-1] if found else start, match, end):
-            found.append(match.end())
-    return found
+def _find_sentence_ends(text: str, start: int, end: int) -> list[int]:
+    """Return the offsets inside one paragraph at which a sentence ends."""
+    ends: list[int] = []
+    sentence_start = start
+    for match in _END_MARKS.finditer(text, start, end):
+        if _ends_sentence(text, sentence_start, match, end):
+            sentence_start = match.end()
+            ends.append(sentence_start)
+    return ends
 
 
-def _is_end(text: str, start: int, match: re.Match[str], end: int) -> bool:
-    """Whether the punctuation in `match` ends the sentence that began at `start`."""
+def _ends_sentence(
+    text: str, start: int, match: re.Match[str], paragraph_end: int
+) -> bool:
+    """Return whether the marks in `match` end the sentence that began at `start`."""
     after = match.end()
-    while after < end and text[after].isspace():
+    while after < paragraph_end and text[after].isspace():
         after += 1
-    if after == end:
-        return False  # the paragraph's own end
-    head = text[max(start, match.start() - 40) : match.start()]
+    if after == paragraph_end:
+        return False  # the paragraph ends here anyway
     if _LIST_NUMBER.match(text[start : match.end()].strip()):
         return False  # "1. Aspirin"
     if not set("!?").isdisjoint(match.group()):
         return True
-    following = _NEXT.match(text, after, end)
-    word = (following.group(1) if following else None) or ""
-    found = _BEFORE.search(head)
-    before = found.group() if found else ""
-    short = before.casefold().replace(".", "")
-    if short in _WORDS["titles"]:
+
+    head = text[max(start, match.start() - _MAX_WORD_BEFORE) : match.start()]
+    found_before = _WORD_BEFORE.search(head)
+    found_after = _WORD_AFTER.match(text, after, paragraph_end)
+    return _full_stop_ends_sentence(
+        found_before.group() if found_before else "",
+        (found_after.group(1) if found_after else None) or "",
+    )
+
+
+def _full_stop_ends_sentence(before: str, after: str) -> bool:
+    """Return whether a full stop between two words ends a sentence; "" is no word."""
+    bare = before.casefold().replace(".", "")
+    if bare in _WORDS["titles"]:
         return False
-    dotted = "." in before and not before[0].isdigit()
-    if dotted or short in _WORDS["short"] or (len(short) == 1 and short.isalpha()):
-        return word[:1].isupper() and word.casefold() in _WORDS["openers"]
-    if word[:1].islower():
-        return len(short) >= 3 and short.isalpha() and before.islower()
+    is_dotted = "." in before and not before[0].isdigit()
+    is_letter = len(bare) == 1 and bare.isalpha()
+    if is_dotted or is_letter or bare in _WORDS["short"]:
+        return after[:1].isupper() and after.casefold() in _WORDS["openers"]
+    if after[:1].islower():
+        return len(bare) >= _MIN_WORD and bare.isalpha() and before.islower()
     return True
 
 
 def _trim(text: str, start: int, end: int) -> Bounds:
+    """Return a stretch without the white space at its ends."""
     while start < end and text[start].isspace():
         start += 1
     while end > start and text[end - 1].isspace():

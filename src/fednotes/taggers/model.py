@@ -22,7 +22,7 @@ from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.listeners import BatchListeners
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import with_spans, without_gold
-from fednotes.data.tags import making, runs
+from fednotes.data.tags import find_spans, span_tag_mask
 from fednotes.encoders.encoder import length_batches
 from fednotes.taggers.corpora import Batch, PreparedCorpus, Progress, chosen_of
 from fednotes.taggers.layers import CrfOutput, with_zero
@@ -362,7 +362,7 @@ class Model(nn.Module):
                             zip(starts, encoded.bounds[indices + 1], strict=True)
                         )
                         for first, last, kind in zip(
-                            *runs(ids[a:b], self.tagset), strict=True
+                            *find_spans(ids[a:b], self.tagset), strict=True
                         )
                     ],
                     np.int64,
@@ -441,7 +441,7 @@ class CrfReading:
             part = spans[start : start + size]
             allowed = np.ones((len(part), *emissions.shape[1:]), dtype=bool)
             for row, (_, first, last, kind) in zip(allowed, part.tolist(), strict=True):
-                wanted = making(batch.corpus.encoded.tagset, kind, last - first)
+                wanted = span_tag_mask(batch.corpus.encoded.tagset, kind, last - first)
                 low = max(first - 1, 0)
                 row[low : last + 1] = wanted[int(first == 0) :][: len(row) - low]
             rows = torch.from_numpy(batch.back[part[:, 0]])

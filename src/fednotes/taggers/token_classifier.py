@@ -51,7 +51,7 @@ from fednotes.core.settings import build, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, Scheme, TagSet
 from fednotes.data.batches import encode_corpus
-from fednotes.data.tags import making
+from fednotes.data.tags import span_tag_mask
 from fednotes.encoders.adapters import Changed, LoRA, targets
 from fednotes.encoders.pretrained import (
     NO_ENCODER,
@@ -178,13 +178,13 @@ class WordReading:
     def chances(self, spans: np.ndarray) -> np.ndarray:
         """As `Reading`: words are independent, so a product over a span's words and its
         neighbours. An I- at its start counts where the word before is of another type,
-        as `runs` reads it."""
+        as `find_spans` reads it."""
         tagset = self.corpus.encoded.tagset
         of = self.padded(self.logits.float().softmax(-1)).cpu().double().numpy()
         of[..., 0] += of.sum(-1) == 0  # (units, steps, tags); O, where nothing is read
         found = []
         for unit, first, last, kind in spans.tolist():
-            wanted, low = making(tagset, kind, last - first), max(first - 1, 0)
+            wanted, low = span_tag_mask(tagset, kind, last - first), max(first - 1, 0)
             part = of[unit, low : last + 1]
             each = (part * wanted[int(first == 0) :][: len(part)]).sum(-1)
             if kind >= 0:

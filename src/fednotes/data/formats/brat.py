@@ -24,7 +24,7 @@ from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.formats import files as corpus
-from fednotes.data.text import joined
+from fednotes.data.text import merge_overlapping
 
 LOOSE = 0
 _PLACE = "[0-9]{1,9} [0-9]{1,9}"
@@ -160,7 +160,7 @@ def _parse(line: str) -> _Mention | None:
     pieces = tuple(sorted((start, end) for start, end in rows))
     if any(start >= end for start, end in pieces):
         raise DataError(f"{name} ends before it starts")
-    whole = tuple(joined(pieces))  # pieces of hand-made corpora may overlap
+    whole = tuple(merge_overlapping(pieces))  # pieces of hand-made corpora may overlap
     span = Span(
         whole[0][0], whole[-1][1], intern(label), whole if len(whole) > 1 else ()
     )

@@ -29,7 +29,7 @@ from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.encodings import named_encoding
 from fednotes.data.formats import files as corpus
-from fednotes.data.text import joined
+from fednotes.data.text import merge_overlapping
 
 # Keys that hold spans; those of the second pair mean something else beside one of the
 # first.
@@ -213,7 +213,7 @@ def mention(
         raise DataError(
             "a mention has no place in the text" if label else "a mention has no type"
         )
-    whole = joined(found)
+    whole = merge_overlapping(found)
     start, end = whole[0][0], whole[-1][1]
     is_there = not isinstance(form, str) or (
         _holds(text, found, form) or _holds(text, [(start, end)], form)

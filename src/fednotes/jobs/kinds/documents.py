@@ -439,9 +439,9 @@ def _draw(
     for attempt in range(_DRAWS):
         drawn = seed_of(number, "draw", attempt) if attempt else number
         if config.design == "disjoint":
-            sets = tags.disjoint(types, len(sites), config.per_site, drawn)
+            sets = tags.draw_disjoint(types, len(sites), config.per_site, drawn)
         else:
-            sets = tags.appendix_d(types, len(sites), drawn)
+            sets = tags.draw_appendix_d(types, len(sites), drawn)
         pairs = zip(counts, sets, strict=True)
         if all(found[t] >= config.min_mentions for found, own in pairs for t in own):
             return sets
