@@ -17,13 +17,14 @@ from safetensors.torch import load_file
 from fednotes.apps.deployment.rules.guard import settle
 from fednotes.apps.deployment.server import server_main
 from fednotes.apps.deployment.site import site_main
-from fednotes.apps.deployment.site_file import SITE_FILE, install, whole_table
+from fednotes.apps.deployment.site_file import SITE_FILE, install
 from fednotes.apps.phenotyping.synthetic import generate as generate_patients
 from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.messages import Frame
 from fednotes.data.synthetic import generate, write_sites
 from fednotes.engines.host import SiteHost, explained, placeless
 from fednotes.engines.launch import Setup
+from fednotes.jobs.declaration import table_to_approve
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 
@@ -221,7 +222,7 @@ class Hospitals:
 
     @property
     def table(self) -> dict[str, Any]:
-        return whole_table(self.declared, self.names, self.least)
+        return table_to_approve(self.declared, self.names, self.least)
 
     def approve(self, name: str, yes: bool = True) -> None:
         settle(self.setups[name].kit, self.table, approve=yes, by="tester")

@@ -19,11 +19,11 @@ from private_sites import MODEL, SECRET, config_of, made, patients, theta
 from scipy import stats
 from tiny_jobs import TABLE
 
-from fednotes.apps.deployment.site_file import parsed
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.update import Total
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.card import card
+from fednotes.jobs.declaration import parse_declared
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import PROMISED
 from fednotes.jobs.simulate import simulate
@@ -514,13 +514,17 @@ def test_between_real_sites_parts_of_noise_need_a_secure_sum() -> None:
         "privacy": {"epsilon": 1.0},
     }
     with pytest.raises(ConfigError, match=r'where = "sum".*secure_sum = true'):
-        parsed({"name": "job", "job": table}, Path(), "job.toml")
+        parse_declared({"name": "job", "job": table}, Path(), "job.toml")
     secure = {**table, "federation": {"secure_sum": True}}
     assert (
-        parsed({"name": "job", "job": secure}, Path(), "job.toml").privacy is not None
+        parse_declared({"name": "job", "job": secure}, Path(), "job.toml").privacy
+        is not None
     )
     alone = {**table, "privacy": {"epsilon": 1.0, "where": "site"}}
-    assert parsed({"name": "job", "job": alone}, Path(), "job.toml").privacy is not None
+    assert (
+        parse_declared({"name": "job", "job": alone}, Path(), "job.toml").privacy
+        is not None
+    )
 
 
 def test_unknown_keys_of_the_table_are_named() -> None:

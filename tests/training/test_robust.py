@@ -19,11 +19,11 @@ from fault_toy import SITES, Toy
 from hospitals import FEDNER, OPEN, Hospitals, corpus, simulated
 from scipy.stats import trim_mean
 
-from fednotes.apps.deployment.site_file import load_deployed
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.federation import Federation, State
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.declaration import load_declared
 from fednotes.jobs.job_file import parse_job
 from fednotes.methods.averaging import Averaging
 from fednotes.training.server_steps import Aggregation, Rule, for_names, gathered
@@ -410,11 +410,11 @@ def test_between_real_sites_the_job_says_that_sums_are_plain(tmp_path: Path) -> 
     path = tmp_path / "job.toml"
     path.write_text(MEDIAN)
     with pytest.raises(ConfigError, match=r"secure_sum = false in \[federation\]"):
-        load_deployed(path)
+        load_declared(path)
     path.write_text(MEDIAN.replace("[federation]", "[federation]\nsecure_sum = false"))
-    job, _ = load_deployed(path)
+    job, _ = load_declared(path)
     assert job.module.each(job.config)
     path.write_text(FEDNER)  # the default
-    job, _ = load_deployed(path)
+    job, _ = load_declared(path)
     assert job.federation.secure_sum
     assert not job.module.each(job.config)

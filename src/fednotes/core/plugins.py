@@ -15,6 +15,8 @@ A package registers an object under a name in one of these groups of its
     fednotes.exports     an `ExportForm` of jobs/export_forms.py
     fednotes.formats     a module with `accepts` and `read`, as in data/formats/
     fednotes.attacks     a sequence of `Attack` of apps/audit/
+    fednotes.jobs_at_home  a function that loads a deployed job with one site's notes, as
+                         `job_at_home` of apps/deployment/site_file.py
     fednotes.commands    a function, or a `typer.Typer` with several commands
     fednotes.jobs        a package, in whose folder job files lie
     fednotes.ledgers     a module with `is_kit` and `read_ledger`, as apps/deployment/kit_ledger.py
@@ -41,6 +43,7 @@ Group = Literal[
     "exports",
     "formats",
     "attacks",
+    "jobs_at_home",
     "commands",
     "jobs",
     "ledgers",
@@ -82,6 +85,27 @@ def added(group: Group, built_in: Collection[str]) -> dict[str, EntryPoint]:
     for name in by_name.keys() & set(built_in):
         raise ConfigError(_taken(by_name[name], group))
     return by_name
+
+
+def load_all(group: Group, expected: type | tuple[type, ...]) -> dict[str, Any]:
+    """Import all objects of a group.
+
+    Args:
+        group: The group.
+        expected: The objects' type, or several possible types.
+
+    Returns:
+        The objects by name. Those of fednotes itself come first.
+
+    Raises:
+        ConfigError: An object cannot be imported or has another type, or two packages
+            register the same name.
+    """
+    entries = registered(group)
+    built_in_first = sorted(
+        entries, key=lambda name: not _is_of_fednotes(entries[name])
+    )
+    return {name: load(entries[name], expected) for name in built_in_first}
 
 
 def load(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:

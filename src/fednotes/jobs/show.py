@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fednotes import methods
-from fednotes.apps.deployment.site_file import PLACES, with_places
+from fednotes.jobs.declaration import PLACE_KEYS, with_places
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import (
     DEFAULT_PRESET,
@@ -172,7 +172,7 @@ class _Showing:
             values = {field.name: getattr(site, field.name) for field in fields(site)}
             if without_places:
                 values = {
-                    key: value for key, value in values.items() if key not in PLACES
+                    key: value for key, value in values.items() if key not in PLACE_KEYS
                 }
             yield from self._table(("sites", name), values)
 

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from fednotes.apps.audit import all_attacks
 from fednotes.apps.deployment.commands import site as kit_cli
-from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.rules.guard import (
     RULES,
     NotApproved,
@@ -27,6 +26,7 @@ from fednotes.apps.deployment.rules.guard import (
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.site_file import SITE_FILE, policy_of
 from fednotes.cli import shared
+from fednotes.core.tables import table_fingerprint
 from fednotes.jobs.results import AUDIT, Audit, Leak
 
 SITES = ["h1", "h2", "h3"]
@@ -56,7 +56,7 @@ def asked(kit: Path, table: dict[str, Any], policy: Policy | None = None) -> str
 def test_the_hash_comes_first(kit: Path) -> None:
     asked(kit, JOB)
     assert given("approve", kit, "--yes").splitlines()[:7] == [
-        f"fingerprint {fingerprint(JOB)}",
+        f"fingerprint {table_fingerprint(JOB)}",
         "job ner",
         '  method = "fedner"',
         '  name = "ner"',
@@ -97,7 +97,7 @@ def test_an_approval_can_wait_for_the_request(kit: Path) -> None:
     request.join()
     assert "waiting up to 60 s for a job that asks for approval" in told
     assert "note: this site does not run" in told
-    assert f"approved: ner ({fingerprint(JOB)[:12]})" in told
+    assert f"approved: ner ({table_fingerprint(JOB)[:12]})" in told
 
 
 def test_waiting_ends_with_the_time_and_a_remedy(kit: Path) -> None:
@@ -108,14 +108,14 @@ def test_waiting_ends_with_the_time_and_a_remedy(kit: Path) -> None:
 
 def test_waiting_can_be_for_one_job(kit: Path) -> None:
     """Another one that waits is not taken for it."""
-    key = fingerprint(JOB | {"title": "the awaited one"})
+    key = table_fingerprint(JOB | {"title": "the awaited one"})
     asked(kit, JOB)
     told = given(
         "approve", kit, key[:12], "--yes", "--wait", "--timeout", "0.1", code=2
     )
     assert f"no job whose fingerprint begins with {key[:12]!r} has asked" in told
     assert not approvals_of(kit).decisions()
-    short = fingerprint(JOB)[:12]
+    short = table_fingerprint(JOB)[:12]
     assert "approved: ner" in given(
         "approve", kit, short, "--yes", "--wait", "--timeout", "0.1"
     )
@@ -162,9 +162,11 @@ def test_a_job_s_words_cannot_show_another_job(
     console = Console(width=60, force_terminal=True, color_system=None, file=screen)
     for module in (shared, kit_cli):
         monkeypatch.setattr(module, "console", console)
-    kit_cli._show_job(kit, forged, fingerprint(forged), policy_of(kit).quorum("h1"))
+    kit_cli._show_job(
+        kit, forged, table_fingerprint(forged), policy_of(kit).quorum("h1")
+    )
     rows = screen.getvalue().split("\n")
-    assert rows[0] == f"fingerprint {fingerprint(forged)}"
+    assert rows[0] == f"fingerprint {table_fingerprint(forged)}"
     begins = [row for row in rows[1:] if row and not row.startswith(" ")]
     assert [row[:3] for row in begins] == ["job", "cha", "com"]
     assert "\n  ~ training.epochs: 3 → 9\n" in screen.getvalue()
@@ -256,7 +258,7 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
     assert "with the key of bob" in given("status", kit)
     other = {**JOB, "seed": 2}
     assert "approved another form of this job" in asked(kit, other, policy)
-    given("reject", kit, fingerprint(JOB)[:12])  # one person's no, without a key
+    given("reject", kit, table_fingerprint(JOB)[:12])  # one person's no, without a key
     assert "has rejected this job" in asked(kit, JOB, policy)
 
 
@@ -284,7 +286,9 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     asked(kit, table)
     fine = Leak(attack="words", success=0.1, chance=0.01, control=1.0, proven=True)
     others = [Leak(attack=each.name, applies=False, why="no") for each in all_attacks()]
-    right = Audit(site="h1", fingerprint=fingerprint(job), attacks=[fine, *others])
+    right = Audit(
+        site="h1", fingerprint=table_fingerprint(job), attacks=[fine, *others]
+    )
     worse = fine.model_copy(update={"success": 0.12, "proven": False})
 
     def approve(found: Audit | None, code: int = 0) -> str:
@@ -305,13 +309,13 @@ def test_a_rule_asks_for_an_audit(kit: Path, tmp_path: Path) -> None:
     assert "may succeed 0.110 above chance; this site allows 0.1 at most" in told
     assert approvals_of(kit).decisions() == ()
     assert "the best attack, words, may be 0.090 above chance" in approve(right)
-    assert "approved: ner" in given("approve", kit, fingerprint(table), "--yes")
+    assert "approved: ner" in given("approve", kit, table_fingerprint(table), "--yes")
     assert "no audit.json there" in given(
-        "approve", kit, fingerprint(table), "--audit", kit, code=2
+        "approve", kit, table_fingerprint(table), "--audit", kit, code=2
     )
     asked(kit, fewer := {**table, "sites": SITES[:2]})  # of which a sum tells more
     assert "not of the sites that the job's table has" in approve(right, 2)
-    assert not (kit / RULES / "audits" / fingerprint(fewer)).exists()
+    assert not (kit / RULES / "audits" / table_fingerprint(fewer)).exists()
 
 
 def test_without_the_rule_an_audit_is_shown(kit: Path, tmp_path: Path) -> None:
@@ -322,7 +326,9 @@ def test_without_the_rule_an_audit_is_shown(kit: Path, tmp_path: Path) -> None:
     }
     asked(kit, table)
     leak = Leak(attack="a\nb", success=1.0, chance=0.01, control=0.1)
-    found = Audit(site="h1", fingerprint=fingerprint(table["job"]), attacks=[leak])
+    found = Audit(
+        site="h1", fingerprint=table_fingerprint(table["job"]), attacks=[leak]
+    )
     (tmp_path / AUDIT).write_text(found.model_dump_json())
     told = given("approve", kit, "--yes", "--audit", tmp_path)
     assert "may be 0.990 above chance; say nothing: a" in told

@@ -17,7 +17,6 @@ import pytest
 from hospitals import QUICK, SHORT, Hospitals, weights
 from kits import given, site_kit
 
-from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.rules.guard import (
     NotApproved,
     approvals_of,
@@ -34,6 +33,7 @@ from fednotes.core.errors import (
     ModelError,
     RefusedError,
 )
+from fednotes.core.tables import table_fingerprint
 from fednotes.engines.history import Journal
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -60,7 +60,7 @@ def test_a_rejection_before_the_first_round_ends_the_run(
         ConfigError, match="site 'posts' has rejected this job"
     ) as stopped:
         hospitals.run()
-    key = fingerprint(hospitals.table)[:12]
+    key = table_fingerprint(hospitals.table)[:12]
     assert "3 of 3 sites are needed to begin, so this run is over" in str(stopped.value)
     assert problem(hospitals) == {"problem": str(stopped.value), "again": False}
     kit = site_kit(hospitals.setups["posts"].kit)
@@ -113,18 +113,21 @@ def test_decisions_by_fingerprint(site_notes: Any, tmp_path: Path) -> None:
     """Of two jobs the one that is meant, whichever waits."""
     first = Hospitals(tmp_path, SHORT, site_notes)
     kit = site_kit(first.setups["posts"].kit)
-    key = fingerprint(first.table)
+    key = table_fingerprint(first.table)
     other = {**first.table, "min_sites": 2}
     with pytest.raises(NotApproved, match="has approved another form of this job"):
         require_approved(kit, "posts", other, Policy())
     told = given("reject", kit)  # the one that waits
     assert (
-        f"rejected: job ({fingerprint(other)[:12]}), a job that was not approved"
+        f"rejected: job ({table_fingerprint(other)[:12]}), a job that was not approved"
         in told
     )
     assert f"still approved: job ({key[:12]})" in told
     told = given("approve", kit, code=2)
-    assert f"fednotes site approve {kit} {fingerprint(other)[:12]}` takes back" in told
+    assert (
+        f"fednotes site approve {kit} {table_fingerprint(other)[:12]}` takes back"
+        in told
+    )
     told = given("reject", kit, key[:8])
     assert f"({key[:12]}), an approval is taken back" in told
     assert approvals_of(kit).last_approved() is None

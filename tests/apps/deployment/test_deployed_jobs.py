@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from fednotes.apps.deployment.site_file import (
-    job_of_site,
-    load_deployed,
-    read_site_file,
-)
+from fednotes.apps.deployment.site_file import job_of_site, read_site_file
 from fednotes.core.errors import ConfigError
+from fednotes.jobs.declaration import load_declared
 
 NER = 'method = "fedner"\n[model]\ntagger = "cnn-clstm-crf"\n'
 
@@ -22,7 +19,7 @@ NER = 'method = "fedner"\n[model]\ntagger = "cnn-clstm-crf"\n'
 def declared(folder: Path, text: str, *sites: str) -> dict[str, Any]:
     path = folder / "job.toml"
     path.write_text(text + "".join(f"[sites.{name}]\n" for name in sites))
-    return load_deployed(path)[1]
+    return load_declared(path)[1]
 
 
 def site_file(folder: Path, more: str = "") -> Any:

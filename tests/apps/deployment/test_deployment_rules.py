@@ -40,9 +40,9 @@ from fednotes.apps.deployment.agreement import (
     mismatch,
 )
 from fednotes.apps.deployment.rules.guard import pending
-from fednotes.apps.deployment.site_file import load_deployed
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.messages import decode_reply
+from fednotes.jobs.declaration import load_declared
 
 pytestmark = pytest.mark.usefixtures("one_process")
 CLOSED = OPEN.replace("share_scores = true\n", "")  # the default
@@ -418,12 +418,12 @@ def test_what_needs_all_notes_is_refused(
     path = tmp_path / "job.toml"
     path.write_text(f'method = "distill"\n{SMALL}{SITES}{table}\n')
     with pytest.raises(ConfigError, match=message):
-        load_deployed(path)
+        load_declared(path)
     path.write_text(f'method = "distill"\n{SMALL}{SITES}mask_overlap = 0.2\n')
     with pytest.raises(ConfigError, match="mask_overlap compares the sites' notes"):
-        load_deployed(path)
+        load_declared(path)
     with pytest.raises(ConfigError, match="generates notes"):
-        load_deployed("demo")
+        load_declared("demo")
 
 
 def test_no_place_of_notes_travels(tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_no_place_of_notes_travels(tmp_path: Path) -> None:
     path.write_text(
         'method = "distill"\n[sites.a]\npath = "/data/a"\ntypes = ["Drug"]\n'
     )
-    job, declared = load_deployed(path)
+    job, declared = load_declared(path)
     assert declared == {
         "name": "job",
         "job": {"method": "distill", "sites": {"a": {"types": ["Drug"]}}},

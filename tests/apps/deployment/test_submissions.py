@@ -29,7 +29,6 @@ from fednotes.apps.deployment.runs import (
     read_run,
     release,
 )
-from fednotes.apps.deployment.site_file import load_deployed
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -37,6 +36,7 @@ from fednotes.core.errors import (
     RefusedError,
     TrainingError,
 )
+from fednotes.jobs.declaration import load_declared
 from fednotes.jobs.results import RunResult
 
 RUN = Run("job-1", Path("/kits/admin"), "a job", ("h1", "h2"), "f" * 64)
@@ -199,7 +199,7 @@ def prepared(tmp_path: Path) -> tuple[Run, Table, int]:
     """A run that is ready to be handed in from `tmp_path/out`, its job and least sites."""
     path = tmp_path / "job.toml"
     path.write_text('method = "distill"\n[sites.h1]\n[sites.h2]\n[sites.h3]\n')
-    parsed, declared = load_deployed(path)
+    parsed, declared = load_declared(path)
     run, least = prepare(parsed, declared, tmp_path / "admin", tmp_path / "out", 0.0)
     return run, declared, least
 

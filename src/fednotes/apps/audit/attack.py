@@ -11,8 +11,8 @@ over all thresholds would hide that a few are named with certainty.
     chance    success without information: 0.01, and more where decoys are few
 
 A new attack is a module in `attacks/` whose `ATTACKS` are listed in
-`attacks/__init__.py`, or an entry point of another package in the group
-`fednotes.attacks`.
+`attacks/__init__.py`. All attacks, those of other packages too, are registered as entry
+points of the group `fednotes.attacks`.
 """
 
 from __future__ import annotations
@@ -227,8 +227,5 @@ class Attack:
 
 def all_attacks() -> Iterator[Attack]:
     """Yield the built-in attacks, then those that other packages register."""
-    from fednotes.apps.audit.attacks import built_in_attacks
-
-    yield from built_in_attacks()
-    for entry in plugins.registered("attacks").values():
-        yield from plugins.load(entry, (tuple, list))
+    for attacks in plugins.load_all("attacks", (tuple, list)).values():
+        yield from attacks

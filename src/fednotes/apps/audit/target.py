@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
-from fednotes.apps.deployment.rules.approval import fingerprint
-from fednotes.apps.deployment.site_file import job_at_home, load_deployed
+from fednotes.core import plugins
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import mapping
+from fednotes.core.tables import table_fingerprint
+from fednotes.jobs.declaration import load_declared
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.jobs.simulate import is_run, recorded
@@ -66,16 +68,36 @@ def open_target(
         job, table = _job_of_run(place)
         out = out or place
     elif site_file is not None:
-        job = job_at_home(target, settings, site, site_file, total)
+        job = _job_at_home(target, settings, site, site_file, total)
         job, table = _as_deployed(job, target, settings)
     else:
         job, table = _as_deployed(load_job(target, settings), target, settings)
 
     if out is None:
         raise ConfigError(f"{target} is a job: give --out FOLDER for the results")
-    key = fingerprint(table)
+    key = table_fingerprint(table)
     _require_same_job(out, key)
     return Target(job, key, out)
+
+
+def _job_at_home(
+    target: str, settings: tuple[str, ...], site: str, site_file: Path, total: int
+) -> Job:
+    """Return the job with the notes that a real site's own file names.
+
+    Raises:
+        ConfigError: The deployment between real sites is not installed, or the file or
+            the job cannot be read.
+    """
+    loaders = plugins.load_all("jobs_at_home", FunctionType)
+    if not loaders:
+        raise ConfigError(
+            "site files need the deployment application, which is not installed: audit "
+            "a job whose [sites] say where the notes are"
+        )
+    (load_job_at_home, *_) = loaders.values()
+    job: Job = load_job_at_home(target, settings, site, site_file, total)
+    return job
 
 
 def _job_of_run(folder: Path) -> tuple[Job, Mapping[str, Any]]:
@@ -91,7 +113,7 @@ def _as_deployed(
 ) -> tuple[Job, Mapping[str, Any]]:
     """Return a job and its table as real sites would run it, if they can."""
     with suppress(ConfigError):  # real sites run no job that generates its notes
-        deployed, declared = load_deployed(target, settings)
+        deployed, declared = load_declared(target, settings)
         return replace(job, federation=deployed.federation), declared["job"]
     return job, job.table
 
@@ -100,7 +122,7 @@ def _require_same_job(out: Path, key: str) -> None:
     """Raise ConfigError if `out` is the run of a job with another fingerprint."""
     if not is_run(out):
         return
-    other = fingerprint(mapping(recorded(out).get("table")))
+    other = table_fingerprint(mapping(recorded(out).get("table")))
     if other != key:
         raise ConfigError(
             f"--out {out}: a run of another job ({other[:12]}, not {key[:12]}), whose "

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 import fednotes
-from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import parse_json
 from fednotes.core.settings import build, checked
+from fednotes.core.tables import table_fingerprint
 from fednotes.core.types import Scheme, SiteData, TagSet
 from fednotes.core.update import Tensors
 from fednotes.encoders.pretrained import encoder_directory, folder_fingerprint
@@ -132,7 +132,7 @@ def agreement_of(job: Job, descriptions: Descriptions) -> str:
     """The fingerprint that all sides must have before round 1; the order of sites
     counts."""
     sites = [{"site": site, **asdict(own)} for site, own in descriptions.items()]
-    return fingerprint({"method": job.method, "sites": sites})
+    return table_fingerprint({"method": job.method, "sites": sites})
 
 
 def from_text(text: str) -> dict[str, Description]:

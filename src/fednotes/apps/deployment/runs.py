@@ -32,13 +32,13 @@ from fednotes.apps.deployment.nvflare.kit import (
     loose_keys,
     read_kit,
 )
-from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.server import PROBLEM
-from fednotes.apps.deployment.site_file import LEAST, whole_table
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError, on_disk
 from fednotes.core.parsing import kept_table, read_json
 from fednotes.core.store import make_private, owned, private_folder, write_json
+from fednotes.core.tables import table_fingerprint
 from fednotes.engines.rounds import RoundResult
+from fednotes.jobs.declaration import MIN_SECURE_SITES, table_to_approve
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import SUMMARY, RunResult, read_result
 from fednotes.jobs.simulate import Display, Part
@@ -111,13 +111,13 @@ def prepare(
         raise ConfigError(
             f"[federation] min_sites = {least}: the job has {len(sites)} sites"
         )
-    if job.federation.secure_sum and len(sites) < LEAST:
+    if job.federation.secure_sum and len(sites) < MIN_SECURE_SITES:
         raise ConfigError(
             f"[federation] secure_sum: takes 3 sites, the job has {len(sites)}"
         )
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", job.name).lstrip("-._")[:32] or "job"
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(when))
-    key = fingerprint(whole_table(declared, sites, least))
+    key = table_fingerprint(table_to_approve(declared, sites, least))
     return Run(f"{stem}-{stamp}", kit.resolve(), job.title, sites, key), least
 
 

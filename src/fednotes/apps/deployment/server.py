@@ -41,14 +41,8 @@ from fednotes.apps.deployment.agreement import (
     threshold,
     unpacked,
 )
-from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.rules.guard import REJECTED, UNAPPROVED
-from fednotes.apps.deployment.site_file import (
-    own_files,
-    parsed,
-    read_site_file,
-    whole_table,
-)
+from fednotes.apps.deployment.site_file import own_files, read_site_file
 from fednotes.apps.deployment.waiting import APPROVALS_FILE, PendingApprovals
 from fednotes.core.errors import (
     ConfigError,
@@ -62,6 +56,7 @@ from fednotes.core.federation import Option, State
 from fednotes.core.messages import Frame
 from fednotes.core.parsing import kept_table
 from fednotes.core.store import write_json, write_text
+from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Tensors, Total
 from fednotes.engines.deployed import Deployed, Paused
 from fednotes.engines.history import OPENED
@@ -69,6 +64,7 @@ from fednotes.engines.launch import Setup
 from fednotes.engines.requests import Event, Patience, Transport
 from fednotes.engines.rounds import RoundResult
 from fednotes.engines.secure import SecureSum
+from fednotes.jobs.declaration import parse_declared, table_to_approve
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import (
     METRICS,
@@ -140,7 +136,7 @@ def job_of_server(setup: Setup) -> Job:
     declared: Mapping[str, Any] = setup.job
     if path.exists():
         declared = {**declared, "job": own_files(read_site_file(path), declared["job"])}
-    job = parsed(declared, setup.kit, f"job {declared.get('name')}")
+    job = parse_declared(declared, setup.kit, f"job {declared.get('name')}")
     if tuple(job.sites) != setup.sites:
         raise ConfigError(
             f"the job is for {', '.join(job.sites)}, it was handed in for {', '.join(setup.sites)}"
@@ -196,7 +192,7 @@ class _Engine(Deployed):
 
 def _run(setup: Setup, job: Job, progress: Progress) -> None:
     asked, pipe = job.federation, progress.pipe
-    key = fingerprint(whole_table(setup.job, setup.sites, setup.min_sites))
+    key = table_fingerprint(table_to_approve(setup.job, setup.sites, setup.min_sites))
     engine = _Engine(
         progress,
         setup.sites,

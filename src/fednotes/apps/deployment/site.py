@@ -36,16 +36,9 @@ from fednotes.apps.deployment.agreement import (
     planned_rounds,
     threshold,
 )
-from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.rules.guard import SiteGuard, require_approved
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_counts
-from fednotes.apps.deployment.site_file import (
-    SITE_FILE,
-    job_of_site,
-    load_own,
-    of_kit,
-    whole_table,
-)
+from fednotes.apps.deployment.site_file import SITE_FILE, job_of_site, load_own, of_kit
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -59,6 +52,7 @@ from fednotes.core.federation import MethodSite, Option, State
 from fednotes.core.parsing import kept_table
 from fednotes.core.seeds import Draws
 from fednotes.core.store import private_folder, replace_file, write_json
+from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import default_cache
 from fednotes.engines.history import OPENED
@@ -66,6 +60,7 @@ from fednotes.engines.host import SiteHost, explained
 from fednotes.engines.launch import Setup
 from fednotes.engines.secure import AnswerTimes, SecureSeal
 from fednotes.jobs.card import SCORES_FILE, OwnRun, write_cards
+from fednotes.jobs.declaration import table_to_approve
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import PROMISED, RunResult
 from fednotes.jobs.simulate import versions
@@ -98,9 +93,9 @@ def site_main(setup: Setup) -> SiteHost:
 def _host(setup: Setup) -> SiteHost:
     kit, site = setup.kit, setup.site
     file = of_kit(kit)
-    table = whole_table(setup.job, setup.sites, setup.min_sites)
+    table = table_to_approve(setup.job, setup.sites, setup.min_sites)
     require_approved(kit, site, table, file.policy)
-    job, key = job_of_site(setup.job, site, file), fingerprint(table)
+    job, key = job_of_site(setup.job, site, file), table_fingerprint(table)
     least, secure = threshold(job, setup), job.federation.secure_sum
     asked: Any = job.config
     of_all = replace(asked, sites=len(setup.sites)) if job.privacy else asked

@@ -21,23 +21,26 @@ to. [data] may hold tables for jobs of several kinds, [data.documents], [data.no
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fednotes import methods
-from fednotes.apps.deployment.rules.approval import fingerprint
 from fednotes.apps.deployment.rules.policy import Policy, policy_from
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import build, checked, expand, read_toml
 from fednotes.core.store import write_text
 from fednotes.jobs import kinds
+from fednotes.jobs.declaration import (
+    load_declared,
+    parse_declared,
+    require_unmasked,
+    without_places,
+)
 from fednotes.jobs.job import Job, Number, Progress, Sites, load_sites
 from fednotes.jobs.job_file import load_table, parse_job
 
 SITE_FILE = "site.toml"  # in a kit
-LEAST = 3  # sites of a secure sum
 FILES = (
     "word_vectors",
     "contextual",
@@ -45,33 +48,6 @@ FILES = (
     "backbone",
     "representation",
     "dictionary",
-)
-# Keys of [sites.NAME] that say where notes are, and which of a file's are a site's own.
-PLACES = frozenset(
-    {
-        *(
-            "path",
-            "paths",
-            "train",
-            "valid",
-            "test",
-            "format",
-            "where",
-            "share",
-            "column",
-        ),
-        "encoding",
-        *(
-            "notes",
-            "concepts",
-            "codes",
-            "codes_format",
-            "labels",
-            "test_codes",
-            "exclude",
-        ),
-        *("test_labels", "patient_column", "code_column", "tables"),
-    }
 )
 _BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are of no file
 
@@ -199,125 +175,7 @@ def own_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-# ---- a job as it travels -------------------------------------------------------------
-
-
-def load_deployed(
-    name: str | Path, settings: tuple[str, ...] = ()
-) -> tuple[Job, dict[str, Any]]:
-    """A job file or built-in job that real sites can run: parsed, and as it is
-    declared.
-
-    Its sites need not say where their notes are. Three sites and more sum securely
-    unless the job says otherwise. Raises ConfigError.
-    """
-    table, path = load_table(name, settings)
-    if isinstance(sites := table.get("sites"), Mapping):
-        table = {**table, "sites": _each_site(sites, _without_places)}
-        asked = table.get("federation", {})
-        if isinstance(asked, Mapping) and len(sites) >= LEAST:
-            table = {**table, "federation": {"secure_sum": True, **asked}}
-    declared = {"name": path.stem, "job": table}
-    fingerprint(declared)  # raises RefusedError for what JSON does not have
-    return parsed(declared, path.resolve().parent, str(path)), declared
-
-
-def _each_site(
-    sites: Mapping[str, Any], change: Callable[[Any], Any]
-) -> dict[str, Any]:
-    return {
-        k: change(site) if isinstance(site, Mapping) else site
-        for k, site in sites.items()
-    }
-
-
-def _without_places(site: Mapping[str, Any]) -> dict[str, Any]:
-    """What says where notes are is for each site to say."""
-    return {key: value for key, value in site.items() if key not in PLACES}
-
-
-def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a job's tables with a place for the notes of sites that leave this to
-    their own file.
-
-    Returns:
-        The same tables where at least one site says where its notes are; else tables
-        that `parse_job` accepts, of a job whose notes cannot be read.
-    """
-    sites = table.get("sites")
-    if not isinstance(sites, Mapping) or not sites:
-        return table
-    if any(
-        not isinstance(site, Mapping) or PLACES & site.keys() for site in sites.values()
-    ):
-        return table
-    try:
-        somewhere = kinds.find(methods.find(str(table.get("method"))).holds).somewhere
-    except ConfigError:
-        return table  # `parse_job` says what is wrong
-    return {
-        **table,
-        "sites": {name: {**site, **somewhere} for name, site in sites.items()},
-    }
-
-
-def whole_table(
-    declared: Mapping[str, Any], sites: Sequence[str], least: int
-) -> dict[str, Any]:
-    """What a site approves, and what the job's fingerprint is of."""
-    return {**declared, "sites": list(sites), "min_sites": least}
-
-
-def parsed(declared: Mapping[str, Any], folder: Path, where: str) -> Job:
-    """The job that a declaration is of; nobody's notes can be read by it.
-
-    Raises ConfigError where it needs all notes in one place, or is no job.
-    """
-    try:
-        name, table = str(declared["name"]), declared["job"]
-        sites = dict(table.get("sites", {}))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{where}: not the declaration of a job") from error
-    for key, what in (
-        ("silos", "deals all notes out anew"),
-        ("synthetic", "generates notes"),
-    ):
-        if key in table:
-            raise ConfigError(
-                f"{where} [{key}]: {what}, which a simulation does; between real sites leave it "
-                "out and give one [sites.NAME] table for each site"
-            )
-    tags = table.get("tags")
-    if isinstance(tags, Mapping) and tags.get("design", "given") != "given":
-        raise ConfigError(
-            f"{where} [tags] design = {tags['design']!r}: draws the sites' types from "
-            'all notes, which a simulation does; between real sites set design = "given"'
-        )
-    for site, given in sites.items():
-        _require_unmasked(given, f"{where} [sites.{site}]")
-    try:
-        holds = methods.find(str(table.get("method"))).holds
-    except ConfigError:
-        holds = "documents"  # `parse_job` says what is wrong
-    somewhere = kinds.find(holds).somewhere
-    filled = _each_site(sites, lambda site: {**site, **somewhere})
-    table = {**table, "conditions": ["federated"], "sites": filled}
-    job = parse_job(table, name, folder, where)
-    if job.privacy and job.privacy.where == "sum" and not job.federation.secure_sum:
-        raise ConfigError(
-            f'{where} [privacy] where = "sum": each site adds a part of the noise, which hides it '
-            "in a secure sum alone ([federation] secure_sum = true, three sites or more); without "
-            'one set where = "site"'
-        )
-    return job
-
-
-def _require_unmasked(site: Any, where: str) -> None:
-    if isinstance(site, Mapping) and site.get("mask_overlap"):
-        raise ConfigError(
-            f"{where}: mask_overlap compares the sites' notes, which a simulation does; between "
-            "real sites leave it out"
-        )
+# ---- a job as one site reads it -------------------------------------------------------
 
 
 def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
@@ -328,7 +186,7 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
     """
     where = f"job {declared.get('name')}"
     _require_no_places(declared.get("job"), file, where)
-    job = parsed(declared, file.folder, where)
+    job = parse_declared(declared, file.folder, where)
     if site not in job.sites:
         raise ConfigError(
             f"{where}: its sites are {', '.join(job.sites)}, not {site!r}"
@@ -347,8 +205,8 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
             f"{file.path} [data]: names no notes; this job's sites hold {job.data}: give "
             f"{' or '.join(job.kind.needed)}"
         )
-    _require_unmasked(data, f"{file.path} [data]")
-    own = {site: {**_without_places(declared["job"]["sites"][site]), **data}}
+    require_unmasked(data, f"{file.path} [data]")
+    own = {site: {**without_places(declared["job"]["sites"][site]), **data}}
     table = {
         **own_files(file, declared["job"]),
         "conditions": ["federated"],
@@ -386,7 +244,7 @@ def job_at_home(
         raise ConfigError(
             f"site {site!r}: {path} has no [sites.{site}] with notes of its own"
         )
-    job = job_of_site(load_deployed(name, settings)[1], site, read_site_file(site_file))
+    job = job_of_site(load_declared(name, settings)[1], site, read_site_file(site_file))
     kind = job.kind
     other_names = [other for other in sites if other != site]
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from fednotes.apps.deployment.rules.approval import Approvals, difference, fingerprint
+from fednotes.apps.deployment.rules.approval import Approvals
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.core.tables import table_differences, table_fingerprint
 
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 JOB: dict[str, Any] = {
@@ -31,12 +32,14 @@ def test_the_fingerprint_is_of_canonical_json() -> None:
     """SHA-256 of the text, written here by hand."""
     text = '{"a":[1,2.5,true,null],"b":{"\\u00e4":"x"}}'
     table = {"b": {"ä": "x"}, "a": [1, 2.5, True, None]}
-    assert fingerprint(table) == hashlib.sha256(text.encode()).hexdigest()
-    assert fingerprint({"a": (1, 2.5, True, None), "b": {"ä": "x"}}) == fingerprint(
-        table
-    )
+    assert table_fingerprint(table) == hashlib.sha256(text.encode()).hexdigest()
+    assert table_fingerprint(
+        {"a": (1, 2.5, True, None), "b": {"ä": "x"}}
+    ) == table_fingerprint(table)
     travelled = json.loads(json.dumps(JOB))
-    assert fingerprint(dict(reversed(travelled.items()))) == fingerprint(JOB)
+    assert table_fingerprint(dict(reversed(travelled.items()))) == table_fingerprint(
+        JOB
+    )
     others = [
         {"a": 1},
         {"a": 1.0},
@@ -47,7 +50,7 @@ def test_the_fingerprint_is_of_canonical_json() -> None:
         {"a": None},
         {},
     ]
-    assert len({fingerprint(table) for table in others}) == len(others)
+    assert len({table_fingerprint(table) for table in others}) == len(others)
 
 
 class Text(str):
@@ -75,13 +78,13 @@ class Text(str):
 )
 def test_anything_but_json_is_refused(tmp_path: Path, value: Any) -> None:
     table = {"name": "ner", "training": {"steps": [1, value]}}
-    for act in (fingerprint, Approvals(tmp_path).status):
+    for act in (table_fingerprint, Approvals(tmp_path).status):
         with pytest.raises(RefusedError, match=r"training\.steps\[1\]"):
             act(table)
     with pytest.raises(RefusedError):
         Approvals(tmp_path).decide("approved", table, "anna", NOON)
     with pytest.raises(RefusedError):
-        difference(JOB, table)
+        table_differences(JOB, table)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -89,7 +92,7 @@ def test_a_table_that_is_too_deep_or_holds_itself_is_refused() -> None:
     table: dict[str, Any] = {}
     table["self"] = table
     with pytest.raises(RefusedError, match="deep"):
-        fingerprint(table)
+        table_fingerprint(table)
 
 
 def test_decisions_are_kept(tmp_path: Path) -> None:
@@ -100,7 +103,7 @@ def test_decisions_are_kept(tmp_path: Path) -> None:
     assert book.status(JOB) == "unknown"
     assert book.last_approved() is None
     assert not folder.exists()
-    assert book.decide("approved", JOB, "anna", NOON) == fingerprint(JOB)
+    assert book.decide("approved", JOB, "anna", NOON) == table_fingerprint(JOB)
     assert [book.status(t) for t in (JOB, changed)] == ["approved", "changed"]
     assert book.status({**JOB, "name": "other"}) == "unknown"
     assert book.status({k: v for k, v in JOB.items() if k != "name"}) == "unknown"
@@ -116,7 +119,7 @@ def test_decisions_are_kept(tmp_path: Path) -> None:
         "anna",
         "2026-03-01T12:00:00+00:00",
     )
-    assert difference(last.table, changed) == ("~ training.epochs: 3 → 30",)
+    assert table_differences(last.table, changed) == ("~ training.epochs: 3 → 30",)
     book.decide("approved", changed, "bert", NOON)
     assert book.last_approved().table == changed  # type: ignore[union-attr]
     book.decide("rejected", changed, "bert", NOON)  # taken back
@@ -216,7 +219,7 @@ def test_a_difference_reads_by_dotted_key() -> None:
     new["sites"]["h 1"]["label_map"] = {}
     new["model"] = {"layers": [{"size": 3}, {"size": 4}]}
     del new["method"]
-    assert difference(JOB, new) == (
+    assert table_differences(JOB, new) == (
         '- method = "fedner"',
         "+ model.layers[0].size = 3",
         "+ model.layers[1].size = 4",
@@ -225,9 +228,9 @@ def test_a_difference_reads_by_dotted_key() -> None:
         '~ training.private: ["lstm", "crf"] → ["lstm"]',
         "~ training.rate: 0.001 → 1.0",
     )
-    assert difference({"a": 1}, {"a": True}) == ("~ a: 1 → true",)
-    assert difference({}, {"a.b": "ä"}) == ('+ "a.b" = "ä"',)
-    sly = difference({}, {"x": "a\x1b[2J\u202e\n", "y\u200b": 1})
+    assert table_differences({"a": 1}, {"a": True}) == ("~ a: 1 → true",)
+    assert table_differences({}, {"a.b": "ä"}) == ('+ "a.b" = "ä"',)
+    sly = table_differences({}, {"x": "a\x1b[2J\u202e\n", "y\u200b": 1})
     assert sly == ('+ "y\\u200b" = 1', '+ x = "a\\u001b[2J\\u202e\\n"')
 
 
@@ -272,7 +275,7 @@ def test_properties_of_differences() -> None:
         if rng.random() < 0.3:
             new = json.loads(json.dumps(old))
         left, right = _leaves(old), _leaves(new)
-        there, back = difference(old, new), difference(new, old)
+        there, back = table_differences(old, new), table_differences(new, old)
         changed = [key for key in left.keys() & right.keys() if left[key] != right[key]]
         numbers = [
             len(right.keys() - left.keys()),
@@ -280,7 +283,7 @@ def test_properties_of_differences() -> None:
             len(changed),
         ]
         assert [[line[0] for line in there].count(sign) for sign in "+-~"] == numbers
-        assert (there == ()) == (fingerprint(old) == fingerprint(new))
+        assert (there == ()) == (table_fingerprint(old) == table_fingerprint(new))
         equal += there == ()
         swap = {"+": "-", "-": "+"}
         swapped = {swap[line[0]] + line[1:] for line in there if line[0] in swap}

@@ -21,6 +21,7 @@ from fednotes.apps.deployment.rules.ledger import FIRST, head_path, ledger_of, v
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.messages import BEGIN, CHECKPOINT, END, Attached, Request, encode
+from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Update
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
@@ -379,7 +380,7 @@ def test_every_message_is_noted_as_what_it_is(tmp_path: Path) -> None:
         ("-", False, True),
         ("@end", False, False),
     ]
-    assert {line["job"] for line in site.ledger} == {module.fingerprint(TABLE)}
+    assert {line["job"] for line in site.ledger} == {table_fingerprint(TABLE)}
     assert [t["name"] for t in site.ledger[0]["tensors"]] == ["scores"]
 
 

@@ -22,7 +22,6 @@ from fednotes.apps.deployment.rules.policy import (
     check_request,
     check_update,
     policy_from,
-    word_tables,
 )
 from fednotes.core.errors import ConfigError
 from fednotes.core.messages import Request
@@ -249,26 +248,6 @@ def test_hours_are_of_the_sites_clock() -> None:
     ASKED(Policy(hours="12:00-12:01"), now=here)
     with pytest.raises(PolicyRefusal, match="local time"):
         ASKED(Policy(hours="12:01-12:00"), now=here)
-
-
-def test_word_tables_are_known_by_name() -> None:
-    """Names as Transformers and this package give them, sorted by hand."""
-    tables = (
-        "bert.embeddings.word_embeddings.weight embedding words.weight words.hashed "
-        "tagger.words.weight model.shared.weight shared.weight model.decoder.embed_tokens.weight "
-        "transformer.wte.weight lm_head.weight lm_head.bias lm_head.decoder.weight "
-        "cls.predictions.decoder.weight cls.predictions.bias vocab_projector.bias "
-        "final_logits_bias Embedding.weight new_embedder.table"
-    ).split()
-    others = (
-        "bert.embeddings.position_embeddings.weight bert.embeddings.token_type_embeddings.weight "
-        "bert.embeddings.LayerNorm.weight model.encoder.embed_positions.weight "
-        "model.encoder.layernorm_embedding.bias characters.embedding tagger.characters.embedding "
-        "lstm.weight_ih_l0 crf.transitions cls.predictions.transform.dense.weight "
-        "vocab_transform.weight vocab_layer_norm.bias lm_head.dense.weight lm_head.layer_norm.bias "
-        "classifier.bias keywords.weight not_shared.weight lora.layer.0.query.down"
-    ).split()
-    assert word_tables([*others, *tables]) == tuple(sorted(tables))
 
 
 @pytest.mark.parametrize(

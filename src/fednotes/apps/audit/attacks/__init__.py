@@ -15,20 +15,18 @@ from fednotes.apps.audit.attacks import (
     word_tables,
 )
 
-
-def built_in_attacks() -> tuple[Attack, ...]:
-    """Return all attacks, in the order of the report."""
-    return (
-        *counts.ATTACKS,
-        *membership.NOTE_ATTACKS,
-        *memorisation.ATTACKS,
-        *membership.PATIENT_ATTACKS,
-        *patient_updates.CONCEPT_ATTACKS,
-        patient_counts.PRESENCE_ATTACK,
-        *patient_updates.OUTPUT_ATTACKS,
-        patient_counts.EXACT_ATTACK,
-        *encoder_tokens.ATTACKS,
-        *tagger_words.ATTACKS,
-        *word_order.ATTACKS,
-        *word_tables.ATTACKS,
-    )
+# In the order of the report.
+BUILT_IN: tuple[Attack, ...] = (
+    *counts.ATTACKS,
+    *membership.NOTE_ATTACKS,
+    *memorisation.ATTACKS,
+    *membership.PATIENT_ATTACKS,
+    *patient_updates.CONCEPT_ATTACKS,
+    patient_counts.PRESENCE_ATTACK,
+    *patient_updates.OUTPUT_ATTACKS,
+    patient_counts.EXACT_ATTACK,
+    *encoder_tokens.ATTACKS,
+    *tagger_words.ATTACKS,
+    *word_order.ATTACKS,
+    *word_tables.ATTACKS,
+)

@@ -31,7 +31,7 @@ from torch import Tensor
 from fednotes.apps.audit.attack import Attack, NotApplicable, Trial
 from fednotes.apps.audit.listening import Observation, present_and_absent
 from fednotes.apps.audit.scene import Scene
-from fednotes.apps.deployment.rules.policy import word_tables
+from fednotes.core.word_tables import find_word_tables
 from fednotes.training.word_rows import IDS
 
 TINY = 1e-30  # keeps a division by the length of a zero row finite
@@ -73,7 +73,7 @@ def words_from_update(scene: Scene, *, bias: bool) -> Trial:
 def _tables(seen: Observation, *, bias: bool) -> dict[str, str]:
     """Return tensors with a row or number per word: name → table in the records."""
     tables = {}
-    for name in word_tables(seen.tensors):
+    for name in find_word_tables(seen.tensors):
         tensor = seen.tensors[name]
         if (tensor.dim() == 1) != bias:
             continue

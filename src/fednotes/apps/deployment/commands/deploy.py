@@ -285,12 +285,12 @@ def _handed_in(
         prepare,
         release,
     )
-    from fednotes.apps.deployment.site_file import load_deployed
+    from fednotes.jobs.declaration import load_declared
 
     if on is None:
         raise ConfigError("--on KIT: the admin's kit is needed")
     kit, person = admin_kit(on)
-    parsed, declared = load_deployed(job, tuple(settings or ()))
+    parsed, declared = load_declared(job, tuple(settings or ()))
     known, least = prepare(parsed, declared, kit, out, time.time())
     for text in parsed.module.warnings(parsed.config):
         say(f"warning: {text}")

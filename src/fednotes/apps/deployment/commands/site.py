@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,8 +27,10 @@ from fednotes.apps.deployment.commands.server import (
 )
 from fednotes.cli.all_commands import DEPLOY
 from fednotes.cli.shared import console, say
+from fednotes.core import plugins
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.tables import table_differences, table_fingerprint
 
 if TYPE_CHECKING:
     from fednotes.apps.deployment.nvflare.processes import Status
@@ -126,7 +129,6 @@ def site_rules(
 ) -> None:
     """Show a site's rules, or replace them, even while it runs."""
     from fednotes.apps.deployment.nvflare import processes
-    from fednotes.apps.deployment.rules.approval import difference
     from fednotes.apps.deployment.site_file import SITE_FILE, install, of_kit
     from fednotes.core.settings import read_toml
 
@@ -139,7 +141,7 @@ def site_rules(
     path = kit / SITE_FILE
     before = read_toml(path) if path.exists() else {}
     install(file, kit)
-    changed = difference(before, read_toml(path))
+    changed = table_differences(before, read_toml(path))
     now = "[policy] is in force now; all else from the next job on, or when the site is started"
     later = (
         f"{now} again"
@@ -450,14 +452,15 @@ def _check_counts(kit: Path, table: dict[str, Any]) -> None:
     """
     from fednotes.apps.deployment.agreement import can_round_counts
     from fednotes.apps.deployment.rules.policy import check_counts
-    from fednotes.apps.deployment.site_file import parsed, policy_of
+    from fednotes.apps.deployment.site_file import policy_of
+    from fednotes.jobs.declaration import parse_declared
 
     policy = policy_of(kit)
     if policy.count_step == 1:
         return
 
     try:
-        job = parsed(table, kit, "job")
+        job = parse_declared(table, kit, "job")
     except FednotesError:
         return  # a job that is none is refused when it begins
     check_counts(policy, job.method, can_round_counts(job))
@@ -470,9 +473,7 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
 
     Raises ConfigError for one of another job, site or federation, PolicyRefusal.
     """
-    from fednotes.apps.audit import all_attacks
     from fednotes.apps.deployment.nvflare.kit import read_kit
-    from fednotes.apps.deployment.rules.approval import fingerprint
     from fednotes.apps.deployment.rules.guard import RULES
     from fednotes.apps.deployment.rules.policy import check_audit
     from fednotes.apps.deployment.site_file import policy_of
@@ -487,7 +488,7 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
             f"{given}: no {AUDIT} there; name the folder that `fednotes audit` wrote"
         )
     if found is not None:
-        declared = fingerprint(table.get("job", {}))
+        declared = table_fingerprint(table.get("job", {}))
         if (found.fingerprint, found.site) != (declared, name):
             raise ConfigError(
                 f"{given or kept}: an audit of site {clean(found.site)!r} and the job table "
@@ -504,10 +505,11 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
             private_folder(kept)
             write_json(kept / AUDIT, found.model_dump())
         say(f"audit: {clean(found.summary, None)}")
-        lacks = {attack.name for attack in all_attacks()} - {
+        attacks = chain(*plugins.load_all("attacks", (tuple, list)).values())
+        lacking = {attack.name for attack in attacks} - {
             leak.attack for leak in found.attacks
         }
-        worst = None if lacks or found.untried else found.worst
+        worst = None if lacking or found.untried else found.worst
     check_audit(policy_of(kit), worst)
 
 
@@ -530,18 +532,17 @@ def _nothing_waits(kit: Path) -> str:
 
 def _show_job(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> None:
     """The hash that is approved, then what it is of. Only our own words begin a row."""
-    from fednotes.apps.deployment.rules.approval import difference
     from fednotes.apps.deployment.rules.guard import approvals_of, named
-    from fednotes.apps.deployment.site_file import parsed
+    from fednotes.jobs.declaration import parse_declared
 
     approvals = approvals_of(kit, quorum)
     last = approvals.last_approved(str(table.get("name"))) or approvals.last_approved()
     say(f"fingerprint {key}")
     _rows(f"job {named(table)}")
-    for line in difference({}, table):
+    for line in table_differences({}, table):
         _rows(f"  {line[2:]}")
     with suppress(FednotesError):  # a job that is none is refused when it begins
-        job = parsed(table, kit, "job")
+        job = parse_declared(table, kit, "job")
         config: Any = job.config
         if promise := job.module.promise(
             replace(config, sites=len(table.get("sites", ())))
@@ -550,7 +551,7 @@ def _show_job(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> Non
     if last is None:
         say("no job was approved here before")
         return
-    changed = difference(last.table, table)
+    changed = table_differences(last.table, table)
     _rows(
         f"changes since {named(last.table)} ({last.fingerprint[:12]}), approved {last.when}:"
     )

@@ -22,11 +22,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,6 +42,7 @@ from fednotes.core.errors import (
 )
 from fednotes.core.parsing import read_json
 from fednotes.core.store import alone, replace_file
+from fednotes.core.tables import Table, plain_copy, table_differences, table_fingerprint
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES, joined, need_cryptography
 
 if TYPE_CHECKING:
@@ -51,11 +50,8 @@ if TYPE_CHECKING:
 
 Decision = Literal["approved", "rejected"]
 Status = Literal["approved", "rejected", "waiting", "unknown", "changed"]
-Table = Mapping[str, Any]
 
 FORMAT = 1
-_DEPTH = 32  # of tables in tables
-_WHOLE = 2**63  # whole numbers are those of TOML
 _PURPOSE = "fednotes approval of a job"
 _MOST_BYTES = 10_000  # of a key's file
 _PERSON = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -280,9 +276,9 @@ class Approvals:
         if when.tzinfo is None:
             raise ValueError("the time of a decision needs a time zone")
         key, moment, job = (
-            fingerprint(table),
+            table_fingerprint(table),
             when.astimezone(UTC).isoformat(),
-            _checked(table),
+            plain_copy(table),
         )
         made = Approval(key, decision, by, moment, job, ledger=ledger)
         if signer is not None:
@@ -315,7 +311,7 @@ class Approvals:
 
     def standing(self, table: Table) -> Standing:
         """What the decisions on exactly this table come to."""
-        return self._standings().get(fingerprint(table), Standing())
+        return self._standings().get(table_fingerprint(table), Standing())
 
     def approved_after(self, table: Table) -> str:
         """After which line of the ledger exactly this table was approved last, by all
@@ -369,7 +365,7 @@ class Approvals:
                     f"has format {kept['format']}, this version reads {FORMAT}"
                 )
             jobs = kept["jobs"]
-            if any(fingerprint(table) != key for key, table in jobs.items()):
+            if any(table_fingerprint(table) != key for key, table in jobs.items()):
                 raise self._unusable("was edited: a job does not have its fingerprint")
             listed = kept["decisions"]
             return tuple(
@@ -391,40 +387,6 @@ class Approvals:
 
 
 # ---- tables --------------------------------------------------------------------------
-
-
-def fingerprint(table: Table) -> str:
-    """SHA-256 of a table as canonical JSON: the order of keys does not matter, types
-    do.
-
-    Raises RefusedError if it holds anything but tables, lists, text, numbers and yes or
-        no.
-    """
-    text = json.dumps(
-        _checked(table), sort_keys=True, separators=(",", ":"), allow_nan=False
-    )
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
-
-
-def difference(old: Table, new: Table) -> tuple[str, ...]:
-    """What changes from one job to another, a line for each dotted key, sorted by key.
-
-    "+ key = value" is added, "- key = value" removed, "~ key: old → new" changed. Equal
-    fingerprints have no line, others at least one. Values are JSON; characters that a
-    screen does not show are escaped, so that a line cannot look like another.
-
-    Raises RefusedError as `fingerprint` does.
-    """
-    left, right = dict(_leaves(_checked(old), "")), dict(_leaves(_checked(new), ""))
-    lines = []
-    for key in sorted(left.keys() | right.keys()):
-        if key not in left:
-            lines.append(f"+ {key} = {right[key]}")
-        elif key not in right:
-            lines.append(f"- {key} = {left[key]}")
-        elif left[key] != right[key]:
-            lines.append(f"~ {key}: {left[key]} → {right[key]}")
-    return tuple(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +444,9 @@ def compare(earlier: Table, later: Table, site: str) -> Comparison:
     """
     sites = [set(map(str, table.get("sites", ()))) for table in (earlier, later)]
     before, after = (_selection(table, site) for table in (earlier, later))
-    return Comparison(tuple(sorted(sites[0] ^ sites[1])), difference(before, after))
+    return Comparison(
+        tuple(sorted(sites[0] ^ sites[1])), table_differences(before, after)
+    )
 
 
 def _selection(table: Table, site: str) -> dict[str, Any]:
@@ -493,63 +457,3 @@ def _selection(table: Table, site: str) -> dict[str, Any]:
     sites = job.get("sites")
     own = sites.get(site) if isinstance(sites, Mapping) else None
     return {"sites": {site: own or {}}, "seed": job.get("seed", 0)}
-
-
-def _checked(value: Any, depth: int = 0, where: str = "") -> Any:
-    """A copy of plain lists and dicts.
-
-    Raises RefusedError for what JSON does not have.
-    """
-    if depth > _DEPTH:
-        raise RefusedError(f"the job's tables are more than {_DEPTH} deep: no job is")
-    if isinstance(value, Mapping):
-        if odd := [key for key in value if not _is_text(key)]:
-            raise RefusedError(
-                f"{where or 'the job'}: a key is {type(odd[0]).__name__}, not text"
-            )
-        return {k: _checked(v, depth + 1, _join(where, k)) for k, v in value.items()}
-    if type(value) in (list, tuple):
-        return [
-            _checked(item, depth + 1, f"{where}[{i}]") for i, item in enumerate(value)
-        ]
-    plain = value is None or type(value) is bool or _is_text(value)
-    whole = type(value) is int and -_WHOLE <= value < _WHOLE
-    if plain or whole or (type(value) is float and math.isfinite(value)):
-        return value
-    raise RefusedError(
-        f"{where or 'the job'}: a {type(value).__name__} that is no JSON value; a job is a table "
-        "of text, numbers, yes or no, lists and tables, and never carries code"
-    )
-
-
-def _is_text(value: Any) -> bool:
-    """Whether a value is text that UTF-8 can write: half a surrogate pair has two
-    readings."""
-    return type(value) is str and not re.search("[\ud800-\udfff]", value)
-
-
-def _leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Dotted key → value as JSON.
-
-    A list is one value unless it holds tables or lists.
-    """
-    if isinstance(value, dict) and (value or not where):
-        for key, inner in value.items():
-            yield from _leaves(inner, _join(where, key))
-    elif isinstance(value, list) and any(
-        isinstance(item, dict | list) for item in value
-    ):
-        for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{where}[{index}]")
-    else:
-        yield where, _text(value)
-
-
-def _join(where: str, key: str) -> str:
-    """A key below another, quoted as in TOML where it is not a bare word."""
-    name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _text(key)
-    return f"{where}.{name}" if where else name
-
-
-def _text(value: Any) -> str:
-    return clean(json.dumps(value, sort_keys=True, ensure_ascii=False), None)

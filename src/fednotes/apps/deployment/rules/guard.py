@@ -28,7 +28,6 @@ from fednotes.apps.deployment.rules.approval import (
     Decision,
     Quorum,
     Signer,
-    fingerprint,
 )
 from fednotes.apps.deployment.rules.differences import ExampleRecord, JoinedRun, Views
 from fednotes.apps.deployment.rules.ledger import (
@@ -57,6 +56,7 @@ from fednotes.core.federation import TRAIN
 from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
 from fednotes.core.parsing import read_json, regular
 from fednotes.core.store import alone, write_json
+from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Update
 from fednotes.privacy.promise import COUNTS, Promise, Unit
 
@@ -113,7 +113,7 @@ def require_approved(
     A rejected one is on file already. Raises NotApproved, which names no folder of the
     site's.
     """
-    approvals, key = approvals_of(kit, policy.quorum(site)), fingerprint(table)
+    approvals, key = approvals_of(kit, policy.quorum(site)), table_fingerprint(table)
     status, short = approvals.status(table), key[:SHOWN]
     if status == "approved":
         return
@@ -147,7 +147,7 @@ def pending(kit: Path) -> dict[str, Any] | None:
     path = _pending(kit)
     try:
         found = dict(read_json(path))
-        if fingerprint(found["table"]) != found["fingerprint"]:
+        if table_fingerprint(found["table"]) != found["fingerprint"]:
             raise ValueError("not its fingerprint")
     except FileNotFoundError:
         return None
@@ -360,7 +360,7 @@ class SiteGuard:
         self._kit, self._site, self._run, self._table = kit, site, run, table
         self._policy, self._secure, self._threshold = policy, secure, threshold
         self._sites = frozenset(table.get("sites", ()))
-        self._job, self._ledger = fingerprint(table), ledger_of(kit)
+        self._job, self._ledger = table_fingerprint(table), ledger_of(kit)
         self._budget = Budget(kit / RULES / "privacy.json", self._job, promise)
         self._past = Past(self._ledger.path, self._job)
         self._newest: _Behind | None = None  # of the newest task that was done

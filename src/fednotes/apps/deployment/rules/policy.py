@@ -26,33 +26,8 @@ from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.messages import Request
 from fednotes.core.settings import build, checked
+from fednotes.core.word_tables import find_word_tables
 
-# Names of tensors with one row (or one number) per word: what they say is which words a
-# site has. The last three parts are output layers; a pre-training run leaves them out
-# by default.
-_WORD_TABLES = (
-    *(
-        "*embed*",
-        "wte.*",
-        "*.wte.*",
-        "words.*",
-        "*.words.*",
-        "shared.weight",
-        "*.shared.weight",
-    ),
-    *(
-        "*lm_head.weight",
-        "*lm_head.bias",
-        "*lm_head.decoder.*",
-        "*predictions.decoder.*",
-    ),
-    *("*predictions.bias", "*vocab_projector.*", "*final_logits_bias"),
-)
-# …and those that say "embedding" but know no words.
-_WORDLESS = (
-    *("*position_embeddings*", "*embed_positions*", "*token_type_embeddings*"),
-    *("*layernorm*", "*layer_norm*", "characters.*", "*.characters.*"),
-)
 # What may be behind an update, and how messages call it.
 _BEHIND = {k: k for k in ("tokens", "steps", "patients")} | {
     "batch": "examples of a mini-batch"
@@ -346,7 +321,7 @@ def check_update(
     site counted; None: it did not.
     """
     what = f"the reply to task {_name(task)} of round {round}"
-    tables, names = word_tables(tensors), sorted(tensors)
+    tables, names = find_word_tables(tensors), sorted(tensors)
     # as one of which that is not known
     one_step = tensors and behind.get("steps", 1) <= 1
     revealed = (
@@ -416,23 +391,8 @@ def _check_sum(
     policy.require(not scores or policy.share_scores, "share_scores", asked, allowed)
 
 
-def word_tables(names: Iterable[str]) -> tuple[str, ...]:
-    """Those tensors that have a row per word, by their names, sorted.
-
-    Anything called an embedding counts unless it is known to be of positions, segments,
-    characters or a layer norm; so do output layers over the vocabulary, and their bias.
-    """
-    return tuple(
-        sorted(n for n in names if _fits(n, _WORD_TABLES) and not _fits(n, _WORDLESS))
-    )
-
-
 def _layer(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in patterns)
-
-
-def _fits(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name.lower(), pattern) for pattern in patterns)
 
 
 def _names(names: Iterable[str]) -> str:

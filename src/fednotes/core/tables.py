@@ -1,0 +1,148 @@
+"""Tables of JSON values: their fingerprint, and how two of them differ.
+
+A job travels as such a table and nothing else. A table that holds anything but tables,
+lists, text, numbers, booleans and null has no fingerprint, so nothing else can be
+approved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fednotes.core.cleaning import clean
+from fednotes.core.errors import RefusedError
+
+Table = Mapping[str, Any]
+
+_MAX_DEPTH = 32  # of tables within tables
+_INTEGER_LIMIT = 2**63  # TOML's integers have 64 bits
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def table_fingerprint(table: Table) -> str:
+    """Return the SHA-256 of a table as canonical JSON, in hexadecimal.
+
+    The order of keys does not matter; the types of values do (1 differs from 1.0).
+
+    Raises:
+        RefusedError: The table holds something that is not a JSON value.
+    """
+    text = json.dumps(
+        plain_copy(table), sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def table_differences(old: Table, new: Table) -> tuple[str, ...]:
+    """Return what changes from one table to another, one line for each dotted key.
+
+    Returns:
+        Lines sorted by key: "+ key = value" is added, "- key = value" is removed,
+        "~ key: old → new" changes. Tables with equal fingerprints have no line, others
+        at least one. Values are JSON; characters that a screen does not show are
+        escaped, so that no line can look like another.
+
+    Raises:
+        RefusedError: A table holds something that is not a JSON value.
+    """
+    before = dict(_leaves(plain_copy(old), ""))
+    after = dict(_leaves(plain_copy(new), ""))
+
+    lines = []
+    for key in sorted(before.keys() | after.keys()):
+        if key not in before:
+            lines.append(f"+ {key} = {after[key]}")
+        elif key not in after:
+            lines.append(f"- {key} = {before[key]}")
+        elif before[key] != after[key]:
+            lines.append(f"~ {key}: {before[key]} → {after[key]}")
+    return tuple(lines)
+
+
+def plain_copy(value: Any, depth: int = 0, where: str = "") -> Any:
+    """Return a copy of a JSON value that consists of plain dicts and lists.
+
+    Args:
+        value: The value.
+        depth: How many tables and lists are around it.
+        where: Its dotted key, for messages.
+
+    Raises:
+        RefusedError: The value is not JSON, or is nested too deeply.
+    """
+    if depth > _MAX_DEPTH:
+        raise RefusedError(
+            f"the job's tables are nested more than {_MAX_DEPTH} deep; no job needs that"
+        )
+    if isinstance(value, Mapping):
+        for key in value:
+            if not _is_text(key):
+                raise RefusedError(
+                    f"{where or 'the job'}: a key is {type(key).__name__}, not text"
+                )
+        return {
+            key: plain_copy(inner, depth + 1, _join(where, key))
+            for key, inner in value.items()
+        }
+    if type(value) in (list, tuple):
+        return [
+            plain_copy(item, depth + 1, f"{where}[{index}]")
+            for index, item in enumerate(value)
+        ]
+    if not _is_scalar(value):
+        raise RefusedError(
+            f"{where or 'the job'}: a {type(value).__name__} that is no JSON value; a job "
+            "is a table of text, numbers, yes or no, lists and tables, and never carries "
+            "code"
+        )
+    return value
+
+
+def _is_scalar(value: Any) -> bool:
+    """Return whether a value is null, a boolean, text, or a number that JSON has."""
+    if type(value) is int:
+        return -_INTEGER_LIMIT <= value < _INTEGER_LIMIT
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or type(value) is bool or _is_text(value)
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether a value is text that UTF-8 can encode.
+
+    Half of a surrogate pair can be read in two ways.
+    """
+    return type(value) is str and not _SURROGATE.search(value)
+
+
+def _leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Yield dotted keys and their values as JSON.
+
+    A list is one value unless it holds tables or lists.
+    """
+    if isinstance(value, dict) and (value or not where):
+        for key, inner in value.items():
+            yield from _leaves(inner, _join(where, key))
+    elif isinstance(value, list) and any(
+        isinstance(item, dict | list) for item in value
+    ):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{where}[{index}]")
+    else:
+        yield where, _to_json(value)
+
+
+def _join(where: str, key: str) -> str:
+    """Return the dotted key of a key inside a table, quoted where TOML quotes it."""
+    name = key if _BARE_KEY.fullmatch(key) else _to_json(key)
+    return f"{where}.{name}" if where else name
+
+
+def _to_json(value: Any) -> str:
+    return clean(json.dumps(value, sort_keys=True, ensure_ascii=False), None)

@@ -1,0 +1,205 @@
+"""A job as it travels between sites: a table that does not say where notes are.
+
+`simulate` runs the table of a job file. Real sites are sent the same table without any
+path; each site's own file says where its notes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fednotes import methods
+from fednotes.core.errors import ConfigError
+from fednotes.core.tables import table_fingerprint
+from fednotes.jobs import kinds
+from fednotes.jobs.job import Job
+from fednotes.jobs.job_file import load_table, parse_job
+
+MIN_SECURE_SITES = 3  # a secure sum of two sites would show each the other's part
+
+# The keys of [sites.NAME] that say where a site's notes are, how its files are read, and
+# which of their notes belong to the site.
+PLACE_KEYS = frozenset(
+    {
+        # documents and notes
+        "path",
+        "paths",
+        "train",
+        "valid",
+        "test",
+        "format",
+        "where",
+        "share",
+        "column",
+        "encoding",
+        # patients
+        "notes",
+        "concepts",
+        "codes",
+        "codes_format",
+        "labels",
+        "test_codes",
+        "test_labels",
+        "exclude",
+        "patient_column",
+        "code_column",
+        "tables",
+    }
+)
+# Tables of a job file that only a simulation can follow, and why.
+_SIMULATION_ONLY = {
+    "silos": "deals all notes out anew",
+    "synthetic": "generates notes",
+}
+
+
+def load_declared(
+    name: str | Path, settings: tuple[str, ...] = ()
+) -> tuple[Job, dict[str, Any]]:
+    """Read a job file or built-in job that real sites are to run.
+
+    Its sites need not say where their notes are. A job of three or more sites uses the
+    secure sum unless it says otherwise.
+
+    Args:
+        name: The path of a job file, or the name of a built-in job.
+        settings: Assignments such as "seed=2".
+
+    Returns:
+        The job, and its declaration: a table with "name" and "job".
+
+    Raises:
+        ConfigError: There is no such job, it has a mistake, or real sites cannot run it.
+        RefusedError: It holds a value that is not JSON.
+    """
+    table, path = load_table(name, settings)
+    sites = table.get("sites")
+    if isinstance(sites, Mapping):
+        table = {**table, "sites": _change_sites(sites, without_places)}
+        federation = table.get("federation", {})
+        if isinstance(federation, Mapping) and len(sites) >= MIN_SECURE_SITES:
+            table = {**table, "federation": {"secure_sum": True, **federation}}
+
+    declared = {"name": path.stem, "job": table}
+    table_fingerprint(declared)  # raises RefusedError for values that are not JSON
+    return parse_declared(declared, path.resolve().parent, str(path)), declared
+
+
+def parse_declared(declared: Mapping[str, Any], folder: Path, where: str) -> Job:
+    """Return the job of a declaration. It cannot read anybody's notes.
+
+    Args:
+        declared: A table with "name" and "job".
+        folder: The folder that relative paths are relative to.
+        where: Where the declaration stands, for messages.
+
+    Raises:
+        ConfigError: This is not the declaration of a job, or the job needs all notes in
+            one place.
+    """
+    try:
+        name, table = str(declared["name"]), declared["job"]
+        sites = dict(table.get("sites", {}))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{where}: not the declaration of a job") from error
+    _require_no_simulation(table, sites, where)
+
+    somewhere = _places_to_fill_in(table)
+    filled = _change_sites(sites, lambda site: {**site, **somewhere})
+    table = {**table, "conditions": ["federated"], "sites": filled}
+    job = parse_job(table, name, folder, where)
+
+    if job.privacy and job.privacy.where == "sum" and not job.federation.secure_sum:
+        raise ConfigError(
+            f'{where} [privacy] where = "sum": each site adds a part of the noise, which '
+            "hides it in a secure sum alone ([federation] secure_sum = true, three sites "
+            'or more); without one set where = "site"'
+        )
+    return job
+
+
+def table_to_approve(
+    declared: Mapping[str, Any], sites: Sequence[str], min_sites: int
+) -> dict[str, Any]:
+    """Return what a site approves: the declaration with the sites of this run.
+
+    The fingerprint of a deployed job is that of this table.
+    """
+    return {**declared, "sites": list(sites), "min_sites": min_sites}
+
+
+def with_places(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a job's tables with a place for the notes of sites that name none.
+
+    Returns:
+        The same object where at least one site says where its notes are; otherwise
+        tables that `parse_job` accepts, of a job whose notes cannot be read.
+    """
+    sites = table.get("sites")
+    if not isinstance(sites, Mapping) or not sites:
+        return table
+    for site in sites.values():
+        if not isinstance(site, Mapping) or PLACE_KEYS & site.keys():
+            return table
+
+    try:
+        method = methods.find(str(table.get("method")))
+    except ConfigError:
+        return table  # `parse_job` says what is wrong
+    somewhere = kinds.find(method.holds).somewhere
+    filled = {name: {**site, **somewhere} for name, site in sites.items()}
+    return {**table, "sites": filled}
+
+
+def without_places(site: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a site's table without the keys that say where its notes are."""
+    return {key: value for key, value in site.items() if key not in PLACE_KEYS}
+
+
+def require_unmasked(site: Any, where: str) -> None:
+    """Raise ConfigError if a site's table compares its notes with other sites'."""
+    if isinstance(site, Mapping) and site.get("mask_overlap"):
+        raise ConfigError(
+            f"{where}: mask_overlap compares the sites' notes, which only a simulation "
+            "can do; leave it out between real sites"
+        )
+
+
+def _require_no_simulation(table: Any, sites: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError if a job asks for what only a simulation can do."""
+    for key, effect in _SIMULATION_ONLY.items():
+        if key in table:
+            raise ConfigError(
+                f"{where} [{key}]: {effect}, which only a simulation can do; between real "
+                "sites leave it out and give one [sites.NAME] table for each site"
+            )
+    tags = table.get("tags")
+    if isinstance(tags, Mapping) and tags.get("design", "given") != "given":
+        raise ConfigError(
+            f"{where} [tags] design = {tags['design']!r}: draws the sites' types from "
+            "all notes, which only a simulation can do; between real sites set "
+            'design = "given"'
+        )
+    for name, site in sites.items():
+        require_unmasked(site, f"{where} [sites.{name}]")
+
+
+def _places_to_fill_in(table: Any) -> Mapping[str, Any]:
+    """Return keys that let `parse_job` accept a site's table without places."""
+    try:
+        holds = methods.find(str(table.get("method"))).holds
+    except ConfigError:
+        holds = "documents"  # `parse_job` says what is wrong
+    return kinds.find(holds).somewhere
+
+
+def _change_sites(
+    sites: Mapping[str, Any], change: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Return the tables of all sites, changed; what is not a table stays."""
+    return {
+        name: change(site) if isinstance(site, Mapping) else site
+        for name, site in sites.items()
+    }
