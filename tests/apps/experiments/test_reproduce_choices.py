@@ -226,6 +226,21 @@ def test_a_grid_on_a_job_of_ones_own(tiny: Any, tmp_path: Path) -> None:
     assert len({run.folder for run in tiny.asked}) == 2 * len(before)
 
 
+def test_the_note_of_the_budget_fits_the_job(tiny: Any, tmp_path: Path) -> None:
+    """A note about the experiment's own corpora is not printed for another job."""
+    tiny.write(
+        GRID.replace(
+            "[full]", 'note = "Of the corpora."\nown_note = "Of any job."\n[full]'
+        )
+    )
+    tiny.table(seeds=(1,))
+    assert "Of the corpora." in tiny.lines()
+    tiny.table(base=(str(own_job(tmp_path / "jobs")),), seeds=(1,))
+    page = tiny.lines("fedner-tiny-mine")
+    assert "Of any job." in page
+    assert "Of the corpora." not in page
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -486,6 +501,20 @@ def test_precision_and_recall_of_each_site_have_tables(tiny: Any) -> None:
     assert page.index("Precision / recall in percent, strict:") < page.index(
         "percent, relaxed:"
     )
+
+
+def test_all_tables_of_a_page_name_a_condition_alike(tiny: Any) -> None:
+    """Local fine-tuning stands in the tables of precision and recall, too."""
+
+    def rates(run: GridRun) -> dict[str, Any]:
+        score = dict.fromkeys(("precision", "recall", "f1"), 0.5)
+        both = {run.condition: dict.fromkeys(("strict", "relaxed"), score)}
+        return {"sites": {"a": both}, "mean": both}
+
+    tiny.summary = rates
+    tiny.table(GRID[: GRID.rindex("[[runs]]")].replace("paper", "best"), seeds=(1,))
+    conditions = [row[1] for row in tiny.cells() if row[0] == "plain"]
+    assert conditions == ["federated + local fine-tuning"] * 3
 
 
 RUN = module._run  # itself, not what a fixture has put there

@@ -68,15 +68,19 @@ def _toml(value: Any) -> str:
 
 @checked(frozen=True)
 class Size:
-    """How much of the grid is run; note: what was left out, for the output.
+    """How much of the grid is run.
 
-    own: in place of `set` on a job of the user's own, where `set` names sites.
+    note: Describes the size above the table.
+    own: Replaces `set` on a job of the user's own, where `set` names sites.
+    own_note: Replaces `note` on a job of the user's own, where `note` describes the
+        grid's own corpora.
     """
 
     seeds: tuple[int, ...]
     set: Settings = ()
     note: str = ""
     own: Settings | None = None
+    own_note: str = ""
 
 
 @checked(frozen=True)

@@ -140,6 +140,8 @@ def reproduce(
     jobs = own_jobs(grid, path.parent.name, base)
     size = grid.full if full else grid.budget
     size = replace(size, seeds=seeds or size.seeds)
+    if jobs.own and size.own_note:
+        size = replace(size, note=size.own_note)
     rows, other_jobs = rows_of(grid, jobs, full)
     rows = [replace(row, seeds=()) for row in rows] if seeds else rows
     for job in other_jobs:

@@ -143,8 +143,7 @@ def _of_runs(table: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         (
             row["label"],
-            row["condition"]
-            + (f" + {row['beyond']}" if row["beyond"] and sites else ""),
+            _condition(row) if sites else row["condition"],
             *([str(len(row["seeds"]))] if uneven else []),
             *each.values(),
         )
@@ -154,6 +153,13 @@ def _of_runs(table: Mapping[str, Any]) -> Iterator[str]:
     yield grid_table(heads, rows, left=2)
     if sites:
         yield from _of_rates(table)
+
+
+def _condition(row: Mapping[str, Any]) -> str:
+    """Return how a row's model was trained, with what the run adds to the method."""
+    if not row["beyond"]:
+        return row["condition"]
+    return f"{row['condition']} + {row['beyond']}"
 
 
 def _of_rates(table: Mapping[str, Any]) -> Iterator[str]:
@@ -170,7 +176,7 @@ def _of_rates(table: Mapping[str, Any]) -> Iterator[str]:
         rows = [
             (
                 row["label"],
-                row["condition"],
+                _condition(row),
                 *(
                     _precision_recall(row["scores"].get(name, {}).get(kind, {}))
                     for name in places
