@@ -427,7 +427,7 @@ def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     made = fn.convert(tmp_path / "a.conll", tmp_path / "a.xml", "bioc")
     assert (made.documents, made.lost, made.problems.number) == (len(documents), {}, 0)
     assert fn.read(tmp_path / "a.xml", "bioc") == documents
-    with pytest.raises(fn.FednotesError, match="there is something already"):
+    with pytest.raises(fn.FednotesError, match="exists already"):
         fn.convert(tmp_path / "a.conll", tmp_path / "a.xml", "bioc")
     assert fn.read(tmp_path / "a.conll", "conll") == documents
     assert [d.text for d in fn.read(tmp_path / "note.txt")] == ["No pain."]

@@ -50,7 +50,8 @@ from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.store import write_folder
 from fednotes.core.types import Document
 from fednotes.data.formats import read
-from fednotes.data.formats.files import read_text, visible
+from fednotes.data.formats.files import read_text
+from fednotes.data.formats.folders import list_files
 from fednotes.data.synthetic import generate
 from fednotes.data.text import split_sentences
 from fednotes.encoders.bart import cache_keyword, set_layer_norm_eps
@@ -121,7 +122,7 @@ def _read_one(path: Path) -> list[str]:
     try:
         return [document.text for document in read(path)]
     except DataError:
-        plain = visible(path, True) if path.is_dir() else [path]
+        plain = list_files(path, recursive=True) if path.is_dir() else [path]
         plain = [file for file in plain if file.suffix.lower() in (".txt", ".csv")]
         if not plain:
             raise  # says what is wrong with the corpus, or that nothing is there

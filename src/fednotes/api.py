@@ -18,7 +18,8 @@ from fednotes.core.settings import over, path_of
 from fednotes.core.types import Document
 from fednotes.data import formats
 from fednotes.data.encodings import AUTO
-from fednotes.data.formats.files import OnError, refuses, unique_ids
+from fednotes.data.formats.gathering import with_unique_ids
+from fednotes.data.formats.problems import OnError, refuses
 from fednotes.jobs import simulate as simulating
 from fednotes.jobs.card import write_cards
 from fednotes.jobs.checking import Checked, check_against, check_files, check_job
@@ -73,7 +74,7 @@ def read(
     inputs = inputs_of(
         str(path), None, on_error, format=format, column=column, encoding=encoding
     )
-    return unique_ids(inputs.all())
+    return with_unique_ids(inputs.all())
 
 
 def check(

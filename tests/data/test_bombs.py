@@ -38,7 +38,7 @@ def refused(path: Path, message: str, format: str | None = None) -> None:
     assert "\n" not in str(caught.value)
     problems = Problems()
     list(stream(path, problems, format))
-    assert any(message.replace("\\", "") in str(found) for found in problems.found)
+    assert any(message.replace("\\", "") in str(found) for found in problems.listed)
 
 
 @pytest.mark.parametrize("packed", PACKING)
@@ -121,7 +121,7 @@ def test_documents_of_an_impossible_size_are_left_out_and_named(
     path.write_text("\n".join((good, long, many)))
     documents, problems = examine(path)
     assert len(documents) == 1
-    assert [(found.line, found.message) for found in problems.found] == [
+    assert [(found.line, found.message) for found in problems.listed] == [
         (2, "the document has more than 1,000 characters: cut it into notes"),
         (3, "the document has more than 10 mentions: is it one note?"),
     ]
@@ -135,7 +135,7 @@ def test_documents_of_an_impossible_size_are_left_out_and_named(
     path.write_text("\n".join(lines))
     refused(
         path,
-        "a.jsonl:31: more than 30 entity types: is what stands there a type, or text?",
+        "a.jsonl:31: more than 30 entity types: is this column or field a type, or is it text?",
     )
 
 
@@ -310,7 +310,7 @@ def test_a_check_reads_what_a_corpus_holds(tmp_path: Path, name: str) -> None:
             (path / f"{stem}.ann").write_text("T1\tADE 0 4\trash\n")
     problems = Problems()
     assert tuple(stream(path, problems)) == read(path)
-    assert not problems.found
+    assert not problems.listed
     assert not check_files([path]).problems
 
 

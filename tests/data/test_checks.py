@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.checks import Finding, check_documents, check_sites
-from fednotes.data.formats import FORMATS, corpora, read
+from fednotes.data.formats import FORMATS, known_corpora, read
 from fednotes.data.notes import read_notes
 from fednotes.data.overlap import (
     MIN_WORDS,
@@ -267,7 +267,7 @@ def test_forms() -> None:
 
 
 def test_catalogue_names_readers_that_exist() -> None:
-    known = corpora()
+    known = known_corpora()
     assert {
         item["format"] for item in known.values() if "format" in item
     } <= FORMATS.keys()

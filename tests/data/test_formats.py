@@ -24,7 +24,15 @@ from hypothesis import strategies as st
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.types import Document, Span
 from fednotes.data import formats
-from fednotes.data.formats import FORMATS, brat, conll, guess_format, jsonl, read
+from fednotes.data.formats import (
+    FORMATS,
+    _registry,
+    brat,
+    conll,
+    guess_format,
+    jsonl,
+    read,
+)
 
 File = Callable[..., Path]
 SAMPLES = Path(__file__).parent / "samples"
@@ -174,8 +182,8 @@ def test_a_format_is_one_file(file: File, monkeypatch: pytest.MonkeyPatch) -> No
     ).parent
     file("no_format = True", "more/other.py")
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(folder)])
-    monkeypatch.setattr(formats, "FORMATS", formats.discover())
-    assert set(formats.FORMATS) == {*FORMATS, "loud-notes"}
+    monkeypatch.setattr(_registry, "FORMATS", formats.discover())
+    assert set(_registry.FORMATS) == {*FORMATS, "loud-notes"}
     path = file("SHOUTED\nHe took ASPIRIN.\n\nNo RASH at all.\n")
     one, two = read(path)
     assert (one.id, forms(one), forms(two)) == (

@@ -160,7 +160,7 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
             "n.csv",
             MIMIC.replace('"Pt stable."', '"Zyxwolan" b'),
             MIMICS,
-            "n.csv:5: the row is no csv",
+            "n.csv:5: the row is not valid CSV",
         ),
         (
             "n.csv",
@@ -203,7 +203,7 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
             "n.csv.gz",
             gzip.compress(MIMIC.encode() * 3, mtime=0)[:300],
             {"format": "mimic"},
-            "is the file whole",
+            "is the file complete",
         ),
         (
             "n.csv",

@@ -690,7 +690,7 @@ def test_bigbio_rows(file: File, tmp_path: Path) -> None:
             [replace(document, text="Rash. Had pain.", spans=())],
             tmp_path / "n",
             "bigbio",
-            True,
+            allow_loss=True,
         )
         (whole,) = json.loads((tmp_path / "n").read_text())["passages"]
         assert whole["text"] == ["Rash. Had pain."]

@@ -128,7 +128,7 @@ def test_every_line_that_is_wrong(
     (tmp_path / name).write_text(content)
     found, problems = examine(tmp_path / name)
     # PubTator's lines are read before its mentions.
-    assert sorted((p.line, p.kind) for p in problems.found) == places
+    assert sorted((p.line, p.kind) for p in problems.listed) == places
     assert len(found) == documents
 
 

@@ -323,7 +323,7 @@ def test_a_packed_table_that_is_cut_off_is_refused(
     path = tmp_path / f"notes.csv{packed}"
     path.write_bytes(PACKING[packed](_simple())[:-12])
     with pytest.raises(
-        DataError, match=r"cannot read to its end .*: is the file whole"
+        DataError, match=r"cannot be read to its end .*: is the file complete"
     ):
         predict(model, str(path), "jsonl", tmp_path / "out", "cpu")
     assert not (tmp_path / "out").exists()

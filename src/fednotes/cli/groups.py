@@ -84,10 +84,10 @@ def corpus_stats(
     """Count sentences, types and mentions of each site, and what sites share."""
     from fednotes.cli.display import stats_tables
     from fednotes.data.formats import examine
-    from fednotes.data.formats.files import named
+    from fednotes.data.formats.folders import name_paths
     from fednotes.data.stats import corpus_stats as count
 
-    places = named(paths)
+    places = name_paths(paths)
     read = {
         name: examine(path, format or None, encoding) for name, path in places.items()
     }
@@ -170,9 +170,9 @@ def corpus_formats(
 ) -> None:
     """List the formats, and what each keeps of a document."""
     from fednotes.cli.display import sheet
-    from fednotes.data.formats import table
+    from fednotes.data.formats import format_table
 
-    rows = table()
+    rows = format_table()
     heads = [*sorted(rows, key=len)[-1]]
     if as_page:
         lines = [
@@ -240,9 +240,9 @@ def convert(
 @corpus.command("list")
 def corpus_list() -> None:
     """List the corpora that built-in jobs use, and where to obtain them."""
-    from fednotes.data.formats import corpora
+    from fednotes.data.formats import known_corpora
 
-    for name, item in corpora().items():
+    for name, item in known_corpora().items():
         console.print(f"[bold]{name}[/bold]  {item['what']}", highlight=False)
         console.print(f"    {item['size']}; {item['licence']}", highlight=False)
         console.print(

@@ -24,7 +24,7 @@ from fednotes.core.cleaning import joiners
 from fednotes.core.errors import Problem
 from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, SiteData, TagSet
-from fednotes.data.formats.files import UNANNOTATED, WINDOWS, Problems
+from fednotes.data.formats.problems import UNANNOTATED, WINDOWS, Problems
 from fednotes.data.split import MIN_WORDS, sentence_keys
 from fednotes.data.stats import overlapping_forms
 from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_of
@@ -412,19 +412,19 @@ def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Find
         left = _finding(
             where, "left_out", dict(problems.counts), problems=problems, name=name
         )
-        yield replace(left, problems=tuple(problems.found))
-    if repeated := tuple(problems.repeated):
+        yield replace(left, problems=tuple(problems.listed))
+    if repeated := tuple(problems.repeated_ids):
         again = _finding(
             where, "read:repeated_ids", {"documents": len(repeated)}, name=name
         )
         yield replace(again, problems=repeated)
-    if problems.without:
-        counts = {"texts": len(problems.without)}
+    if problems.unannotated:
+        counts = {"texts": len(problems.unannotated)}
         yield _finding(where, "texts_without_annotations", counts, name=name)
-    if windows := problems.unread[WINDOWS]:
+    if windows := problems.ignored[WINDOWS]:
         yield _finding(where, "windows_line_ends", {"texts": windows})
     known = (UNANNOTATED, WINDOWS)
-    counts = {k: n for k, n in sorted(problems.unread.items()) if n and k not in known}
+    counts = {k: n for k, n in sorted(problems.ignored.items()) if n and k not in known}
     if counts:
         kinds = ", ".join(f"{kind}: {number:,}" for kind, number in counts.items())
         yield _finding(where, "passed_over", counts, name=name, kinds=kinds)

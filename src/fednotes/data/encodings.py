@@ -196,7 +196,7 @@ def undecodable(place: str, encoding: str, named: str, *, binary: bool) -> str:
         return (
             f'{told}: name the encoding that the file has, such as encoding = "cp1252"'
         )
-    return f"{told}, which its byte-order mark says: is the file whole?"
+    return f"{told}, which its byte-order mark says: is the file complete?"
 
 
 def decode(data: bytes, named: str = AUTO) -> tuple[str, int]:

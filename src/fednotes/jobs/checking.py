@@ -22,7 +22,8 @@ from fednotes.data.checks import (
 )
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats import examine, read, stream
-from fednotes.data.formats.files import OnError, Problems, named, refuses
+from fednotes.data.formats.folders import name_paths
+from fednotes.data.formats.problems import OnError, Problems, refuses
 from fednotes.data.tags import flatten
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job, Sites
@@ -95,7 +96,7 @@ def check_files(
     for path in paths:
         if not os.path.exists(path):
             raise DataError(f"{path}: no such file or folder")
-    places = named(paths) if len(paths) > 1 else {"corpus": paths[0]}
+    places = name_paths(paths) if len(paths) > 1 else {"corpus": paths[0]}
     wrong, number = list[Problem](), 0
     findings: list[Finding] = []
     parts: dict[str, tuple[Document, ...]] = {}
@@ -118,12 +119,12 @@ def check_files(
             number += len(own)
             continue
         if refuses(on_error):
-            wrong += problems.found
+            wrong += problems.listed
             number += problems.number
             problems.counts.clear()
         parts[name] = tuple(held)
         findings += problem_findings(problems, name, path.name)
-        if read_so_far or not problems.found:
+        if read_so_far or not problems.listed:
             findings += counts.findings()
     findings += (*in_two_parts(parts, "corpus"), *leaks(parts, "corpus"))
     return Checked(tuple(wrong), number, tuple(findings))

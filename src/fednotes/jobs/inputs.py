@@ -23,10 +23,12 @@ from fednotes.core.types import Document
 from fednotes.data import encodings
 from fednotes.data.encodings import AUTO, encoding_of, reading_as
 from fednotes.data.formats import FORMATS, examine, guess_format, parquet
-from fednotes.data.formats import files as corpus
-from fednotes.data.formats.files import OnError, Problems, refuses
+from fednotes.data.formats.files import read_first_line, read_text, unpacked_name
+from fednotes.data.formats.folders import find_corpus_files, list_files
+from fednotes.data.formats.json_files import parse_json_line
 from fednotes.data.formats.jsonl import accepts as accepts_jsonl
 from fednotes.data.formats.jsonl import stream_file
+from fednotes.data.formats.problems import OnError, Problems, refuses
 from fednotes.data.notes import FORMATS as NOTE_FORMATS
 from fednotes.data.notes import Note, guess_notes, read_notes, record_ids
 
@@ -69,12 +71,12 @@ class Inputs:
         self.problems = Problems()
         is_empty = True
         for document in self._read(self.problems):
-            if self._refuses and self.problems.found:
+            if self._refuses and self.problems.listed:
                 break
             is_empty = False
             yield document
-        if self.problems.found and (self._refuses or is_empty):
-            raise DataError.of(self.problems.found, self.problems.number)
+        if self.problems.listed and (self._refuses or is_empty):
+            raise DataError.of(self.problems.listed, self.problems.number)
 
     def all(self) -> tuple[Document, ...]:
         """Return all documents at once.
@@ -83,8 +85,8 @@ class Inputs:
         """
         problems = self.problems = Problems()
         documents = tuple(self._read(problems))
-        if problems.found and (self._refuses or not documents):
-            raise DataError.of(problems.found, problems.number)
+        if problems.listed and (self._refuses or not documents):
+            raise DataError.of(problems.listed, problems.number)
         return documents
 
     def require_readable(self) -> None:
@@ -199,7 +201,7 @@ def require_notes(
 
 
 def _is_text_name(path: Path) -> bool:
-    return corpus.unpacked_name(path).suffix.lower() in _TEXT
+    return unpacked_name(path).suffix.lower() in _TEXT
 
 
 # ---- how a path is read --------------------------------------------------------------
@@ -224,7 +226,7 @@ def _reader(
 
     def read_lines(problems: Problems) -> Iterator[Document]:
         with reading_as(named):
-            files = corpus.listing(path, accepts_jsonl, "JSONL")
+            files = find_corpus_files(path, accepts_jsonl, "JSONL")
         return chain.from_iterable(
             _json_documents(file, named, problems) for file in files
         )
@@ -258,15 +260,15 @@ def _held_corpus(path: Path, format: str, named: str) -> Reader:
         if not held:
             held.append(examine(path, format, named))
         documents, own = held[0]
-        problems.found += own.found
+        problems.listed += own.listed
         problems.counts.update(own.counts)
         yield from documents
         # A text without an annotation file is a note too, though no gold without
         # mentions.
         with reading_as(named):
             bare = [
-                (text, corpus.read_text(text, empty=True, exact=True))
-                for text in own.without
+                (text, read_text(text, empty=True, exact=True))
+                for text in own.unannotated
             ]
         for file, text in bare:
             yield Document(file.relative_to(path).with_suffix("").as_posix(), text)
@@ -280,7 +282,7 @@ def _holds_notes_alone(folder: Path, named: str) -> bool:
     Beside a table there may be a licence or the like. Where there is none, all files
     must be texts: nothing is passed over in silence.
     """
-    files = corpus.visible(folder, below=True)
+    files = list_files(folder, recursive=True)
     if files and all(map(_is_text_name, files)):
         return True
     for file in files:
@@ -297,7 +299,7 @@ def _has_text(path: Path) -> bool:
     files = (
         [path]
         if path.is_file()
-        else list(filter(parquet.accepts, corpus.visible(path, True)))
+        else list(filter(parquet.accepts, list_files(path, recursive=True)))
     )
     return all("text" in map(str.lower, parquet.column_names(file)) for file in files)
 
@@ -308,9 +310,9 @@ def _has_key_text(path: Path, named: str) -> bool:
     file = path
     with reading_as(named):
         if path.is_dir():
-            file = corpus.listing(path, accepts_jsonl, "JSONL")[0]
+            file = find_corpus_files(path, accepts_jsonl, "JSONL")[0]
         try:
-            record = corpus.json_value(corpus.first_line(file))
+            record = parse_json_line(read_first_line(file))
         except DataError:
             return True  # its reader says what is wrong
     return not isinstance(record, dict) or "text" in record
@@ -326,6 +328,6 @@ def document_of(note: Note) -> Document:
 
 def _json_documents(path: Path, named: str, problems: Problems) -> Iterator[Document]:
     """The documents of JSON lines, each as its line is read."""
-    with problems.passing("file", path):
+    with problems.collect("file", path):
         for found in stream_file(path, problems, named, prepare=record_ids):
             yield found.document

@@ -16,7 +16,7 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.settings import path_of
 from fednotes.core.types import Document, Span
 from fednotes.data.encodings import AUTO
-from fednotes.data.formats.files import OnError
+from fednotes.data.formats.problems import OnError
 from fednotes.jobs.inputs import inputs_of
 from fednotes.jobs.patient_models import (
     PatientFinding,

@@ -21,8 +21,8 @@ from fednotes.core.store import beside, new_folder, stream_out, write_out
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats import FORMATS
-from fednotes.data.formats.files import OnError
 from fednotes.data.formats.jsonl import dumped, record
+from fednotes.data.formats.problems import OnError
 from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.jobs.evaluation import Evaluation, require_mapping
 from fednotes.jobs.inputs import Inputs, inputs_of

@@ -151,7 +151,7 @@ def test_packed_files(tmp_path: Path) -> None:
     (tmp_path / "MRSTY.RRF.gz").write_bytes(gzip.compress(b"C0004057|T109|A|B|C||"))
     assert read_dictionary(path).concepts == ("C0004057",)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="is the file whole"):
+    with pytest.raises(DataError, match="is the file complete"):
         read_dictionary(path)
 
 

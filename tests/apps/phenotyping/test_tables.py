@@ -206,7 +206,7 @@ def test_no_file_a_folder_a_broken_one(tmp_path: Path, file: File) -> None:
     for path, message in (
         (tmp_path / "none.csv", "no such file"),
         (tmp_path, "a folder: name the table of codes"),
-        (file(whole[:-9], "c.csv.gz"), "cannot read to its end"),
+        (file(whole[:-9], "c.csv.gz"), "cannot be read to its end"),
     ):
         with pytest.raises(DataError, match=message):
             read_codes(path, "icd10")
@@ -385,7 +385,7 @@ def test_tables_of_mimic_that_cannot_be_read(hospital: Path, file: File) -> None
     (hospital / "DIAGNOSES_ICD.csv.gz").write_bytes(
         gzip.compress(DIAGNOSES.encode())[:-9]
     )
-    complains("cannot read to its end")
+    complains("cannot be read to its end")
     with pytest.raises(DataError, match="no such folder"):
         read_mimic(hospital / "none")
 

@@ -135,7 +135,7 @@ def test_a_table_may_have_more_notes_than_a_request_has_texts(
         (COMMA + b"9,x,y,z,w\n", "", CSV, 422, "notes.csv:5: the row has 5 columns"),
         (COMMA + b'9,"Xylocain-Zebra', "", CSV, 422, "the file ends inside a quoted"),
         (COMMA + b"9,caf\xe9,,\n", "", CSV, 422, "is not UTF-8"),
-        (gzip.compress(COMMA, mtime=0)[:-9], "", CSV, 422, "is the file whole?"),
+        (gzip.compress(COMMA, mtime=0)[:-9], "", CSV, 422, "is the file complete?"),
         (b"PAR1 Xylocain-Zebra", "?format=parquet", CSV, 422, "notes.parquet"),
         (b"id,text\n1," + b"a" * 1001, "", CSV, 413, "note 1 has 1,001 characters"),
         (b"id,text\n1," + b"a" * 50_000, "", CSV, 413, "at most 50,000 bytes"),

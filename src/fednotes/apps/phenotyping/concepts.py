@@ -70,7 +70,7 @@ from fednotes.apps.phenotyping.dictionary import (
 from fednotes.apps.phenotyping.tables import Damaged, TableReport, elements, lines
 from fednotes.core.errors import DataError, ModelError, needs
 from fednotes.core.tensors import load_state, save_state
-from fednotes.data.formats.files import listing
+from fednotes.data.formats.folders import find_corpus_files
 from fednotes.data.notes import Note
 
 # concepts of a patient; Liu, Dligach and Miller 2019 leave out more
@@ -583,7 +583,7 @@ def read_ctakes(path: Path) -> tuple[Mentions, TableReport]:
     found, report = Mentions(), TableReport(path)
     files = [path]
     if path.is_dir():
-        files = listing(
+        files = find_corpus_files(
             path, lambda p: _is_xmi(p) or p.suffix.lower() == ".txt", "cTAKES output"
         )
     xmi = [file for file in files if _is_xmi(file)]

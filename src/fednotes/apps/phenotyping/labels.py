@@ -63,7 +63,8 @@ from fednotes.apps.phenotyping.tables import (
 from fednotes.core.errors import DataError, nearest
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.data.encodings import named_encoding
-from fednotes.data.formats.files import bounded_lines, open_text, visible
+from fednotes.data.formats.files import bounded_lines, open_text
+from fednotes.data.formats.folders import list_files
 from fednotes.data.notes import Note
 
 DISEASES: Final = (
@@ -334,7 +335,9 @@ def _files(folder: Path, mark: str, kind: str) -> list[Path]:
     """The XML files of texts or of annotations, in the order to read them in."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    named = [p for p in visible(folder) if p.name.lower().endswith((".xml", ".xml.gz"))]
+    named = [
+        p for p in list_files(folder) if p.name.lower().endswith((".xml", ".xml.gz"))
+    ]
     named = [path for path in named if mark in path.name.lower()]
     if not named:
         like = f"obesity_{'standoff_' * (kind == 'annotations')}{mark}_*.xml"

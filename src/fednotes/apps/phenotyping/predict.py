@@ -22,7 +22,7 @@ from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.core.errors import ConfigError, DataError, ModelError, within
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO, reading_as
-from fednotes.data.formats.files import visible
+from fednotes.data.formats.folders import list_files
 from fednotes.data.notes import read_notes
 from fednotes.jobs.evaluation import Evaluation, require_mapping
 from fednotes.jobs.inputs import require_notes, source_of
@@ -57,7 +57,7 @@ def notes_of(
         return {path.id: [path.text]}
     records = [path] if path.name.lower().endswith((".xml", ".xml.gz")) else []
     if path.is_dir():  # the obesity challenge's summaries, without its annotations
-        records = [p for p in visible(path) if "patient_records" in p.name.lower()]
+        records = [p for p in list_files(path) if "patient_records" in p.name.lower()]
     if records:
         notes = by_patient(read_texts(records))
     else:

@@ -42,13 +42,13 @@ from fednotes.core import bounds
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.data.encodings import named_encoding
 from fednotes.data.formats.files import (
-    BROKEN,
-    broken,
+    READ_ERRORS,
     encoding_for,
+    incomplete_file,
     open_bytes,
     open_text,
-    visible,
 )
+from fednotes.data.formats.folders import list_files
 
 EXAMPLES: Final = 10  # damaged rows that a report names
 _WRONG: Final = 100  # rows of which all are damaged: the rest of the file is not read
@@ -168,8 +168,8 @@ def _byte_lines(path: Path, mark: int) -> Iterator[tuple[str | None, bool]]:
             while data := file.readline(_LONGEST):
                 is_whole = len(data) < _LONGEST or data.endswith(b"\n")
                 yield _text(data) if is_whole else None, is_whole
-        except BROKEN as error:
-            raise broken(path, error) from None
+        except READ_ERRORS as error:
+            raise incomplete_file(path, error) from None
 
 
 def _wide_lines(path: Path) -> Iterator[tuple[str | None, bool]]:
@@ -369,8 +369,8 @@ def elements(path: Path, texts: str = "", doctype: bool = True) -> Iterator[_Ele
                 ) from None
             except DefusedXmlException:
                 raise handler.error(_ENTITIES) from None
-            except BROKEN as error:
-                raise broken(path, error) from None
+            except READ_ERRORS as error:
+                raise incomplete_file(path, error) from None
             except (LookupError, ValueError):
                 message = "the file's encoding is not known here: write it as UTF-8"
                 raise DataError.at(path, 1, message) from None
@@ -483,7 +483,7 @@ def read_codiesp(path: Path, kinds: str = "DP") -> PatientCodes:
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     made = PatientCodes()
-    for file in [path] if not path.is_dir() else visible(path, below=True):
+    for file in [path] if not path.is_dir() else list_files(path, recursive=True):
         for kind in kinds:
             if file.name.removesuffix(".gz").endswith(f"{kind}.tsv"):
                 system = _CODIESP[kind]
@@ -549,7 +549,9 @@ def _find(folder: Path, name: str) -> Path | None:
     wanted = {
         f"{name.lower()}{ending}" for ending in (".csv", ".csv.gz", ".tsv", ".tsv.gz")
     }
-    return next((path for path in visible(folder) if path.name.lower() in wanted), None)
+    return next(
+        (path for path in list_files(folder) if path.name.lower() in wanted), None
+    )
 
 
 def _needed(folder: Path, name: str) -> Path:

@@ -44,7 +44,8 @@ from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, Span
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats import LossyError
-from fednotes.data.formats.files import OnError, named
+from fednotes.data.formats.folders import name_paths
+from fednotes.data.formats.problems import OnError
 from fednotes.jobs.compare import Comparison, compare
 from fednotes.jobs.models import MentionModel, PatientModel, folder_of, load
 from fednotes.jobs.results import SUMMARY, read_lines, size
@@ -486,7 +487,7 @@ def opened(
         raise ConfigError(
             f"{told}: fednotes ui MODEL NOTES, with one model, or fednotes ui RUN"
         )
-    desk = Desk(about=str(paths[0]), runs=named(runs), kits=named(kits))
+    desk = Desk(about=str(paths[0]), runs=name_paths(runs), kits=name_paths(kits))
     beside = (notes or runs or paths)[0].resolve()
     kept = file or beside.with_name(f"{beside.name}.corrections.json")
     if file or notes:
@@ -500,7 +501,7 @@ def opened(
         desk.model, desk.about, desk.sure = model, str(models[0]), model.confidence
         held = {
             name: read(path, format or None, on_error, encoding=encoding)
-            for name, path in named(notes).items()
+            for name, path in name_paths(notes).items()
         }
 
         def tagged() -> Review:

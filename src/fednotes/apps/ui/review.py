@@ -435,7 +435,7 @@ class Review:
         """
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "corrected"
-            write(self.corrected(), target, format, allow_loss)
+            write(self.corrected(), target, format, allow_loss=allow_loss)
             if target.is_file():
                 return (
                     f"corrected.{'jsonl' if format == 'jsonl' else 'json'}",

@@ -21,7 +21,10 @@ from typing import Any
 from fednotes.core.parsing import mapping
 from fednotes.core.types import Document
 from fednotes.data.formats import bioc, jsonl
-from fednotes.data.formats import files as corpus
+from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
+from fednotes.data.formats.json_files import read_json_keys, read_json_rows
+from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
 _LINKED = ("events", "coreferences", "relations")
@@ -29,23 +32,23 @@ _LINKED = ("events", "coreferences", "relations")
 
 def accepts(path: Path) -> bool:
     """Whether the file's first lines name an entity's document and its passages."""
-    return {"document_id", "passages"} <= corpus.json_keys(path)
+    return {"document_id", "passages"} <= read_json_keys(path)
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """A document a row; passages lie where their offsets say."""
-    return corpus.gather(corpus.listing(path, accepts, "BigBIO"), _read_file, problems)
+    return gather(find_corpus_files(path, accepts, "BigBIO"), _read_file, problems)
 
 
-def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield what `read` returns, a document at a time."""
-    return corpus.stream_files(
-        corpus.listing(path, accepts, "BigBIO"), _read_file, problems
+    return stream_files(
+        find_corpus_files(path, accepts, "BigBIO"), _read_file, problems
     )
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
-    return jsonl.of_items(corpus.json_rows(path), "row", of_row, path, problems)
+def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    return jsonl.of_items(read_json_rows(path), "row", of_row, path, problems)
 
 
 def of_row(row: Any, noting: jsonl.Noting) -> dict[str, Any]:

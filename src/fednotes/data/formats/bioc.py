@@ -32,8 +32,18 @@ from fednotes.core.errors import DataError
 from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
-from fednotes.data.formats import files as corpus
 from fednotes.data.formats import jsonl
+from fednotes.data.formats.files import (
+    READ_ERRORS,
+    incomplete_file,
+    open_bytes,
+    read_first_line,
+    read_head,
+)
+from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
+from fednotes.data.formats.json_files import parse_json_line, read_json, read_json_keys
+from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
 _LISTS = {
@@ -48,37 +58,35 @@ _OWN = "fednotes"
 
 def accepts(path: Path) -> bool:
     """Whether the file is XML with a collection, or JSON with passages and infons."""
-    lines = corpus.head(path)
+    lines = read_head(path)
     if lines and lines[0].startswith("<"):
         return any("<collection" in line for line in lines[:10])
-    keys = corpus.json_keys(path)
+    keys = read_json_keys(path)
     return not keys & {"text", "[", "resourceType"} and bool(
         "documents" in keys or {"infons", "passages"} <= keys
     )
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """A document for each of the collections' documents; passages lie where their
     offsets say.
 
     Noted are passages that overlap, mentions without a type, and mentions that are not
     what the text holds there.
     """
-    return corpus.gather(corpus.listing(path, accepts, "BioC"), _read_file, problems)
+    return gather(find_corpus_files(path, accepts, "BioC"), _read_file, problems)
 
 
-def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield what `read` returns, a document at a time; BioC's JSON is held."""
-    return corpus.stream_files(
-        corpus.listing(path, accepts, "BioC"), _read_file, problems
-    )
+    return stream_files(find_corpus_files(path, accepts, "BioC"), _read_file, problems)
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
-    if corpus.first_line(path).startswith("<"):
+def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    if read_first_line(path).startswith("<"):
         items: Iterable[Any] = _elements(path)
     else:
-        value = corpus.json_file(path)
+        value = read_json(path)
         items = mapping(value).get("documents", [value])
         if not isinstance(items, list) or not all(
             isinstance(own, dict) for own in items
@@ -95,7 +103,7 @@ def _elements(path: Path) -> Iterator[dict[str, Any]]:
     builder = _Builder()
     parser = XMLParser(target=builder)
     unread = 0  # bytes in which nothing began, ended or went on
-    with corpus.open_bytes(path) as file:
+    with open_bytes(path) as file:
         more = True
         while more:
             before = builder.events
@@ -113,8 +121,8 @@ def _elements(path: Path) -> Iterator[dict[str, Any]]:
                 raise DataError(
                     "the XML declares entities, which are not read"
                 ) from None
-            except corpus.BROKEN as error:
-                raise corpus.broken(path, error) from None
+            except READ_ERRORS as error:
+                raise incomplete_file(path, error) from None
             unread = 0 if builder.events > before else unread + len(data)
             if unread > bounds.MARKUP:
                 told = f"a tag or a comment has more than {bounds.MARKUP:,} bytes"
@@ -212,7 +220,7 @@ def _record(value: Any, noting: jsonl.Noting) -> dict[str, Any]:
     ]
     infons = dict(mapping(value.get("infons")))
     own = infons.pop(_OWN, None)
-    rest = dict(mapping(corpus.json_value(own))) if isinstance(own, str) else {}
+    rest = dict(mapping(parse_json_line(own))) if isinstance(own, str) else {}
     bounds = [[_int(p, "offset"), mapping(p.get("infons"))] for p in passages]
     kept = {
         "infons": infons,

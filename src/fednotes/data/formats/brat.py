@@ -23,7 +23,11 @@ from fednotes.core import bounds
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.formats import files as corpus
+from fednotes.data.formats.files import read_head, read_text
+from fednotes.data.formats.folders import find_corpus_files, find_file, list_files
+from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
+from fednotes.data.formats.mentions import is_far_longer, is_same_text
+from fednotes.data.formats.problems import UNANNOTATED, WINDOWS, Problems
 from fednotes.data.text import merge_overlapping
 
 LOOSE = 0
@@ -56,12 +60,12 @@ def accepts(path: Path) -> bool:
     """Whether the file is an `.ann` file, or the `.txt` file beside one."""
     if path.suffix != ".ann":
         return path.suffix == ".txt" and path.with_suffix(".ann").is_file()
-    lines = corpus.head(path)
+    lines = read_head(path)
     known = not lines or any(re.match(r"[TREAMN#*]\S*\t", line) for line in lines)
     return known or path.with_suffix(".txt").is_file()
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Documents of one `.txt`/`.ann` pair or of all pairs in a folder; id: the file's
     name.
 
@@ -72,47 +76,51 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     does not fit the text, and a text that most of its mentions do not fit.
     """
     base, files = _files(path, problems)
-    return corpus.gather(files, partial(_read_pair, base), problems, "document")
+    return gather(files, partial(_read_pair, base), problems, "document")
 
 
-def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield what `read` returns, a document at a time."""
     base, files = _files(path, problems)
-    return corpus.stream_files(files, partial(_read_pair, base), problems, "document")
+    return stream_files(files, partial(_read_pair, base), problems, "document")
 
 
-def _files(path: Path, problems: corpus.Problems) -> tuple[Path, list[Path]]:
+def _files(path: Path, problems: Problems) -> tuple[Path, list[Path]]:
     """Return the folder that ids begin in, and the files of annotations; note bare
     texts."""
-    files = corpus.listing(
-        path, lambda p: p.suffix == ".ann" and accepts(p), "brat", True
+    files = find_corpus_files(
+        path, lambda p: p.suffix == ".ann" and accepts(p), "brat", recursive=True
     )
     base = path if path.is_dir() else path.parent
     if path.is_dir() and any(file.with_suffix(".txt").is_file() for file in files):
         texts = {
-            p.with_suffix("") for p in corpus.visible(path, True) if p.suffix == ".txt"
+            p.with_suffix("")
+            for p in list_files(path, recursive=True)
+            if p.suffix == ".txt"
         }
         bare = texts - {file.with_suffix("") for file in files}
-        problems.without += sorted(text.with_name(f"{text.name}.txt") for text in bare)
-        problems.unread[corpus.UNANNOTATED] += len(bare)
+        problems.unannotated += sorted(
+            text.with_name(f"{text.name}.txt") for text in bare
+        )
+        problems.ignored[UNANNOTATED] += len(bare)
     return base, files
 
 
-def _read_pair(base: Path, file: Path, problems: corpus.Problems) -> list[corpus.Found]:
+def _read_pair(base: Path, file: Path, problems: Problems) -> list[ReadDocument]:
     stem = file.with_suffix("")
     ann, beside = Path(f"{stem}.ann"), Path(f"{stem}.txt")
     # CADEC has them in a folder beside that of the annotations
     if not beside.is_file():
         folders = (stem.parent.parent / name for name in ("text", "txt"))
-        beside = corpus.lying(beside.name, folders) or beside
-    raw = corpus.read_text(beside, empty=True, exact=True)
+        beside = find_file(beside.name, folders) or beside
+    raw = read_text(beside, empty=True, exact=True)
     lines = dict(
-        enumerate(corpus.read_text(ann, empty=True).removesuffix("\n").split("\n"), 1)
+        enumerate(read_text(ann, empty=True).removesuffix("\n").split("\n"), 1)
     )
     mentions: dict[int, _Mention] = {}
     ids: set[str] = set()
     for number, line in tuple(lines.items()):
-        with problems.passing("line", ann, number) as wrong:
+        with problems.collect("line", ann, number) as wrong:
             mention = _parse(line)
             if mention is not None:
                 if mention.id in ids:
@@ -127,7 +135,7 @@ def _read_pair(base: Path, file: Path, problems: corpus.Problems) -> list[corpus
         if wrong:
             del lines[number]
     text, failed = _matching(raw, mentions)
-    problems.unread[corpus.WINDOWS] += "\r\n" in raw and "\r\n" not in text
+    problems.ignored[WINDOWS] += "\r\n" in raw and "\r\n" not in text
     if len(failed) >= _STRAY and 2 * len(failed) > len(mentions):
         told = f"{len(failed)} of {len(mentions)} mentions do not fit the text: is it theirs?"
         raise DataError.at(ann, next(iter(failed)), told)
@@ -138,7 +146,7 @@ def _read_pair(base: Path, file: Path, problems: corpus.Problems) -> list[corpus
     name = "/".join(map(_unsafe, stem.relative_to(base).parts))
     kept = tuple(lines.values())
     meta = {"brat": kept} if any(kept) else {}
-    return [corpus.Found(Document(name, text, spans, meta=meta), file)]
+    return [ReadDocument(Document(name, text, spans, meta=meta), file)]
 
 
 def _parse(line: str) -> _Mention | None:
@@ -193,10 +201,10 @@ def _misfit(text: str, mention: _Mention) -> str:
     where = f"{mention.id} at {start}:{end}"
     if end > len(text):
         return f"{where} lies outside the text ({len(text)} characters)"
-    if corpus.is_longer(mention.pieces, mention.form):
+    if is_far_longer(mention.pieces, mention.form):
         return f"{where} is not what the text holds there"
     found = _form(text, mention.pieces)
-    same = corpus.same_text(found, mention.form)
+    same = is_same_text(found, mention.form)
     if len(mention.pieces) > 1:
         same = sorted(found.split()) == sorted(mention.form.split())
     return "" if same else f"{where} is not what the text holds there"

@@ -27,7 +27,16 @@ from fednotes.core import bounds
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Scheme, Span, TagSet
-from fednotes.data.formats import files as corpus
+from fednotes.data.formats.files import read_head, read_lines
+from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.gathering import (
+    DERIVED_ID,
+    ReadDocument,
+    gather,
+    stream_files,
+)
+from fednotes.data.formats.mentions import lay_out
+from fednotes.data.formats.problems import Problems
 from fednotes.data.tags import decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 
@@ -49,7 +58,7 @@ class _Part:
 
     marker: str = ""
     name: str = ""
-    line: int = corpus.DERIVED
+    line: int = DERIVED_ID
     sentences: list[tuple[list[list[str]], list[str]]] = field(default_factory=list)
 
 
@@ -71,13 +80,13 @@ def accepts(path: Path) -> bool:
     """Whether most lines of the file end in a tag, or its name says so."""
     if path.suffix.lower() in _SUFFIXES:
         return True
-    lines = [line for line in corpus.head(path)[:400] if not line.startswith("# ")]
+    lines = [line for line in read_head(path)[:400] if not line.startswith("# ")]
     rows = (_split(line, "\t" if "\t" in line else " ") for line in lines)
     tokens = [row for row in rows if len(row) > 1 and _TAG.fullmatch(row[-1])]
     return 2 * len(tokens) > len(lines)
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Documents with the file's own tokens and sentences; tokens are joined by a space.
 
     A tag that its scheme does not allow there (an I- that continues nothing) is mended
@@ -85,19 +94,19 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     are a wrong number of columns and something that is no tag; with such a line its
     sentence is left out.
     """
-    return corpus.gather(_files(path), _read_file, problems)
+    return gather(_files(path), _read_file, problems)
 
 
-def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield what `read` returns, a document at a time."""
-    return corpus.stream_files(_files(path), _read_file, problems)
+    return stream_files(_files(path), _read_file, problems)
 
 
 def _files(path: Path) -> list[Path]:
-    return corpus.listing(path, accepts, "CoNLL")
+    return find_corpus_files(path, accepts, "CoNLL")
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield the documents of a file, which is read thrice: for its columns, tags and
     texts.
 
@@ -151,7 +160,7 @@ class _Shape:
 
 def of_rows(
     rows: Sequence[tuple[str, list[list[str]]]], path: Path
-) -> list[corpus.Found]:
+) -> list[ReadDocument]:
     """Documents of a sentence each: its name or "", and its tokens with their tags."""
     tags = _Tags()
     for _, pairs in rows:
@@ -161,15 +170,15 @@ def of_rows(
     return [_found(part, number, path, shape) for number, part in enumerate(parts, 1)]
 
 
-def _found(part: _Part, number: int, path: Path, shape: _Shape) -> corpus.Found:
+def _found(part: _Part, number: int, path: Path, shape: _Shape) -> ReadDocument:
     name = part.name or f"{path.stem}:{number}"
-    line = part.line if part.name else corpus.DERIVED
-    return corpus.Found(_document(name, part, shape), path, line)
+    line = part.line if part.name else DERIVED_ID
+    return ReadDocument(_document(name, part, shape), path, line)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     expected = "a token a line, its tag in the last column"
-    return corpus.lines(path, most=bounds.TOKEN_LINE, expected=expected)
+    return read_lines(path, max_length=bounds.TOKEN_LINE, expected=expected)
 
 
 def _survey(path: Path) -> _Shape:
@@ -177,7 +186,7 @@ def _survey(path: Path) -> _Shape:
     separator, width = _layout(path)
     tags = _Tags()
     is_marked = False
-    for event in _events(path, corpus.Problems(), separator, width):
+    for event in _events(path, Problems(), separator, width):
         if isinstance(event, _Part):
             is_marked = True
             continue
@@ -188,7 +197,7 @@ def _survey(path: Path) -> _Shape:
     return _Shape(separator, width, is_marked, tags.scheme(), tuple(sorted(tags.types)))
 
 
-def _documents(path: Path, problems: corpus.Problems, shape: _Shape) -> Iterator[_Part]:
+def _documents(path: Path, problems: Problems, shape: _Shape) -> Iterator[_Part]:
     """Yield the documents of a file: its parts, or its sentences where nothing marks
     parts."""
     part = _Part()
@@ -214,7 +223,7 @@ def _documents(path: Path, problems: corpus.Problems, shape: _Shape) -> Iterator
 
 
 def _events(
-    path: Path, problems: corpus.Problems, separator: str, width: int
+    path: Path, problems: Problems, separator: str, width: int
 ) -> Iterator[_Part | _Sentence]:
     """Yield what a file holds in its order: a new, empty part, or a sentence.
 
@@ -323,9 +332,7 @@ class _Tags:
 
 def _document(name: str, part: _Part, shape: _Shape) -> Document:
     ids, tagset = shape.numbers, shape.tagset
-    text, edges, tokens = corpus.laid_out(
-        [[r[0] for r in rows] for rows, _ in part.sentences]
-    )
+    text, edges, tokens = lay_out([[r[0] for r in rows] for rows, _ in part.sentences])
     spans: list[Span] = []
     first = repaired = 0
     for rows, _ in part.sentences:

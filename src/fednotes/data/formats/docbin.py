@@ -19,8 +19,13 @@ from fednotes.core import bounds
 from fednotes.core.errors import DataError, needs
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.formats import files as corpus
 from fednotes.data.formats import jsonl
+from fednotes.data.formats.files import open_file, starts_with
+from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.json_files import parse_json_line
+from fednotes.data.formats.mentions import cut_into_words
+from fednotes.data.formats.problems import Problems
 from fednotes.data.tags import flatten
 
 LOOSE = 0
@@ -38,20 +43,18 @@ def _spacy() -> tuple[Any, Any, Any, Any]:
 
 def accepts(path: Path) -> bool:
     """Whether the file's name ends in .spacy, or it begins as what zlib packs."""
-    return path.suffix == ".spacy" or corpus.begins(path, (b"x\x9c",))
+    return path.suffix == ".spacy" or starts_with(path, (b"x\x9c",))
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """A document each; mentions are the group "sc", or the entities where there is
     none."""
-    return corpus.gather(
-        corpus.listing(path, accepts, "a DocBin"), _read_file, problems
-    )
+    return gather(find_corpus_files(path, accepts, "a DocBin"), _read_file, problems)
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     _, DocBin, _, Vocab = _spacy()
-    with corpus.open_file(path) as file:
+    with open_file(path) as file:
         data = file.read(bounds.DOCBIN_BYTES + 1)
     _require_small(data)
 
@@ -62,7 +65,7 @@ def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
             yield from DocBin().from_bytes(data).get_docs(Vocab())
         except Exception:  # whatever spaCy meets in a file that it did not write
             raise DataError(
-                "no DocBin that spaCy can read: is the file whole?"
+                "no DocBin that spaCy can read: is the file complete?"
             ) from None
 
     return jsonl.of_items(documents(), "document", _record, path, problems)
@@ -90,12 +93,14 @@ def _require_small(data: bytes) -> None:
                 )
             part = unpacking.decompress(unpacking.unconsumed_tail, 1 << 20)
     except zlib.error:
-        raise DataError("no DocBin that spaCy can read: is the file whole?") from None
+        raise DataError(
+            "no DocBin that spaCy can read: is the file complete?"
+        ) from None
 
 
 def _record(doc: Any, noting: jsonl.Noting) -> dict[str, Any]:
     own = doc.user_data.get(_OWN)
-    rest: Any = corpus.json_value(own) if isinstance(own, str) else {}
+    rest: Any = parse_json_line(own) if isinstance(own, str) else {}
     kept: defaultdict[tuple[int, int, str], list[Any]] = defaultdict(list)
     for own in reversed(rest.pop("spans", ())):
         kept[own["start"], own["end"], own["label"]].append(own)
@@ -114,7 +119,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     Doc, DocBin, SpacySpan, Vocab = _spacy()
     vocab, found = Vocab(), DocBin(store_user_data=True)
     for document in documents:
-        words = corpus.cut(document)
+        words = cut_into_words(document)
         text = document.text
         doc = Doc(
             vocab, [text[a:b] for a, b, _ in words], [blank for _, _, blank in words]

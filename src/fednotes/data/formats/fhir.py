@@ -29,9 +29,16 @@ from fednotes.core.errors import DataError
 from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Span
-from fednotes.data.formats import files as corpus
 from fednotes.data.formats import jsonl
 from fednotes.data.formats.bioc import objects
+from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
+from fednotes.data.formats.json_files import (
+    parse_json_line,
+    read_json_keys,
+    read_json_rows,
+)
+from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
 _MENTION, _REST = "urn:fednotes:mention", "urn:fednotes:document"
@@ -47,29 +54,27 @@ _CHARSET = re.compile(
 
 def accepts(path: Path) -> bool:
     """Whether the file is JSON whose first lines name a type of resource."""
-    return "resourceType" in corpus.json_keys(path)
+    return "resourceType" in read_json_keys(path)
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """A document for each of the resources that hold notes; others are passed over, and
     counted.
 
     id: the resource's; patient: its subject's. Noted are attachments that are no base64
     or no plain text, and texts that are elsewhere: nothing is fetched.
     """
-    return corpus.gather(corpus.listing(path, accepts, "FHIR"), _read_file, problems)
+    return gather(find_corpus_files(path, accepts, "FHIR"), _read_file, problems)
 
 
-def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield what `read` returns, a document at a time."""
-    return corpus.stream_files(
-        corpus.listing(path, accepts, "FHIR"), _read_file, problems
-    )
+    return stream_files(find_corpus_files(path, accepts, "FHIR"), _read_file, problems)
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
-    found = (own for value in corpus.json_rows(path) for own in resources(value))
-    record = partial(_record, unread=problems.unread)
+def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    found = (own for value in read_json_rows(path) for own in resources(value))
+    record = partial(_record, unread=problems.ignored)
     return jsonl.of_items(found, "resource", record, path, problems)
 
 
@@ -167,7 +172,7 @@ def _record(
             raw = _decoded(extension.get("valueBase64Binary")).decode(
                 "utf-8", "replace"
             )
-            rest = dict(mapping(corpus.json_value(raw)))
+            rest = dict(mapping(parse_json_line(raw)))
         elif extension.get("url") == _MENTION:
             with noting():
                 spans.append(_mention(text, objects(extension, "extension")))

@@ -28,7 +28,17 @@ from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.encodings import named_encoding
-from fednotes.data.formats import files as corpus
+from fednotes.data.formats.files import bounded_lines, open_text, read_first_line
+from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.gathering import (
+    DERIVED_ID,
+    ReadDocument,
+    gather,
+    stream_files,
+)
+from fednotes.data.formats.json_files import parse_json_line, text_key
+from fednotes.data.formats.mentions import is_far_longer, is_same_text, require_in_text
+from fednotes.data.formats.problems import Problems
 from fednotes.data.text import merge_overlapping
 
 # Keys that hold spans; those of the second pair mean something else beside one of the
@@ -44,34 +54,34 @@ def accepts(path: Path) -> bool:
     """Whether the first line begins a JSON object, or the file's name says so."""
     if path.name in _NO_CORPUS:
         return False
-    return path.suffix == ".jsonl" or corpus.first_line(path).lstrip().startswith("{")
+    return path.suffix == ".jsonl" or read_first_line(path).lstrip().startswith("{")
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """A document per line; id: the record's, else `<file>:<line>`.
 
     Records that an annotator rejected or ignored (Prodigy's "answer") are left out.
     Noted, with the line, are bad JSON, offsets outside the text and other wrong values.
     """
-    return corpus.gather(_files(path), stream_file, problems)
+    return gather(_files(path), stream_file, problems)
 
 
-def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield what `read` returns, a document at a time."""
-    return corpus.stream_files(_files(path), stream_file, problems)
+    return stream_files(_files(path), stream_file, problems)
 
 
 def _files(path: Path) -> list[Path]:
-    return corpus.listing(path, accepts, "JSONL")
+    return find_corpus_files(path, accepts, "JSONL")
 
 
 def _of_line(
     line: str,
     number: int,
     path: Path,
-    problems: corpus.Problems,
+    problems: Problems,
     prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
-) -> list[corpus.Found]:
+) -> list[ReadDocument]:
     """Return the document of a line; nothing where the line cannot be used or is left
     out.
 
@@ -82,25 +92,25 @@ def _of_line(
         problems: Takes note of what is wrong.
         prepare: What is done to a record before it is read.
     """
-    found: list[corpus.Found] = []
-    with problems.passing("line", path, number):
-        record = corpus.json_value(line)
+    found: list[ReadDocument] = []
+    with problems.collect("line", path, number):
+        record = parse_json_line(line)
         record = prepare(record) if isinstance(record, dict) else record
-        with problems.passing("document", path, number):
+        with problems.collect("document", path, number):
             document = of_record(record, path, number, problems)
             if document is not None:
                 has_id = record.get("id") is not None
-                line_of_id = number if has_id else corpus.DERIVED
-                found.append(corpus.Found(document, path, line_of_id, number))
+                line_of_id = number if has_id else DERIVED_ID
+                found.append(ReadDocument(document, path, line_of_id, number))
     return found
 
 
 def stream_file(
     path: Path,
-    problems: corpus.Problems,
+    problems: Problems,
     named: str | None = None,
     prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
-) -> Iterator[corpus.Found]:
+) -> Iterator[ReadDocument]:
     """Yield the documents of a file, each as its line is read.
 
     Args:
@@ -113,8 +123,8 @@ def stream_file(
     lines = kept = 0
     before = problems.number
     named = named_encoding() if named is None else named
-    with corpus.open_text(path, named) as file:
-        for number, line in enumerate(corpus.bounded_lines(file, path), 1):
+    with open_text(path, named) as file:
+        for number, line in enumerate(bounded_lines(file, path), 1):
             if not line.strip():
                 continue
             lines += 1
@@ -132,7 +142,7 @@ def stream_file(
 
 
 def of_record(
-    record: Any, path: Path, number: int, problems: corpus.Problems, item: str = ""
+    record: Any, path: Path, number: int, problems: Problems, item: str = ""
 ) -> Document | None:
     """The document of a record, None if it was rejected.
 
@@ -140,7 +150,7 @@ def of_record(
     `item`. Mentions that are wrong are noted. Raises DataError for what else is wrong.
     """
     line, what = (0, f"{item} {number}: ") if item else (number, "")
-    if corpus.json_text(record, "text") is None:
+    if text_key(record, "text") is None:
         return None
     text: str = record["text"]
     key = _span_key(record)
@@ -154,7 +164,7 @@ def of_record(
     )
     spans = []
     for value in record[key] if key else ():
-        with problems.passing("mention", path, line, what):
+        with problems.collect("mention", path, line, what):
             spans.append(_span(value, len(text)))
     return Document(
         f"{path.stem}:{number}" if given is None else str(given),
@@ -172,8 +182,8 @@ def of_items(
     item: str,
     parse: Callable[[Any, Noting], dict[str, Any] | None],
     path: Path,
-    problems: corpus.Problems,
-) -> Iterator[corpus.Found]:
+    problems: Problems,
+) -> Iterator[ReadDocument]:
     """Yield the documents of a file's items, each called `item` and its number.
 
     parse: the record of an item, or None for one to pass over; what it does within its
@@ -181,17 +191,17 @@ def of_items(
     """
     for number, value in enumerate(items, 1):
         told = f"{item} {number}: "
-        with problems.passing("document", path, 0, told):
+        with problems.collect("document", path, 0, told):
             try:
                 record = parse(
-                    value, partial(problems.passing, "mention", path, 0, told)
+                    value, partial(problems.collect, "mention", path, 0, told)
                 )
             except (AttributeError, IndexError, KeyError, TypeError, ValueError):
                 raise DataError("its parts are not those of the format") from None
             document = record and of_record(record, path, number, problems, item)
             if record and document:
-                line = corpus.DERIVED if record.get("id") is None else 0
-                yield corpus.Found(document, path, line)
+                line = DERIVED_ID if record.get("id") is None else 0
+                yield ReadDocument(document, path, line)
 
 
 def mention(
@@ -228,9 +238,9 @@ def mention(
 
 def _holds(text: str, pieces: Sequence[tuple[int, int]], form: str) -> bool:
     """Return whether the pieces of a text are a mention's text but for white space."""
-    if corpus.is_longer(pieces, form):
+    if is_far_longer(pieces, form):
         return False
-    return corpus.same_text(" ".join(text[start:end] for start, end in pieces), form)
+    return is_same_text(" ".join(text[start:end] for start, end in pieces), form)
 
 
 def beside(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
@@ -312,7 +322,7 @@ def _offsets(value: Any, length: int) -> tuple[int, int]:
         )
     if type(start) is not int or type(end) is not int:
         raise DataError("a span, token or sentence has no start and end")
-    return corpus.in_text(start, end, length)
+    return require_in_text(start, end, length)
 
 
 def _meta(record: Mapping[str, Any], key: str | None) -> dict[str, Any]:

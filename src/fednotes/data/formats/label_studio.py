@@ -22,21 +22,25 @@ from fednotes.core.errors import DataError
 from fednotes.core.parsing import mapping, number
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Span
-from fednotes.data.formats import files as corpus
 from fednotes.data.formats import jsonl
+from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.json_files import read_json, read_json_keys
+from fednotes.data.formats.mentions import is_same_text
+from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
 
 
 def accepts(path: Path) -> bool:
     """Whether the file is an array of JSON whose first lines name a task's data."""
-    keys = corpus.json_keys(path)
+    keys = read_json_keys(path)
     return "[" in keys and bool(
         keys & {"data", "annotations", "completions", "predictions"}
     )
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """A document a task: the last annotation, else the last prediction; skipped tasks
     are left out.
 
@@ -44,16 +48,16 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     JavaScript does are known by the mentions' texts. Noted are tasks without a text,
     and mentions that are not what it holds.
     """
-    return corpus.gather(
-        corpus.listing(path, accepts, "Label Studio"), _read_file, problems
+    return gather(
+        find_corpus_files(path, accepts, "Label Studio"), _read_file, problems
     )
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
-    tasks = corpus.json_file(path)
+def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
+    tasks = read_json(path)
     if not isinstance(tasks, list):
         raise DataError("no array of tasks: export as JSON from Label Studio")
-    record = partial(_record, unread=problems.unread)
+    record = partial(_record, unread=problems.ignored)
     return jsonl.of_items(tasks, "task", record, path, problems)
 
 
@@ -114,13 +118,13 @@ def _place(text: str, value: Any) -> tuple[Any, Any]:
     whole = type(start) is int and type(end) is int and 0 <= start < end
     if text.isascii() or not whole or not isinstance(form, str):
         return start, end
-    if not corpus.same_text(text[start:end], form):
+    if not is_same_text(text[start:end], form):
         units = text.encode("utf-16-le")
         bounds = ((0, start), (start, end))
         before, own = (
             units[2 * a : 2 * b].decode("utf-16-le", "replace") for a, b in bounds
         )
-        if corpus.same_text(own, form):
+        if is_same_text(own, form):
             return len(before), len(before) + len(own)
     return start, end
 

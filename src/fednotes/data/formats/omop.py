@@ -27,8 +27,12 @@ from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Span
 from fednotes.data.encodings import named_encoding
-from fednotes.data.formats import files as corpus
 from fednotes.data.formats import jsonl
+from fednotes.data.formats.csv_rows import read_csv_rows
+from fednotes.data.formats.files import bounded_lines, open_text, read_first_line
+from fednotes.data.formats.folders import find_corpus_files, list_files
+from fednotes.data.formats.gathering import ReadDocument, gather, stream_files
+from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
 _NOTE = (
@@ -58,7 +62,7 @@ _OURS, _LONGEST, _SHORT = f"{_SYSTEM}:", 250, 50  # characters of OMOP's columns
 
 
 def _heads(path: Path) -> list[str]:
-    return [name.strip(' "').lower() for name in corpus.first_line(path).split(",")]
+    return [name.strip(' "').lower() for name in read_first_line(path).split(",")]
 
 
 def accepts(path: Path) -> bool:
@@ -66,40 +70,38 @@ def accepts(path: Path) -> bool:
     return {"note_id", "note_text"} <= {*_heads(path)}
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """A document a row of NOTE; its mentions are those of the NOTE_NLP that lies beside
     it (a file with "nlp" in its name).
 
     Noted, with the line, are rows that are none, notes without a number or a text, and
     mentions without a place or of a note that is not there.
     """
-    return corpus.gather(
-        corpus.listing(path, accepts, "OMOP's NOTE"), _read_file, problems
-    )
+    return gather(find_corpus_files(path, accepts, "OMOP's NOTE"), _read_file, problems)
 
 
-def stream(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+def stream(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     """Yield what `read` returns, a document at a time; NOTE_NLP is held."""
-    files = corpus.listing(path, accepts, "OMOP's NOTE")
-    return corpus.stream_files(files, _read_file, problems)
+    files = find_corpus_files(path, accepts, "OMOP's NOTE")
+    return stream_files(files, _read_file, problems)
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
+def _read_file(path: Path, problems: Problems) -> Iterator[ReadDocument]:
     terms: defaultdict[str, list[tuple[int, Mapping[str, str]]]] = defaultdict(list)
-    near = corpus.visible(path.parent, named="nlp")
+    near = list_files(path.parent, name_contains="nlp")
     beside = [p for p in near if "note_nlp_id" in _heads(p)]
     for file in beside:
         for line, row in _rows(file, problems):
             terms[row.get("note_id", "").strip()].append((line, row))
     for line, row in _rows(path, problems):
-        found = list[corpus.Found]()
-        with problems.passing("document", path, line):
+        found = list[ReadDocument]()
+        with problems.collect("document", path, line):
             name = row.get("note_id", "").strip()
             if not name or "note_text" not in row:
                 raise DataError("note_id or note_text is missing")
             text, spans, besides = row["note_text"], list[Any](), list[Any]()
             for at, term in terms.pop(name, ()):
-                with problems.passing("mention", beside[0], at):
+                with problems.collect("mention", beside[0], at):
                     spans.append(_mention(text, term))
                     if columns := _columns(term):
                         besides.append({"span": spans[-1], "columns": columns})
@@ -120,7 +122,7 @@ def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
             record = {"id": name, "text": text, "spans": spans, **about}
             document = jsonl.of_record(record, path, line, problems)
             if document is not None:
-                found.append(corpus.Found(document, path, line))
+                found.append(ReadDocument(document, path, line))
         yield from found
     for rows in terms.values():
         problems.note(
@@ -128,22 +130,18 @@ def _read_file(path: Path, problems: corpus.Problems) -> Iterator[corpus.Found]:
         )
 
 
-def _rows(
-    path: Path, problems: corpus.Problems
-) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of a table, by lower-case heads, with the line that each begins on."""
     with (
-        corpus.open_text(path, named_encoding(), newline="") as file,
-        problems.passing("line", path),
+        open_text(path, named_encoding(), newline="") as file,
+        problems.collect("line", path),
     ):
-        rows = corpus.table_rows(
-            corpus.bounded_lines(file, path, expected="a row"), path
-        )
+        rows = read_csv_rows(bounded_lines(file, path, expected="a row"), path)
         heads = [name.strip().lower() for name in next(rows, (0, []))[1]]
         if not heads:
             raise DataError.at(path, 0, "the file is empty")
         for line, row in rows:
-            with problems.passing("line", path, line) as wrong:
+            with problems.collect("line", path, line) as wrong:
                 if len(row) != len(heads):
                     raise DataError(
                         f"the row has {len(row)} columns, the header {len(heads)}"

@@ -24,7 +24,11 @@ from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, TagSet
 from fednotes.data.formats import bigbio, conll, jsonl
-from fednotes.data.formats import files as corpus
+from fednotes.data.formats.files import open_seekable, starts_with
+from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.json_files import parse_json_line
+from fednotes.data.formats.problems import Problems
 from fednotes.data.tags import encode, flatten, types_of
 from fednotes.data.text import tokenize
 
@@ -32,7 +36,7 @@ LOOSE = 0
 _HEADS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 # a gene in text
 _WORDS = tuple(b"PAR1" + end for end in (b"\t", b" ", b"\n", b"\r", b",", b"-"))
-_UNREADABLE = "no Parquet or Arrow that can be read: is the file whole?"
+_UNREADABLE = "no Parquet or Arrow that can be read: is the file complete?"
 _OBJECT = 32  # bytes that a value of Python takes at least
 
 
@@ -45,17 +49,17 @@ def _arrow() -> Any:
 
 def accepts(path: Path) -> bool:
     """Whether the file begins as Parquet or Arrow do."""
-    return corpus.begins(path, _HEADS) and not corpus.begins(path, _WORDS)
+    return starts_with(path, _HEADS) and not starts_with(path, _WORDS)
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """A document a row. Noted are rows whose tokens and tags do not fit each other."""
-    return corpus.gather(
-        corpus.listing(path, accepts, "Parquet or Arrow"), _read_file, problems
+    return gather(
+        find_corpus_files(path, accepts, "Parquet or Arrow"), _read_file, problems
     )
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> Iterable[corpus.Found]:
+def _read_file(path: Path, problems: Problems) -> Iterable[ReadDocument]:
     schema = _schema(path)
     names, told = {*schema.names}, dict(schema.metadata or {})
     values = rows(path, schema.names)
@@ -69,7 +73,7 @@ def _read_file(path: Path, problems: corpus.Problems) -> Iterable[corpus.Found]:
             'its columns are not "text" and "spans", "tokens" and "ner_tags", or BigBIO\'s'
         )
     raw = told.get(b"huggingface", b"{}").decode("utf-8", "replace")
-    info = mapping(mapping(corpus.json_value(raw)).get("info"))
+    info = mapping(mapping(parse_json_line(raw)).get("info"))
     feature: Any = mapping(info.get("features")).get("ner_tags")
     feature = mapping(feature).get("feature", feature)
     tags = mapping(
@@ -161,7 +165,7 @@ def _shares_values(pa: Any, kind: Any, depth: int) -> bool:
 def _opened(pa: Any, path: Path) -> Iterator[BinaryIO]:
     """A file whose errors, within the block, are DataErrors."""
     try:
-        with corpus.open_seekable(path) as file:
+        with open_seekable(path) as file:
             yield file
     except (pa.ArrowException, OSError, ValueError):
         raise DataError.at(path, 0, _UNREADABLE) from None
@@ -188,11 +192,11 @@ def _batches(
 
 
 def _tagged(
-    rows: Iterable[Any], names: Any, path: Path, problems: corpus.Problems
+    rows: Iterable[Any], names: Any, path: Path, problems: Problems
 ) -> Iterator[tuple[str, list[list[str]]]]:
     """The id of each row, and its tokens with their tags."""
     for number, row in enumerate(rows, 1):
-        with problems.passing("document", path, 0, f"row {number}: "):
+        with problems.collect("document", path, 0, f"row {number}: "):
             try:
                 if any(not isinstance(t, str) and t < 0 for t in row["ner_tags"]):
                     raise IndexError
@@ -213,7 +217,7 @@ def _tagged(
 
 
 def _record(row: Any, noting: jsonl.Noting) -> dict[str, Any]:
-    rest = mapping(corpus.json_value(row["fednotes"])) if row.get("fednotes") else {}
+    rest = mapping(parse_json_line(row["fednotes"])) if row.get("fednotes") else {}
     spans = [
         {k: v for k, v in span.items() if v is not None} for span in row["spans"] or ()
     ]

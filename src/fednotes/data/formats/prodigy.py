@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.types import Document
-from fednotes.data.formats import files as corpus
 from fednotes.data.formats import jsonl
 from fednotes.data.formats.jsonl import read as read
+from fednotes.data.formats.mentions import cut_into_words
 
 
 def accepts(path: Path) -> bool:
@@ -38,7 +38,7 @@ def _record(document: Document) -> dict[str, Any]:
     if not tokens or not all(
         s.start in edges[0] and s.end in edges[1] for s in document.spans
     ):
-        tokens = tuple((start, end) for start, end, _ in corpus.cut(document))
+        tokens = tuple((start, end) for start, end, _ in cut_into_words(document))
     starts, ends = ({own[i]: n for n, own in enumerate(tokens)} for i in (0, 1))
     made = jsonl.record(replace(document, tokens=tokens))
     for span in made["spans"]:

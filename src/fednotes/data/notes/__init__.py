@@ -34,7 +34,17 @@ from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.parsing import JsonError, parse_json, shipped
 from fednotes.data import encodings
 from fednotes.data.formats import fhir, parquet
-from fednotes.data.formats import files as corpus
+from fednotes.data.formats.csv_rows import read_csv_rows
+from fednotes.data.formats.files import (
+    PACKED_SUFFIXES,
+    bounded_lines,
+    locate_errors,
+    open_text,
+    unpacked_name,
+)
+from fednotes.data.formats.folders import list_files, mixed_formats
+from fednotes.data.formats.json_files import parse_json_line, read_json, text_key
+from fednotes.data.formats.problems import Problems
 
 Key = tuple[str, ...]
 _HEAD = 1 << 16  # characters that hold any header
@@ -103,7 +113,7 @@ def read_notes(
     column: str | None = None,
     source: str | None = None,
     encoding: str = encodings.AUTO,
-    problems: corpus.Problems | None = None,
+    problems: Problems | None = None,
     exact: bool = False,
 ) -> NoteStream:
     """The notes of a file or folder, or of several, read as they are asked for.
@@ -188,7 +198,7 @@ class _Reading:
     column: str | None = None
     categorised: bool = False
     named: str = encodings.AUTO
-    problems: corpus.Problems | None = None
+    problems: Problems | None = None
     exact: bool = False
 
     def text(self, raw: str) -> str:
@@ -209,7 +219,7 @@ class _Reading:
         """Note a DataError of the block where problems are noted; else raise it with
         its place."""
         if self.problems is not None:
-            with self.problems.passing(kind, path, line, item):
+            with self.problems.collect(kind, path, line, item):
                 yield
             return
         try:
@@ -231,7 +241,7 @@ def _records(reading: _Reading, files: Sequence[Path]) -> Iterator[Note | None]:
         if reading.problems is None:
             yield from _records_of_file(reading, file)
         else:
-            with reading.problems.passing("file", file):
+            with reading.problems.collect("file", file):
                 yield from _records_of_file(reading, file)
 
 
@@ -300,7 +310,7 @@ def _files(
     if not path.is_dir():
         return format or guess_notes(path, column, named), [path]
     found: dict[str, list[Path]] = {}
-    for file in corpus.visible(path, below=True):
+    for file in list_files(path, recursive=True):
         try:
             kind = guess_notes(file, column, named)
         except DataError:
@@ -314,7 +324,7 @@ def _files(
     elif len(found) > 1:
         found.pop("text", None)
     if len(found) > 1:
-        raise corpus.mixed(path, {kind: len(files) for kind, files in found.items()})
+        raise mixed_formats(path, {kind: len(files) for kind, files in found.items()})
     if not found:
         raise DataError(
             f"{path}: no file in this folder holds notes of {format or 'a known format'}; "
@@ -338,10 +348,10 @@ def guess_notes(
     suffixes = [
         suffix.lower()
         for suffix in path.suffixes
-        if suffix.lower() not in corpus.PACKED
+        if suffix.lower() not in PACKED_SUFFIXES
     ]
     suffix = suffixes[-1] if suffixes else ""
-    with corpus.open_text(path, named, errors="replace") as file:
+    with open_text(path, named, errors="replace") as file:
         text = file.read(_HEAD).lstrip("\r\n")
     first = text.splitlines()[0] if text else ""
     with encodings.reading_as(named):
@@ -379,7 +389,7 @@ def _refuse_columns(path: Path, has_header: bool) -> str:
 
 
 def _is_text_name(path: Path) -> bool:
-    return corpus.unpacked_name(path).suffix.lower() in _TEXT_SUFFIXES
+    return unpacked_name(path).suffix.lower() in _TEXT_SUFFIXES
 
 
 def _plain(text: str) -> str:
@@ -389,18 +399,18 @@ def _plain(text: str) -> str:
 
 def _stem(path: Path) -> str:
     """The file's name without what tells its format."""
-    name = corpus.unpacked_name(path).name
+    name = unpacked_name(path).name
     return name.rpartition(".")[0] or path.name
 
 
 def _text_note(reading: _Reading, path: Path) -> Note:
     """A text file as a note; its id is its path below the folder without the suffix."""
-    with corpus.open_text(path, reading.named, newline="") as file:
+    with open_text(path, reading.named, newline="") as file:
         text = file.read(bounds.NOTE + 1)
     name, root = Path(_stem(path)), reading.root
     if path != root:
         name = path.relative_to(root).parent / name
-    with corpus.placed(path):
+    with locate_errors(path):
         text = reading.text(text)
     return Note(name.as_posix(), text, None, None, reading.source)
 
@@ -411,14 +421,14 @@ def _json_notes(reading: _Reading, path: Path) -> Iterator[Note | None]:
 
     None for a record that an annotator rejected (Prodigy's "answer").
     """
-    with corpus.open_text(path, reading.named) as file:
-        for number, line in enumerate(corpus.bounded_lines(file, path), 1):
+    with open_text(path, reading.named) as file:
+        for number, line in enumerate(bounded_lines(file, path), 1):
             if not line.strip():
                 continue
             notes: list[Note | None] = []
             with reading.noting("note", path, number):
-                record = corpus.json_value(line)
-                key = corpus.json_text(record, *reading.text_keys)
+                record = parse_json_line(line)
+                key = text_key(record, *reading.text_keys)
                 if key is None:
                     notes.append(None)
                 else:
@@ -480,24 +490,22 @@ def _fhir_notes(reading: _Reading, path: Path) -> Iterator[Note | None]:
 def _fhir_values(reading: _Reading, path: Path) -> Iterator[tuple[int, Any]]:
     """The values of JSON lines with their lines; of a file that is one value, it with
     0."""
-    with corpus.open_text(path, reading.named) as file:
-        first = next(
-            (line for line in corpus.bounded_lines(file, path) if line.strip()), ""
-        )
+    with open_text(path, reading.named) as file:
+        first = next((line for line in bounded_lines(file, path) if line.strip()), "")
     try:
         parse_json(first, strict=False)
     except JsonError:
         with encodings.reading_as(reading.named):
-            whole = corpus.json_file(path)
+            whole = read_json(path)
         for value in whole if isinstance(whole, list) else [whole]:
             yield 0, value
         return
-    with corpus.open_text(path, reading.named) as file:
-        for number, line in enumerate(corpus.bounded_lines(file, path), 1):
+    with open_text(path, reading.named) as file:
+        for number, line in enumerate(bounded_lines(file, path), 1):
             values: list[Any] = []
             if line.strip():
                 with reading.noting("note", path, number):
-                    values.append(corpus.json_value(line))
+                    values.append(parse_json_line(line))
             yield from ((number, value) for value in values)
 
 
@@ -535,12 +543,12 @@ def _header(line: str) -> list[str]:
 def _table_notes(reading: _Reading, path: Path) -> Iterator[Note | None]:
     """The rows of a table, read one by one; None for one marked as an error."""
     table = _TABLES[reading.kind]
-    with corpus.open_text(path, reading.named, newline="") as file:
-        lines = corpus.bounded_lines(file, path)
+    with open_text(path, reading.named, newline="") as file:
+        lines = bounded_lines(file, path)
         first = next(lines, "")
         header = _header(first)
         at = _columns(path, header, table, reading.column, reading.categorised)
-        for line, row in corpus.table_rows(lines, path, 2, _delimiter(first)):
+        for line, row in read_csv_rows(lines, path, 2, _delimiter(first)):
             notes: list[Note | None] = []
             with reading.noting("note", path, line):
                 if len(row) != len(header):

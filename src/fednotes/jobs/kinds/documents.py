@@ -41,7 +41,7 @@ from fednotes.data.checks import (
     unlearnt,
 )
 from fednotes.data.formats import examine
-from fednotes.data.formats.files import Problems
+from fednotes.data.formats.problems import Problems
 from fednotes.data.notes import Key
 from fednotes.data.notes.sites import assign
 from fednotes.data.split import (

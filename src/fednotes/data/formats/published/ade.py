@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fednotes.core.types import Document, Span
-from fednotes.data.formats import files as corpus
+from fednotes.data.formats.files import read_first_line, read_nonblank_lines
+from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.gathering import (
+    DERIVED_ID,
+    ReadDocument,
+    rename_repeated_ids,
+)
+from fednotes.data.formats.problems import Problems
 
 _NEGATIVE = re.compile(r"(\d+) NEG (.*\S)")
 _PMID, _OFFSET = re.compile(r"\d+"), re.compile("[0-9]{1,9}")
@@ -46,7 +53,7 @@ class _Row(NamedTuple):
 
 def accepts(path: Path) -> bool:
     """Whether the first line is a relation or a negative sentence."""
-    line = corpus.first_line(path).rstrip()
+    line = read_first_line(path).rstrip()
     return _NEGATIVE.fullmatch(line) is not None or _relation(line) is not None
 
 
@@ -68,7 +75,7 @@ def _relation(line: str) -> list[str] | None:
     return [pmid, sentence, *cells] if is_relation else None
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """One document per distinct sentence of an article, over all files of the folder.
 
     Labels: Drug, ADE, Dosage. `meta`: "pmid", to split by; "part", "relations" for a
@@ -78,32 +85,30 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     line; and where more than 1 row in 20 cannot be placed, each of them.
     """
     sentences: dict[tuple[str, str], list[_Row]] = {}
-    for file in corpus.listing(path, accepts, "the ADE corpus"):
-        with problems.passing("file", file):
+    for file in find_corpus_files(path, accepts, "the ADE corpus"):
+        with problems.collect("file", file):
             for pmid, text, row in _rows(file, problems):
                 sentences.setdefault((pmid, text), []).extend([row] if row else [])
     numbers: Counter[str] = Counter()
-    documents: list[corpus.Found] = []
+    documents: list[ReadDocument] = []
     unplaced: list[_Row] = []
     for (pmid, text), rows in sentences.items():
         numbers[pmid] += 1
         document, missing = _document(pmid, text, rows, f"{pmid}:{numbers[pmid]}")
-        documents.append(corpus.Found(document, path, corpus.DERIVED))
+        documents.append(ReadDocument(document, path, DERIVED_ID))
         unplaced += missing
     total = sum(map(len, sentences.values()))
     if len(unplaced) > _MAX_UNPLACED * total:
         message = f"a mention is not in its sentence ({len(unplaced)} of {total} rows)"
         for row in unplaced:
             problems.note("mention", row.path, row.line, message)
-    return corpus.unique(documents, problems)
+    return rename_repeated_ids(documents, problems)
 
 
-def _rows(
-    path: Path, problems: corpus.Problems
-) -> Iterator[tuple[str, str, _Row | None]]:
+def _rows(path: Path, problems: Problems) -> Iterator[tuple[str, str, _Row | None]]:
     """PMID, sentence and relation of each line."""
     label = "Dosage" if "DOSE" in path.name.upper() else "ADE"
-    for number, line in corpus.numbered(path):
+    for number, line in read_nonblank_lines(path):
         if negative := _NEGATIVE.fullmatch(line.rstrip()):
             yield negative.group(1), negative.group(2).strip(), None
         elif parts := _relation(line.rstrip()):

@@ -15,7 +15,11 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats import files as corpus
+from fednotes.data.formats.files import read_first_line, read_nonblank_lines, read_text
+from fednotes.data.formats.folders import find_corpus_files, find_file
+from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.mentions import count_mismatches
+from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
 _PLACE = r"([0-9]{1,9}):([0-9]{1,9})"  # line:token
@@ -26,11 +30,11 @@ def accepts(path: Path) -> bool:
     """Whether the file is a `.con` file, or the `.txt` file beside one."""
     if path.suffix != ".con":
         return path.suffix == ".txt" and path.with_suffix(".con").is_file()
-    line = corpus.first_line(path)
+    line = read_first_line(path)
     return not line or line.startswith('c="')
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """One document per record; tokens and sentences are the file's own.
 
     `meta["mismatched"]` counts concepts whose text is not what their offsets hold.
@@ -43,22 +47,22 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
         and not path.with_suffix(".con").is_file()
     ):
         raise DataError(f"{path}: there is no .con file beside it; give the .con file")
-    files = corpus.listing(
+    files = find_corpus_files(
         path, lambda p: p.suffix == ".con" and accepts(p), "i2b2 2010"
     )
     records = [file.with_suffix(".con") for file in files]
-    return corpus.gather(records, _read_record, problems, "document")
+    return gather(records, _read_record, problems, "document")
 
 
-def _read_record(con: Path, problems: corpus.Problems) -> list[corpus.Found]:
+def _read_record(con: Path, problems: Problems) -> list[ReadDocument]:
     name, folder = f"{con.stem}.txt", con.parent
     near = (folder, folder.parent / "txt", folder.parent / "test_data", folder.parent)
-    file = corpus.lying(name, (*near, folder.parent.parent / "test_data"))
+    file = find_file(name, (*near, folder.parent.parent / "test_data"))
     if file is None:
         raise DataError(
             f"its text {name} is neither beside it nor in a folder txt beside"
         )
-    text = corpus.read_text(file)
+    text = read_text(file)
     position = 0
     # token offsets by line, which counts from 1
     lines: list[list[tuple[int, int]]] = [[]]
@@ -67,18 +71,18 @@ def _read_record(con: Path, problems: corpus.Problems) -> list[corpus.Found]:
         lines.append([(position + m.start(), position + m.end()) for m in found])
         position += len(line) + 1
     concepts: list[tuple[Span, str, int]] = []
-    for number, line in corpus.numbered(con, empty=True):
-        with problems.passing("mention", con, number):
+    for number, line in read_nonblank_lines(con, empty=True):
+        with problems.collect("mention", con, number):
             concepts.append((*_concept(line.rstrip(), lines), number))
     document = Document(
         con.stem,
         text,
         tuple(span for span, _, _ in concepts),
-        meta=corpus.mismatched(con, text, concepts, "concepts"),
+        meta=count_mismatches(con, text, concepts, "concepts"),
         sentences=tuple((tokens[0][0], tokens[-1][1]) for tokens in lines if tokens),
         tokens=tuple(token for tokens in lines for token in tokens),
     )
-    return [corpus.Found(document, con)]
+    return [ReadDocument(document, con)]
 
 
 def _concept(row: str, lines: list[list[tuple[int, int]]]) -> tuple[Span, str]:

@@ -20,7 +20,11 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats import files as corpus
+from fednotes.data.formats.files import read_head, read_text
+from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.mentions import count_mismatches
+from fednotes.data.formats.problems import Problems
 from fednotes.data.text import normalise
 
 LOOSE = 0
@@ -38,7 +42,7 @@ def accepts(path: Path) -> bool:
     """Whether the file is XML whose first lines open a TEXT."""
     if path.suffix.lower() != ".xml":
         return False
-    lines = corpus.head(path)[:6]
+    lines = read_head(path)[:6]
     return (
         bool(lines)
         and lines[0].startswith("<")
@@ -46,25 +50,30 @@ def accepts(path: Path) -> bool:
     )
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """One document per record; its lines are its sentences.
 
     `meta["mismatched"]` counts mentions whose text is not what their offsets hold.
     Noted are a file without text or tags, and with the line a broken tag or offsets
     outside the text, and where most mentions do not match.
     """
-    return corpus.gather(
-        corpus.listing(path, accepts, "i2b2 2012"), _read_record, problems, "document"
+    return gather(
+        find_corpus_files(path, accepts, "i2b2 2012"),
+        _read_record,
+        problems,
+        "document",
     )
 
 
-def _read_record(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
-    content = corpus.read_text(path)
+def _read_record(path: Path, problems: Problems) -> list[ReadDocument]:
+    content = read_text(path)
     found = _TEXT.search(content)
     if found is None:
         raise DataError("there is no TEXT element: it is no i2b2 2012 record")
     if "<TAGS" not in content[found.end() :]:
-        raise DataError("there is no TAGS element after the text: is the file whole?")
+        raise DataError(
+            "there is no TAGS element after the text: is the file complete?"
+        )
     raw = (
         found.group(1) if found.group(1) is not None else html.unescape(found.group(2))
     )
@@ -72,7 +81,7 @@ def _read_record(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     given: list[_Mention] = []
     for number, line in enumerate(content[found.end() :].split("\n"), first):
         if _TAG.match(line):
-            with problems.passing("mention", path, number):
+            with problems.collect("mention", path, number):
                 given.append((*_mention(line), number))
     text, shift = _placed(raw, given)
     mentions: list[_Mention] = []
@@ -87,11 +96,11 @@ def _read_record(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
         path.stem,
         text,
         tuple(dict.fromkeys(span for span, _, _ in mentions)),
-        meta=corpus.mismatched(path, text, mentions, "mentions"),
+        meta=count_mismatches(path, text, mentions, "mentions"),
         # The lines that hold something, trimmed.
         sentences=tuple(m.span() for m in re.finditer(r"\S(?:[^\n]*\S)?", text)),
     )
-    return [corpus.Found(document, path)]
+    return [ReadDocument(document, path)]
 
 
 def _mention(line: str) -> tuple[Span, str]:

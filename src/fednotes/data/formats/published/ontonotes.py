@@ -19,7 +19,11 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats import files as corpus
+from fednotes.data.formats.files import read_first_line, read_text
+from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.mentions import lay_out
+from fednotes.data.formats.problems import Problems
 
 LOOSE = 0
 _BEGIN = re.compile(r"#begin document \(([^()\s]+)\)(?:;\s*part\s+(\d+))?\s*")
@@ -76,7 +80,7 @@ class _Part:
             self._sentences.append([])
 
     def document(self) -> Document:
-        text, sentences, tokens = corpus.laid_out(self._sentences[:-1])
+        text, sentences, tokens = lay_out(self._sentences[:-1])
         spans = [
             Span(tokens[a][0], tokens[b][1], label) for a, b, label in self._mentions
         ]
@@ -92,10 +96,10 @@ class _Part:
 
 def accepts(path: Path) -> bool:
     """Whether the file begins with a document of the shared task."""
-    return _BEGIN.fullmatch(corpus.first_line(path)) is not None
+    return _BEGIN.fullmatch(read_first_line(path)) is not None
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """A document for each part of each document; `meta["genre"]`: nw, bc, bn, mz, tc,
     wb or pt.
 
@@ -105,20 +109,20 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     any: the same texts with automatic columns lie beside them. Noted, with the line, is
     what is wrong; with it its part of a document is left out.
     """
-    files = corpus.listing(path, accepts, "OntoNotes in CoNLL-2012 columns")
+    files = find_corpus_files(path, accepts, "OntoNotes in CoNLL-2012 columns")
     gold = [file for file in files if file.name.endswith("gold_conll")]
-    return corpus.gather(gold or files, _read_file, problems)
+    return gather(gold or files, _read_file, problems)
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
-    documents: list[corpus.Found] = []
+def _read_file(path: Path, problems: Problems) -> list[ReadDocument]:
+    documents: list[ReadDocument] = []
     part: _Part | None = None
     number, damaged, before = 0, False, problems.number
-    for number, line in enumerate(corpus.read_text(path).split("\n"), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         row = line.split()
         if damaged and not line.startswith("#begin"):
             continue
-        with problems.passing("document", path, number) as wrong:
+        with problems.collect("document", path, number) as wrong:
             if line.startswith("#begin"):
                 part, damaged = _begun(line, part, number), False
             elif part is None:
@@ -129,7 +133,7 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
                 if row:
                     document = part.document()
                     documents += (
-                        [corpus.Found(document, path, part.line)]
+                        [ReadDocument(document, path, part.line)]
                         if document.tokens
                         else []
                     )

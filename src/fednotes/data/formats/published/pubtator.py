@@ -18,7 +18,11 @@ from typing import Any
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats import files as corpus
+from fednotes.data.formats.files import read_first_line, read_nonblank_lines
+from fednotes.data.formats.folders import find_corpus_files
+from fednotes.data.formats.gathering import ReadDocument, gather
+from fednotes.data.formats.mentions import is_same_text, require_in_text
+from fednotes.data.formats.problems import Problems
 
 _PASSAGE = re.compile(r"([^\s|]+)\|([ta])\|(.*)", re.DOTALL)
 _OFFSET = re.compile(r"[0-9]{1,9}")
@@ -37,30 +41,28 @@ class _Article:
 
 def accepts(path: Path) -> bool:
     """Whether the first line is a title, or the file's name says so."""
-    match = _PASSAGE.fullmatch(corpus.first_line(path))
+    match = _PASSAGE.fullmatch(read_first_line(path))
     return path.suffix == ".pubtator" or (match is not None and match.group(2) == "t")
 
 
-def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """One document per article; id: its PMID.
 
     Noted, with the line, are a line that fits no pattern and offsets that do not hold
     the mention's text.
     """
-    return corpus.gather(
-        corpus.listing(path, accepts, "PubTator"), _read_file, problems
-    )
+    return gather(find_corpus_files(path, accepts, "PubTator"), _read_file, problems)
 
 
-def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+def _read_file(path: Path, problems: Problems) -> list[ReadDocument]:
     articles: list[_Article] = []
-    for number, line in corpus.numbered(path):
+    for number, line in read_nonblank_lines(path):
         passage = _PASSAGE.fullmatch(line)
         if passage and passage.group(2) == "t":
             articles.append(_Article(passage.group(1), passage.group(3), number))
             continue
         columns = line.split("\t")
-        with problems.passing("line", path, number):
+        with problems.collect("line", path, number):
             if not articles or articles[-1].id != (
                 passage.group(1) if passage else columns[0]
             ):
@@ -71,17 +73,17 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
                 raise DataError("a second abstract for one PMID")
             else:
                 articles[-1].abstract = passage.group(3)
-    return [corpus.Found(_document(path, a, problems), path, a.line) for a in articles]
+    return [ReadDocument(_document(path, a, problems), path, a.line) for a in articles]
 
 
-def _document(path: Path, article: _Article, problems: corpus.Problems) -> Document:
+def _document(path: Path, article: _Article, problems: Problems) -> Document:
     text = f"{article.title}\n{article.abstract}" if article.abstract else article.title
     spans, concepts, relations = [], [], []
     for number, columns in article.rows:
         if _is_relation(columns, text):
             relations.append(tuple(columns[1:]))
             continue
-        with problems.passing("mention", path, number):
+        with problems.collect("mention", path, number):
             span = _span(columns, text)
             spans.append(span)
             if columns[5:]:
@@ -109,8 +111,8 @@ def _span(columns: list[str], text: str) -> Span:
         raise DataError(
             f"{len(columns)} columns, expected PMID, start, end (numbers), text, type"
         )
-    start, end = corpus.in_text(int(columns[1]), int(columns[2]), len(text))
-    if not corpus.same_text(text[start:end], columns[3]):
+    start, end = require_in_text(int(columns[1]), int(columns[2]), len(text))
+    if not is_same_text(text[start:end], columns[3]):
         raise DataError(f"{start}:{end} is not what the text holds there")
     if not columns[4].strip():
         raise DataError("the type is empty")

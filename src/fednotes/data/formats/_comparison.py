@@ -1,0 +1,147 @@
+"""Compare documents with what is left of them in a format."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from fednotes.core.parsing import mapping
+from fednotes.core.types import Document, Span
+
+_DERIVED_ID = re.compile(r":[0-9]+$")  # a reader makes ids from a file and a number
+_LAYOUT_KEYS = {"scheme", "separator", "marker"}
+_PARTS = ("patient", "codes", "sentences", "tokens")
+
+
+def differences(before: Sequence[Document], after: Sequence[Document]) -> Counter[str]:
+    """Count what documents have that others lack, by kind.
+
+    Documents with the same id are compared. If as many are left on both sides, these
+    are compared in their order. What is only added is not a difference.
+
+    Args:
+        before: The documents.
+        after: What is left of them.
+    """
+    counts: Counter[str] = Counter()
+    counterparts = _pair(before, after)
+    for document in before:
+        counterpart = counterparts.get(document.id)
+        if counterpart is None:
+            counts["documents"] += 1
+        else:
+            counts += _differences_of_document(document, counterpart)
+    return +counts
+
+
+def _pair(before: Sequence[Document], after: Sequence[Document]) -> dict[str, Document]:
+    """Return which document stands for which, by the id of the first."""
+    counterparts = {document.id: document for document in after}
+    ids = {document.id for document in before}
+    unpaired = [document for document in before if document.id not in counterparts]
+    others = [document for document in after if document.id not in ids]
+    if len(unpaired) == len(others):
+        for document, other in zip(unpaired, others, strict=True):
+            counterparts[document.id] = other
+    return counterparts
+
+
+def _differences_of_document(before: Document, after: Document) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    has_derived_ids = _DERIVED_ID.search(before.id) and _DERIVED_ID.search(after.id)
+    if before.id != after.id and not has_derived_ids:
+        counts["ids"] += 1
+    if before.text != after.text:
+        is_same = _without_spaces(before.text) == _without_spaces(after.text)
+        counts["spacing" if is_same else "texts"] += 1
+    for part in _PARTS:
+        value = getattr(before, part)
+        if value not in (None, ()) and value != getattr(after, part):
+            counts[part] += 1
+    meta_before = _meta_without_layout(before)
+    meta_after = _meta_without_layout(after)
+    for name, value in meta_before.items():
+        if meta_after.get(name) != value:
+            counts[f"meta {name}"] += 1
+    return counts + _lost_mentions(before, after)
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(text.split())
+
+
+def _meta_without_layout(document: Document) -> dict[str, Any]:
+    """Return a document's meta without what only says how a file was laid out."""
+    meta = dict(document.meta)
+    if set(mapping(meta.get("conll"))) <= _LAYOUT_KEYS:
+        meta.pop("conll", None)
+    brat_lines = meta.get("brat") or ()
+    if isinstance(brat_lines, list | tuple) and all(
+        str(line)[:1] in ("T", "") for line in brat_lines
+    ):
+        meta.pop("brat", None)
+    return meta
+
+
+def _lost_mentions(before: Document, after: Document) -> Counter[str]:
+    """Count the mentions that a document no longer has, by what they are.
+
+    If white space was added or removed, offsets count visible characters.
+    """
+    if len(after.text) == len(before.text):
+        old = Counter(before.spans)
+        new = Counter(after.spans)
+    else:
+        old = Counter(_at_visible_offsets(before))
+        new = Counter(_at_visible_offsets(after))
+    counts: Counter[str] = Counter()
+    relabelled = {(s.start, s.end, s.fragments) for s in new - old}
+    for span, number in (old - new).items():
+        if (span.start, span.end, span.fragments) in relabelled:
+            kind = "labels"
+        elif new[span]:
+            kind = "repeated mentions"
+        elif span.fragments:
+            kind = "mentions in pieces"
+        elif _overlaps_another(span, old):
+            kind = "overlapping mentions"
+        else:
+            kind = "bounds of mentions"
+        counts[kind] += number
+    confidences = _confidences(before) - _confidences(after)
+    counts["confidences"] += sum(
+        number for (span, _), number in confidences.items() if new[span]
+    )
+    return counts
+
+
+def _overlaps_another(span: Span, spans: Counter[Span]) -> bool:
+    return any(
+        other != span and other.start < span.end and span.start < other.end
+        for other in spans
+    )
+
+
+def _confidences(document: Document) -> Counter[tuple[Span, float]]:
+    return Counter(
+        (span, round(span.confidence, 6))
+        for span in document.spans
+        if span.confidence is not None
+    )
+
+
+def _at_visible_offsets(document: Document) -> list[Span]:
+    """Return the mentions with offsets that count visible characters only."""
+    visible_before = [0, *accumulate(not c.isspace() for c in document.text)]
+    return [
+        Span(
+            visible_before[span.start],
+            visible_before[span.end],
+            span.label,
+            tuple((visible_before[a], visible_before[b]) for a, b in span.fragments),
+        )
+        for span in document.spans
+    ]

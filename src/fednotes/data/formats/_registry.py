@@ -1,0 +1,95 @@
+"""Find the formats, and guess the format of files from their content."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fednotes.core import plugins
+from fednotes.core.errors import DataError
+from fednotes.core.parsing import shipped
+from fednotes.data import formats
+from fednotes.data.formats import published
+from fednotes.data.formats.files import read_text
+from fednotes.data.formats.folders import list_files, mixed_formats
+
+
+def discover() -> dict[str, ModuleType]:
+    """Return the formats of this and of other packages, in the order to try a file.
+
+    A module's `LOOSE` says how easily it accepts a file: 0 hardly ever by mistake, 1
+    (the default) because of its first line, 2 by guessing.
+    """
+    found: dict[str, ModuleType] = {}
+    for package in (formats, published):
+        for info in pkgutil.iter_modules(package.__path__):
+            if info.name.startswith("_"):
+                continue
+            module = import_module(f"{package.__name__}.{info.name}")
+            if hasattr(module, "accepts") and hasattr(module, "read"):
+                found[info.name.replace("_", "-")] = module
+    for name, entry in plugins.added("formats", found).items():
+        found[name] = plugins.load(entry, ModuleType)
+    return dict(sorted(found.items(), key=_order_of_trial))
+
+
+def _order_of_trial(item: tuple[str, ModuleType]) -> tuple[int, str]:
+    _, module = item
+    return getattr(module, "LOOSE", 1), module.__name__
+
+
+FORMATS = discover()
+
+
+def writable_formats() -> tuple[str, ...]:
+    """Return the formats that documents can be written in, sorted."""
+    return tuple(
+        sorted(name for name, module in FORMATS.items() if hasattr(module, "write"))
+    )
+
+
+def guess_format(path: str | os.PathLike[str]) -> str:
+    """Return the format of a file, or the one format of the files in a folder.
+
+    Raises:
+        DataError: There is no such path, no format fits, or the folder mixes formats.
+    """
+    path = Path(path)
+    if not os.path.exists(path):
+        raise DataError(f"{path}: no such file or folder")
+    known = ", ".join(sorted(FORMATS))
+    if not path.is_dir():
+        guess = _guess_file(path)
+        if guess is None:
+            read_text(path)  # for a file that is empty or not text this says so
+            raise DataError(f"{path}: cannot tell the format: name one of {known}")
+        return guess
+    for recursive in (False, True):
+        guesses = map(_guess_file, list_files(path, recursive=recursive))
+        counts = Counter(guess for guess in guesses if guess)
+        if len(counts) > 1:
+            raise mixed_formats(path, counts)
+        if counts:
+            return next(iter(counts))
+    raise DataError(f"{path}: no file in this folder is of a known format: {known}")
+
+
+def _guess_file(path: Path) -> str | None:
+    """Return the first format that accepts a file."""
+    for name, module in FORMATS.items():
+        if module.accepts(path):
+            return name
+    return None
+
+
+def known_corpora() -> dict[str, dict[str, Any]]:
+    """Return the corpora that built-in jobs use, by name.
+
+    The head of `catalogue.toml` says what is known about each.
+    """
+    return shipped("data/formats/catalogue.toml")

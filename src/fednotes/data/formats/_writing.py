@@ -1,0 +1,123 @@
+"""Write documents in any format, and measure what the format cannot represent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fednotes.core.errors import ConfigError, DataError, FednotesError, nearest
+from fednotes.core.store import beside, new_folder, sync_folder
+from fednotes.core.types import Document
+from fednotes.data.formats import _registry
+from fednotes.data.formats._comparison import differences
+from fednotes.data.formats._reading import examine
+
+
+class LossyError(DataError):
+    """A format cannot represent everything in the documents.
+
+    Attributes:
+        lost: How much would be lost, by kind.
+    """
+
+    def __init__(self, format: str, lost: Counter[str]) -> None:
+        listed = "; ".join(
+            f"{kind}: {number:,}" for kind, number in sorted(lost.items())
+        )
+        super().__init__(
+            f"written as {format}, this would be lost: {listed}; nothing was written: "
+            "choose another format, or permit the loss (allow_loss)"
+        )
+        self.lost = lost
+
+
+def write(
+    documents: Sequence[Document],
+    path: str | os.PathLike[str],
+    format: str,
+    *,
+    allow_loss: bool = False,
+    ignored: Counter[str] | None = None,
+) -> Counter[str]:
+    """Write documents to a new file or folder, completely or not at all.
+
+    They are written beside their place and read again. They are put in their place only
+    if they came back unchanged, or with `allow_loss`.
+
+    Args:
+        documents: The documents.
+        path: The new file or folder.
+        format: A format that can be written.
+        allow_loss: Write even if something is lost.
+        ignored: What the reader of the documents ignored, by kind; it counts as lost.
+
+    Returns:
+        What was lost, by kind.
+
+    Raises:
+        LossyError: Something would be lost, and `allow_loss` is false.
+        ConfigError: The format cannot be written.
+        FednotesError: The path exists, or it cannot be written.
+    """
+    path = Path(path)
+    if os.path.lexists(path):
+        raise FednotesError(f"{path} exists already: name a new file or folder")
+    stage = beside(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(stage, mode=0o700):
+            lost = measure_loss(documents, format, stage / path.name)
+            lost += ignored or Counter()
+            if lost and not allow_loss:
+                raise LossyError(format, lost)
+            os.rename(stage / path.name, path)
+            sync_folder(path.parent)
+    except OSError as error:
+        raise FednotesError(
+            f"{path}: cannot be written ({error.strerror or error})"
+        ) from error
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    return lost
+
+
+def measure_loss(
+    documents: Sequence[Document], format: str, path: Path | None = None
+) -> Counter[str]:
+    """Count what a format cannot represent, by kind.
+
+    The documents are written, read again and compared.
+
+    Args:
+        documents: The documents.
+        format: A format that can be written.
+        path: Where they are written, and stay. None writes to a temporary folder.
+
+    Raises:
+        ConfigError: The format cannot be written.
+        DataError: The meta of a document is not what the format keeps there.
+    """
+    writable = _registry.writable_formats()
+    if format not in writable:
+        raise ConfigError(
+            f"format {format!r} cannot be written: {nearest(format, writable)}"
+        )
+    if path is None:
+        with TemporaryDirectory() as folder:
+            return measure_loss(documents, format, Path(folder, "documents"))
+    try:
+        _registry.FORMATS[format].write(documents, path)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        raise DataError(
+            f"the meta of a document has something else than {format} keeps under "
+            "that name: remove it"
+        ) from None
+    documents_again: tuple[Document, ...] = ()
+    with suppress(DataError):  # without documents, some formats have nothing to read
+        documents_again, _ = examine(path, format)
+    return differences(documents, documents_again)

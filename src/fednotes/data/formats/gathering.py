@@ -1,0 +1,158 @@
+"""Gather the documents of several files, under ids that are unique."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from fednotes.core import bounds
+from fednotes.core.errors import DataError
+from fednotes.core.types import Document
+from fednotes.data.formats.problems import Problems
+
+DERIVED_ID = -1  # in place of a line: the reader made the id
+
+
+class ReadDocument(NamedTuple):
+    """A document and where it begins.
+
+    Attributes:
+        document: The document.
+        path: Its file.
+        line: The line of its id, from 1; 0 for a whole file, `DERIVED_ID` for an id
+            that no file gives.
+        at: The line for messages if `line` is none.
+    """
+
+    document: Document
+    path: Path
+    line: int = 0
+    at: int = 0
+
+
+ReadFile = Callable[[Path, Problems], Iterable[ReadDocument]]
+
+
+def gather(
+    files: Iterable[Path],
+    read_file: ReadFile,
+    problems: Problems,
+    kind: str = "file",
+) -> tuple[Document, ...]:
+    """Return the documents of several files.
+
+    Args:
+        files: The files.
+        read_file: Returns the documents of a file.
+        problems: Collects what is wrong.
+        kind: What is left out if a file cannot be read.
+    """
+    gathered: list[ReadDocument] = []
+    types = set[str]()
+    for file in files:
+        with problems.collect(kind, file):
+            gathered += list(
+                keep_within_bounds(read_file(file, problems), problems, types)
+            )
+    return rename_repeated_ids(gathered, problems)
+
+
+def stream_files(
+    files: Iterable[Path],
+    read_file: ReadFile,
+    problems: Problems,
+    kind: str = "file",
+) -> Iterator[ReadDocument]:
+    """Yield the documents of several files while they are read, under their own ids.
+
+    Args:
+        files: The files.
+        read_file: Yields the documents of a file.
+        problems: Collects what is wrong.
+        kind: What is left out, from the error on, if a file cannot be read.
+    """
+    types = set[str]()
+    for file in files:
+        with problems.collect(kind, file):
+            yield from keep_within_bounds(read_file(file, problems), problems, types)
+
+
+def keep_within_bounds(
+    read_documents: Iterable[ReadDocument], problems: Problems, types: set[str]
+) -> Iterator[ReadDocument]:
+    """Yield the documents that models can use; note those of an impossible size.
+
+    Args:
+        read_documents: The documents.
+        problems: Collects the others.
+        types: The entity types of the corpus so far; those of the documents are added.
+
+    Raises:
+        DataError: The corpus has more than `bounds.ENTITY_TYPES` entity types.
+    """
+    for item in read_documents:
+        line = max(item.at, item.line, 0)
+        message = _size_problem(item.document)
+        if message:
+            problems.note("document", item.path, line, message)
+            continue
+        types.update(span.label for span in item.document.spans)
+        if len(types) > bounds.ENTITY_TYPES:
+            raise DataError.at(
+                item.path,
+                line,
+                f"more than {bounds.ENTITY_TYPES:,} entity types: is this column or "
+                "field a type, or is it text?",
+            )
+        yield item
+
+
+def _size_problem(document: Document) -> str:
+    """Return what a document has too much of, and a remedy; "" for a usable one."""
+    amounts = (
+        (len(document.text), bounds.NOTE, "characters", "cut it into notes"),
+        (len(document.spans), bounds.MENTIONS, "mentions", "is it one note?"),
+        (len(document.tokens), bounds.TOKENS, "tokens", "cut it into notes"),
+    )
+    for amount, limit, what, remedy in amounts:
+        if amount > limit:
+            return f"the document has more than {limit:,} {what}: {remedy}"
+    return ""
+
+
+def with_unique_ids(documents: Iterable[Document]) -> tuple[Document, ...]:
+    """Return documents; later ones with the same id are named `id~2`, `id~3` …"""
+    items = (ReadDocument(document, Path()) for document in documents)
+    return rename_repeated_ids(items, Problems())
+
+
+def rename_repeated_ids(
+    read_documents: Iterable[ReadDocument], problems: Problems
+) -> tuple[Document, ...]:
+    """Return documents; later ones with the same id are named `id~2`, `id~3` …
+
+    Args:
+        read_documents: The documents.
+        problems: Collects the repeated ids, except those that a reader made.
+    """
+    items = list(read_documents)
+    used = {item.document.id for item in items}
+    last_number: Counter[str] = Counter()
+    documents: list[Document] = []
+    for document, path, line, _ in items:
+        original = document.id
+        if original in last_number:
+            if line != DERIVED_ID:
+                problems.note_repeated_id(path, line)
+            number = last_number[original] + 1
+            while f"{original}~{number}" in used:
+                number += 1
+            document = replace(document, id=f"{original}~{number}")
+            used.add(document.id)
+            last_number[original] = number
+        last_number[document.id] = max(1, last_number[document.id])
+        documents.append(document)
+    return tuple(documents)

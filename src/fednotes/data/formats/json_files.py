@@ -1,0 +1,142 @@
+"""Read JSON files and JSON lines, within bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.errors import DataError
+from fednotes.core.parsing import JsonError, parse_json
+from fednotes.data.formats.files import (
+    locate_errors,
+    read_head,
+    read_nonblank_lines,
+    read_text,
+)
+
+# A string that is cut off must end the text; otherwise the pattern would be tried from
+# each quote in it.
+_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*+)(?:"(\s*:)?|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
+
+
+def parse_json_line(line: str) -> Any:
+    """Return the value of a line of JSONL.
+
+    Raises:
+        DataError: It is not JSON.
+    """
+    try:
+        return parse_json(line, strict=False)
+    except JsonError as error:
+        raise DataError(
+            f"no JSON ({error}): expected one whole object a line"
+        ) from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file.
+
+    Raises:
+        DataError: It is not JSON, or larger than `bounds.FILE`.
+    """
+    try:
+        return parse_json(read_text(path), strict=False)
+    except JsonError as error:
+        raise DataError.at(
+            path,
+            error.line,
+            f"no JSON that can be read ({error}); a large corpus may be a folder of "
+            "files",
+        ) from None
+
+
+def read_json_rows(path: Path) -> Iterator[Any]:
+    """Yield the values of JSON lines, of a JSON array, or the only value of a file.
+
+    JSON lines are read one by one.
+
+    Raises:
+        DataError: It is not JSON.
+    """
+    _, first_line = next(read_nonblank_lines(path))
+    try:
+        parse_json(first_line, strict=False)
+    except JsonError:
+        yield from _rows_of(read_json(path))  # one value over several lines
+        return
+    rows = _read_json_lines(path)
+    first = next(rows)
+    second = next(rows, None)
+    if second is None:
+        yield from _rows_of(first)
+        return
+    yield first
+    yield second
+    yield from rows
+
+
+def _rows_of(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _read_json_lines(path: Path) -> Iterator[Any]:
+    for number, line in read_nonblank_lines(path):
+        with locate_errors(path, number):
+            value = parse_json_line(line)
+        yield value
+
+
+def read_json_keys(path: Path) -> frozenset[str]:
+    """Return the keys of the first object of a JSON file, as far as its head shows them.
+
+    If the file is an array, "[" is one of the keys, and the object is its first one.
+    """
+    text = "\n".join(read_head(path)).lstrip()
+    if text[:1] not in ("[", "{"):
+        return frozenset()
+    keys: set[str] = set()
+    object_depth = 1
+    if text[0] == "[":
+        keys.add("[")
+        object_depth = 2
+    depth = 0
+    for token in _TOKEN.finditer(text):
+        sign = token[0][0]
+        if sign in "[{":
+            depth += 1
+        elif sign in "]}":
+            depth -= 1
+            if depth < object_depth:
+                break
+        elif token[2] and depth == object_depth:
+            keys.add(token[1])
+    return frozenset(keys)
+
+
+def text_key(record: Any, *keys: str) -> str | None:
+    """Return which key of a record has its text.
+
+    Args:
+        record: A value of a JSON file.
+        *keys: The keys to look for; the first that the record has is used.
+
+    Returns:
+        The key, or None if an annotator rejected or ignored the record (Prodigy's
+        "answer").
+
+    Raises:
+        DataError: The value is not an object, or it has no usable text.
+    """
+    if not isinstance(record, dict):
+        raise DataError("the line is no JSON object")
+    if record.get("answer", "accept") != "accept":
+        return None
+    key = next((key for key in keys if key in record), keys[0])
+    text = record.get(key)
+    if not isinstance(text, str):
+        raise DataError(f'the key "{key}" is missing or no string')
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise DataError("the text has half of a surrogate pair")
+    return key

@@ -1,0 +1,122 @@
+"""Check mentions against the text that they are in, and cut text into words.
+
+The functions serve readers and writers of corpora. Offsets are half-open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from fednotes.core.errors import DataError
+from fednotes.core.types import Document, Offsets, Span
+from fednotes.data.text import normalise, tokenize
+
+_SPARE_WHITE_SPACE = 1000  # characters of white space that a form may leave out
+
+
+def require_in_text(start: int, end: int, length: int) -> tuple[int, int]:
+    """Return offsets that are a stretch of a text with `length` characters.
+
+    Raises:
+        DataError: They are not.
+    """
+    if not 0 <= start < end <= length:
+        raise DataError(
+            f"{start}:{end} is no stretch of the text ({length} characters)"
+        )
+    return start, end
+
+
+def is_same_text(left: str, right: str) -> bool:
+    """Return whether two strings are equal except for runs of white space."""
+    return left == right or left.split() == right.split()
+
+
+def is_far_longer(pieces: Iterable[tuple[int, int]], form: str) -> bool:
+    """Return whether pieces of a text are far longer than the form that they should be.
+
+    Checked before the text is cut out, so that many long mentions take little time.
+    """
+    length = sum(end - start for start, end in pieces)
+    return length > 2 * len(form) + _SPARE_WHITE_SPACE
+
+
+def count_mismatches(
+    path: Path, text: str, mentions: Sequence[tuple[Span, str, int]], what: str
+) -> dict[str, int]:
+    """Count the mentions whose form in the file differs from the text at their offsets.
+
+    Args:
+        path: The file, for messages.
+        text: The document's text.
+        mentions: Each mention, its form as the file gives it, and its line.
+        what: What the message calls the mentions.
+
+    Returns:
+        {"mismatched": number} for a document's meta; {} if all are equal.
+
+    Raises:
+        DataError: Most of them differ, so the text is probably another one.
+    """
+    wrong_lines = [
+        line
+        for span, form, line in mentions
+        if normalise(text[span.start : span.end]) != normalise(form)
+    ]
+    if 2 * len(wrong_lines) > len(mentions):
+        raise DataError.at(
+            path,
+            wrong_lines[0],
+            f"{len(wrong_lines)} of {len(mentions)} {what} are not what the text holds "
+            "there: does the text belong to these annotations?",
+        )
+    return {"mismatched": len(wrong_lines)} if wrong_lines else {}
+
+
+def lay_out(sentences: Sequence[Sequence[str]]) -> tuple[str, Offsets, Offsets]:
+    """Return a text of words, and the offsets of its sentences and of its words.
+
+    A space joins words, and a line end joins sentences.
+    """
+    bounds: list[tuple[int, int]] = []
+    tokens: list[tuple[int, int]] = []
+    at = 0
+    for words in sentences:
+        start = at
+        for word in words:
+            tokens.append((at, at + len(word)))
+            at += len(word) + 1
+        bounds.append((start, at - 1))
+    text = "\n".join(" ".join(words) for words in sentences)
+    return text, tuple(bounds), tuple(tokens)
+
+
+def cut_into_words(document: Document) -> list[tuple[int, int, bool]]:
+    """Cut a text into words that make up all of it, as spaCy does.
+
+    Each end of a mention is the end of a word.
+
+    Returns:
+        Start, end, and whether a space follows that is not a word of its own.
+    """
+    pieces = [piece for span in document.spans for piece in span.pieces]
+    starts = {start for start, _ in pieces}
+    ends = {end for _, end in pieces}
+    text = document.text
+    tokens = document.tokens or tokenize(text).tolist()
+    edges = sorted({0, len(text), *starts, *ends}.union(*tokens))
+    words: list[tuple[int, int, bool]] = []
+    for start, end in pairwise(edges):
+        is_separator = (
+            text[start] == " " and start not in starts and start + 1 not in ends
+        )
+        if is_separator and words and not text[start - 1].isspace():
+            word_start, word_end, has_space = words[-1]
+            if not has_space:
+                words[-1] = (word_start, word_end, True)
+                start += 1
+        if start < end:
+            words.append((start, end, False))
+    return words

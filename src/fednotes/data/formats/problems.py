@@ -1,0 +1,137 @@
+"""Collect what is wrong with a corpus, so that a reader can continue after it.
+
+At the end all of it is refused together, or left out and counted:
+
+    with problems.collect("mention", path, number):
+        spans.append(parse(line))  # a DataError is noted, and this mention left out
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from fednotes.core.errors import ConfigError, DataError, Problem, nearest
+from fednotes.core.types import Document
+
+OnError = Literal["refuse", "skip"]
+
+# Kinds of what a reader ignores although nothing is wrong with it.
+UNANNOTATED = "texts without annotations"
+WINDOWS = "texts with line ends of Windows"  # the line ends are not kept
+
+_MAX_LISTED = 10_000  # problems that are listed one by one; all are counted
+
+
+def refuses(on_error: str) -> bool:
+    """Return whether a corpus with something wrong in it is refused.
+
+    Raises:
+        ConfigError: `on_error` is not an `OnError`.
+    """
+    known = get_args(OnError)
+    if on_error not in known:
+        raise ConfigError(f"on_error = {on_error!r}; {nearest(on_error, known)}")
+    return on_error == "refuse"
+
+
+class Problems:
+    """What a reader could not use, in the order of the files.
+
+    Attributes:
+        listed: Each problem, up to the first 10,000.
+        counts: The number of all problems, by what was left out.
+        repeated_ids: Documents whose id an earlier one has; they are read.
+        unannotated: Texts that have no annotation file.
+        ignored: What was ignored in what was read, by kind. Nothing is wrong with it.
+    """
+
+    def __init__(self) -> None:
+        self.listed: list[Problem] = []
+        self.counts: Counter[str] = Counter()
+        self.repeated_ids: list[Problem] = []
+        self.unannotated: list[Path] = []
+        self.ignored: Counter[str] = Counter()
+
+    @property
+    def number(self) -> int:
+        """The number of all problems."""
+        return self.counts.total()
+
+    def add(self, error: DataError, kind: str) -> None:
+        """Note an error.
+
+        Args:
+            error: What is wrong.
+            kind: What is left out because of it: a line, a mention, a file.
+        """
+        problems = error.problems or (Problem("", 0, kind, str(error)),)
+        self.counts[kind] += len(problems)
+        room = max(0, _MAX_LISTED - len(self.listed))
+        self.listed += [replace(problem, kind=kind) for problem in problems[:room]]
+
+    def note(self, kind: str, path: Path, line: int, message: str) -> None:
+        """Note what is wrong at a line of a file."""
+        self.add(DataError.at(path, line, message), kind)
+
+    def note_repeated_id(self, path: Path, line: int) -> None:
+        """Note a document whose id an earlier one has."""
+        if len(self.repeated_ids) < _MAX_LISTED:
+            message = "an earlier document has the same id"
+            self.repeated_ids.append(Problem(str(path), line, "repeated_id", message))
+
+    def include(self, other: Problems) -> None:
+        """Add what another reader noted."""
+        self.listed += other.listed[: max(0, _MAX_LISTED - len(self.listed))]
+        room = max(0, _MAX_LISTED - len(self.repeated_ids))
+        self.repeated_ids += other.repeated_ids[:room]
+        self.counts.update(other.counts)
+        self.ignored.update(other.ignored)
+        self.unannotated += other.unannotated
+
+    @contextmanager
+    def collect(
+        self, kind: str, path: Path, line: int = 0, prefix: str = ""
+    ) -> Iterator[list[DataError]]:
+        """Note a DataError of the block and continue after it.
+
+        Args:
+            kind: What is left out because of the error.
+            path: The file, if the error names none.
+            line: The line, likewise.
+            prefix: What precedes the message of an error that names no file.
+
+        Yields:
+            A list that has the error after the block, if there was one.
+        """
+        errors: list[DataError] = []
+        try:
+            yield errors
+        except DataError as error:
+            errors.append(error)
+            if not error.problems:
+                error = DataError.at(path, line, f"{prefix}{error}")
+            self.add(error, kind)
+
+    def refuse(
+        self, on_error: OnError = "refuse", documents: Sequence[Document] = ()
+    ) -> None:
+        """Raise DataError with all problems, if there are any.
+
+        Args:
+            on_error: "skip" raises only if no document could be read.
+            documents: The documents that could be read.
+        """
+        if (refuses(on_error) or not documents) and self.listed:
+            raise DataError.of(self.listed, self.number)
+
+    def __str__(self) -> str:
+        """Return what was left out, such as "2 lines, 1 mention"."""
+        return ", ".join(
+            f"{number:,} {kind}{'s' if number > 1 else ''}"
+            for kind, number in self.counts.items()
+        )
