@@ -11,15 +11,15 @@ import time
 from pathlib import Path
 
 from fednotes.cli import app
-from fednotes.core.stopping import ends_at_once
+from fednotes.core.stopping import end_at_once
 
 HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 STUBBORN = """
 import threading, time
 from pathlib import Path
-from fednotes.core.stopping import ends_at_once
+from fednotes.core.stopping import end_at_once
 threading.Thread(target=time.sleep, args=(60,)).start()
-with ends_at_once("first") as farewell:
+with end_at_once("first") as farewell:
     farewell.line = "the run goes on"
     farewell.undo = lambda: Path("undone").touch()
     print("ready", flush=True)
@@ -60,8 +60,8 @@ def test_it_ends_in_spite_of_threads_and_excepts(tmp_path: Path) -> None:
 
 STARTS = """
 import sys, time
-from fednotes.core.stopping import until_it_begins
-until_it_begins(["fednotes", "run", "job.toml"])
+from fednotes.core.stopping import end_while_importing
+end_while_importing(["fednotes", "run", "job.toml"])
 assert not {"torch", "typer", "nvflare", "dataclasses"} & set(sys.modules)
 print("ready", flush=True)
 while True:
@@ -78,13 +78,13 @@ def test_a_command_that_is_still_being_read_in_ends_without_a_traceback(
     _, told = interrupted(STARTS, tmp_path)
     assert told == "stopped; nothing was handed in\n"
     source = Path(app.__file__).read_text()
-    assert source.index("until_it_begins(sys") < source.index("import typer")
+    assert source.index("end_while_importing(sys") < source.index("import typer")
 
 
 def test_afterwards_signals_are_as_before() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with ends_at_once("x"):
+        with end_at_once("x"):
             assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
@@ -95,7 +95,7 @@ def test_who_wants_it_ignored_is_obeyed() -> None:
     """A shell gives a command in the background SIG_IGN."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with ends_at_once("x"):
+        with end_at_once("x"):
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fednotes.core.errors import TrainingError
-from fednotes.core.update import TOGETHER, Total, Update
+from fednotes.core.update import GROUP_SIZE, Total, Update
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -26,7 +26,9 @@ def updates(sites: int, size: int, dtype: torch.dtype = torch.float32) -> list[U
     ]
 
 
-@pytest.mark.parametrize("sites", [1, 2, 3, TOGETHER, TOGETHER + 1, 3 * TOGETHER + 2])
+@pytest.mark.parametrize(
+    "sites", [1, 2, 3, GROUP_SIZE, GROUP_SIZE + 1, 3 * GROUP_SIZE + 2]
+)
 @pytest.mark.parametrize("size", [1, 7, 2**15, 2**15 + 1, 100_003])
 def test_the_sum_is_numpys_in_float64_in_the_given_order(sites: int, size: int) -> None:
     """NumPy: total = 0.0; for each site: total += weight * float64(value).
@@ -104,7 +106,7 @@ def test_metrics_add_and_are_not_weighted() -> None:
     assert total.weight == 12
 
 
-@pytest.mark.parametrize("number", [2, TOGETHER + 1])
+@pytest.mark.parametrize("number", [2, GROUP_SIZE + 1])
 def test_different_names_and_shapes_are_refused(number: int) -> None:
     """Wherever the odd one comes, also behind the updates that are added together."""
     plain = [Update({"a": torch.zeros(2)})] * (number - 1)

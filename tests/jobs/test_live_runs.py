@@ -148,7 +148,7 @@ def test_who_stops_it_is_told_how_to_go_on(runs: Runs, number: signal.Signals) -
     live.send_signal(number)
     _, told = live.communicate(timeout=60)
     assert live.returncode == 128 + number
-    assert told == "stopped; to go on: fednotes simulate job.toml --out run --resume\n"
+    assert told == "stopped; to resume: fednotes simulate job.toml --out run --resume\n"
     assert not list(runs.out.rglob(".*")), "half-written"
     assert not (runs.out / LOCK).exists()
     runs.here(resume=True)

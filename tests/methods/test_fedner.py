@@ -20,7 +20,7 @@ from fednotes.apps.deployment.site import outward
 from fednotes.core.errors import ConfigError, ModelError, RefusedError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.seeds import rng_of, seed_of
-from fednotes.core.tensors import load_into, nbytes, restoring, taken
+from fednotes.core.tensors import load_into, nbytes, require_tensor, restoring
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Total
 from fednotes.data.batches import buckets
@@ -915,9 +915,9 @@ def test_nothing_is_cast(dtype: torch.dtype) -> None:
         load_into(target, {"a": torch.ones(2), "b": torch.ones(2).to(dtype)})
     assert target["a"].tolist() == [0, 0]  # nor is a part taken
     with pytest.raises(TrainingError, match=r"'b': expected torch\.float32"):
-        taken({"b": torch.ones(2).to(dtype)}, "b", torch.float32, 2)
+        require_tensor({"b": torch.ones(2).to(dtype)}, "b", torch.float32, 2)
     with pytest.raises(TrainingError, match="'c' is expected but not received"):
-        taken({}, "c", torch.float32, 2)
+        require_tensor({}, "c", torch.float32, 2)
 
 
 @pytest.mark.parametrize("task", ["gradients", "train", "evaluate"])

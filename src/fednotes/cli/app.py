@@ -7,10 +7,10 @@ import os
 import shlex
 import sys
 
-from fednotes.core.stopping import Stopped, stops, until_it_begins
+from fednotes.core.stopping import Stopped, end_while_importing, raise_stopped
 
 if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
-    until_it_begins(sys.argv)  # before what takes a second to import
+    end_while_importing(sys.argv)  # before what takes a second to import
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +42,13 @@ from fednotes.cli.shared import (
     tell,
 )
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem, folded
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    Problem,
+    fold_problems,
+)
 
 app = typer.Typer(
     name="fednotes",
@@ -487,7 +493,7 @@ def compare(
 def main() -> None:
     """The console script."""
     try:
-        with stops():
+        with raise_stopped():
             _run()
     except Stopped as stopped:
         print(stopped.line, file=sys.stderr)
@@ -530,7 +536,7 @@ def fail(message: str, more: Sequence[Problem] = ()) -> None:
         more: What is wrong beside it; of many problems that are alike, a few are shown.
     """
     print(f"error: {one_line(message, None)}", file=sys.stderr)
-    lines = folded(more)
+    lines = fold_problems(more)
     for line in lines[: _LISTED - 1]:
         print(f"error: {one_line(line, None)}", file=sys.stderr)
     if more:

@@ -21,7 +21,7 @@ from fednotes.cli.shared import (
     tell,
 )
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import FednotesError, folded
+from fednotes.core.errors import FednotesError, fold_problems
 
 if TYPE_CHECKING:
     from fednotes.jobs.checking import Checked
@@ -58,7 +58,7 @@ def show_checked(found: Checked) -> None:
     if found.findings:
         console.print(findings_table(found.findings))
     listed = [p for f in found.findings if f.level == "error" for p in f.problems]
-    say(*folded([*found.problems, *listed]))
+    say(*fold_problems([*found.problems, *listed]))
     if found.wrong:
         counts = found.to_dict()["counts"]
         kinds = ", ".join(f"{kind} {n:,}" for kind, n in counts["kinds"].items())

@@ -1,0 +1,1 @@
+"""Values and services that every other part of fednotes builds on."""

@@ -1,8 +1,8 @@
-"""Memory that a description from outside may ask for.
+"""A bound on the memory that the description of a saved model can claim.
 
-A model's description names sizes, and a model is built before its tensors are read.
-Whoever wrote the description could ask for more memory than the machine has; this
-bounds it by what the folder really holds.
+A model is built from the sizes in its description before its tensors are read. A
+damaged or forged description could claim more memory than the machine has, so the
+memory is bounded by what the folder really holds.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from torch.overrides import TorchFunctionMode
 
 from fednotes.core.errors import ModelError
 
-# for parts that are frozen and so not in the folder: 4 GiB of float32
+# For frozen parts, which are not in the folder: 4 GiB of float32.
 SPARE_ELEMENTS = 2**30
 _BY_SIZE = (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full)
 _BY_EXAMPLE = (torch.empty_like, torch.zeros_like, torch.ones_like, torch.randn_like)
 
 
 class OversizedModelError(ModelError):
-    """A description asks for far more memory than its folder's tensors take."""
+    """A description claims far more memory than the tensors of its folder take."""
 
 
 class _Bounded(TorchFunctionMode):
-    """Counts the elements of the tensors that torch's factory functions are asked for."""
+    """Counts the elements of the tensors that torch's factory functions make."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__()
-        self._most, self._asked = most, 0
+        self._limit = limit
+        self._count = 0
 
     def __torch_function__(
         self,
@@ -42,34 +43,33 @@ class _Bounded(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
-        self._asked += _elements(func, args, options)
-        if self._asked > self._most:
+        self._count += _count_elements(func, args, options)
+        if self._count > self._limit:
             raise OversizedModelError(
-                f"describes a model of over {self._most:,} numbers, far more than the folder "
-                "holds: it is damaged or was tampered with; copy the folder again"
+                f"describes a model of over {self._limit:,} numbers, far more than the "
+                "folder holds: it is damaged or was tampered with; copy the folder again"
             )
         return func(*args, **options)
 
 
 @contextmanager
 def bounded_allocation(held: int) -> Iterator[None]:
-    """Refuse to allocate far more tensor elements within the block than a folder holds.
+    """Bound the tensor elements that the context may allocate.
 
     Args:
         held: Number of elements of the tensors in the folder.
 
     Raises:
-        OversizedModelError: Within the block, once more is asked for.
+        OversizedModelError: The context allocates far more elements than `held`.
     """
     with _Bounded(held + SPARE_ELEMENTS):
         yield
 
 
-def _elements(
+def _count_elements(
     func: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> int:
-    """Return how many elements in memory a call of one of torch's factory functions
-    asks for."""
+    """Return how many elements in memory a call of a torch factory function makes."""
     device = options.get("device")
     if func in _BY_EXAMPLE:
         example: torch.Tensor = args[0]

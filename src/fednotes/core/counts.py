@@ -40,7 +40,7 @@ def round_counts(counts: Mapping[str, float], step: int) -> dict[str, float]:
 
 
 def round_array(counts: NDArray[np.float64], step: int) -> NDArray[np.float64]:
-    """Return an array of counts, of any shape, as they are reported; see `round_count`."""
+    """Return an array of counts as they are reported; see `round_count`."""
     if step == 1:
         return counts
     nearest = np.floor((2 * counts + step) / (2 * step)) * step

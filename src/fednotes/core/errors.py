@@ -1,8 +1,18 @@
-"""Every error that a user can cause.
+"""All errors that a user can cause.
 
-Each is shown as one line, with exit code 2.
-Messages name both sides and the remedy. They never hold text of a note: a path, a line
-number, a label or a count at most.
+    FednotesError
+    ├── DataError        a corpus file cannot be read
+    ├── ConfigError      a setting is unknown, missing or impossible
+    ├── ModelError       a model, vector file or encoder cannot be used
+    ├── BusyError        another process works in the same folder
+    ├── TrainingError    training cannot continue
+    │   └── LossError    a site's loss is not finite
+    ├── RefusedError     a site's policy or the protocol forbids a request
+    └── MissingExtra     an optional dependency is not installed
+
+The command line shows each as one line and exits with code 2. A message names what
+happened, what was expected and the remedy. It never holds text of a note, only paths,
+line numbers, labels and counts.
 """
 
 from __future__ import annotations
@@ -18,16 +28,18 @@ from typing import Any
 
 
 class FednotesError(Exception):
-    """Base of all errors that are the user's to mend; the command line exits with code
-    2."""
+    """Base of all errors that the user can mend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong with a corpus.
 
-    file: empty where no file is to blame. line: counted from 1; 0 is the whole file.
-    kind: what is lost with it, such as "line", "mention", "document" or "file".
+    Attributes:
+        file: The file; "" if no file is to blame.
+        line: The line, counted from 1; 0 stands for the whole file.
+        kind: What is lost by it, such as "line", "mention", "document" or "file".
+        message: What is wrong.
     """
 
     file: str
@@ -40,15 +52,14 @@ class Problem:
         return f"{place}: {self.message}" if place else self.message
 
 
-# problems alike from which on they are folded, and those still shown
-_FOLDED, _EXAMPLES = 5, 3
+_MAX_ALIKE = 5  # similar problems that are all shown
+_EXAMPLES = 3  # how many of more similar problems are shown
 
 
-def folded(problems: Iterable[Problem]) -> list[str]:
-    """Return a line for each problem; of many that are alike, the first ones and their
-    number.
+def fold_problems(problems: Iterable[Problem]) -> list[str]:
+    """Return one line for each problem, and only a few lines for many similar ones.
 
-    Problems are alike whose messages differ in numbers at most.
+    Problems are similar if their messages differ in nothing but numbers.
     """
     groups: dict[tuple[str, str], list[Problem]] = {}
     for problem in problems:
@@ -56,7 +67,7 @@ def folded(problems: Iterable[Problem]) -> list[str]:
         groups.setdefault(kind, []).append(problem)
     lines: list[str] = []
     for group in groups.values():
-        if len(group) <= _FOLDED:
+        if len(group) <= _MAX_ALIKE:
             lines += map(str, group)
             continue
         lines += map(str, group[:_EXAMPLES])
@@ -66,9 +77,11 @@ def folded(problems: Iterable[Problem]) -> list[str]:
 
 
 class DataError(FednotesError):
-    """A corpus file cannot be read as what it should be.
+    """A corpus file cannot be read in its format.
 
-    problems: each by file and line, where they are known; the message is of the first.
+    Attributes:
+        problems: The problems by file and line, where they are known. The message
+            shows the first one.
     """
 
     def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
@@ -77,15 +90,22 @@ class DataError(FednotesError):
 
     @classmethod
     def at(cls, path: str | Path, line: int, message: str) -> DataError:
-        """An error at one line (counted from 1) of one file; 0 is the whole file."""
+        """Return an error at one line of a file, counted from 1; 0 is the whole file."""
         return cls.of([Problem(str(path), line, "line" if line else "file", message)])
 
     @classmethod
     def of(cls, problems: Sequence[Problem], number: int = 0) -> DataError:
-        """One error of problems, at least one; number: how many there are, if not all
-        are given."""
-        more = max(number, len(problems)) - 1
-        return cls(f"{problems[0]}{f' (and {more:,} more)' if more else ''}", problems)
+        """Return one error for several problems.
+
+        Args:
+            problems: The problems, at least one.
+            number: How many problems there are, if not all are in `problems`.
+        """
+        message = str(problems[0])
+        others = max(number, len(problems)) - 1
+        if others:
+            message += f" (and {others:,} more)"
+        return cls(message, problems)
 
 
 class ConfigError(FednotesError):
@@ -93,23 +113,25 @@ class ConfigError(FednotesError):
 
 
 class ModelError(FednotesError):
-    """A model directory, vector file or backbone cannot be used."""
+    """A model directory, vector file or encoder cannot be used."""
 
 
 class BusyError(FednotesError):
-    """Another process works in a folder that takes one at a time."""
+    """Another process works in a folder that only one process may use at a time."""
 
 
 class TrainingError(FednotesError):
-    """Training cannot go on."""
+    """Training cannot continue."""
 
 
 class LossError(TrainingError):
-    """A site's loss is not finite. where: at which step; for the site's own people
-    alone.
+    """A site's loss is not finite.
 
-    public: all that the server may know, which could choose parameters that fail on one
-    word: at which mini-batch would tell where that word is.
+    The server must not learn at which mini-batch it happened: it could choose
+    parameters that fail on one word, and the batch would tell where that word is.
+
+    Attributes:
+        public: The message that the server may see, without the place.
     """
 
     def __init__(self, site: str, value: float, where: str, remedy: str) -> None:
@@ -118,11 +140,11 @@ class LossError(TrainingError):
 
 
 class RefusedError(FednotesError):
-    """A site's policy or the protocol forbids what was asked."""
+    """A site's policy or the protocol forbids a request."""
 
 
 class MissingExtra(FednotesError):
-    """An optional dependency is missing; the message says which extra brings it."""
+    """An optional dependency is not installed; the message names the extra."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
@@ -132,10 +154,14 @@ class MissingExtra(FednotesError):
 
 @contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
-    """What is imported in the block is of a package that an extra brings. Raises
-    MissingExtra.
+    """Import optional packages within the context.
 
-    package: "" for one of several, which the import names.
+    Args:
+        package: The package; "" if the block imports several ones.
+        extra: The extra of fednotes that installs it.
+
+    Raises:
+        MissingExtra: An import fails.
     """
     try:
         yield
@@ -150,8 +176,14 @@ def within(
     *kinds: type[FednotesError],
     become: Any = None,
 ) -> Iterator[None]:
-    """Errors of these kinds name the place that they are of. become: what they are
-    then, if not what they were."""
+    """Add a place to the message of errors that are raised within the context.
+
+    Args:
+        place: Where the error belongs, such as a path.
+        kind: A class of errors to which the place is added.
+        kinds: Further classes.
+        become: The class of the new error; by default that of the old one.
+    """
     try:
         yield
     except (kind, *kinds) as error:
@@ -162,8 +194,14 @@ def within(
 def on_disk(
     path: object, kind: type[FednotesError], then: str = "", what: str = "be written"
 ) -> Iterator[None]:
-    """What the disk refuses in the block is an error of this kind. then: ends its
-    message."""
+    """Turn an OSError within the context into an error of class `kind`.
+
+    Args:
+        path: The file, for the message.
+        kind: The class of the new error.
+        then: How the message ends.
+        what: What could not be done with the file.
+    """
     try:
         yield
     except OSError as error:
@@ -176,10 +214,17 @@ readable = partial(on_disk, what="be read")
 
 
 def nearest(name: object, known: Iterable[str], none: str | None = None) -> str:
-    """A hint for a misspelt name: `did you mean 'rounds'?`, or `none`, or what is
-    known."""
+    """Return a hint for a misspelt name, such as "did you mean 'rounds'?".
+
+    Args:
+        name: The misspelt name.
+        known: The names that exist.
+        none: The hint if no name is similar; by default the list of known names.
+    """
     options = sorted(known)
-    if match := get_close_matches(str(name), options, n=1, cutoff=0.6):
-        return f"did you mean {match[0]!r}?"
-    listed = f"known: {', '.join(options)}" if options else "none are known"
-    return listed if none is None else none
+    matches = get_close_matches(str(name), options, n=1, cutoff=0.6)
+    if matches:
+        return f"did you mean {matches[0]!r}?"
+    if none is not None:
+        return none
+    return f"known: {', '.join(options)}" if options else "none are known"

@@ -1,6 +1,7 @@
-"""JSON that a file or another party holds, read within the bounds of `core/bounds.py`.
+"""Read JSON and files that another party may have written.
 
-Opening files that others may have put there: nobody is waited for.
+Everything is bounded by `core/bounds.py` before it is parsed, and no read waits for a
+FIFO or device that somebody put in the place of a file.
 """
 
 from __future__ import annotations
@@ -28,24 +29,26 @@ class NotAFile(OSError):
     """A FIFO, a socket or a device stands where a file should."""
 
 
-def regular(name: str, flags: int) -> int:
-    """The `opener` of `open` for a regular file, or a folder (whoever opens one has the
-    words).
+def open_regular(name: str, flags: int) -> int:
+    """Open a regular file or a folder; use it as the `opener` of `open`.
 
-    What was opened is asked what it is: nobody can put another in its place in between.
-    Raises OSError; NotAFile for a FIFO, a socket or a device.
+    The type is checked on the open file, so nobody can replace it in between.
+
+    Raises:
+        NotAFile: It is a FIFO, a socket or a device.
+        OSError: It cannot be opened.
     """
-    number = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        require_file(os.fstat(number).st_mode)
+        require_file(os.fstat(descriptor).st_mode)
     except NotAFile:
-        os.close(number)
+        os.close(descriptor)
         raise
-    return number
+    return descriptor
 
 
 def require_file(mode: int) -> None:
-    """Pass the mode of a file or a folder. Raises NotAFile."""
+    """Raise NotAFile unless a mode is that of a regular file or a folder."""
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kind = _KINDS.get(stat.S_IFMT(mode), "a device")
         raise NotAFile(
@@ -54,18 +57,20 @@ def require_file(mode: int) -> None:
 
 
 def shipped(name: str) -> dict[str, Any]:
-    """A TOML file of the package, such as "data/words.toml"."""
-    return tomllib.loads(resources.files("fednotes").joinpath(name).read_text("utf-8"))
+    """Read a TOML file of the package, such as "data/words.toml"."""
+    path = resources.files("fednotes").joinpath(name)
+    return tomllib.loads(path.read_text("utf-8"))
 
 
-# Largest magnitude of a number that is shown or computed with; sums of these stay finite.
+# The largest magnitude of numbers from outside; sums of such numbers stay finite.
 LARGEST = 1e100
 
 
 class JsonError(ValueError):
-    """Text that is not JSON or beyond the bounds; says why, and nothing of the text.
+    """Text that is not JSON, or exceeds a bound. The message quotes none of the text.
 
-    line: where, counted from 1.
+    Attributes:
+        line: The line, counted from 1.
     """
 
     def __init__(self, reason: str, line: int = 1) -> None:
@@ -74,17 +79,22 @@ class JsonError(ValueError):
 
 
 def read_json(path: Path, *, strict: bool = True) -> Any:
-    """The value in a file. Raises OSError, and JsonError as `parse_json` does."""
-    with open(path, "rb", opener=regular) as file:
+    """Return the JSON value in a file.
+
+    Raises:
+        OSError: The file cannot be read.
+        JsonError: As `parse_json`.
+    """
+    with open(path, "rb", opener=open_regular) as file:
         return parse_json(file.read(bounds.FILE + 1), strict=strict)
 
 
-def kept_table(path: Path) -> dict[str, Any]:
-    """The table in a file of ours; empty where there is none that can be read."""
+def read_json_table(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one if there is none to be read."""
     with suppress(OSError, JsonError):
-        found = read_json(path)
-        if isinstance(found, dict):
-            return found
+        value = read_json(path)
+        if isinstance(value, dict):
+            return value
     return {}
 
 
@@ -94,13 +104,17 @@ def parse_json(
     most_values: int = bounds.JSON_VALUES,
     strict: bool = True,
 ) -> Any:
-    """The value of a JSON text (bytes: UTF-8).
+    """Return the value of a JSON text.
 
-    most_values: more commas and brackets outside of strings than this are not read.
-    strict: refuse what JSON leaves open: a name that comes twice in a table, and
-    numbers that are not finite; off for what other programs, and this one for people,
-    write so.
-    Raises JsonError, and nothing else.
+    Args:
+        raw: The text, or its bytes in UTF-8.
+        most_values: The text may have at most this many commas and brackets outside of
+            strings.
+        strict: Whether to refuse names that occur twice in an object and numbers that
+            are not finite. Some programs write these.
+
+    Raises:
+        JsonError: The text is not JSON or exceeds a bound. No other error is raised.
     """
     if len(raw) > bounds.FILE:
         raise JsonError(f"over {bounds.FILE:,} bytes")
@@ -109,9 +123,8 @@ def parse_json(
         if has_more_values(text, most_values):
             raise JsonError(f"more than {most_values:,} values")
         value = json.loads(text, **_STRICT) if strict else json.loads(text)
-        if sum(map(text.count, "[{")) > bounds.JSON_DEPTH and _deeper(
-            value, bounds.JSON_DEPTH
-        ):
+        may_be_deep = text.count("[") + text.count("{") > bounds.JSON_DEPTH
+        if may_be_deep and _is_deeper(value, bounds.JSON_DEPTH):
             raise RecursionError
     except JsonError:
         raise
@@ -129,26 +142,34 @@ def parse_json(
 
 
 def count_values(text: str) -> int:
-    """Return an upper bound of the number of values in a JSON text: its commas and
-    brackets."""
+    """Return an upper bound of the number of values in a JSON text.
+
+    These are its commas and opening brackets.
+    """
     return sum(map(text.count, ",[{"))
 
 
 def has_more_values(text: str, most: int) -> bool:
     """Return whether a JSON text may hold more values than `most`.
 
-    Only where commas and brackets are too many are those within strings, which are
-    text, left out; this takes time linear in the text, and memory for one copy of it.
+    Commas and brackets within strings are left out only if the text has too many in
+    all. This takes time linear in the text and memory for one copy of it.
     """
     return count_values(text) > most and count_values(_STRINGS.sub("", text)) > most
 
 
-def _deeper(value: Any, most: int) -> bool:
+def _is_deeper(value: Any, most: int) -> bool:
+    """Return whether objects and lists are nested more than `most` deep."""
     level = [value]
     for _ in range(most):
-        inside = (own.values() if isinstance(own, dict) else own for own in level)
+        inner_values = (
+            outer.values() if isinstance(outer, dict) else outer for outer in level
+        )
         level = [
-            value for own in inside for value in own if isinstance(value, dict | list)
+            inner
+            for values in inner_values
+            for inner in values
+            if isinstance(inner, dict | list)
         ]
         if not level:
             return False
@@ -156,16 +177,16 @@ def _deeper(value: Any, most: int) -> bool:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    table = dict(pairs)
+    if len(table) != len(pairs):
         raise JsonError("a name comes twice in a table")
-    return found
+    return table
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise JsonError("NaN or Infinity, which is no number of JSON")
+        raise JsonError("NaN or Infinity, which JSON does not have")
     return number
 
 
@@ -177,13 +198,16 @@ _STRICT: dict[str, Any] = {
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """The value if it is an object, else an empty one."""
+    """Return the value if it is an object, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def number(scores: object, *path: str) -> float | None:
-    """Return the number at a path of keys; None if there is none, or none within
-    ±`LARGEST`."""
+    """Return the number at a path of keys.
+
+    Returns:
+        None if there is no number, or it is NaN or beyond ±`LARGEST`.
+    """
     for key in path:
         scores = mapping(scores).get(key)
     if isinstance(scores, bool) or not isinstance(scores, int | float):

@@ -1,9 +1,9 @@
-"""Tables that people write (TOML) → typed values, with errors that name key and remedy.
+"""Read the tables that people write (TOML) into typed values.
 
-`@checked(frozen=True)` in place of `@dataclass(frozen=True)` makes a class whose values
-are held against their types whenever one is made, in code or from a file: bounds stand
-in the type (`Annotated[int, Ge(1)]`), what several keys must have in common in
-`__post_init__`.
+`@checked(frozen=True)` replaces `@dataclass(frozen=True)` for settings. The values of
+such a class are checked against their types whenever an instance is made, in code or
+from a file. Bounds stand in the types (`Annotated[int, Ge(1)]`); conditions on several
+keys stand in `__post_init__`. Errors name the key and the remedy.
 """
 
 from __future__ import annotations
@@ -22,28 +22,36 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import PydanticCustomError, core_schema
 
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.core.parsing import regular
+from fednotes.core.parsing import open_regular
 
 if TYPE_CHECKING:
+    # To type checkers a checked class is a dataclass, so that `replace` and `fields`
+    # accept it. `typing.dataclass_transform` does not give them that.
     from dataclasses import dataclass as checked
 
 __all__ = ["adapter", "assign", "build", "checked", "expand", "path_of", "read_toml"]
 
 T = TypeVar("T")
 _CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
-# of a TOML file: a dotted key takes time by their square
-MOST_BYTES, MOST_DOTS = 2**20, 10_000
+
+# Bounds of a TOML file; the time for a dotted key grows with the square of its dots.
+MAX_BYTES = 2**20
+MAX_DOTS = 10_000
+
+_REFUSED = "refused"  # type of the errors that this module raises within pydantic
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a table.
+    """Return a TOML file as a table.
 
-    Raises ConfigError with the line for a file that is missing or not TOML.
+    Raises:
+        ConfigError: The file is missing, too large, or not TOML; then the message names
+            the line.
     """
     try:
-        with open(path, "rb", opener=regular) as file:
-            raw = file.read(MOST_BYTES + 1)
-        if len(raw) > MOST_BYTES or raw.count(b".") > MOST_DOTS:
+        with open(path, "rb", opener=open_regular) as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES or raw.count(b".") > MAX_DOTS:
             raise ConfigError(f"{path}: too large for a file that a person wrote")
         return tomllib.loads(raw.decode("utf-8"))
     except FileNotFoundError as error:
@@ -53,84 +61,102 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        # also a number of thousands of digits
+        # ValueError also stands for a number of thousands of digits
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
+
+
+# ---- checked classes -----------------------------------------------------------------
 
 
 if not TYPE_CHECKING:
 
     def checked(**options: Any) -> Any:
-        """A dataclass whose values are checked: unknown keys refused, no value made
-        another type.
+        """Return a decorator that makes a class a dataclass with checked values.
 
-        Wrong values raise ConfigError, whether the class is called or built from a
-        table.
+        Unknown keys are refused, and no value is converted to another type. A wrong
+        value raises ConfigError, whether the class is called or built from a table.
+
+        Args:
+            options: Options of `dataclasses.dataclass`, such as `frozen`.
         """
 
         def decorate(cls: type) -> type:
-            if own := vars(cls).get("__post_init__"):
-                cls.__post_init__ = _placed(own)
-            cls.__get_pydantic_core_schema__ = classmethod(_schema)
-            made = pydantic_dataclass(cls, config=_CONFIG, **options)
-            init, names = (
-                made.__init__,
-                [field.name for field in fields(made) if field.init],
-            )
-
-            @functools.wraps(init)
-            def checking(self: Any, *given: Any, **named: Any) -> None:
-                try:
-                    init(self, *given, **named)
-                except ValidationError as error:
-                    raise ConfigError(_told(error, "", names)) from None
-
-            made.__init__ = checking
-            return made
+            post_init = vars(cls).get("__post_init__")
+            if post_init is not None:
+                cls.__post_init__ = _raising_within_pydantic(post_init)
+            cls.__get_pydantic_core_schema__ = classmethod(_schema_of)
+            checked_class = pydantic_dataclass(cls, config=_CONFIG, **options)
+            checked_class.__init__ = _raising_config_errors(checked_class)
+            return checked_class
 
         return decorate
 
 
-def _placed(check: Any) -> Any:
-    """A `__post_init__` whose ConfigError keeps the place where the value stands in its
-    table."""
+def _raising_config_errors(cls: Any) -> Any:
+    """Return the `__init__` of a pydantic dataclass that raises ConfigError."""
+    init = cls.__init__
+    names = [field.name for field in fields(cls) if field.init]
 
-    @functools.wraps(check)
-    def run(self: Any) -> None:
+    @functools.wraps(init)
+    def checking_init(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            check(self)
+            init(self, *args, **kwargs)
+        except ValidationError as error:
+            raise ConfigError(_message(error, "", names)) from None
+
+    return checking_init
+
+
+def _raising_within_pydantic(post_init: Any) -> Any:
+    """Return a `__post_init__` whose ConfigError becomes an error of pydantic.
+
+    pydantic then adds the place where the value stands in its table.
+    """
+
+    @functools.wraps(post_init)
+    def check(self: Any) -> None:
+        try:
+            post_init(self)
         except ConfigError as error:
-            raise PydanticCustomError(
-                "refused", "{told}", {"told": str(error)}
-            ) from error
+            raise _refusal(str(error)) from error
 
-    return run
+    return check
 
 
-def _schema(cls: type, source: Any, handler: Any) -> Any:
-    """pydantic's own schema, with plain values as strict as TOML is, and keys by their
-    names."""
+def _refusal(message: str) -> PydanticCustomError:
+    return PydanticCustomError(_REFUSED, "{message}", {"message": message})
 
-    def keys(given: Any) -> Any:
-        if isinstance(given, Mapping):
+
+def _schema_of(cls: type, source: Any, handler: Any) -> Any:
+    """Return pydantic's schema of a class, with strict scalars and known keys.
+
+    pydantic's own strict mode would refuse a list where a tuple is declared, and TOML
+    has no tuples.
+    """
+
+    def require_known_keys(table: Any) -> Any:
+        if isinstance(table, Mapping):
             known = {field.name: field for field in fields(cls) if field.init}
-            for key in given:
+            for key in table:
                 if key not in known:
-                    told = f"unknown key {key!r}; {nearest(str(key), known)}"
-                    raise PydanticCustomError("refused", "{told}", {"told": told})
-        return given
+                    hint = nearest(str(key), known)
+                    raise _refusal(f"unknown key {key!r}; {hint}")
+        return table
 
-    return core_schema.no_info_before_validator_function(keys, _strict(handler(source)))
+    return core_schema.no_info_before_validator_function(
+        require_known_keys, _with_strict_scalars(handler(source))
+    )
 
 
-def _strict(schema: Any) -> Any:
-    """A schema whose text, numbers and truth values are taken as they are, in place."""
+def _with_strict_scalars(schema: Any) -> Any:
+    """Mark text, numbers and booleans of a schema as strict, in place; return it."""
     if isinstance(schema, list):
         for part in schema:
-            _strict(part)
+            _with_strict_scalars(part)
     elif isinstance(schema, dict):
         for name, part in schema.items():
             if name not in ("default", "metadata"):
-                _strict(part)
+                _with_strict_scalars(part)
         if schema.get("type") in ("str", "int", "float", "bool"):
             schema["strict"] = True
     return schema
@@ -138,59 +164,75 @@ def _strict(schema: Any) -> Any:
 
 @functools.cache
 def adapter(cls: Any) -> TypeAdapter[Any]:
-    """pydantic's adapter of a `checked` class, of a plain dataclass or of a model."""
-    # a plain one
-    if is_dataclass(cls) and "__get_pydantic_core_schema__" not in vars(cls):
+    """Return pydantic's adapter of a checked class, a plain dataclass or a model."""
+    is_plain = is_dataclass(cls) and "__get_pydantic_core_schema__" not in vars(cls)
+    if is_plain:
         plain: Any = cls
-        plain.__get_pydantic_core_schema__ = classmethod(_schema)
+        plain.__get_pydantic_core_schema__ = classmethod(_schema_of)
         plain.__pydantic_config__ = _CONFIG
     return TypeAdapter(cls)
 
 
 def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
-    """An instance of a `checked` class, or a pydantic model, from a table of its
-    fields.
+    """Make an instance of a checked class or pydantic model from a table.
 
-    where: how messages call the table, such as `job.toml [training]`.
-    Raises ConfigError for an unknown key, a missing one or a value that cannot be.
+    Args:
+        cls: The class.
+        table: Its fields.
+        where: How messages name the table, such as "job.toml [training]".
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value is impossible.
     """
     try:
-        made: T = adapter(cls).validate_python(table)  # type: ignore[arg-type]
-        return made
+        instance: T = adapter(cls).validate_python(table)  # type: ignore[arg-type]
+        return instance
     except ValidationError as error:
-        raise ConfigError(_told(error, where)) from error
+        raise ConfigError(_message(error, where)) from error
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _told(error: ValidationError, where: str, names: Sequence[str] = ()) -> str:
-    """The first thing that is wrong, with its place. names: of values given by
-    position."""
+# ---- messages ------------------------------------------------------------------------
+
+
+def _message(error: ValidationError, where: str, names: Sequence[str] = ()) -> str:
+    """Return the first thing that is wrong and its place.
+
+    Args:
+        error: What pydantic says.
+        where: How the message names the table; "" for none.
+        names: Names of the values that were given by position.
+    """
     first = error.errors(include_url=False)[0]
-    kind, value, limits = first["type"], first["input"], first.get("ctx", {})
+    kind = first["type"]
     place = first["loc"]
     if place and isinstance(place[0], int) and place[0] < len(names):
         place = (names[place[0]], *place[1:])
     *tables, key = [part for part in place if isinstance(part, str)] or [""]
+
     if kind in ("missing", "missing_argument"):
-        return f"{_at(where, *tables)}the key {key!r} is missing"
+        return f"{_place(where, *tables)}the key {key!r} is missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{_at(where, *tables)}unknown key {key!r}"
-    if kind == "refused":
-        return f"{_at(where, *tables, key)}{first['msg']}"
-    value_of = f"{'.'.join([*tables, key])} = {value!r}"
+        return f"{_place(where, *tables)}unknown key {key!r}"
+    if kind == _REFUSED:
+        return f"{_place(where, *tables, key)}{first['msg']}"
+
+    dotted = ".".join([*tables, key])
+    assignment = f"{dotted} = {first['input']!r}"
+    limits = first.get("ctx", {})
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
-        return f"{_at(where)}{value_of}: {words} {limits[name]:g} is needed"
+        return f"{_place(where)}{assignment}: {words} {limits[name]:g} is needed"
     if kind == "literal_error":
-        needed = f"expected one of {limits['expected'].replace(' or ', ', ')}"
+        expected = f"expected one of {limits['expected'].replace(' or ', ', ')}"
     else:
-        needed = _EXPECTED.get(kind.removesuffix("_type"), first["msg"])
-    return f"{where}{' ' if where else ''}{value_of}: {needed}"
+        expected = _EXPECTED.get(kind.removesuffix("_type"), first["msg"])
+    return f"{where} {assignment}: {expected}".lstrip()
 
 
-def _at(*names: str) -> str:
-    """A place and a colon, where there is any."""
+def _place(*names: str) -> str:
+    """Return the names and a colon; nothing if all names are empty."""
     place = " ".join(name for name in names if name)
     return f"{place}: " if place else ""
 
@@ -203,19 +245,32 @@ _BOUNDS = {
 }
 _EXPECTED = {
     "string": "expected text in quotes",
-    **dict.fromkeys(("int", "int_from_float"), "expected a whole number"),
-    **dict.fromkeys(("float", "finite_number"), "expected a number"),
+    "int": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float": "expected a number",
+    "finite_number": "expected a number",
     "bool": "expected true or false",
-    **dict.fromkeys(("tuple", "list", "frozen_set"), "expected a list"),
-    **dict.fromkeys(("dict", "mapping", "dataclass", "model"), "expected a table"),
+    "tuple": "expected a list",
+    "list": "expected a list",
+    "frozen_set": "expected a list",
+    "dict": "expected a table",
+    "mapping": "expected a table",
+    "dataclass": "expected a table",
+    "model": "expected a table",
 }
 
 
-def assign(table: dict[str, Any], assignment: str) -> None:
-    """Apply `--set training.epochs=3` to a table, in place. Values are written as in
-    TOML; `sites.*.fraction=0.5` sets the key in every site's table.
+# ---- assignments and paths -----------------------------------------------------------
 
-    Raises ConfigError where there is no `=` or no such table can be.
+
+def assign(table: dict[str, Any], assignment: str) -> None:
+    """Apply an assignment such as "training.epochs=3" to a table, in place.
+
+    Values are written as in TOML; text needs no quotes. "sites.*.fraction=0.5" sets the
+    key in the table of every site.
+
+    Raises:
+        ConfigError: There is no "=", or the table does not exist and cannot be made.
     """
     dotted, sign, text = assignment.partition("=")
     if not sign or not dotted.strip():
@@ -225,50 +280,62 @@ def assign(table: dict[str, Any], assignment: str) -> None:
     try:
         (value,) = tomllib.loads(f"value = {text}").values()
     except ValueError:  # not TOML, or more than one line of it
-        value = text  # bare words are text
-    *parents, last = dotted.strip().split(".")
+        value = text
+
+    *parents, key = dotted.strip().split(".")
     tables = [table]
     for name in parents:
         tables = [
-            inner for outer in tables for inner in _step_into(outer, name, assignment)
+            inner
+            for outer in tables
+            for inner in _inner_tables(outer, name, assignment)
         ]
     for inner in tables:
-        inner[last] = value
+        inner[key] = value
 
 
-def _step_into(
+def _inner_tables(
     table: dict[str, Any], name: str, assignment: str
 ) -> list[dict[str, Any]]:
-    """The table called `name`, or every table where it is `*`."""
+    """Return the table called `name`, or every inner table if it is "*"."""
     inner = list(table.values()) if name == "*" else [table.setdefault(name, {})]
     if not inner or not all(isinstance(value, dict) for value in inner):
         raise ConfigError(f"--set {assignment}: {name!r} is not a table of this job")
     return inner
 
 
-def path_of(given: object, expected: str) -> Path:
-    """A path that a person gave. expected: what of.
+def path_of(value: object, expected: str) -> Path:
+    """Return a path that a person gave.
 
-    Raises ConfigError for what is none.
+    Args:
+        value: The path.
+        expected: What the path should name, for the message.
+
+    Raises:
+        ConfigError: The value is not a path.
     """
-    if not isinstance(given, str | os.PathLike):
-        raise ConfigError(f"expected {expected}, not {type(given).__name__}")
-    return Path(given)
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"expected {expected}, not {type(value).__name__}")
+    return Path(value)
 
 
-# environment variables that had another name before
+# Environment variables that had another name before.
 _FORMER_NAMES = {"MIMIC_III": "MIMIC3"}
 
 
 def expand(text: str, where: str) -> str:
-    """Return a path with `$NAME` and `~` replaced.
+    """Return a path with "$NAME" and "~" replaced.
+
+    Args:
+        text: The path.
+        where: The key that holds it, for the message.
 
     Raises:
         ConfigError: A variable is not set.
     """
-    missing = [n for n in re.findall(r"\$\{?(\w+)\}?", text) if n not in os.environ]
-    if missing:
-        name = missing[0]
+    for name in re.findall(r"\$\{?(\w+)\}?", text):
+        if name in os.environ:
+            continue
         former = _FORMER_NAMES.get(name, "")
         if former in os.environ:
             remedy = f"{former}, its former name, is set: export {name}=${former}"
@@ -280,13 +347,16 @@ def expand(text: str, where: str) -> str:
     return os.path.expanduser(os.path.expandvars(text))
 
 
-def over(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a preset's table with given values in place of its own, also in tables
-    inside it."""
-    both = {
-        key: over(preset[key], value)
-        if isinstance(value, Mapping) and isinstance(preset.get(key), Mapping)
-        else value
-        for key, value in given.items()
-    }
-    return {**preset, **both}
+def over(preset: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a preset's table with a job's values in place of its own.
+
+    Tables inside it are merged in the same way.
+    """
+    merged = dict(preset)
+    for key, value in table.items():
+        inner = preset.get(key)
+        if isinstance(value, Mapping) and isinstance(inner, Mapping):
+            merged[key] = over(inner, value)
+        else:
+            merged[key] = value
+    return merged

@@ -1,9 +1,8 @@
-"""Ctrl-C and SIGTERM: one line that says how things stand, and 128 + the signal as exit
-code.
+"""Ctrl-C and SIGTERM: one line that says how things stand, and exit code 128 + signal.
 
-A command that works here stops where it is (`Stopped`), and leaves nothing
-half-written. One that watches what goes on without it ends at once: libraries swallow
-exceptions, in an `except` of their own or by waiting for their threads at the end.
+A command that works in this process stops where it is by the exception `Stopped` and
+leaves nothing half-written. A command that only watches work elsewhere ends at once,
+because libraries may swallow exceptions or wait for their threads.
 """
 
 from __future__ import annotations
@@ -19,89 +18,111 @@ if TYPE_CHECKING:
     import subprocess
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR = "\x1b[?25h"
 _children: set[subprocess.Popen[Any]] = set()
 
 
 class Stopped(BaseException):
-    """A signal asks this process to end. code: its exit code. line: what a person is
-    told."""
+    """A signal asks this process to end.
+
+    Attributes:
+        code: The exit code: 128 + the signal's number, as in shells.
+        line: What the person is told.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
-        self.code, self.line = 128 + number, "stopped"  # as shells count
+        self.code = 128 + number
+        self.line = "stopped"
 
 
 class Interrupt:
-    """What a person is told who stops a command. undo: what is done before."""
+    """Ends this process at once and says how things stand.
+
+    Attributes:
+        line: What the person is told.
+        undo: Called before the process ends; errors in it are ignored.
+    """
 
     def __init__(self, line: str) -> None:
         self.line = line
         self.undo: Callable[[], None] | None = None
 
-    def end(self, number: int = signal.SIGINT, frame: object = None) -> None:
-        """End this process now."""
+    def end(
+        self,
+        number: int = signal.SIGINT,
+        frame: object = None,
+    ) -> None:
+        """End this process now. It can be used as a signal handler."""
         with suppress(Exception):
             if self.undo is not None:
                 self.undo()
-        cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
+        cursor = _SHOW_CURSOR if os.isatty(2) else ""  # a progress bar hides it
         with suppress(OSError):
             os.write(2, f"{cursor}{self.line}\n".encode())
         os._exit(128 + number)
 
 
 @contextmanager
-def ends_at_once(line: str) -> Iterator[Interrupt]:
-    """Within it either signal ends the process."""
-    farewell = Interrupt(line)
-    with _heard(farewell.end):
-        yield farewell
+def end_at_once(line: str) -> Iterator[Interrupt]:
+    """Let either signal end the process at once within the context."""
+    interrupt = Interrupt(line)
+    with _handling(interrupt.end):
+        yield interrupt
 
 
 @contextmanager
-def stops() -> Iterator[None]:
-    """Within it either signal raises Stopped; the same once more ends the process."""
+def raise_stopped() -> Iterator[None]:
+    """Let either signal raise Stopped within the context; a second one ends at once."""
 
-    def stop(number: int, frame: object) -> None:
-        for each in SIGNALS:  # a terminal and whoever started us may each send one
-            again = Interrupt("stopped at once").end
-            signal.signal(each, again if each == number else signal.SIG_IGN)
+    def stop(number: int, _: object) -> None:
+        for each in SIGNALS:  # a terminal and the parent process may each send one
+            end = Interrupt("stopped at once").end
+            signal.signal(each, end if each == number else signal.SIG_IGN)
         for child in tuple(_children):
             child.terminate()
         raise Stopped(number)
 
-    with _heard(stop):
+    with _handling(stop):
         yield
 
 
 @contextmanager
-def _heard(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Within it the signals are the handler's, but those that are to be ignored here."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    # signals are the main thread's
-    mine = threading.current_thread() is threading.main_thread()
-    heard = [n for n in SIGNALS if mine and before[n] not in (signal.SIG_IGN, None)]
-    for number in heard:
+def _handling(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Use a handler for both signals, but for those that this process ignores."""
+    earlier = {number: signal.getsignal(number) for number in SIGNALS}
+    handled = []
+    if threading.current_thread() is threading.main_thread():  # others may not set any
+        handled = [
+            number
+            for number in SIGNALS
+            if earlier[number] not in (signal.SIG_IGN, None)
+        ]
+    for number in handled:
         signal.signal(number, handler)
     try:
         yield
     finally:
-        for number in heard:
-            signal.signal(number, before[number])
+        for number in handled:
+            signal.signal(number, earlier[number])
 
 
 @contextmanager
-def goes_on(command: str) -> Iterator[None]:
-    """Who stops what happens within it is told the command that goes on from there."""
+def resumable(command: str) -> Iterator[None]:
+    """Tell whoever stops the context which command resumes it."""
     try:
         yield
     except Stopped as stopped:
-        stopped.line = f"stopped; to go on: {command}"
+        stopped.line = f"stopped; to resume: {command}"
         raise
 
 
 def call(command: list[str], **options: Any) -> int:
-    """`subprocess.call`, in any thread, of a command that is stopped when this process
-    is."""
+    """Run a command as `subprocess.call` does, and stop it when this process is stopped.
+
+    Returns:
+        The command's exit code.
+    """
     import subprocess
 
     with subprocess.Popen(command, **options) as child:
@@ -112,8 +133,13 @@ def call(command: list[str], **options: Any) -> int:
             _children.discard(child)
 
 
-def until_it_begins(words: list[str]) -> None:
-    """SIGINT while a command is still being read in: no traceback of an import."""
-    line = "stopped; nothing was handed in" if words[1:2] == ["run"] else "stopped"
+def end_while_importing(words: list[str]) -> None:
+    """Let SIGINT end the process without a traceback while a command is imported.
+
+    Args:
+        words: The command line, with the program's name first.
+    """
+    is_run = words[1:2] == ["run"]
+    line = "stopped; nothing was handed in" if is_run else "stopped"
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, Interrupt(line).end)

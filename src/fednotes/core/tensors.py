@@ -1,4 +1,4 @@
-"""Named tensors: small questions, and folders that keep them.
+"""Named tensors: helpers, and folders that store them.
 
 A state folder holds `tensors.safetensors`, `facts.json` and `manifest.json` with the
 SHA-256 of both.
@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, ModelError, TrainingError
-from fednotes.core.parsing import read_json, regular
+from fednotes.core.parsing import open_regular, read_json
 from fednotes.core.seeds import seed_of
 from fednotes.core.store import write_folder
 
@@ -30,15 +30,16 @@ TENSORS, FACTS, MANIFEST = "tensors.safetensors", "facts.json", "manifest.json"
 
 
 def device_of(spec: str | torch.device) -> torch.device:
-    """The device of that name, such as "cpu" or "cuda" (cuda:0).
+    """Return the device of a name such as "cpu", "cuda" (the first GPU) or "cuda:1".
 
-    Raises ConfigError where this machine has none.
+    Raises:
+        ConfigError: This machine has no such device.
     """
     try:
-        found = torch.empty(0, device=spec)
-        if found.is_meta:
+        probe = torch.empty(0, device=spec)
+        if probe.is_meta:
             raise RuntimeError("a device without memory")
-        return found.device
+        return probe.device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"device {str(spec)!r} is not available here; use 'cpu'"
@@ -47,19 +48,22 @@ def device_of(spec: str | torch.device) -> torch.device:
 
 @contextmanager
 def seeded(seed: int, layer: str) -> Iterator[None]:
-    """Torch's CPU generator seeded for one layer's initial values, then put back."""
+    """Seed torch's CPU generator for the initial values of one layer.
+
+    The generator's earlier state is restored when the context ends.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, "init", layer))
         yield
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:
-    """The bytes of the numbers themselves, without names or framing."""
+    """Return the size of all tensors' elements in bytes, without names or framing."""
     return sum(value.numel() * value.element_size() for value in tensors.values())
 
 
-def fingerprint(tensors: Mapping[str, Tensor]) -> bytes:
-    """SHA-256 of names, types, shapes and numbers, in the order of the names."""
+def tensor_fingerprint(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the SHA-256 of names, types, shapes and values, in the order of names."""
     hasher = hashlib.sha256()
     for name in sorted(tensors):
         flat = tensors[name].detach().cpu().contiguous().reshape(-1)
@@ -71,7 +75,7 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def is_finite(value: Tensor) -> bool:
-    """Return whether a tensor has neither NaN nor infinity; whole numbers never have."""
+    """Return whether a tensor has neither NaN nor infinity; integers never have."""
     if not value.is_floating_point() or not value.numel():
         return True
     low, high = torch.aminmax(value.detach())  # one pass; a NaN is both
@@ -84,19 +88,21 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies that later steps do not change."""
+    """Return copies that later training steps do not change."""
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors below a prefix such as `shared.`."""
+    """Return the same tensors with a prefix such as "shared." before their names."""
     return {f"{prefix}{name}": value for name, value in tensors.items()}
 
 
 def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """What stands below a prefix, by the names that it had before."""
+    """Return the tensors whose names have a prefix, without the prefix."""
     return {
-        n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
     }
 
 
@@ -104,20 +110,22 @@ def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Copy values into tensors of the same names, shapes and types.
 
-    Raises TrainingError naming the first tensor that does not fit; nothing is copied
-        then.
+    Raises:
+        TrainingError: A tensor does not fit; the message names the first one, and
+            nothing is copied.
     """
     require_like(targets, values)
     for name, target in targets.items():
         target.copy_(values[name])
 
 
-def taken(
+def require_tensor(
     values: Mapping[str, Tensor], name: str, dtype: torch.dtype, *shape: int
 ) -> Tensor:
-    """One of several tensors.
+    """Return the tensor of a name, once its type and shape are checked.
 
-    Raises TrainingError where it is missing or does not fit.
+    Raises:
+        TrainingError: It is missing, or has another type or shape.
     """
     like = {name: torch.empty(shape, dtype=dtype, device="meta")}
     require_like(like, {name: values[name]} if name in values else {})
@@ -125,9 +133,10 @@ def taken(
 
 
 def require_like(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Values have the names, shapes and types of `targets`.
+    """Check that values have the names, shapes and types of `targets`.
 
-    Raises TrainingError naming the first tensor that does not fit.
+    Raises:
+        TrainingError: A tensor does not fit; the message names the first one.
     """
     if targets.keys() != values.keys():
         odd = sorted(targets.keys() ^ values.keys())[0]
@@ -177,8 +186,12 @@ def load_state(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a state folder.
 
-    Raises ModelError if a file is missing, damaged, without its checksum or of a later
-        format.
+    Returns:
+        The tensors, on `device`, and the facts.
+
+    Raises:
+        ModelError: A file is missing or damaged, has no checksum, or was written in a
+            later format.
     """
     with restoring(path):
         manifest = read_json(path / MANIFEST)
@@ -199,18 +212,29 @@ def load_state(
         tensors = load_file(path / TENSORS, device=device)
         facts = read_json(path / FACTS, strict=False)
         if not isinstance(facts, dict):
-            raise TypeError("its facts are no table")
+            raise TypeError("its facts are not a table")
         return tensors, facts
 
 
 @contextmanager
 def restoring(path: Path | str) -> Iterator[None]:
-    """What is kept at a place is other than what was written there: a ModelError says
-    so."""
-    unfit = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+    """Turn any error of reading a stored state into a ModelError that names its place.
+
+    A state that was edited or cut short can fail in any of these ways.
+    """
     try:
         yield
-    except (OSError, SafetensorError, TrainingError, RuntimeError, *unfit) as error:
+    except (
+        OSError,
+        SafetensorError,
+        TrainingError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ModelError(
             f"{path}: not a readable state folder ({reason}): begin anew without it"
@@ -218,5 +242,5 @@ def restoring(path: Path | str) -> Iterator[None]:
 
 
 def _digest(path: Path) -> str:
-    with open(path, "rb", opener=regular) as file:
+    with open(path, "rb", opener=open_regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The values that every layer speaks of. Frozen; safe to share."""
+"""The values that all layers share. All of them are immutable."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-POOLED = "pooled"  # the site that has every site's notes
+POOLED = "pooled"  # the name of the site that holds the notes of all sites
 Scheme = Literal["BIO", "BIOES", "IO"]
-Offsets = tuple[tuple[int, int], ...]
+Offsets = tuple[tuple[int, int], ...]  # (start, end) of stretches of a text
+
+_PREFIXES: dict[Scheme, tuple[str, ...]] = {
+    "BIO": ("B", "I"),
+    "BIOES": ("B", "I", "E", "S"),
+    "IO": ("I",),
+}
 
 
 class Counts:
-    """Base of frozen dataclasses with slots whose fields are numbers: they add, field
-    by field."""
+    """Base of frozen dataclasses with slots whose fields are numbers.
+
+    Two values of one class add field by field.
+    """
 
     __slots__ = ()
 
@@ -28,12 +36,15 @@ class Counts:
 class Span:
     """One mention.
 
-    start, end: character offsets into the document's text, half-open.
-    label: the entity type.
-    fragments: the pieces of a discontinuous mention, in order, half-open; empty for a
-        continuous one. `start` is the first fragment's start, `end` the last one's end.
-    confidence: how probable a model finds it, 0 to 1; no part of what it is: neither of
-        equality nor of order.
+    Attributes:
+        start: Character offset of its first character in the document's text.
+        end: Character offset behind its last character.
+        label: The entity type.
+        fragments: The (start, end) offsets of the pieces of a discontinuous mention, in
+            order; empty for a continuous one. `start` is the start of the first piece
+            and `end` the end of the last one.
+        confidence: The probability that a model gives it, from 0 to 1. It plays no part
+            in equality and order.
     """
 
     start: int
@@ -44,19 +55,27 @@ class Span:
 
     @property
     def pieces(self) -> Offsets:
-        """The stretches of text that it consists of."""
+        """The (start, end) offsets of the stretches of text that it consists of."""
         return self.fragments or ((self.start, self.end),)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One note with what is annotated in it; what every reader returns. Its repr has no
-    text.
+    """One note and its annotations, as every reader returns it.
 
-    sentences, tokens: character offsets as the source file gives them (CoNLL), kept so
-        that writing loses nothing. Empty where the source has none; training always
-        tokenises by the project's own rule (`data/text.py`).
-    patient: whose note it is, for splits by patient. codes: billing codes of the stay.
+    Its `repr` shows no text, so that none gets into a log.
+
+    Attributes:
+        id: The note's id, unique in its corpus.
+        text: The text.
+        spans: The annotated mentions.
+        patient: Id of the patient, for splits by patient; None if unknown.
+        codes: Billing codes of the hospital stay.
+        meta: Further facts of the source file.
+        sentences: Offsets of the sentences as the source file gives them (CoNLL), so
+            that writing loses nothing; empty if it gives none.
+        tokens: Likewise for tokens. Training always tokenises by the rules of
+            `data/text.py`.
     """
 
     id: str
@@ -71,10 +90,11 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class TagSet:
-    """The entity types that one site annotates, and how its tags are written.
+    """The entity types that one site annotates, and how they are written as tags.
 
-    `tags` lists the tags by id: "O" first, then each type's tags in the order B, I, E,
-    S.
+    Attributes:
+        types: The entity types.
+        scheme: How a mention is written as tags of its tokens.
     """
 
     types: tuple[str, ...]
@@ -82,28 +102,33 @@ class TagSet:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """The tag prefixes of the scheme, in id order."""
-        return {"BIO": ("B", "I"), "BIOES": ("B", "I", "E", "S"), "IO": ("I",)}[
-            self.scheme
-        ]
+        """The prefixes of the scheme, in the order of the tags."""
+        return _PREFIXES[self.scheme]
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Every tag; a tag's id is its position."""
-        return ("O", *(f"{p}-{t}" for t in self.types for p in self.prefixes))
+        """All tags: "O", then those of each type. A tag's id is its position."""
+        tags = [f"{prefix}-{name}" for name in self.types for prefix in self.prefixes]
+        return ("O", *tags)
 
     def union(self, other: TagSet) -> TagSet:
-        """The complete tag set of two sites: self's types first, self's scheme."""
-        added = tuple(t for t in other.types if t not in self.types)
+        """Return the types of both sets, this set's first, in this set's scheme."""
+        added = tuple(name for name in other.types if name not in self.types)
         return TagSet(self.types + added, self.scheme)
 
 
 @dataclass(frozen=True, slots=True)
 class SiteData:
-    """One site's corpus. Never leaves the site.
+    """The corpus of one site. It never leaves the site.
 
-    test_types: the types annotated in `test` where it is annotated more completely than
-        `train` and `valid`; those of `tags` if empty.
+    Attributes:
+        id: The site's name.
+        tags: The entity types that the site annotates.
+        train: Documents to train on.
+        valid: Documents to choose a model by.
+        test: Documents to report scores on.
+        test_types: The types annotated in `test`, where these are more than in `train`
+            and `valid`; empty if they are the same.
     """
 
     id: str
@@ -115,5 +140,5 @@ class SiteData:
 
     @property
     def scored_types(self) -> tuple[str, ...]:
-        """The types that predictions on `test` can be judged by."""
+        """The types whose predictions on `test` can be scored."""
         return self.test_types or self.tags.types

@@ -1,9 +1,9 @@
-"""What a site adds to a sum, and the sum.
+"""A site's update, and the sum of the updates of all sites.
 
-An `Update` holds a site's own mean values and its weight; the product is formed only
-where the sum is taken, in float64. A float32 value times an integer weight below 2^29
-is exact there, so the mean over one site is that site's value to the last bit, and the
-wire carries four bytes a number.
+An `Update` holds the means over a site's examples and their weight. Weight · mean is
+computed only where the sum is taken, in float64. A float32 value times an integer
+weight below 2^29 is exact there, so the mean over one site equals that site's value in
+every bit, and a number takes four bytes on the wire.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from fednotes.core.errors import TrainingError
 from fednotes.core.kernels import quotient, weighted_sum
 
 Tensors = Mapping[str, Tensor]
-TOGETHER = 8  # updates that wait to be added in one pass over memory
+GROUP_SIZE = 8  # updates that are added in one pass over memory
 _SAME_VERSION = "all sites must run the same job with the same version of fednotes"
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What leaves a site.
+    """What a site sends in one round.
 
-    tensors: the site's values (a mean over its examples), by name.
-    weight: how much they count (a number of sentences, notes or patients).
-    metrics: counts that add over sites (not multiplied by the weight).
+    Attributes:
+        tensors: Means over the site's examples, by name.
+        weight: The number of examples (sentences, notes or patients) that the means
+            are taken over.
+        metrics: Counts that are summed over sites without the weight.
     """
 
     tensors: Tensors = field(default_factory=dict)
@@ -39,10 +41,15 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """A sum over sites: `tensors` = Σ weight · value in float64, `weight` = Σ weight.
+    """A sum over sites.
 
-    included: the names of the sites whose updates are in it, where the engine knows
-        them.
+    Attributes:
+        tensors: Σ weight · value in float64, by name.
+        weight: Σ weight.
+        metrics: The sums of the sites' metrics.
+        sites: The number of updates in the sum.
+        included: The names of the sites whose updates are in it, where the engine
+            knows them.
     """
 
     tensors: Tensors
@@ -53,15 +60,17 @@ class Total:
 
     @classmethod
     def of(cls, updates: Iterable[Update]) -> Total:
-        """Add updates in the order given.
+        """Add updates in the given order.
 
-        Raises TrainingError if two updates name different tensors or shapes.
+        Raises:
+            TrainingError: Two updates have different tensors or shapes.
         """
         sums: Tensors = {}
         metrics: dict[str, float] = {}
-        weight, sites = 0.0, 0
-        coming = iter(updates)
-        while group := tuple(islice(coming, TOGETHER)):
+        weight = 0.0
+        sites = 0
+        remaining = iter(updates)
+        while group := tuple(islice(remaining, GROUP_SIZE)):
             sums = _sum((Update(sums), *group) if sites else group)
             for update in group:
                 for name, number in update.metrics.items():
@@ -80,7 +89,7 @@ class Total:
         return self.metrics[name]
 
     def require(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Check that the sites returned the tensors that a server can go on with.
+        """Check that the sites returned the tensors that the server expects.
 
         Args:
             shapes: The shape of each tensor by its name.
@@ -94,16 +103,18 @@ class Total:
                 f"tensor {odd[0]!r} is {what} in what the sites returned: {_SAME_VERSION}"
             )
         for name, shape in shapes.items():
-            if (found := tuple(self.tensors[name].shape)) != tuple(shape):
+            returned = tuple(self.tensors[name].shape)
+            if returned != tuple(shape):
                 raise TrainingError(
-                    f"the sites returned tensor {name!r} with shape {found}, expected "
+                    f"the sites returned tensor {name!r} with shape {returned}, expected "
                     f"{tuple(shape)}: {_SAME_VERSION}"
                 )
 
     def mean(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        """Σ weight · value / Σ weight, cast once.
+        """Return Σ weight · value / Σ weight, cast once to `dtype`.
 
-        Raises TrainingError if the weights sum to zero.
+        Raises:
+            TrainingError: The weights sum to zero.
         """
         if self.weight <= 0:
             raise TrainingError(
@@ -116,9 +127,10 @@ class Total:
 
 
 def require_metrics(metrics: Mapping[str, float], *names: str) -> None:
-    """Check that some site reported these metrics.
+    """Check that at least one site reported each of these metrics.
 
-    Raises TrainingError, which names the first.
+    Raises:
+        TrainingError: A metric is missing; the message names the first one.
     """
     for name in names:
         if name not in metrics:
@@ -126,20 +138,19 @@ def require_metrics(metrics: Mapping[str, float], *names: str) -> None:
 
 
 def contribution(update: Update) -> dict[str, Tensor]:
-    """What an update adds to a sum: weight · value in float64, exactly as `Total.of`
-    forms it.
+    """Return what an update adds to a sum: weight · value in float64.
 
-    A site that subtracts this from a sum that includes it is left with the others'
-    part.
+    `Total.of` computes the same bits, so a site that subtracts this from a sum that
+    includes its update gets the sum of the others.
     """
     return _sum((update,))
 
 
 def _sum(updates: Sequence[Update]) -> dict[str, Tensor]:
-    """Σ weight · value in float64, in the order of the updates."""
+    """Return Σ weight · value in float64, added in the order of the updates."""
     first, *others = updates
     for update in others:
-        _same_names(first.tensors, update.tensors)
+        _require_same_tensors(first.tensors, update.tensors)
     weights = [update.weight for update in updates]
     return {
         name: weighted_sum(
@@ -149,7 +160,7 @@ def _sum(updates: Sequence[Update]) -> dict[str, Tensor]:
     }
 
 
-def _same_names(left: Tensors, right: Tensors) -> None:
+def _require_same_tensors(left: Tensors, right: Tensors) -> None:
     if left.keys() != right.keys():
         odd = sorted(left.keys() ^ right.keys())[0]
         raise TrainingError(

@@ -47,7 +47,7 @@ from fednotes.core.store import (
     sync_folder,
     write_json,
 )
-from fednotes.core.tensors import fingerprint, load_state, restoring, save_state
+from fednotes.core.tensors import load_state, restoring, save_state, tensor_fingerprint
 from fednotes.core.update import Tensors
 from fednotes.privacy.secure_sum.crypto import digest
 
@@ -337,7 +337,7 @@ class Asked:
         question too: a server that has one site go back, or do what the others did not,
         gets no sum with it any more.
         """
-        told = fingerprint(tensors) if tensors else self.told
+        told = tensor_fingerprint(tensors) if tensors else self.told
         if tensors or not request.first:
             given = told if tensors else self.given
         else:

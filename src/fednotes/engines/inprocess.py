@@ -17,7 +17,7 @@ from typing import Any
 from fednotes.core.errors import TrainingError
 from fednotes.core.federation import Option, SiteTasks, State
 from fednotes.core.messages import Attached, Reply, Request
-from fednotes.core.tensors import fingerprint, nbytes
+from fednotes.core.tensors import nbytes, tensor_fingerprint
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.rounds import Checkpoints, Observer, Parts, Rounds
 from fednotes.engines.secure import SecureSeal, SecureSum
@@ -172,7 +172,7 @@ class _Exchange:
         # each has its own
         self.request = Request(JOB, 1, 0, task, round=engine.next_number())
         asked = repr(sorted(options.items()))
-        self._question = digest("question", task, asked, fingerprint(sent))
+        self._question = digest("question", task, asked, tensor_fingerprint(sent))
         self._counted: dict[str, int] = {}
 
     def task(self, attached: Attached | None = None, *, sites: Sites = None) -> Replies:

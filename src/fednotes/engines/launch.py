@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fednotes.core.errors import BusyError, ConfigError, TrainingError
-from fednotes.core.parsing import kept_table, read_json
+from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.store import held, private_folder, write_json
 from fednotes.privacy.secure_sum.crypto import Identity
 
@@ -128,7 +128,7 @@ def keep_outcome(
 
 def read_outcome(state: Path, job_id: str) -> dict[str, Any]:
     """What a submission kept of itself last; empty if it never began."""
-    outcome = kept_table(state / OUTCOME_FILE)
+    outcome = read_json_table(state / OUTCOME_FILE)
     return outcome if outcome.get("job_id") == job_id else {}
 
 

@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.messages import OURS, Attached, Reply, Request
-from fednotes.core.tensors import fingerprint
+from fednotes.core.tensors import tensor_fingerprint
 from fednotes.core.update import Total, Update
 from fednotes.engines.history import Asked, Opened, OpeningRecord, after
 from fednotes.engines.summing import MOST_METRICS, Exchange, Summing
@@ -345,7 +345,7 @@ class SecureSeal:
 def _digest(update: Update) -> bytes:
     """SHA-256 of an update's numbers."""
     counts = repr((float(update.weight), sorted(update.metrics.items())))
-    return digest(counts, fingerprint(update.tensors))
+    return digest(counts, tensor_fingerprint(update.tensors))
 
 
 def seconds_of(level: int) -> float:

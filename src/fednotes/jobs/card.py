@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ModelError
-from fednotes.core.parsing import kept_table, mapping, number
+from fednotes.core.parsing import mapping, number, read_json_table
 from fednotes.core.store import write_text
 from fednotes.jobs.patient_models import file_names, kind_of
 from fednotes.jobs.results import (
@@ -82,17 +82,17 @@ def card(model: Path, run: Path | None = None, known: OwnRun | None = None) -> s
     if known is not None:
         site, result, job = known.site, known.result, dict(known.job)
     elif place is not None:
-        result, job = read_result(place), kept_table(place / "job.json")
+        result, job = read_result(place), read_json_table(place / "job.json")
         parts = model.resolve().relative_to(place.resolve()).parts
         condition = next((p for p in parts if p in CONDITIONS), condition)
         site = parts[-2] if len(parts) > 2 and parts[-3] == "sites" else ""
     own = mapping(mapping(result.sites.get(site)).get(condition))
-    own = own or kept_table(model.parent / SCORES_FILE)
+    own = own or read_json_table(model.parent / SCORES_FILE)
     of_all = len(result.sites) not in (0, _TELLING)  # whether sums and means are told
     whole = mapping(result.mean.get(condition)) if of_all else {}
     spent = mapping(result.conditions.get(condition))
     promised = mapping(mapping(result.model_dump().get("privacy")).get(condition))
-    promised = promised or kept_table(model.parent / PROMISED)
+    promised = promised or read_json_table(model.parent / PROMISED)
     # Alone, they are of trainings that are not this one; of what is private none may be
     # counted.
     if condition == "alone" or not of_all or promised:
@@ -134,7 +134,7 @@ def card(model: Path, run: Path | None = None, known: OwnRun | None = None) -> s
 def _described(model: Path) -> dict[str, Any]:
     """Return what a model's folder says of itself; nothing if it is no model's folder."""
     for name in (*file_names(), *_DESCRIBED):
-        if facts := kept_table(model / name):
+        if facts := read_json_table(model / name):
             return facts
     return {}
 

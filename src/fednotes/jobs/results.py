@@ -33,8 +33,8 @@ from fednotes.core.parsing import (
     has_more_values,
     mapping,
     number,
+    open_regular,
     parse_json,
-    regular,
     shipped,
 )
 from fednotes.core.store import write_json, write_text
@@ -491,7 +491,7 @@ def _metrics_text(path: Path) -> str:
 
 def _text_of(path: Path, most: int) -> str:
     try:
-        with open(path, "rb", opener=regular) as file:
+        with open(path, "rb", opener=open_regular) as file:
             return file.read(most).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({type(error).__name__})") from error

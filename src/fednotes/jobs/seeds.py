@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from fednotes.core.errors import ConfigError, DataError, MissingExtra
-from fednotes.core.stopping import goes_on
+from fednotes.core.stopping import resumable
 from fednotes.core.store import LOCK, held, write_json
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
@@ -214,7 +214,7 @@ def simulate_seeds(
             # a new folder: the lock of the other one moved with it
             mine.enter_context(held(out))
         results = []
-        with goes_on(f"{command} --resume"):
+        with resumable(f"{command} --resume"):
             for place, (seed, own) in enumerate(jobs.items(), 1):
                 folder = out / f"{_FOLDER}{seed}"
                 result = _finished(own, folder) if resume else None

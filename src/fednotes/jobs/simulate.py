@@ -27,7 +27,7 @@ import fednotes
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import EVALUATE, Method, MethodSite
 from fednotes.core.parsing import mapping, number, read_json
-from fednotes.core.stopping import goes_on
+from fednotes.core.stopping import resumable
 from fednotes.core.store import (
     LOCK,
     held,
@@ -198,7 +198,7 @@ def simulate(
             # a new folder, for the other one went with its lock
             mine.enter_context(held(out))
         claim(job, out, sites, resume)
-        with goes_on(f"{command} --resume"):
+        with resumable(f"{command} --resume"):
             run = _Run(job, out, resume, device, display)
             result = _result(
                 job, sites, parts, run.outcomes(parts, sites.data), command

@@ -39,12 +39,12 @@ from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.tensors import (
     below,
-    fingerprint,
     load_into,
     nbytes,
     prefixed,
     shapes_of,
     snapshot,
+    tensor_fingerprint,
 )
 from fednotes.core.types import Document, SiteData
 from fednotes.core.update import Tensors, Total, Update
@@ -318,7 +318,9 @@ class PrivateSite(MethodSite):
 
     def begin(self, tensors: Tensors) -> Update:
         """What all sites agreed on, by their noisy counts."""
-        other = self._agreed and fingerprint(self._agreed) != fingerprint(tensors)
+        other = self._agreed and tensor_fingerprint(self._agreed) != tensor_fingerprint(
+            tensors
+        )
         if self.steps or other or self.of.first(self._config) is None:
             raise RefusedError(
                 f"site {self.id!r}: there is nothing to agree on, or no more"
@@ -378,7 +380,7 @@ class PrivateSite(MethodSite):
         if failed:  # for this site's people alone
             logger.warning("gradients that cannot be computed: %s", dict(failed))
             self.lost += not any(value.any() for value in total.values())
-        stream = Stream(receipt(key, "noise", fingerprint(total)))
+        stream = Stream(receipt(key, "noise", tensor_fingerprint(total)))
         for value in total.values():
             noise = torch.from_numpy(discrete_gaussian(stream, value.numel()))
             value += noise.reshape(value.shape)  # [abadi noise]
@@ -420,7 +422,7 @@ class PrivateSite(MethodSite):
         """Of the randomness of the next answer."""
         now = {n: p.detach() for n, p in self._parameters.items()}
         now |= prefixed("kept.", self._kept) | prefixed(AGREED, self._agreed)
-        sent = fingerprint(now)
+        sent = tensor_fingerprint(now)
         about = (
             repr(self.promise),
             repr(self._config),
@@ -456,7 +458,9 @@ class PrivateSite(MethodSite):
                     COUNTS
                 ]  # [abadi counts]
                 total.index_add_(0, places, found)
-        stream = Stream(receipt(self._key(round), COUNTS, fingerprint({COUNTS: total})))
+        stream = Stream(
+            receipt(self._key(round), COUNTS, tensor_fingerprint({COUNTS: total}))
+        )
         total += torch.from_numpy(
             discrete_gaussian(stream, len(total))
         )  # [abadi counts]

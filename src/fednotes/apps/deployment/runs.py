@@ -34,7 +34,7 @@ from fednotes.apps.deployment.nvflare.kit import (
 )
 from fednotes.apps.deployment.server import PROBLEM
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError, on_disk
-from fednotes.core.parsing import kept_table, read_json
+from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.store import make_private, owned, private_folder, write_json
 from fednotes.core.tables import table_fingerprint
 from fednotes.engines.rounds import RoundResult
@@ -196,7 +196,7 @@ def read_run(out: Path) -> Run:
 
 def _unknown(run: Run, out: Path) -> NoReturn:
     """Raises ConfigError: why the server does not know a run."""
-    if kept_table(out / "run.json").get("submitting"):
+    if read_json_table(out / "run.json").get("submitting"):
         raise ConfigError(
             f"run {run.name} was stopped before it reached the server: delete {out} and give the "
             "job again"
@@ -308,7 +308,7 @@ class Follower:
         while True:
             newest = {str(job["name"]): job for job in in_order(server.jobs())}
             job = newest.pop(self.run.name, None) or _unknown(self.run, self.out)
-            if kept_table(self.out / "run.json").get("submitting"):
+            if read_json_table(self.out / "run.json").get("submitting"):
                 write_json(self.out / "run.json", facts_of(self.run))
             status = str(job["status"])
             if str(job["job_id"]) != self._job_id:
@@ -418,7 +418,7 @@ class Follower:
                 details = "; ".join(map(str, job.get("job_deploy_detail") or ()))
                 self.say(f"{self._state} ({details or 'nothing to fetch'})")
                 return None
-            problem = kept_table(made / PROBLEM)
+            problem = read_json_table(made / PROBLEM)
             if problem and not problem.get("again"):
                 raise FednotesError(
                     f"run {self.run.name} stays stopped: {problem['problem']}"

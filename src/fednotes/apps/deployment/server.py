@@ -54,7 +54,7 @@ from fednotes.core.errors import (
 )
 from fednotes.core.federation import Option, State
 from fednotes.core.messages import Frame
-from fednotes.core.parsing import kept_table
+from fednotes.core.parsing import read_json_table
 from fednotes.core.store import write_json, write_text
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Tensors, Total
@@ -168,7 +168,7 @@ def _is_last(state: Path, rounds: int, error: FednotesError) -> bool:
     if not isinstance(error, TrainingError):
         return True
     path, here = state / "failure.json", {"rounds": rounds, "problem": str(error)}
-    kept = kept_table(path)
+    kept = read_json_table(path)
     times = 1 + (int(kept.get("times", 0)) if {**kept, **here} == kept else 0)
     write_json(path, {**here, "times": times})
     return times >= REPEATS

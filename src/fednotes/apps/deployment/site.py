@@ -49,7 +49,7 @@ from fednotes.core.errors import (
     TrainingError,
 )
 from fednotes.core.federation import MethodSite, Option, State
-from fednotes.core.parsing import kept_table
+from fednotes.core.parsing import read_json_table
 from fednotes.core.seeds import Draws
 from fednotes.core.store import private_folder, replace_file, write_json
 from fednotes.core.tables import table_fingerprint
@@ -139,7 +139,7 @@ def _host(setup: Setup) -> SiteHost:
         return job.module.Site(data, config, directory=results, **given)
 
     def lay() -> None:
-        scores = kept_table(results / SCORES_FILE)
+        scores = read_json_table(results / SCORES_FILE)
         sites = {
             name: {"federated": scores} if name == site else {} for name in setup.sites
         }

@@ -33,7 +33,7 @@ from fednotes.apps.deployment.site import RESULTS
 from fednotes.apps.deployment.site_file import SITE_FILE, of_kit
 from fednotes.apps.deployment.waiting import waiting_text
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
-from fednotes.core.parsing import kept_table, read_json
+from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.store import LOCK
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.token_cache import clear_caches
@@ -150,7 +150,7 @@ def serving(kit: Path, found: Status) -> list[str]:
 def run_of(kit: Path, job: str) -> str:
     """The run that a job of NVFlare's is a submission of, as far as its folder says."""
     declared = next((kit / job).glob("app*/config/job.json"), kit / job / "none")
-    return str(kept_table(declared).get("run", f"of job {job}"))
+    return str(read_json_table(declared).get("run", f"of job {job}"))
 
 
 def _clock(when: float) -> str:
@@ -258,7 +258,7 @@ def from_files(kit: Path) -> list[str]:
         (kit / STATE).glob("*/outcome.json"), key=lambda path: path.stat().st_mtime
     )
     for path in paths[-SHOWN_RUNS:]:
-        if told := _stands(kept_table(path), ""):
+        if told := _stands(read_json_table(path), ""):
             again = (
                 ", goes on when the server is started"
                 if told.startswith("running")
@@ -273,7 +273,7 @@ def second_processes(kit: Path) -> list[str]:
     return [
         f"site {site!r}: a second process in its name was refused at {_clock(when)}: is there "
         "a copy of its kit?"
-        for site, when in kept_table(kit / STATE / "second.json").items()
+        for site, when in read_json_table(kit / STATE / "second.json").items()
         if when > time.time() - 86_400
     ]
 

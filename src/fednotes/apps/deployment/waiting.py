@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.parsing import kept_table, number
+from fednotes.core.parsing import number, read_json_table
 from fednotes.core.store import write_json
 
 APPROVALS_FILE = "approvals.json"  # in the state of a run at the server
@@ -30,7 +30,7 @@ class PendingApprovals:
         self, path: Path, sites: Collection[str], clock: Callable[[], float] = time.time
     ) -> None:
         self._path, self._sites, self._clock = path, tuple(sites), clock
-        kept = kept_table(path)
+        kept = read_json_table(path)
         times = {site: number(kept, site) for site in self._sites}
         self.since = {site: since for site, since in times.items() if since is not None}
         self._published: tuple[str, ...] = ()

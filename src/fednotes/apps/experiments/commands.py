@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fednotes.cli.all_commands import TRAIN, in_panel
 from fednotes.cli.shared import Device, Settings, Yes, can_ask, console, say
-from fednotes.core.stopping import goes_on
+from fednotes.core.stopping import resumable
 
 
 @in_panel(TRAIN)
@@ -63,7 +63,7 @@ def reproduce(
         console.print(_listed(experiments()))
         return
     folder = out or Path("runs") / "reproduce"
-    with runs_bar(console, name) as shown, goes_on("the same command"):
+    with runs_bar(console, name) as shown, resumable("the same command"):
         table = run(
             name,
             folder,

@@ -42,7 +42,7 @@ from fednotes.core.counts import round_array, round_count, round_counts, scale_s
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import checked
-from fednotes.core.tensors import taken
+from fednotes.core.tensors import require_tensor
 from fednotes.core.update import Tensors, Update
 from fednotes.methods.averaging import Averaging, AveragingSite, Optimizer, Step
 from fednotes.metrics.classification import ClassCounts, rankings
@@ -644,7 +644,7 @@ class Classifiers:
         self.model.platt = self._platt(tensors) if "platt" in tensors else None
 
     def _platt(self, tensors: Tensors) -> np.ndarray:
-        return taken(
+        return require_tensor(
             tensors, "platt", torch.float64, len(self.machines.machines), 2
         ).numpy()
 

@@ -79,9 +79,9 @@ from fednotes.core.tensors import (
     below,
     load_into,
     prefixed,
+    require_tensor,
     restoring,
     shapes_of,
-    taken,
 )
 from fednotes.core.update import Tensors, Total, Update, require_metrics
 from fednotes.methods.averaging import AveragingSite, Server, private_by, run_cycles
@@ -362,8 +362,10 @@ class Site(MethodSite):
             load_into(model.network.state(), self._network)
             model.scale = config.scale
         elif "idf" in tensors:
-            model.idf = taken(tensors, "idf", torch.float64, space.width).numpy()
-        agreed = taken(
+            model.idf = require_tensor(
+                tensors, "idf", torch.float64, space.width
+            ).numpy()
+        agreed = require_tensor(
             tensors, "classes", torch.float32, len(self.config.phenotypes), len(CLASSES)
         )
         classes = [
@@ -374,7 +376,7 @@ class Site(MethodSite):
             machines.steps[:] = self._steps
         weights = None
         if "weights" in tensors:
-            weights = taken(
+            weights = require_tensor(
                 tensors, "weights", torch.float64, len(machines.machines), 2
             ).numpy()
         self._classifiers = Classifiers(
@@ -578,7 +580,7 @@ def _phenotypes(
         start = resumed.round
         with restoring("the newest checkpoint"):
             shared = {
-                n: taken(resumed.tensors, n, v.dtype, *v.shape)
+                n: require_tensor(resumed.tensors, n, v.dtype, *v.shape)
                 for n, v in shared.items()
             }
     for cycle in federation.rounds(start, before + config.classifier_cycles):

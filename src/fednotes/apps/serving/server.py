@@ -35,7 +35,7 @@ from fednotes import __version__
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, DataError, needs, readable
 from fednotes.core.http_server import Refused, read_body, run, too_large
-from fednotes.core.parsing import JsonError, parse_json, regular
+from fednotes.core.parsing import JsonError, open_regular, parse_json
 from fednotes.core.settings import checked
 from fednotes.core.types import Document, Span
 from fednotes.data.encodings import AUTO
@@ -731,7 +731,7 @@ def _known(part: str | int) -> str:
 
 def read_token(path: PathLike) -> str:
     """The token in a file that its owner alone can read. Raises ConfigError."""
-    with readable(path, ConfigError), open(path, "rb", opener=regular) as file:
+    with readable(path, ConfigError), open(path, "rb", opener=open_regular) as file:
         mode, raw = os.fstat(file.fileno()).st_mode, file.read(_MOST_BYTES)
     if mode & 0o077:
         raise ConfigError(f"{path}: others can read it: chmod 600 {path}")

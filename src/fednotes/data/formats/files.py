@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from fednotes.core import bounds
 from fednotes.core.errors import DataError, MissingExtra, needs
-from fednotes.core.parsing import NotAFile, regular
+from fednotes.core.parsing import NotAFile, open_regular
 from fednotes.data import encodings
 
 PACKED_SUFFIXES = (".gz", ".zst")
@@ -40,7 +40,7 @@ def open_file(path: Path) -> BinaryIO:
         DataError: It does not exist, is not a file, or may not be read.
     """
     try:
-        return open(path, "rb", opener=regular)
+        return open(path, "rb", opener=open_regular)
     except FileNotFoundError:
         raise DataError.at(path, 0, "no such file") from None
     except NotAFile as error:

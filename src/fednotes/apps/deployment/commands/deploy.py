@@ -238,14 +238,14 @@ def run(
     ] = False,
 ) -> None:
     """Run a job at the sites of a network, and fetch its results."""
-    from fednotes.core.stopping import ends_at_once
+    from fednotes.core.stopping import end_at_once
 
     if attach + abort + bool(job) != 1:
         raise ConfigError(
             "give a job to hand in, or --attach --out RUN to go on watching one, or --abort "
             "--out RUN to end one"
         )
-    with ends_at_once("stopped; nothing was handed in") as farewell:
+    with end_at_once("stopped; nothing was handed in") as farewell:
         if abort:
             farewell.line = (
                 f"stopped; the run may go on: fednotes run --abort --out {out}"

@@ -170,7 +170,7 @@ def site_status(kit: Kit) -> None:
         last_problem,
         serving,
     )
-    from fednotes.core.parsing import kept_table
+    from fednotes.core.parsing import read_json_table
     from fednotes.jobs.results import PROMISED
 
     found = process_of(kit, "site")
@@ -187,7 +187,7 @@ def site_status(kit: Kit) -> None:
     say(*serving(kit, found))
     for path in sorted((kit / RESULTS).glob("*/scores.json")):
         say(f"run {path.parent.name}: {headline(path)}; model: {path.parent / 'model'}")
-        if promised := kept_table(path.with_name(PROMISED)).get("promise"):
+        if promised := read_json_table(path.with_name(PROMISED)).get("promise"):
             say(f"  {clean(promised)}")
     problem = last_problem(found.log)
     if problem is not None:

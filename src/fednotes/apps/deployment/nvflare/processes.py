@@ -48,7 +48,7 @@ from fednotes.apps.deployment.nvflare.kit import (
 )
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, FednotesError, needs, on_disk
-from fednotes.core.parsing import kept_table
+from fednotes.core.parsing import read_json_table
 from fednotes.core.settings import build, checked
 from fednotes.core.store import lock, make_private, owned, write_json
 
@@ -294,7 +294,9 @@ class LastContact:
 def contact_of(kit: Path, pid: int | None) -> LastContact | None:
     """What a running process keeps of itself; None if that is nothing yet."""
     try:
-        known = build(LastContact, kept_table(kit / CONTACT_FILE), CONTACT_FILE.name)
+        known = build(
+            LastContact, read_json_table(kit / CONTACT_FILE), CONTACT_FILE.name
+        )
     except ConfigError:
         return None
     return known if known.pid == pid else None

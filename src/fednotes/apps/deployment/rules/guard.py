@@ -54,7 +54,7 @@ from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.federation import TRAIN
 from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
-from fednotes.core.parsing import read_json, regular
+from fednotes.core.parsing import open_regular, read_json
 from fednotes.core.store import alone, write_json
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Update
@@ -326,7 +326,7 @@ def read_spent(path: Path) -> dict[str, Spent]:
 
 def _noisy(ledger: Path) -> bool:
     """Whether answers with noise have left."""
-    with suppress(FileNotFoundError), open(ledger, "rb", opener=regular) as lines:
+    with suppress(FileNotFoundError), open(ledger, "rb", opener=open_regular) as lines:
         left = (
             line for line in map(parsed, lines) if line and line.get("refusal") is False
         )

@@ -46,7 +46,7 @@ from fednotes.core.errors import (
     on_disk,
     readable,
 )
-from fednotes.core.parsing import JsonError, parse_json, regular
+from fednotes.core.parsing import JsonError, open_regular, parse_json
 from fednotes.core.store import alone, sync_folder
 from fednotes.core.update import Tensors
 
@@ -273,7 +273,7 @@ def show(
     Raises DataError for a line that is none, with its number; hashes are `verify`'s to
         judge.
     """
-    with _readable(path), open(path, "rb", opener=regular) as file:
+    with _readable(path), open(path, "rb", opener=open_regular) as file:
         for number, raw in enumerate(file, start=1):
             found = parsed(raw)
             if found is None or type(found.get("round")) is not int:
@@ -342,7 +342,7 @@ class Past:
             self.updates, self.answers = {}, {}
         if not self._path.exists():
             return
-        with open(self._path, "rb", opener=regular) as file:
+        with open(self._path, "rb", opener=open_regular) as file:
             file.seek(self._offset)
             for raw in file:
                 if not raw.endswith(b"\n"):
@@ -465,12 +465,12 @@ def verify(path: Path, noted: Head | None = None) -> LedgerReport:
     with _readable(path):
         raw_head = b""
         if head_path(path).exists():
-            with open(head_path(path), "rb", opener=regular) as file:
+            with open(head_path(path), "rb", opener=open_regular) as file:
                 raw_head = file.read(_HEAD_BYTES + 1)
         gone = raw_head or (noted is not None and noted.lines)
         if gone and not path.exists():
             return judge(path, (), raw_head, noted)
-        with open(path, "rb", opener=regular) as file:
+        with open(path, "rb", opener=open_regular) as file:
             return judge(path, file, raw_head, noted)
 
 
