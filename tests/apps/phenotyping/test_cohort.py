@@ -19,8 +19,8 @@ from fednotes.apps.phenotyping.cohort import (
     Vectors,
     deal,
     fingerprint,
-    pooled,
-    pooled_patients,
+    pool_cohorts,
+    pool_sites,
     require_alike,
     split,
 )
@@ -104,7 +104,7 @@ def test_no_patients_and_no_concepts() -> None:
 @pytest.mark.parametrize(
     ("concepts", "offsets", "message"),
     [
-        ([0, 5], [0, 2], "not all below the vocabulary's 5"),
+        ([0, 5], [0, 2], "not all below the size of the vocabulary, 5"),
         ([0, -1], [0, 2], "not all below"),
         ([0, 1], [0, 1], "offsets of bags must rise from 0"),
         ([0, 1], [1, 2], "offsets of bags must rise from 0"),
@@ -127,8 +127,8 @@ def test_bags_that_cannot_be(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"patients": ("a",)}, "1 patients and 1 outputs have 2 bags"),
-        ({"patients": ("a", "a")}, "1 of its patients are there twice"),
+        ({"patients": ("a",)}, "1 patients and 1 outputs do not fit 2 bags"),
+        ({"patients": ("a", "a")}, "1 of its patients are repeated"),
         ({"outputs": ("x", "y")}, r"labels of shape \(2, 1\)"),
         ({"labels": np.array([[3], [0]])}, "labels must be 1, 0, 2 or -1"),
     ],
@@ -202,10 +202,10 @@ def test_settings_that_cannot_be() -> None:
 
 def test_pooling_undoes_a_deal() -> None:
     cohort = _cohort()
-    whole = pooled(deal(cohort, 5, 1))
+    whole = pool_cohorts(deal(cohort, 5, 1))
     assert _rows(whole) == _rows(cohort)
     assert whole.id == "pooled"
-    assert pooled([cohort]).bags.offsets.tolist() == cohort.bags.offsets.tolist()
+    assert pool_cohorts([cohort]).bags.offsets.tolist() == cohort.bags.offsets.tolist()
 
 
 def test_pooling_what_does_not_fit() -> None:
@@ -213,14 +213,14 @@ def test_pooling_what_does_not_fit() -> None:
     for other, message in (
         (a, "5 patients of cohort a are in another one"),
         (replace(b, outputs=("d0", "d1", "x")), "only one of them has d2, x"),
-        (replace(b, outputs=("d1", "d0", "d2")), "in another order"),
+        (replace(b, outputs=("d1", "d0", "d2")), "the order differs"),
         (
             replace(b, id="c", bags=Bags(b.bags.concepts, b.bags.offsets, 21)),
-            "vocabulary of 21 concepts, a one of 20",
+            "vocabulary of 21 concepts and cohort a one of 20",
         ),
     ):
         with pytest.raises(DataError, match=message):
-            pooled([a, other])
+            pool_cohorts([a, other])
 
 
 def test_label_counts_add_up_and_a_site_may_lack_a_disease() -> None:
@@ -277,7 +277,7 @@ def test_vectors_go_where_bags_go() -> None:
     own = dict(zip(given.patients, values.tolist(), strict=True))
     halves = split(given, {"a": 0.5, "b": 0.5}, 2)
     for made in (
-        pooled(deal(given, 3, 1)),
+        pool_cohorts(deal(given, 3, 1)),
         given.take([5, 2, 2][:2]),
         *halves.values(),
     ):
@@ -289,7 +289,7 @@ def test_vectors_go_where_bags_go() -> None:
     assert given.fingerprint() != plain.fingerprint()
     assert given.fingerprint() != replace(given, bags=Vectors(values + 1)).fingerprint()
     with pytest.raises(DataError, match="give both one dictionary"):
-        pooled([given, _cohort(id="other")])
+        pool_cohorts([given, _cohort(id="other")])
 
 
 @pytest.mark.parametrize("values", [np.zeros(3), np.full((2, 2), np.nan)])
@@ -321,7 +321,7 @@ def test_pooling_keeps_every_patient_once() -> None:
     """Sets and sums, by hand."""
     a = site("a", named("p", "q"), named("v"), named("t"))
     b = site("b", named("r"), named("w"), named("u"))
-    whole = pooled_patients([a, b])
+    whole = pool_sites([a, b])
     assert (whole.id, whole.space) == ("pooled", SPACE)
     assert whole.train.patients == ("p", "q", "r")
     assert whole.valid.patients == ("v", "w")
@@ -335,12 +335,12 @@ def test_a_shared_test_part_is_pooled_once() -> None:
     sites = [
         site(n, named(n), named(f"{n}v"), replace(test, id=n)) for n in ("a", "b", "c")
     ]
-    assert pooled_patients(sites).test.patients == ("t", "u")
+    assert pool_sites(sites).test.patients == ("t", "u")
     partly = [sites[0], replace(sites[1], test=named("t"))]
     one = site("a", named("p"), named(), named())
     for twice in (partly, [one, replace(one, id="b")]):  # a patient at two sites
         with pytest.raises(DataError, match="1 patients of cohort"):
-            pooled_patients(twice)
+            pool_sites(twice)
 
 
 def test_sites_must_be_alike() -> None:

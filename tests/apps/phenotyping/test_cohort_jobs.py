@@ -17,7 +17,7 @@ import pytest
 from patient_files import SECRET, everyone, job, load, parts, write, write_terms
 
 from fednotes.apps.deployment.agreement import Description, agreed_config, describe
-from fednotes.apps.phenotyping.cohort import Bags, Vectors, fingerprint, pooled_patients
+from fednotes.apps.phenotyping.cohort import Bags, Vectors, fingerprint, pool_sites
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.settings import read_toml
@@ -144,7 +144,7 @@ def test_silos_together_are_the_whole(place: Path) -> None:
         assert sorted(dealt) == sorted(getattr(whole, part).patients)
     assert all(s.test.patients == whole.test.patients for s in silos)
     assert all(set(s.codes) == set(everyone(s)) & set(whole.codes) for s in silos)
-    again = pooled_patients(silos)
+    again = pool_sites(silos)
     assert again.codes == whole.codes
     assert again.test.patients == whole.test.patients
     one = load(place, **tables, silos={"number": 1}).data[0]
@@ -178,7 +178,7 @@ def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
     )
     assert set(everyone(made.data[1])) == {f"b/{i}" for i in range(20, 40)}
     assert set(made.data[1].codes) == {f"b/{i}" for i in range(20, 33)}
-    assert len(everyone(pooled_patients(made.data))) == 50
+    assert len(everyone(pool_sites(made.data))) == 50
 
 
 def test_who_may_be_trained_on_and_tested_is_counted(
@@ -240,7 +240,7 @@ def test_generated_patients_need_no_file(tmp_path: Path) -> None:
     again = load(tmp_path, synthetic={"sites": 2, "patients": 40})
     assert [fingerprint(s) for s in made.data] == [fingerprint(s) for s in again.data]
     dealt = load(tmp_path, synthetic={"sites": 2, "patients": 40}, silos={"number": 3})
-    assert sorted(everyone(pooled_patients(dealt.data))) == sorted(
+    assert sorted(everyone(pool_sites(dealt.data))) == sorted(
         p for s in made.data for p in everyone(s)
     )
 
@@ -393,13 +393,13 @@ def test_codiesp(
         "codiesp: 104 patients without a concept of the dictionary in their notes: kept"
     )
     assert line in both.notes
-    whole = pooled_patients(both.data)
+    whole = pool_sites(both.data)
     assert (len(whole.train), len(whole.valid), len(whole.test)) == (450, 50, 250)
     present = [(c.labels == 1).sum(0) for c in (whole.train, whole.valid, whole.test)]
     at = whole.phenotypes.index("hypertension")
     assert (present[0][at] + present[1][at], present[2][at]) == (77, 39)
     assert min(present[2]) >= 10
-    alone = pooled_patients(codes.data)
+    alone = pool_sites(codes.data)
     assert (len(codes.data), alone.phenotypes) == (10, ())
     assert alone.codes == whole.codes
     assert alone.space == whole.space
@@ -431,7 +431,7 @@ def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         made = load_sites(
             parse_job(table, name, path.parent, str(path)), cache=place / "cache"
         )
-        whole = pooled_patients(made.data)
+        whole = pool_sites(made.data)
         parts = [len(part) for part in (whole.train, whole.valid, whole.test)]
         sizes.append((len(made.data), parts, len(whole.codes)))
         assert (whole.vectors is None) == (name == "obesity")

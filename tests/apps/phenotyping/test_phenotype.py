@@ -53,7 +53,7 @@ from fednotes.apps.phenotyping.cohort import (
     FeatureSpace,
     SitePatients,
     Vectors,
-    pooled_patients,
+    pool_sites,
 )
 from fednotes.apps.phenotyping.dan import Dan, DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
@@ -160,7 +160,7 @@ def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
     config = without_stage_1(classifier_cycles=1)
     both, _ = trained(sites, config)
     total = []
-    whole = labelled(pooled_patients(sites).train)
+    whole = labelled(pool_sites(sites).train)
     idf = inverse_document_frequencies(document_frequencies(whole.bags), len(whole))
     for site in sites:
         cohort = labelled(site.train)
@@ -688,7 +688,7 @@ def test_patients_of_all_sites_without_concepts() -> None:
     first, second = sites_of(2)
     sites = first, without_concepts(second, 1)
     state, members = trained(sites, without_stage_1())
-    whole = labelled(pooled_patients(sites).train)
+    whole = labelled(pool_sites(sites).train)
     wanted = TfidfTransformer().fit(counted(whole.bags)).idf_
     for member in members:
         idf = classifiers_of(member).model.idf

@@ -166,7 +166,7 @@ def test_vectors_of_text_have_no_concepts(
             return Made(tuple(notes), vectors, {"left_out": 0, "without": 0})
 
     monkeypatch.setattr(
-        "fednotes.apps.phenotyping.predict.opened", lambda recipe, place: Stub()
+        "fednotes.apps.phenotyping.predict.load_features", lambda recipe, place: Stub()
     )
     predict(tmp_path / "m", "-", "jsonl", None, "cpu", text="Known gout.")
     (found,) = lines(capsys.readouterr().out)

@@ -33,7 +33,7 @@ from fednotes.apps.phenotyping.cohort import (
     Bags,
     ConceptVectors,
     SitePatients,
-    pooled_patients,
+    pool_sites,
 )
 from fednotes.apps.phenotyping.dan import Dan, DanConfig, Mixtures
 from fednotes.apps.phenotyping.job_tables import tables_of
@@ -417,7 +417,7 @@ def test_sites_with_other_vectors_are_refused() -> None:
     for sites in ((one, other), (one, replace(two, vectors=None))):
         with pytest.raises(DataError, match=r"have different \[concepts\] vectors"):
             phenotype.for_sites(paper_config(), sites)
-    assert pooled_patients((one, two)).vectors is one.vectors
+    assert pool_sites((one, two)).vectors is one.vectors
 
 
 def test_a_rule_takes_the_vectors_that_stage_1_begins_with_too(

@@ -23,7 +23,7 @@ from fednotes.apps.phenotyping.features import (
     ConceptsConfig,
     TextConfig,
     features_for,
-    opened,
+    load_features,
 )
 from fednotes.apps.phenotyping.phenotyper import (
     PhenotypeConfig,
@@ -294,7 +294,7 @@ NOTES = {
 def features_of(
     recipe: Mapping[str, Any], notes: Notes, dictionary: str | None = None
 ) -> tuple[tuple[str, ...], Bags | Vectors]:
-    return opened(recipe, dictionary).make(notes)[:2]
+    return load_features(recipe, dictionary).make(notes)[:2]
 
 
 @pytest.fixture

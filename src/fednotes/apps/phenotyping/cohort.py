@@ -1,14 +1,14 @@
-"""Patients as bags of concepts with labels: what a site has, and how it is dealt and
-split.
+"""Patients as bags of concepts with labels, and how they are divided.
 
-    Bags           which concepts occur in each patient's notes, flat: no padding
-    Vectors        in place of them, a vector a patient
-    Cohort         some patients: bags or vectors, and a label for each patient and output
-    SitePatients   a site's three cohorts, its billed codes, and what its numbers mean
-    deal           one cohort → random silos by patient (Liu, Dligach and Miller 2019, section 3)
-    split          one cohort → parts (train, valid, test) by patient
+    Bags           the concepts in each patient's notes, in flat arrays without padding
+    Vectors        one vector per patient, in place of bags
+    Cohort         patients with their bags or vectors, and a label per patient and output
+    SitePatients   the three cohorts of a site, its billed codes, and its feature space
+    deal           divide a cohort among sites at random, patient by patient
+    split          divide a cohort into parts (train, valid, test), patient by patient
 
-A vocabulary is public: a dictionary's concepts, never what occurs at a site.
+A vocabulary is public: it contains the concepts of a dictionary, whether or not they
+occur at a site.
 """
 
 from __future__ import annotations
@@ -30,40 +30,58 @@ from fednotes.metrics.classification import QUESTIONABLE as QUESTIONABLE
 from fednotes.metrics.classification import UNLABELLED as UNLABELLED
 
 LABELS: Final = {"present": PRESENT, "absent": ABSENT, "questionable": QUESTIONABLE}
-_SHOWN = 5  # names in a message
 Rows = Sequence[int] | np.ndarray  # indices or a boolean mask
+
+_NAMES_SHOWN = 5  # the most names that a message lists
+
+
+# ---- what the notes of patients say --------------------------------------------------
 
 
 def offsets_of(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
-    """(rows + 1,) int64 bounds of rows of these sizes, one behind the other."""
+    """Return the (rows + 1,) int64 bounds of consecutive rows of these sizes."""
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
 
 
-def stretches(bounds: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Where the entries of some rows lie, one row behind the other, and the rows' new
-    bounds."""
-    chosen = np.asarray(rows)
-    chosen = (
-        np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
-    )
-    sizes = np.diff(bounds)[chosen]
+def entries_of_rows(bounds: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the entries of selected rows are stored.
+
+    Args:
+        bounds: (all rows + 1,) bounds of the rows in a flat array.
+        rows: The selected rows.
+
+    Returns:
+        The (entries,) positions in the flat array, row after row, and the (selected
+        rows + 1,) bounds of the selected rows among them.
+    """
+    selected = np.asarray(rows)
+    if selected.dtype == np.bool_:
+        selected = np.flatnonzero(selected)
+    else:
+        selected = selected.astype(np.int64)
+
+    sizes = np.diff(bounds)[selected]
     offsets = offsets_of(sizes)
-    return np.repeat(bounds[:-1][chosen] - offsets[:-1], sizes) + np.arange(
-        offsets[-1]
-    ), offsets
+    shifts = bounds[:-1][selected] - offsets[:-1]
+    positions = np.repeat(shifts, sizes) + np.arange(offsets[-1])
+    return positions, offsets
 
 
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """Bags of concepts of many patients, one behind the other.
+    """Bags of concepts of many patients, in flat arrays.
 
-    concepts: (entries,) int32 indices into a vocabulary, each as often as it occurs.
-    offsets: (patients + 1,) int64 bounds of the patients in `concepts`. A patient
-    without concepts has two equal bounds. vocabulary: indices are below it.
+    Attributes:
+        concepts: (entries,) int32 indices into a vocabulary, patient after patient. A
+            concept stands there as often as it occurs.
+        offsets: (patients + 1,) int64 bounds of the patients in `concepts`. The two
+            bounds of a patient without concepts are equal.
+        vocabulary: Size of the vocabulary; all indices are below it.
 
-    Raises DataError where the three do not fit each other.
+    Raises:
+        DataError: The three do not fit each other.
     """
 
     concepts: np.ndarray
@@ -71,106 +89,134 @@ class Bags:
     vocabulary: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "concepts", _integers(self.concepts, np.int32, "concepts")
-        )
-        object.__setattr__(
-            self, "offsets", _integers(self.offsets, np.int64, "offsets")
-        )
-        concepts, offsets = self.concepts, self.offsets
-        whole = len(offsets) and offsets[0] == 0 and offsets[-1] == len(concepts)
-        if not whole or (np.diff(offsets) < 0).any():
+        concepts = _flat_integers(self.concepts, np.int32, "concepts")
+        offsets = _flat_integers(self.offsets, np.int64, "offsets")
+        object.__setattr__(self, "concepts", concepts)
+        object.__setattr__(self, "offsets", offsets)
+
+        spans_all = len(offsets) and offsets[0] == 0 and offsets[-1] == len(concepts)
+        if not spans_all or (np.diff(offsets) < 0).any():
             raise DataError(
-                f"offsets of bags must rise from 0 to the number of entries ({len(concepts)})"
+                "the offsets of bags must rise from 0 to the number of entries "
+                f"({len(concepts)})"
             )
-        if (
-            len(concepts)
-            and not 0 <= int(concepts.min()) <= int(concepts.max()) < self.vocabulary
-        ):
+        if not len(concepts):
+            return
+        smallest = int(concepts.min())
+        largest = int(concepts.max())
+        if smallest < 0 or largest >= self.vocabulary:
             raise DataError(
-                f"concepts {concepts.min()} to {concepts.max()} are not all below the "
-                f"vocabulary's {self.vocabulary}: are bags and dictionary of one origin?"
+                f"concepts {smallest} to {largest} are not all below the size of the "
+                f"vocabulary, {self.vocabulary}: make the bags with this dictionary"
             )
 
     def __len__(self) -> int:
-        """The number of patients."""
+        """Return the number of patients."""
         return len(self.offsets) - 1
 
     @classmethod
     def of(cls, lists: Iterable[Iterable[int] | np.ndarray], vocabulary: int) -> Bags:
-        """Bags from each patient's concept indices."""
+        """Return bags made of each patient's concept indices."""
         arrays = [np.asarray(tuple(each), dtype=np.int64) for each in lists]
         flat = np.concatenate([np.zeros(0, np.int64), *arrays])
         return cls(flat, offsets_of([len(each) for each in arrays]), vocabulary)
 
     @property
     def width(self) -> int:
-        """The vocabulary's size; of Vectors, the numbers of one."""
+        """The size of the vocabulary, under the name that Vectors has too."""
         return self.vocabulary
 
     @property
     def sizes(self) -> np.ndarray:
-        """(patients,) int64: each patient's number of entries."""
+        """(patients,) int64: the number of entries of each patient."""
         return np.diff(self.offsets)
 
     def take(self, rows: Rows) -> Bags:
-        """The bags of these patients, in the order of `rows`."""
-        source, offsets = stretches(self.offsets, rows)
-        return Bags(self.concepts[source], offsets, self.vocabulary)
+        """Return the bags of these patients, in the order of `rows`."""
+        positions, offsets = entries_of_rows(self.offsets, rows)
+        return Bags(self.concepts[positions], offsets, self.vocabulary)
 
     def counts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """How often each concept occurs in each patient, sparse.
+        """Return how often each concept occurs in each patient, as a sparse matrix.
 
-        (row, column, count), three int64 arrays of (distinct,), sorted by row, then
-        column.
+        Returns:
+            Rows, columns and counts: three int64 arrays of (distinct pairs,), sorted by
+            row and then by column.
         """
-        row = np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
-        distinct, count = np.unique(
-            row * self.vocabulary + self.concepts, return_counts=True
+        entry_rows = np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
+        pairs, counts = np.unique(
+            entry_rows * self.vocabulary + self.concepts, return_counts=True
         )
-        own, column = np.divmod(distinct, max(self.vocabulary, 1))
-        return own, column, count.astype(np.int64)
+        rows, columns = np.divmod(pairs, max(self.vocabulary, 1))
+        return rows, columns, counts.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """A vector a patient: (patients, width) float32, as a frozen encoder makes of
-    notes.
+    """One vector per patient, as a frozen encoder makes of the patient's notes.
 
-    Raises DataError for another shape, or a value that is not finite.
+    Attributes:
+        values: (patients, width) float32.
+
+    Raises:
+        DataError: The shape is another one, or a value is not finite.
     """
 
     values: np.ndarray
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "values", np.ascontiguousarray(self.values, dtype=np.float32)
-        )
-        if self.values.ndim != 2 or not np.isfinite(self.values).all():
+        values = np.ascontiguousarray(self.values, dtype=np.float32)
+        object.__setattr__(self, "values", values)
+        if values.ndim != 2 or not np.isfinite(values).all():
             raise DataError("vectors of patients must be a matrix of finite numbers")
 
     def __len__(self) -> int:
-        """The number of patients."""
+        """Return the number of patients."""
         return len(self.values)
 
     @property
     def width(self) -> int:
-        """The numbers of one vector."""
+        """The number of components of a vector."""
         return int(self.values.shape[1])
 
     def take(self, rows: Rows) -> Vectors:
-        """The vectors of these patients, in the order of `rows`."""
+        """Return the vectors of these patients, in the order of `rows`."""
         return Vectors(self.values[np.asarray(rows) if len(rows) else []])
+
+
+def _flat_integers(
+    values: np.ndarray, kind: type[np.signedinteger], name: str
+) -> np.ndarray:
+    """Return a flat array of an integer type.
+
+    Raises:
+        DataError: The type cannot hold the values.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise DataError(f"{name} of bags must be a flat array of integers")
+    if array.dtype != kind and array.size and int(array.max()) > np.iinfo(kind).max:
+        raise DataError(f"{name} of bags do not fit {np.dtype(kind).name}")
+    return np.ascontiguousarray(array, dtype=kind)
+
+
+# ---- cohorts -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
     """Patients of one site. They never leave it.
 
-    patients: ids, each once. labels: (patients, outputs) int8: 1 present, 0 absent,
-    2 questionable, -1 unlabelled. outputs: the outputs' names, each once.
+    Attributes:
+        id: Name of the cohort.
+        patients: The patients' ids, each once.
+        bags: What the patients' notes say.
+        labels: (patients, outputs) int8: 1 present, 0 absent, 2 questionable, -1
+            unlabelled.
+        outputs: Names of the outputs, each once.
 
-    Raises DataError where patients, bags, labels and outputs do not fit each other.
+    Raises:
+        DataError: Patients, bags, labels and outputs do not fit each other.
     """
 
     id: str
@@ -180,186 +226,223 @@ class Cohort:
     outputs: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "labels", np.ascontiguousarray(self.labels, dtype=np.int8)
-        )
-        wanted = (len(self.patients), len(self.outputs))
-        if self.labels.shape != wanted or len(self.bags) != len(self.patients):
+        labels = np.ascontiguousarray(self.labels, dtype=np.int8)
+        object.__setattr__(self, "labels", labels)
+
+        expected = (len(self.patients), len(self.outputs))
+        if labels.shape != expected or len(self.bags) != len(self.patients):
             raise DataError(
-                f"cohort {self.id}: {len(self.patients)} patients and {len(self.outputs)} outputs "
-                f"have {len(self.bags)} bags and labels of shape {self.labels.shape}"
+                f"cohort {self.id}: {len(self.patients)} patients and "
+                f"{len(self.outputs)} outputs do not fit {len(self.bags)} bags and "
+                f"labels of shape {labels.shape}"
             )
-        for what in ("patients", "outputs"):
-            if twice := len(getattr(self, what)) - len(set(getattr(self, what))):
-                raise DataError(
-                    f"cohort {self.id}: {twice} of its {what} are there twice"
-                )
-        if not np.isin(self.labels, (UNLABELLED, *LABELS.values())).all():
+        self._require_distinct("patients", self.patients)
+        self._require_distinct("outputs", self.outputs)
+        if not np.isin(labels, (UNLABELLED, *LABELS.values())).all():
             raise DataError(
                 f"cohort {self.id}: labels must be 1, 0, 2 or -1 (unlabelled)"
             )
 
+    def _require_distinct(self, kind: str, names: Sequence[str]) -> None:
+        """Raise DataError if a name is repeated."""
+        repeated = len(names) - len(set(names))
+        if repeated:
+            raise DataError(f"cohort {self.id}: {repeated} of its {kind} are repeated")
+
     def __len__(self) -> int:
-        """The number of patients: the sample size of Eq. 1."""
+        """Return the number of patients: the sample size in Eq. 1 of the paper."""
         return len(self.patients)
 
     def take(self, rows: Rows, id: str | None = None) -> Cohort:
-        """These patients, in the order of `rows`."""
-        chosen = np.arange(len(self))[np.asarray(rows) if len(rows) else []]
-        patients = tuple(self.patients[at] for at in chosen.tolist())
-        bags, labels = self.bags.take(chosen), self.labels[chosen]
+        """Return a cohort of these patients, in the order of `rows`.
+
+        Args:
+            rows: The patients to take.
+            id: Name of the new cohort; the same one if it is None.
+        """
+        selected = np.arange(len(self))[np.asarray(rows) if len(rows) else []]
         return Cohort(
-            self.id if id is None else id, patients, bags, labels, self.outputs
+            self.id if id is None else id,
+            tuple(self.patients[row] for row in selected.tolist()),
+            bags=self.bags.take(selected),
+            labels=self.labels[selected],
+            outputs=self.outputs,
         )
 
     def labelled(self) -> Cohort:
-        """The patients who are labelled for an output."""
+        """Return the patients who have a label for at least one output."""
         return self.take(np.asarray((self.labels >= 0).any(axis=1)))
 
     def label_counts(self) -> dict[str, np.ndarray]:
-        """Patients of each label: name → (outputs,) int64. They add over sites."""
-        of = {**LABELS, "unlabelled": UNLABELLED}
-        return {name: (self.labels == value).sum(0) for name, value in of.items()}
+        """Return the number of patients with each label.
+
+        Returns:
+            (outputs,) int64 counts by the label's name. Counts of several sites add up.
+        """
+        values = {**LABELS, "unlabelled": UNLABELLED}
+        return {name: (self.labels == value).sum(0) for name, value in values.items()}
 
     def fingerprint(self) -> str:
-        """A hash (64 hexadecimal digits) of all that is in it, its name aside.
+        """Return a SHA-256 digest of everything in the cohort but its name.
 
-        As private as the patients themselves: anyone who guesses a cohort can confirm
-        the guess.
+        It is as private as the patients themselves: anyone who guesses a cohort can
+        confirm the guess.
         """
         state = hashlib.sha256()
         for names in (self.patients, self.outputs):
             for name in (str(len(names)), *names):
                 data = name.encode("utf-8", "surrogatepass")
                 state.update(len(data).to_bytes(8, "little") + data)
-        bags = self.bags
-        flat = (
-            (bags.values,)
-            if isinstance(bags, Vectors)
-            else (bags.concepts, bags.offsets)
-        )
-        for array in (*flat, self.labels):
-            fixed = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-            state.update(len(fixed).to_bytes(8, "little") + fixed.tobytes())
-        state.update(bags.width.to_bytes(8, "little"))
+
+        arrays: tuple[np.ndarray, ...]
+        if isinstance(self.bags, Vectors):
+            arrays = (self.bags.values, self.labels)
+        else:
+            arrays = (self.bags.concepts, self.bags.offsets, self.labels)
+        for array in arrays:
+            portable = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+            state.update(len(portable).to_bytes(8, "little") + portable.tobytes())
+        state.update(self.bags.width.to_bytes(8, "little"))
         return state.hexdigest()
 
 
-def pooled(cohorts: Sequence[Cohort], id: str = "pooled") -> Cohort:
-    """All patients of one cohort or several, in order.
+def pool_cohorts(cohorts: Sequence[Cohort], id: str = "pooled") -> Cohort:
+    """Return one cohort with the patients of several, in order.
 
-    Raises DataError if vocabularies or outputs differ, or if a patient is in two of
-        them.
+    Raises:
+        DataError: Vocabularies or outputs differ, or a patient is in two cohorts.
     """
     first = cohorts[0]
-    seen: dict[str, None] = {}
-    for other in cohorts:
-        if (type(other.bags), other.bags.width) != (type(first.bags), first.bags.width):
+    patients: dict[str, None] = {}
+    for cohort in cohorts:
+        _require_same_space(first, cohort)
+        _require_same_outputs(first, cohort)
+        repeated = sum(patient in patients for patient in cohort.patients)
+        if repeated:
             raise DataError(
-                f"cohort {other.id} has a vocabulary of {other.bags.width} concepts, "
-                f"{first.id} one of {first.bags.width}: give both one dictionary (or encoder)"
+                f"{repeated} patients of cohort {cohort.id} are in another one too"
             )
-        if other.outputs != first.outputs:
-            apart = sorted(set(first.outputs) ^ set(other.outputs))
-            shown = ", ".join(apart[:_SHOWN]) + (" …" if len(apart) > _SHOWN else "")
-            how = (
-                f"only one of them has {shown}"
-                if apart
-                else "the same ones in another order"
-            )
-            raise DataError(
-                f"cohorts {first.id} and {other.id} have different outputs: {how}: "
-                "agree on one list"
-            )
-        if repeated := sum(patient in seen for patient in other.patients):
-            raise DataError(
-                f"{repeated} patients of cohort {other.id} are in another one too"
-            )
-        seen |= dict.fromkeys(other.patients)
-    labels = np.concatenate([c.labels for c in cohorts])
-    parts: list[Any] = [c.bags for c in cohorts]
-    bags: Bags | Vectors
-    if isinstance(first.bags, Vectors):
-        bags = Vectors(np.concatenate([part.values for part in parts]))
+        patients |= dict.fromkeys(cohort.patients)
+    labels = np.concatenate([cohort.labels for cohort in cohorts])
+    bags = _pool_bags([cohort.bags for cohort in cohorts])
+    return Cohort(id, tuple(patients), bags=bags, labels=labels, outputs=first.outputs)
+
+
+def _require_same_space(first: Cohort, other: Cohort) -> None:
+    """Raise DataError if two cohorts have different vocabularies or vectors."""
+    same_kind = type(other.bags) is type(first.bags)
+    if not same_kind or other.bags.width != first.bags.width:
+        raise DataError(
+            f"cohort {other.id} has a vocabulary of {other.bags.width} concepts and "
+            f"cohort {first.id} one of {first.bags.width}: give both one dictionary "
+            "(or encoder)"
+        )
+
+
+def _require_same_outputs(first: Cohort, other: Cohort) -> None:
+    """Raise DataError if two cohorts have different outputs."""
+    if other.outputs == first.outputs:
+        return
+    unshared = sorted(set(first.outputs) ^ set(other.outputs))
+    if unshared:
+        shown = ", ".join(unshared[:_NAMES_SHOWN])
+        if len(unshared) > _NAMES_SHOWN:
+            shown += " …"
+        difference = f"only one of them has {shown}"
     else:
-        sizes = np.concatenate([part.sizes for part in parts])
-        flat = np.concatenate([part.concepts for part in parts])
-        bags = Bags(flat, offsets_of(sizes), first.bags.vocabulary)
-    return Cohort(id, tuple(seen), bags, labels, first.outputs)
+        difference = "the order differs"
+    raise DataError(
+        f"cohorts {first.id} and {other.id} have different outputs ({difference}): "
+        "use one list of outputs for both"
+    )
+
+
+def _pool_bags(parts: Sequence[Bags | Vectors]) -> Bags | Vectors:
+    """Return the bags, or the vectors, of several cohorts one after the other."""
+    bags = [part for part in parts if isinstance(part, Bags)]
+    if not bags:
+        vectors = [part.values for part in parts if isinstance(part, Vectors)]
+        return Vectors(np.concatenate(vectors))
+    sizes = np.concatenate([part.sizes for part in bags])
+    concepts = np.concatenate([part.concepts for part in bags])
+    return Bags(concepts, offsets_of(sizes), bags[0].vocabulary)
 
 
 def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
-    """Random silos by patient, named <cohort>-1 and on: sizes differ by one at most.
+    """Divide a cohort among sites at random, patient by patient.
 
-    The paper deals MIMIC-III's patients to 10 sites (stage 1) and the training part of
-    the obesity cohort to 3 (stage 2). The deal depends on the seed and on which
-    patients there are, not on their order; patients keep their order within a silo.
+    The paper divides the patients of MIMIC-III among 10 sites (stage 1) and the
+    training part of the obesity cohort among 3 (stage 2). The result depends on the
+    seed and on which patients there are, not on their order. Patients keep their order
+    within a site.
 
-    Raises DataError for fewer patients than sites.
+    Returns:
+        The cohorts, named `<cohort>-1`, `<cohort>-2` and so on. Their sizes differ by
+        at most one patient.
+
+    Raises:
+        DataError: There are fewer patients than sites.
     """
     if len(cohort) < sites:
         raise DataError(
-            f"the {len(cohort)} patients of cohort {cohort.id} cannot fill {sites} sites: "
-            f"ask for {len(cohort) or 'fewer'} at most"
+            f"the {len(cohort)} patients of cohort {cohort.id} cannot fill {sites} "
+            f"sites: ask for at most {max(len(cohort), 1)}"
         )
-    where = np.empty(len(cohort), dtype=np.int64)
-    where[_shuffled(cohort, seed, "cohort sites")] = np.arange(len(cohort)) % sites
-    names = [f"{cohort.id}-{site + 1}" for site in range(sites)]
-    return tuple(cohort.take(where == site, name) for site, name in enumerate(names))
+    site_of_row = np.empty(len(cohort), dtype=np.int64)
+    site_of_row[_shuffled_rows(cohort, seed, "cohort sites")] = (
+        np.arange(len(cohort)) % sites
+    )
+    return tuple(
+        cohort.take(site_of_row == site, f"{cohort.id}-{site + 1}")
+        for site in range(sites)
+    )
 
 
 def split(
     cohort: Cohort, fractions: Mapping[str, float], seed: int = 0
 ) -> dict[str, Cohort]:
-    """Parts by patient, each of its share of the patients (rounded); a part of 0 is
-    empty.
+    """Divide a cohort into parts at random, patient by patient.
 
-    fractions: share of each part, such as {"train": 0.6, "valid": 0.2, "test": 0.2};
-    they sum to 1. Parts keep the cohort's id and the order of its patients.
+    Args:
+        cohort: The patients.
+        fractions: Fraction of each part, such as {"train": 0.6, "valid": 0.2, "test":
+            0.2}. They sum to 1. A part of fraction 0 is empty.
+        seed: Seed of the random order.
 
-    Raises ConfigError if the fractions are no shares, DataError if a part with a share
-    would have no patient.
+    Returns:
+        The parts by name. They keep the cohort's id and the order of its patients.
+
+    Raises:
+        ConfigError: The fractions are negative or do not sum to 1.
+        DataError: A part with a positive fraction would have no patient.
     """
-    shares = list(fractions.values())
-    if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
-        shown = ", ".join(f"{name} = {share:g}" for name, share in fractions.items())
+    values = list(fractions.values())
+    if not values or min(values) < 0 or abs(sum(values) - 1) > 1e-6:
+        shown = ", ".join(f"{name} = {value:g}" for name, value in fractions.items())
         raise ConfigError(
-            f"the fractions of a split must sum to 1, not: {shown or 'none given'}"
+            "the fractions of a split must be at least 0 and sum to 1, not: "
+            f"{shown or 'no fraction'}"
         )
-    bounds = np.rint(np.cumsum([0, *shares]) * len(cohort)).astype(np.int64)
-    order = _shuffled(cohort, seed, "cohort parts")
+    bounds = np.rint(np.cumsum([0, *values]) * len(cohort)).astype(np.int64)
+    order = _shuffled_rows(cohort, seed, "cohort parts")
     parts = {}
-    for (name, share), start, stop in zip(
-        fractions.items(), bounds, bounds[1:], strict=False
-    ):
-        if share > 0 and start == stop:
+    for number, (name, fraction) in enumerate(fractions.items()):
+        rows = order[bounds[number] : bounds[number + 1]]
+        if fraction > 0 and not len(rows):
             raise DataError(
-                f"the part {name!r} ({share:g}) of cohort {cohort.id} has no patient: "
-                f"{len(cohort)} patients are too few for {len(shares)} parts"
+                f"the part {name!r} ({fraction:g}) of cohort {cohort.id} has no "
+                f"patient: {len(cohort)} patients are too few for {len(values)} parts"
             )
-        parts[name] = cohort.take(np.sort(order[start:stop]))
+        parts[name] = cohort.take(np.sort(rows))
     return parts
 
 
-def _shuffled(cohort: Cohort, seed: int, name: str) -> np.ndarray:
-    """Rows in random order, the same one for the same set of patients."""
-    by_name = np.array(
-        sorted(range(len(cohort)), key=cohort.patients.__getitem__), dtype=np.int64
-    )
-    shuffled: np.ndarray = by_name[rng_of(seed, name).permutation(len(cohort))]
+def _shuffled_rows(cohort: Cohort, seed: int, name: str) -> np.ndarray:
+    """Return the rows in a random order that depends only on the set of patients."""
+    by_patient = sorted(range(len(cohort)), key=cohort.patients.__getitem__)
+    order = rng_of(seed, name).permutation(len(cohort))
+    shuffled: np.ndarray = np.array(by_patient, dtype=np.int64)[order]
     return shuffled
-
-
-def _integers(
-    values: np.ndarray, kind: type[np.signedinteger], what: str
-) -> np.ndarray:
-    """A flat array of this type. Raises DataError for values that it cannot hold."""
-    given = np.asarray(values)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise DataError(f"{what} of bags must be a flat array of integers")
-    if given.dtype != kind and given.size and int(given.max()) > np.iinfo(kind).max:
-        raise DataError(f"{what} of bags do not fit {np.dtype(kind).name}")
-    return np.ascontiguousarray(given, dtype=kind)
 
 
 # ---- sites ---------------------------------------------------------------------------
@@ -367,13 +450,13 @@ def _integers(
 
 @checked(frozen=True)
 class FeatureSpace:
-    """What a patient's numbers mean; the same at all sites, and public.
+    """What the features of a patient mean. It is public and the same at all sites.
 
-    width: concepts of the dictionary (marked ones apart), or numbers of a note's
-        vector.
-    dense: vectors of a frozen encoder in place of bags of concepts. recipe: JSON values
-    from which the same numbers are made of new notes, with `fingerprint`, which says
-    whether they are the same.
+    Attributes:
+        width: Size of the vocabulary, or number of components of a vector.
+        dense: Whether patients are vectors of a frozen encoder, not bags of concepts.
+        recipe: JSON values from which the same features are made of new notes. Its
+            `fingerprint` confirms that they are the same.
     """
 
     width: int
@@ -382,18 +465,18 @@ class FeatureSpace:
 
     @property
     def fingerprint(self) -> str:
-        """Equal where the same notes give the same numbers."""
+        """A digest that is equal where the same notes give the same features."""
         return str(self.recipe.get("fingerprint", ""))
 
 
 @dataclass(frozen=True, eq=False)
 class ConceptVectors:
-    """Public vectors of some of the dictionary's concepts, from a file that all sites
-    read.
+    """Public vectors of some of the dictionary's concepts; all sites read the same file.
 
-    concepts: (found,) int64 indices into the dictionary, rising. values: (found, width)
-        float32.
-    digest: SHA-256 of both, by which sites know that they have the same file.
+    Attributes:
+        concepts: (concepts with a vector,) int64 indices into the dictionary, rising.
+        values: (concepts with a vector, width) float32.
+        digest: SHA-256 of both, by which sites confirm that their files are the same.
     """
 
     concepts: np.ndarray
@@ -402,25 +485,32 @@ class ConceptVectors:
 
     @classmethod
     def of(cls, concepts: np.ndarray, values: np.ndarray) -> ConceptVectors:
-        """Vectors with their digest."""
+        """Return vectors with their digest."""
         indices = np.ascontiguousarray(concepts, "<i8")
         numbers = np.ascontiguousarray(values, "<f4")
         digest = hashlib.sha256(indices.tobytes() + numbers.tobytes()).hexdigest()
         return cls(indices, numbers, digest)
 
     def start(self, known: np.ndarray) -> np.ndarray:
-        """(1 + known, width) float32, where training starts: row 0 is of unknown
-        concepts.
+        """Return the initial table of concept vectors.
 
-        A known concept that the file has not, and row 0, get the mean of those that it
-        has, as in Dligach and Miller's program; zeros where it has none.
+        A known concept without a vector, and row 0, get the mean of the known concepts'
+        vectors, as in the program of Dligach and Miller; zeros if there is none.
+
+        Args:
+            known: (known concepts,) indices into the dictionary, rising.
+
+        Returns:
+            (1 + known concepts, width) float32. Row 0 is that of unknown concepts.
         """
-        _, own, theirs = np.intersect1d(known, self.concepts, return_indices=True)
-        found = self.values[theirs]
+        _, known_rows, vector_rows = np.intersect1d(
+            known, self.concepts, return_indices=True
+        )
+        vectors = self.values[vector_rows]
         table = np.zeros((1 + len(known), self.values.shape[1]), np.float32)
-        if len(found):
-            table[:] = found.mean(axis=0, dtype=np.float64)  # [phenotype word2vec]
-        table[1 + own] = found
+        if len(vectors):
+            table[:] = vectors.mean(axis=0, dtype=np.float64)  # [phenotype word2vec]
+        table[1 + known_rows] = vectors
         return table
 
 
@@ -428,10 +518,16 @@ class ConceptVectors:
 class SitePatients:
     """One site's patients in three parts. They never leave the site.
 
-    train, valid, test: cohorts without a patient in common; their labels are of
-    phenotypes, all -1 for a patient who is not annotated. codes: patient → billed
-    codes, without those that define a phenotype; a patient who is not in it was never
-    coded. vectors: where stage 1 starts.
+    Attributes:
+        id: Name of the site.
+        space: What the patients' features mean.
+        train: Patients to train on. No patient is in two parts. The labels are those of
+            phenotypes, all -1 for a patient who is not annotated.
+        valid: Patients to validate on.
+        test: Patients to test on.
+        codes: Billed codes of each patient, without those that define a phenotype. A
+            patient who is missing here was never coded.
+        vectors: Where stage 1 starts; from random numbers if it is None.
     """
 
     id: str
@@ -444,66 +540,84 @@ class SitePatients:
 
     @property
     def phenotypes(self) -> tuple[str, ...]:
-        """The phenotypes' names, the same at all sites; empty where only codes are
-        learnt."""
+        """Names of the phenotypes, the same at all sites; empty with stage 1 alone."""
         return self.train.outputs
 
     def coded(self, cohort: Cohort) -> Cohort:
-        """The patients of one of its parts whose codes are known."""
-        return cohort.take(np.array([p in self.codes for p in cohort.patients], bool))
+        """Return the patients of a cohort of this site whose codes are known."""
+        has_codes = [patient in self.codes for patient in cohort.patients]
+        return cohort.take(np.array(has_codes, bool))
 
 
 def require_alike(sites: Sequence[SitePatients]) -> None:
-    """Raises DataError where sites have other phenotypes or other features."""
+    """Check that all sites have the same phenotypes and the same features.
+
+    Raises:
+        DataError: They have not; with the names of two sites that differ.
+    """
     first = sites[0]
     for site in sites[1:]:
-        both = f"sites {first.id!r} and {site.id!r}"
+        pair = f"sites {first.id!r} and {site.id!r}"
         if site.phenotypes != first.phenotypes:
-            odd = sorted(set(site.phenotypes) ^ set(first.phenotypes)) or [
-                "their order"
-            ]
+            unshared = sorted(set(site.phenotypes) ^ set(first.phenotypes))
             raise DataError(
-                f"{both} have different phenotypes ({', '.join(odd)}): "
-                "give both the same [phenotypes], or the same kind of labels"
+                f"{pair} have different phenotypes "
+                f"({', '.join(unshared) or 'their order'}): give both the same "
+                "[phenotypes], or the same kind of labels"
             )
-        one, other = ((s.space.width, s.space.fingerprint) for s in (first, site))
-        if one != other:
+        same_width = site.space.width == first.space.width
+        if not same_width or site.space.fingerprint != first.space.fingerprint:
             raise DataError(
-                f"{both} read notes with different dictionaries or encoders: "
+                f"{pair} read notes with different dictionaries or encoders: "
                 "give both the same files"
             )
-        if len({s.vectors and s.vectors.digest for s in (first, site)}) > 1:
+        if _digest_of_vectors(site) != _digest_of_vectors(first):
             raise DataError(
-                f"{both} have different [concepts] vectors: give both the same file"
+                f"{pair} have different [concepts] vectors: give both the same file"
             )
 
 
-def pooled_patients(sites: Sequence[SitePatients]) -> SitePatients:
-    """One site, called "pooled", with all the sites' patients.
+def _digest_of_vectors(site: SitePatients) -> str | None:
+    """Return the digest of a site's concept vectors; None if it has none."""
+    return None if site.vectors is None else site.vectors.digest
 
-    A test patient whom several sites judge (silos share their test patients) is there
-    once.
-    Raises DataError for a patient who is at two sites otherwise.
+
+def pool_sites(sites: Sequence[SitePatients]) -> SitePatients:
+    """Return one site, called "pooled", with the patients of all sites.
+
+    Sites that divide a corpus share their test patients: these are in the result once.
+
+    Raises:
+        DataError: The sites differ in phenotypes or features, or a patient is at two
+            sites otherwise.
     """
     require_alike(sites)
     tests = [site.test for site in sites]
-    shared = len(sites) > 1 and all(t.patients == tests[0].patients for t in tests[1:])
+    share_tests = len(sites) > 1 and all(
+        test.patients == tests[0].patients for test in tests[1:]
+    )
+    codes = {
+        patient: billed for site in sites for patient, billed in site.codes.items()
+    }
     return SitePatients(
         "pooled",
         sites[0].space,
-        pooled([site.train for site in sites]),
-        pooled([site.valid for site in sites]),
-        tests[0] if shared else pooled(tests),
-        {patient: codes for site in sites for patient, codes in site.codes.items()},
-        sites[0].vectors,
+        train=pool_cohorts([site.train for site in sites]),
+        valid=pool_cohorts([site.valid for site in sites]),
+        test=tests[0] if share_tests else pool_cohorts(tests),
+        codes=codes,
+        vectors=sites[0].vectors,
     )
 
 
 def fingerprint(site: SitePatients) -> str:
-    """SHA-256 of a site's patients and parts; as private as the patients themselves."""
+    """Return a SHA-256 digest of a site's patients and parts.
+
+    It is as private as the patients themselves.
+    """
     digest = hashlib.sha256(site.space.fingerprint.encode())
     for cohort in (site.train, site.valid, site.test):
         digest.update(cohort.fingerprint().encode())
-    codes = {patient: sorted(given) for patient, given in sorted(site.codes.items())}
+    codes = {patient: sorted(billed) for patient, billed in sorted(site.codes.items())}
     digest.update(json.dumps(codes).encode())
     return digest.hexdigest()

@@ -56,7 +56,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from fednotes.apps.phenotyping.cohort import Bags, Vectors, offsets_of, stretches
+from fednotes.apps.phenotyping.cohort import Bags, Vectors, entries_of_rows, offsets_of
 from fednotes.apps.phenotyping.dictionary import (
     AMBIGUOUS,
     Dictionary,
@@ -311,7 +311,9 @@ class Matcher:
         for word, code in list(self._codes.items()):
             self._codes.update(dict.fromkeys(plurals_of(word), code))
         self._lengths, given = lengths, self.dictionary
-        source, offsets = stretches(given.bounds, np.asarray(owners, dtype=np.int64))
+        source, offsets = entries_of_rows(
+            given.bounds, np.asarray(owners, dtype=np.int64)
+        )
         own = np.repeat(np.asarray(numbers, dtype=np.int64), np.diff(offsets))
         # (term, concept)
         distinct = np.unique(own * len(given) + given.members[source])
@@ -371,7 +373,7 @@ class Matcher:
     def concepts_of(self, terms: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """The concepts of some matched terms, one term behind the other, and their
         bounds."""
-        source, bounds = stretches(self._bounds, terms)
+        source, bounds = entries_of_rows(self._bounds, terms)
         return self._concepts[source], bounds
 
     def bag(self, texts: str | Iterable[str]) -> np.ndarray:

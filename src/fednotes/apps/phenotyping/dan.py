@@ -35,8 +35,8 @@ from fednotes.apps.phenotyping.cohort import (
     Bags,
     Rows,
     Vectors,
+    entries_of_rows,
     offsets_of,
-    stretches,
 )
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.kernels import dropout, kernel
@@ -132,7 +132,7 @@ class Mixtures:
 
     def take(self, rows: Rows) -> Mixtures:
         """These patients, in the order of `rows`."""
-        source, offsets = stretches(self.offsets, rows)
+        source, offsets = entries_of_rows(self.offsets, rows)
         return Mixtures(
             self.concepts[source], self.shares[source], offsets, self.vocabulary
         )

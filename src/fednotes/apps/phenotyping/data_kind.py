@@ -32,7 +32,7 @@ from fednotes.apps.phenotyping.cohort import (
     SitePatients,
     deal,
     fingerprint,
-    pooled_patients,
+    pool_sites,
     require_alike,
     split,
 )
@@ -519,7 +519,7 @@ def _silos(job: Job, sites: Sequence[SitePatients]) -> list[SitePatients]:
     """
     assert job.silos is not None
     number = job.silos.number
-    whole = pooled_patients(sites)
+    whole = pool_sites(sites)
     with within(f"[silos] number = {number}", DataError, become=ConfigError):
         trains = deal(whole.train, number, job.seed)
         valids = (

@@ -2,7 +2,7 @@
 encoder.
 
     features_for   by a job's tables
-    opened         by a recipe, which a saved model has: the same numbers of new notes
+    load_features         by a recipe, which a saved model has: the same numbers of new notes
 
 A recipe is JSON: it says which dictionary, or encoder, with which options, and its
 fingerprint.
@@ -214,7 +214,7 @@ def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
         )
 
 
-def opened(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features:
+def load_features(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features:
     """What a recipe stands for, checked by its fingerprint.
 
     dictionary: where the dictionary (or the encoder) is now, if it has moved. Raises

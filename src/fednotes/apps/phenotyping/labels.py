@@ -417,7 +417,7 @@ _NO_GOLD = "no JSON: expected one whole object a line, or --labels with a table 
 Gold = dict[str, dict[str, int]]  # patient → phenotype → label
 
 
-def renamed(
+def rename_labels(
     gold: Gold, label_map: Mapping[str, str]
 ) -> tuple[Gold, tuple[str, ...], int]:
     """Labels under the model's names, and the names in the file's order.
@@ -469,7 +469,7 @@ def read_gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
     return notes, gold
 
 
-def read_beside(
+def read_gold_table(
     notes: dict[str, list[str]], path: Path, labels: Path
 ) -> tuple[dict[str, list[str]], Gold, tuple[str, ...]]:
     """Texts of notes and labels of a table, of the patients who have both; and a line

@@ -16,8 +16,13 @@ import numpy as np
 
 from fednotes.apps.phenotyping.cohort import LABELS, PRESENT, UNLABELLED, Bags, Vectors
 from fednotes.apps.phenotyping.concepts import by_patient
-from fednotes.apps.phenotyping.features import Features, opened
-from fednotes.apps.phenotyping.labels import read_beside, read_gold, read_texts, renamed
+from fednotes.apps.phenotyping.features import Features, load_features
+from fednotes.apps.phenotyping.labels import (
+    read_gold,
+    read_gold_table,
+    read_texts,
+    rename_labels,
+)
 from fednotes.apps.phenotyping.phenotyper import Phenotyper
 from fednotes.core.errors import ConfigError, DataError, ModelError, within
 from fednotes.core.types import Document
@@ -84,7 +89,7 @@ class PatientReader:
         Raises ModelError naming the folder.
         """
         with within(str(folder), ModelError):
-            return cls(model, opened(model.space.recipe, place))
+            return cls(model, load_features(model.space.recipe, place))
 
     def read(
         self, notes: Mapping[str, Sequence[str]], told: bool = True
@@ -207,7 +212,7 @@ def evaluate_patients(
             notes, gold = read_gold(path)
     else:
         with reading_as(encoding):
-            notes, gold, told = read_beside(
+            notes, gold, told = read_gold_table(
                 notes_of(str(path), encoding=encoding), path, labels
             )
         for line in told:
@@ -220,7 +225,7 @@ def evaluate_patients(
     label_map = require_mapping(
         label_map, before, phenotyper.phenotypes, labels or path
     )
-    gold, found, clashes = renamed(gold, label_map)
+    gold, found, clashes = rename_labels(gold, label_map)
     if clashes:
         print(
             f"note: {clashes} pair(s) of patient and phenotype have two different labels after "

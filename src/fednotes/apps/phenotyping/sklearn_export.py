@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fednotes.apps.phenotyping.cohort import LABELS
-from fednotes.apps.phenotyping.features import ConceptFeatures, opened
+from fednotes.apps.phenotyping.features import ConceptFeatures, load_features
 from fednotes.apps.phenotyping.phenotyper import Phenotyper, load_phenotyper
 from fednotes.core.errors import ConfigError, needs
 from fednotes.core.store import write_json
@@ -42,7 +42,7 @@ def writer(model: Path, dictionary: str | None = None) -> Callable[[Path], None]
     with needs("skops", "sklearn"):
         import skops.io
         from sklearn.pipeline import Pipeline
-    features = opened(loaded.space.recipe, dictionary)
+    features = load_features(loaded.space.recipe, dictionary)
     names: tuple[str, ...] = ()
     if isinstance(features, ConceptFeatures):
         names = features.matcher.dictionary.concepts

@@ -46,7 +46,7 @@ from fednotes.apps.phenotyping.cohort import (
     Bags,
     ConceptVectors,
     SitePatients,
-    pooled_patients,
+    pool_sites,
     require_alike,
 )
 from fednotes.apps.phenotyping.dan import KNOWN, Dan
@@ -772,9 +772,7 @@ def pooled(
     complete: Sequence[SitePatients] | None,
 ) -> tuple[tuple[SitePatients, ...], Config]:
     """All patients at one site: the paper's centralised training."""
-    return (pooled_patients(sites),), replace(
-        config, min_patients=0, aggregation="mean"
-    )
+    return (pool_sites(sites),), replace(config, min_patients=0, aggregation="mean")
 
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
