@@ -118,7 +118,7 @@ def test_a_lock_that_is_another_name_of_a_file_does_not_change_it(
     os.link(mine, run / store.LOCK)
     with (
         pytest.raises(FednotesError, match="is a hard link to another file"),
-        store.held(run),
+        store.hold_folder(run),
     ):
         pass
     assert mine.read_text() == "precious"
@@ -126,7 +126,10 @@ def test_a_lock_that_is_another_name_of_a_file_does_not_change_it(
 
 def test_a_lock_that_is_a_fifo_is_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / store.LOCK)
-    with pytest.raises(FednotesError, match="cannot be written"), store.held(tmp_path):
+    with (
+        pytest.raises(FednotesError, match="cannot be written"),
+        store.hold_folder(tmp_path),
+    ):
         pass
 
 

@@ -18,7 +18,7 @@ import torch
 
 from fednotes.core import store, tensors
 from fednotes.core.errors import BusyError, FednotesError, ModelError
-from fednotes.core.store import held
+from fednotes.core.store import hold_folder
 from fednotes.core.types import Document
 from fednotes.data.formats import jsonl
 
@@ -59,7 +59,7 @@ def test_text_is_replaced_or_left(
         store.write_text(path, "other")
     assert everything(tmp_path) == before
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(FULL))
-    with pytest.raises(FednotesError, match="before is whole"):
+    with pytest.raises(FednotesError, match="before is unchanged"):
         store.write_text(path, "other")
     assert everything(tmp_path) == before
 
@@ -441,8 +441,8 @@ def test_a_folder_and_a_loop_are_errors(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from fednotes.core.store import held
-with held(Path(sys.argv[1])):
+from fednotes.core.store import hold_folder
+with hold_folder(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -468,12 +468,12 @@ def test_the_second_is_told_who_holds_it_and_a_dead_one_s_is_taken_over(
     folder = tmp_path / "run"
     with holder(folder) as process:
         pattern = rf"run: in use by process {process.pid} on \S+ since 20\d\d-\S+ \S+ \(.*\): wait"
-        with pytest.raises(BusyError, match=pattern), held(folder):
+        with pytest.raises(BusyError, match=pattern), hold_folder(folder):
             pytest.fail("two at once")
         process.kill()
     with (folder / store.LOCK).open("a") as left:  # nobody could tidy up
         left.write("of one with a longer command" * 100)
-    with held(folder):
+    with hold_folder(folder):
         assert (folder / store.LOCK).read_text().startswith(f"process {os.getpid()} on")
         assert "longer" not in (folder / store.LOCK).read_text()
     assert os.listdir(folder) == []
@@ -482,12 +482,12 @@ def test_the_second_is_told_who_holds_it_and_a_dead_one_s_is_taken_over(
 def test_a_folder_without_anything_goes_and_one_with_something_stays(
     tmp_path: Path,
 ) -> None:
-    with held(tmp_path / "a" / "new"):
+    with hold_folder(tmp_path / "a" / "new"):
         pass
-    with held(tmp_path / "used"):
+    with hold_folder(tmp_path / "used"):
         (tmp_path / "used" / "file").touch()
     (tmp_path / "empty").mkdir()
-    with held(tmp_path / "empty"):
+    with hold_folder(tmp_path / "empty"):
         pass
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "empty", "used"]
     assert not (tmp_path / "a" / "new").exists()
@@ -496,12 +496,12 @@ def test_a_folder_without_anything_goes_and_one_with_something_stays(
 
 def test_a_folder_may_be_moved_while_it_is_held(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
-    with held(one):
+    with hold_folder(one):
         (one / "file").touch()
         one.rename(other)
-        with pytest.raises(BusyError), held(other):
+        with pytest.raises(BusyError), hold_folder(other):
             pytest.fail("it is ours there too")
-        with held(one):
+        with hold_folder(one):
             assert os.listdir(one) == [store.LOCK]
             assert (one / store.LOCK).stat().st_mode & 0o777 == 0o600
     assert os.listdir(other) == ["file"]
@@ -518,7 +518,7 @@ def test_a_folder_that_is_moved_just_before_it_is_locked_is_not_taken_for_the_on
         flock(number, what)
 
     monkeypatch.setattr(store.fcntl, "flock", late)
-    with held(one), pytest.raises(BusyError), held(one):
+    with hold_folder(one), pytest.raises(BusyError), hold_folder(one):
         pytest.fail("two at once")
 
 
@@ -526,11 +526,11 @@ COUNT = """
 import sys
 from pathlib import Path
 from fednotes.core.errors import BusyError
-from fednotes.core.store import held
+from fednotes.core.store import hold_folder
 folder, done = Path(sys.argv[1]), 0
 while done < 100:
     try:
-        with held(folder):
+        with hold_folder(folder):
             number = folder / "number"
             number.write_text(str(int(number.read_text() or 0) + 1))
             done += 1
@@ -554,9 +554,9 @@ def test_there_is_never_more_than_one(tmp_path: Path) -> None:
 
 
 def test_what_somebody_wrote_into_the_lock_is_cleaned_and_cut(tmp_path: Path) -> None:
-    with held(tmp_path):
+    with hold_folder(tmp_path):
         (tmp_path / store.LOCK).write_bytes(b"\x1b[2Jboo\xff\n" + b"x" * 100_000)
-        with pytest.raises(BusyError) as told, held(tmp_path):
+        with pytest.raises(BusyError) as told, hold_folder(tmp_path):
             pytest.fail("two at once")
     assert str(told.value).isprintable()
     assert len(str(told.value)) < 1000
@@ -565,7 +565,7 @@ def test_what_somebody_wrote_into_the_lock_is_cleaned_and_cut(tmp_path: Path) ->
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("text")
     (tmp_path / store.LOCK).symlink_to("precious")
-    with pytest.raises(FednotesError, match="cannot be written"), held(tmp_path):
+    with pytest.raises(FednotesError, match="cannot be written"), hold_folder(tmp_path):
         pytest.fail("held through a link")
     assert (tmp_path / "precious").read_text() == "text"
 
@@ -578,15 +578,15 @@ def test_a_file_system_without_locks_is_told_of(
 
     problem = errno.ENOLCK
     monkeypatch.setattr(store.fcntl, "flock", flock)
-    with caplog.at_level(logging.WARNING), held(tmp_path):
+    with caplog.at_level(logging.WARNING), hold_folder(tmp_path):
         assert "has no locks" in caplog.text
     problem = errno.EIO
-    with pytest.raises(FednotesError, match="cannot be written"), held(tmp_path):
+    with pytest.raises(FednotesError, match="cannot be written"), hold_folder(tmp_path):
         pytest.fail("held on a broken disk")
 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with held(tmp_path), pytest.raises(BusyError), held(tmp_path):
+    with hold_folder(tmp_path), pytest.raises(BusyError), hold_folder(tmp_path):
         pytest.fail("two at once")
     assert len(os.listdir("/proc/self/fd")) == before

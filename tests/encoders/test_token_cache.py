@@ -21,7 +21,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer, Whitespace
 
 from fednotes.core.errors import DataError, FednotesError, ModelError
-from fednotes.core.store import holding
+from fednotes.core.store import try_lock_folder
 from fednotes.data.notes import Note, read_notes
 from fednotes.encoders import token_cache
 from fednotes.encoders.packing import plan_full
@@ -160,7 +160,7 @@ def test_clearing_removes_corpora_alone(tmp_path: Path) -> None:
         folder.mkdir()
     left = tmp_path / "tokens" / f".{'b' * 32}.{'0' * 16}.tmp"
     left.mkdir()
-    with holding(kept[0]) as ours:
+    with try_lock_folder(kept[0]) as ours:
         assert ours
         assert clear_tokens(tmp_path / "tokens") == size > 0
     assert sorted((tmp_path / "tokens").iterdir()) == sorted(kept)

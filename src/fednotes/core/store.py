@@ -1,10 +1,10 @@
-"""Files and folders that are whole or absent, and one process a folder.
+"""Write files and folders atomically, and let one process at a time use a folder.
 
-Both are written beside their place and renamed into it, so a killed process or a full
-disk leaves the earlier one whole.
+Files and folders are written under a temporary name and renamed, so a killed process or
+a full disk leaves the earlier version whole.
 
-What a run or a kit keeps derives from notes, so files and folders are for their owner
-alone unless whoever writes them says otherwise.
+What a run or a kit stores derives from notes. Files and folders are therefore readable
+by their owner alone, unless the caller asks otherwise.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from safetensors import SafetensorError
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import BusyError, FednotesError, on_disk
 
-_WHOLE = "; what was there before is whole"
+_UNCHANGED = "; what was there before is unchanged"
 _KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a FIFO"}
-_MOST_LINKS = 40  # that lead to each other, as in the system
-ATTEMPTS = 5  # at putting a folder into its place while others do the same
+_MAX_LINKS = 40  # in a chain of links, as the operating system has it
+ATTEMPTS = 5  # to rename a folder while other processes rename theirs
 
 
 def replace_file(
@@ -44,11 +44,16 @@ def replace_file(
     mode: int = 0o600,
     exact: bool = False,
 ) -> None:
-    """Put a file into its place atomically; it and its name are on disk when this
-    returns.
+    """Write a file atomically. Its content and name are on disk when this returns.
 
-    mode: its permissions, less the umask; exact: whatever the umask says. Raises
-    OSError: whoever calls has the words for it.
+    Args:
+        path: The file.
+        data: Its content.
+        mode: Its permissions, less the umask.
+        exact: Whether to ignore the umask.
+
+    Raises:
+        OSError: The disk refuses; the caller words the message.
     """
     with replacing(path, mode=mode, exact=exact) as file:
         file.write(data)
@@ -58,72 +63,76 @@ def replace_file(
 def replacing(
     path: Path, *, mode: int = 0o600, exact: bool = False
 ) -> Iterator[IO[bytes]]:
-    """Yield a file to write into, which takes its place atomically when the block ends.
+    """Yield a file that takes its place atomically when the context ends.
 
-    Where the block raises, what was at the path before stays as it was.
+    If the context raises, the earlier file stays as it was.
 
     Args:
-        path: The place.
+        path: The file.
         mode: Its permissions, less the umask.
-        exact: Whether the permissions are these whatever the umask says.
+        exact: Whether to ignore the umask.
 
     Raises:
-        OSError: The disk refuses; whoever calls has the words for it.
+        OSError: The disk refuses; the caller words the message.
     """
-    temporary = beside(path)
+
+    def create(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
+    temporary = temporary_path(path)
     try:
-        with open(
-            temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)
-        ) as file:
+        with open(temporary, "xb", opener=create) as file:
             yield file
             file.flush()
             if exact:
                 os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        sync_folder(path.parent)  # or a power cut takes the name back
+        sync_folder(path.parent)  # otherwise a power cut undoes the renaming
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for their owner alone."""
+    """Make a folder and its missing parents, readable by their owner alone."""
     if not path.exists():
         private_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
 
 
-def owned(name: str, flags: int) -> int:
-    """The `opener` of `open` for a file that only its owner can read."""
+def open_private(name: str, flags: int) -> int:
+    """Open a file that only its owner can read; use it as the `opener` of `open`."""
     return os.open(name, flags, 0o600)
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[IO[bytes]]:
-    """A file, made for its owner if there is none, that nobody else has for the while:
-    who comes second waits."""
-    with os.fdopen(
-        owned(str(path), os.O_RDWR | os.O_CREAT), "r+b", buffering=0
-    ) as file:
+def locked_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yield an open file that no other process has locked; wait for it if necessary.
+
+    The file is created, readable by its owner alone, if it does not exist.
+    """
+    descriptor = open_private(str(path), os.O_RDWR | os.O_CREAT)
+    with os.fdopen(descriptor, "r+b", buffering=0) as file:
         lock(file)
         yield file
 
 
 def make_private(folder: Path) -> dict[Path, int]:
-    """Take a folder, and all that is in it, from everybody but its owner. No link is
-    followed.
+    """Remove all permissions of other users from a folder and its content.
+
+    No link is followed.
 
     Returns:
-        What was open to others, with the permissions that it had.
+        The paths that others could open, with their earlier permissions.
 
     Raises:
-        FednotesError: Something there belongs to another user, so it cannot be closed.
+        FednotesError: A path belongs to another user, so its permissions cannot change.
     """
     closed: dict[Path, int] = {}
     for place, _, names in os.walk(folder):
         for path in (Path(place), *(Path(place, name) for name in names)):
-            with suppress(FileNotFoundError):  # it went away meanwhile
+            with suppress(FileNotFoundError):  # it was deleted meanwhile
                 mode = path.lstat().st_mode
                 if stat.S_ISLNK(mode) or not mode & 0o077:
                     continue
@@ -131,25 +140,37 @@ def make_private(folder: Path) -> dict[Path, int]:
                     path.chmod(stat.S_IMODE(mode) & 0o700)
                 except PermissionError as error:
                     raise FednotesError(
-                        f"{path}: belongs to another user of this machine, and others can open "
-                        "it: use a folder of your own"
+                        f"{path}: belongs to another user of this machine, and others "
+                        "can open it: use a folder of your own"
                     ) from error
                 closed[path] = stat.S_IMODE(mode)
     return closed
 
 
-def beside(path: Path, ending: str = "tmp") -> Path:
-    """A hidden name in the same folder that nobody else takes: process numbers are not
-    unique where containers share a volume."""
+def temporary_path(path: Path, ending: str = "tmp") -> Path:
+    """Return a new hidden name in the folder of `path`.
+
+    It is random, because process ids are not unique where containers share a volume.
+    """
     return path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.{ending}")
 
 
 def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
-    """Take the system's lock (`flock`) on an open file or folder; whether it is ours.
+    """Lock an open file or folder (`flock`).
 
-    It ends when that is closed, however its process ends, and holds between machines
-    only where the file system says so: NFS does from version 4 on, unless mounted with
-    `nolock` or `local_lock`. Raises OSError.
+    The lock ends when the file is closed, however the process ends. It holds between
+    machines only if the file system supports that: NFS does from version 4 on, unless
+    it is mounted with `nolock` or `local_lock`.
+
+    Args:
+        file: The open file or its descriptor.
+        wait: Whether to wait until other processes have released it.
+
+    Returns:
+        Whether the lock was acquired.
+
+    Raises:
+        OSError: The file system refuses.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -159,57 +180,77 @@ def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
 
 
 @contextmanager
-def holding(folder: Path) -> Iterator[bool]:
-    """Whether surely nobody else is writing a folder, in whatever container; it is ours
-    for the while then."""
-    with ExitStack() as opened:
-        ours = False
+def try_lock_folder(folder: Path) -> Iterator[bool]:
+    """Try to lock a folder for the context; yield whether the lock was acquired.
+
+    It is acquired only if no other process writes the folder, in any container.
+    """
+    with ExitStack() as stack:
+        is_locked = False
         with suppress(OSError):
-            number = os.open(folder, os.O_RDONLY)
-            opened.callback(os.close, number)
-            ours = lock(number, wait=False) and _same(folder.stat(), number)
-        yield ours
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            is_locked = lock(descriptor, wait=False) and _is_same(
+                folder.stat(), descriptor
+            )
+        yield is_locked
 
 
 @contextmanager
-def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
-    """Make a folder that others leave in peace for the while; mode: less the umask."""
-    # somebody's cleaning may come between the next two lines
-    for last in (False, False, True):
+def locked_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
+    """Make a folder and lock it for the context, so that no process cleans it up.
+
+    Args:
+        path: The folder.
+        mode: Its permissions, less the umask.
+    """
+    # Another process may clean the folder up between making and locking it.
+    for is_last in (False, False, True):
         path.mkdir(mode=mode, exist_ok=True)
-        with holding(path) as ours:
-            if ours or last:  # else there are no locks here
+        with try_lock_folder(path) as is_locked:
+            if is_locked or is_last:  # a file system without locks never locks it
                 yield
                 return
 
 
 def sync_folder(path: Path) -> None:
-    """Names that were given and taken in a folder are so on disk when this returns."""
-    number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    """Write the names in a folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     except OSError as error:
-        # a file system that has no such thing
+        # Some file systems do not support this.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str, *, private: bool = True) -> None:
-    """Write a text file atomically, on disk when this returns.
+    """Write a text file atomically. It is on disk when this returns.
 
-    private: False for what a person asked for, whose permissions the umask says.
+    Args:
+        path: The file. Missing folders are made.
+        text: Its content.
+        private: Whether only the owner may read it; otherwise the umask decides.
+
+    Raises:
+        FednotesError: It cannot be written.
     """
-    with on_disk(path, FednotesError, _WHOLE):
-        private_folder(path.parent) if private else path.parent.mkdir(
-            parents=True, exist_ok=True
-        )
+    with on_disk(path, FednotesError, _UNCHANGED):
+        _make_folder(path.parent, private=private)
         replace_file(path, text.encode(), mode=0o600 if private else 0o666)
 
 
+def _make_folder(path: Path, *, private: bool) -> None:
+    if private:
+        private_folder(path)
+    else:
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def write_json(path: Path, value: Any, *, private: bool = True) -> None:
-    """Write a JSON file atomically."""
+    """Write a JSON file atomically, as `write_text` does."""
     text = json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False)
     write_text(path, f"{text}\n", private=private)
 
@@ -217,36 +258,30 @@ def write_json(path: Path, value: Any, *, private: bool = True) -> None:
 def write_folder(
     path: Path, fill: Callable[[Path], None], *, private: bool = True
 ) -> None:
-    """Make a folder atomically: `fill` writes into a temporary sibling, then it is
-    renamed.
+    """Write a folder atomically.
 
-    A folder that was there before is replaced, and stays whole if `fill` fails.
-    private: as in `write_text`, whatever permissions `fill` gives.
+    A folder that was there before is replaced; it stays as it was if `fill` fails.
+
+    Args:
+        path: The folder.
+        fill: Writes the content into a temporary folder, which is then renamed.
+        private: Whether only the owner may read it, whatever permissions `fill` sets.
+
+    Raises:
+        FednotesError: It cannot be written.
     """
-    folder, temporary, old = path.parent, beside(path), beside(path, "old")
+    temporary = temporary_path(path)
+    old = temporary_path(path, "old")
     try:
-        with on_disk(path, FednotesError, _WHOLE):
-            private_folder(folder) if private else folder.mkdir(
-                parents=True, exist_ok=True
-            )
-            with new_folder(temporary, mode=0o700 if private else 0o777):
+        with on_disk(path, FednotesError, _UNCHANGED):
+            _make_folder(path.parent, private=private)
+            with locked_folder(temporary, mode=0o700 if private else 0o777):
                 fill(temporary)
                 if private:
                     make_private(temporary)
                 sync_folder(temporary)
-            for left in reversed(range(ATTEMPTS)):
-                if path.exists():
-                    with suppress(FileNotFoundError):
-                        os.replace(path, old)
-                try:
-                    os.replace(temporary, path)
-                    break
-                except OSError as error:
-                    # another process was here in between: the last one stays
-                    if not left or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                        raise
-                shutil.rmtree(old, ignore_errors=True)
-            sync_folder(folder)
+            _put_in_place(temporary, path, old)
+            sync_folder(path.parent)
     except SafetensorError as error:
         raise FednotesError(
             f"{path}: cannot be written ({error}); is the disk full?"
@@ -254,15 +289,36 @@ def write_folder(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         with suppress(OSError):
+            # An error between the two renames must not lose the earlier folder.
             if old.exists() and not path.exists():
-                os.replace(old, path)  # whatever stopped us between the two renames
+                os.replace(old, path)
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_in_place(temporary: Path, path: Path, old: Path) -> None:
+    """Rename a folder to `path`, and a folder that is there to `old`.
+
+    If several processes do this at the same time, the last one's folder stays.
+    """
+    for attempts_left in reversed(range(ATTEMPTS)):
+        if path.exists():
+            with suppress(FileNotFoundError):
+                os.replace(path, old)
+        try:
+            os.replace(temporary, path)
+            return
+        except OSError as error:
+            is_taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+            if not is_taken or not attempts_left:
+                raise
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def write_out(path: Path, text: str | bytes) -> None:
     """Write bytes, or a text as UTF-8, to a place that a person named.
 
-    Raises as `stream_out`.
+    Raises:
+        FednotesError: As `stream_out`.
     """
     with stream_out(path) as file:
         file.write(text.encode("utf-8") if isinstance(text, str) else text)
@@ -270,65 +326,71 @@ def write_out(path: Path, text: str | bytes) -> None:
 
 @contextmanager
 def stream_out(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file to write into piece by piece, for a place that a person named
-    (`--out`).
+    """Yield a file to write to, piece by piece, at a place that a person named.
 
-    A file is there whole when the block ends, or not at all. One that was this user's
-    keeps its permissions. Through a link it is the file that the link leads to; the
-    link stays. A device or a FIFO (/dev/stdout) is given the bytes as they come.
+    The file appears whole when the context ends, or not at all. A file of this user
+    keeps its permissions. A link stays, and the file that it leads to is written. A
+    device or FIFO (/dev/stdout) receives the bytes at once.
 
-    Another user of the machine who may write in the same folder (/tmp) can put a link
-    or a FIFO at the place beforehand. It is not followed or written to.
+    Another user who may write in the same folder (/tmp) can put a link or a FIFO at the
+    place beforehand. Such a link is not followed, such a FIFO not written to.
 
     Raises:
-        FednotesError: The place cannot be written or is another user's link or FIFO, or
-            a text has characters that UTF-8 has not.
+        FednotesError: The place cannot be written, is another user's link or FIFO, or
+            the text has characters that UTF-8 cannot encode.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        real = _followed(path)
-        if _is_stream(real):
-            with open(
-                real, "ab"
-            ) as stream:  # what the same stdout was given before stays
-                yield stream
-            return
-        try:
-            status = real.lstat()
-        except FileNotFoundError:
-            status = None
-        if (
-            status is None
-            or stat.S_ISREG(status.st_mode)
-            or stat.S_ISDIR(status.st_mode)
-        ):
-            ours = status is not None and status.st_uid == os.geteuid()
-            asked = (
-                stat.S_IMODE(status.st_mode) if status is not None and ours else 0o666
-            )
-            with replacing(real, mode=asked, exact=ours) as file:
-                yield file
-        else:
-            _require_trusted(real, status)
-            with open(real, "ab", opener=_without_creating) as stream:
-                if not os.path.samestat(status, os.fstat(stream.fileno())):
-                    raise OSError(errno.ESTALE, "it was replaced meanwhile")
-                yield stream
-    except (OSError, UnicodeEncodeError) as error:
-        reason = (
-            getattr(error, "strerror", None)
-            or "the text has characters that UTF-8 has not"
-        )
-        raise FednotesError(f"{path}: cannot be written ({reason})") from error
+        with _open_out(_follow_links(path)) as file:
+            yield file
+    except UnicodeEncodeError as error:
+        raise FednotesError(
+            f"{path}: cannot be written (the text has characters that UTF-8 cannot encode)"
+        ) from error
+    except OSError as error:
+        raise FednotesError(
+            f"{path}: cannot be written ({error.strerror or error})"
+        ) from error
 
 
-def _followed(path: Path) -> Path:
-    """Return where the links at a path lead. The system follows those in its folders.
+@contextmanager
+def _open_out(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, device or FIFO that is not a link; see `stream_out`."""
+    if _is_stream(path):
+        with open(path, "ab") as stream:  # appends to what stdout received before
+            yield stream
+        return
+
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        with replacing(path, mode=0o666) as file:
+            yield file
+        return
+
+    if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+        is_ours = status.st_uid == os.geteuid()
+        mode = stat.S_IMODE(status.st_mode) if is_ours else 0o666
+        with replacing(path, mode=mode, exact=is_ours) as file:
+            yield file
+        return
+
+    _require_trusted(path, status)
+    with open(path, "ab", opener=_open_existing) as stream:
+        if not os.path.samestat(status, os.fstat(stream.fileno())):
+            raise OSError(errno.ESTALE, "it was replaced meanwhile")
+        yield stream
+
+
+def _follow_links(path: Path) -> Path:
+    """Return where the links at a path lead.
+
+    The operating system follows links in the folders of the path.
 
     Raises:
         OSError: Another user could have put a link there, or there are too many.
     """
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         if _is_stream(path):
             return path
         try:
@@ -345,16 +407,14 @@ def _followed(path: Path) -> Path:
 
 
 def _is_stream(path: Path) -> bool:
-    """Return whether a path names a file that this process has open, such as
-    /dev/stdout."""
+    """Return whether a path names an open file of this process, such as /dev/stdout."""
     return os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
 
 
 def _require_trusted(path: Path, status: os.stat_result) -> None:
-    """Pass a link, a FIFO or a device that no other user can have put into a shared
-    folder.
+    """Refuse a link, FIFO or device that another user put into a shared folder.
 
-    The system has this rule for links in folders such as /tmp where
+    The operating system has this rule for links in folders such as /tmp if
     `fs.protected_symlinks` and `fs.protected_fifos` are set.
 
     Raises:
@@ -362,88 +422,108 @@ def _require_trusted(path: Path, status: os.stat_result) -> None:
             user.
     """
     folder = path.parent.stat()
-    if folder.st_mode & 0o002 and status.st_uid not in (os.geteuid(), folder.st_uid, 0):
+    is_shared = folder.st_mode & 0o002
+    if is_shared and status.st_uid not in (os.geteuid(), folder.st_uid, 0):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a device")
         raise PermissionError(
             errno.EPERM,
-            f"another user of this machine has put {kind} there: write into a folder of your own",
+            f"another user of this machine has put {kind} there: write into a folder of "
+            "your own",
         )
 
 
-def _without_creating(name: str, flags: int) -> int:
+def _open_existing(name: str, flags: int) -> int:
     return os.open(name, flags & ~os.O_CREAT | os.O_NOFOLLOW)
 
 
-LOCK = "lock"  # the file in a held folder; what is written in it is for people
-_MOST = 500  # bytes of it that are shown
+# ---- one process at a time -----------------------------------------------------------
+
+LOCK = "lock"  # the file in a folder in use; people can read in it who uses the folder
+_MAX_OWNER_BYTES = 500  # of that file which are shown
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
-logger = logging.getLogger("fednotes.core.store")
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a folder, which is made if there is none; one in which nothing was put then
-    goes.
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Let no other process use a folder within the context.
 
-    It may be moved while it is held: the lock moves along. Raises BusyError, which
-    names the process, if another one holds it; FednotesError where it cannot be
-    written.
+    The folder is made if it does not exist, and removed again if it stays empty. It may
+    be moved within the context; the lock moves with it.
+
+    Raises:
+        BusyError: Another process holds it; the message names the process.
+        FednotesError: It cannot be written.
     """
     with on_disk(folder, FednotesError):
-        made = not folder.exists()
-        number, place = _taken(folder)
+        is_new = not folder.exists()
+        lock_descriptor, folder_descriptor = _acquire(folder)
     try:
         yield
     finally:
         with suppress(OSError):
-            # while it is ours: who waits for it looks again
-            os.unlink(LOCK, dir_fd=place)
-        os.close(number)
-        os.close(place)
-        if made:
+            # Deleted while locked: a process that waits for the file looks again.
+            os.unlink(LOCK, dir_fd=folder_descriptor)
+        os.close(lock_descriptor)
+        os.close(folder_descriptor)
+        if is_new:
             with suppress(OSError):
                 folder.rmdir()
 
 
-def _taken(folder: Path) -> tuple[int, int]:
-    """The open lock and the open folder, once both are those that the path leads to."""
+def _acquire(folder: Path) -> tuple[int, int]:
+    """Lock a folder.
+
+    Returns:
+        The descriptors of the lock file and of the folder. Both are those that the path
+        leads to.
+    """
     while True:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with ExitStack() as opened, suppress(FileNotFoundError):
-            # not found: the one who had it has just ended, or moved it away
-            place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            opened.callback(os.close, place)
+        # A file may vanish: its process has just ended, or has moved the folder away.
+        with ExitStack() as stack, suppress(FileNotFoundError):
+            folder_descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, folder_descriptor)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            number = os.open(LOCK, flags, 0o600, dir_fd=place)
-            opened.callback(os.close, number)
-            if (
-                os.fstat(number).st_nlink > 1
-            ):  # what is written into it would be in another file
+            lock_descriptor = os.open(LOCK, flags, 0o600, dir_fd=folder_descriptor)
+            stack.callback(os.close, lock_descriptor)
+            if os.fstat(lock_descriptor).st_nlink > 1:
+                # What is written into it would appear in another file.
                 raise FednotesError(
-                    f"{folder / LOCK}: is a hard link to another file: delete it, if no other "
-                    "command is running there"
+                    f"{folder / LOCK}: is a hard link to another file: delete it, if no "
+                    "other command is running there"
                 )
-            _lock(folder, number)
-            if _same(os.stat(LOCK, dir_fd=place), number) and _same(
-                folder.stat(), place
-            ):
-                since = datetime.now().astimezone().isoformat(" ", "seconds")
-                command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[
-                    : _MOST // 2
-                ]
-                who = f"process {os.getpid()} on {node()} since {since} ({command})"
-                os.ftruncate(number, 0)
-                os.write(number, who.encode("utf-8", "replace"))
-                opened.pop_all()
-                return number, place
+
+            _lock_or_raise(folder, lock_descriptor)
+            is_same_lock = _is_same(
+                os.stat(LOCK, dir_fd=folder_descriptor), lock_descriptor
+            )
+            if is_same_lock and _is_same(folder.stat(), folder_descriptor):
+                os.ftruncate(lock_descriptor, 0)
+                os.write(lock_descriptor, _this_process().encode("utf-8", "replace"))
+                stack.pop_all()
+                return lock_descriptor, folder_descriptor
 
 
-def _lock(folder: Path, number: int) -> None:
+def _this_process() -> str:
+    """Describe this process to people who find its lock."""
+    since = datetime.now().astimezone().isoformat(" ", "seconds")
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    command = command[: _MAX_OWNER_BYTES // 2]
+    return f"process {os.getpid()} on {node()} since {since} ({command})"
+
+
+def _lock_or_raise(folder: Path, descriptor: int) -> None:
+    """Lock the lock file of a folder.
+
+    Raises:
+        BusyError: Another process has locked it.
+    """
     try:
-        if not lock(number, wait=False):
-            told = os.pread(number, _MOST, 0).decode("utf-8", "replace")
-            who = clean(told) or "another process"
-            raise BusyError(f"{folder}: in use by {who}: wait for its end, or end it")
+        if not lock(descriptor, wait=False):
+            raw = os.pread(descriptor, _MAX_OWNER_BYTES, 0)
+            owner = clean(raw.decode("utf-8", "replace")) or "another process"
+            raise BusyError(f"{folder}: in use by {owner}: wait for its end, or end it")
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -452,5 +532,5 @@ def _lock(folder: Path, number: int) -> None:
         )
 
 
-def _same(found: os.stat_result, number: int) -> bool:
-    return os.path.samestat(found, os.fstat(number))
+def _is_same(status: os.stat_result, descriptor: int) -> bool:
+    return os.path.samestat(status, os.fstat(descriptor))

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 
 from fednotes.core.errors import DataError, ModelError, on_disk
 from fednotes.core.parsing import read_json
-from fednotes.core.store import holding, write_folder
+from fednotes.core.store import try_lock_folder, write_folder
 from fednotes.data.clinical import RECIPE, sentences
 from fednotes.data.notes import Key, Note, patient_of
 from fednotes.encoders.features import clear_cache
@@ -88,7 +88,7 @@ def cached_tokens(
     if found is not None:
         return found
     for left in folder.glob(f".{key}.*.tmp") if folder.is_dir() else []:
-        with holding(left) as ours:
+        with try_lock_folder(left) as ours:
             if ours:  # a killed process's
                 shutil.rmtree(left, ignore_errors=True)
 
@@ -131,7 +131,7 @@ def clear_tokens(folder: Path) -> int:
         name = re.fullmatch(r"\.?[0-9a-f]{32}(\.[0-9a-f]+\.(tmp|old))?", path.name)
         if name is None or not path.is_dir():
             continue
-        with holding(path) as ours:
+        with try_lock_folder(path) as ours:
             if name[1] and not ours:
                 continue
             size = sum(file.stat().st_size for file in path.iterdir())

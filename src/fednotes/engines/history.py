@@ -41,7 +41,7 @@ from fednotes.core.messages import (
 )
 from fednotes.core.parsing import parse_json, read_json
 from fednotes.core.store import (
-    owned,
+    open_private,
     private_folder,
     replace_file,
     sync_folder,
@@ -504,7 +504,7 @@ def _append(path: Path | None, line: str, what: str) -> None:
     """Append a line to a file, and put it on the disk; without a path, do nothing."""
     if path is None:
         return
-    with _disk(path, what), open(path, "ab", opener=owned) as file:
+    with _disk(path, what), open(path, "ab", opener=open_private) as file:
         if file.tell():
             line = "\n" + line  # never behind the cut end of another line
         file.write(line.encode())

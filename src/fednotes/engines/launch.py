@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from fednotes.core.errors import BusyError, ConfigError, TrainingError
 from fednotes.core.parsing import read_json, read_json_table
-from fednotes.core.store import held, private_folder, write_json
+from fednotes.core.store import hold_folder, private_folder, write_json
 from fednotes.privacy.secure_sum.crypto import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
@@ -104,7 +104,7 @@ def only_one(state: Path) -> Iterator[None]:
     """
     with ExitStack() as mine:
         try:
-            mine.enter_context(held(state))
+            mine.enter_context(hold_folder(state))
         except BusyError as error:
             raise TrainingError(
                 f"{state.name}: an earlier submission is still ending"

@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, nearest
-from fednotes.core.store import beside, new_folder, stream_out, write_out
+from fednotes.core.store import locked_folder, stream_out, temporary_path, write_out
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
 from fednotes.data.formats import FORMATS
@@ -204,10 +204,10 @@ def write_brat(documents: Iterable[Document], out: Path) -> None:
     brat = FORMATS["brat"]
     if out.exists() and not out.is_dir():
         raise DataError(f"{out}: brat needs a folder and this is a file")
-    stage = beside(out)
+    stage = temporary_path(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with new_folder(stage, mode=0o777):
+        with locked_folder(stage, mode=0o777):
             brat.write(_distinct(documents), stage)
             if out.exists():
                 _move_files(stage, out)

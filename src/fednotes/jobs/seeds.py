@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from fednotes.core.errors import ConfigError, DataError, MissingExtra
 from fednotes.core.stopping import resumable
-from fednotes.core.store import LOCK, held, write_json
+from fednotes.core.store import LOCK, hold_folder, write_json
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import (
@@ -202,7 +202,7 @@ def simulate_seeds(
     jobs = {seed: with_seed(job, seed) for seed in seeds}
     _require_place(out)
     with ExitStack() as mine:
-        mine.enter_context(held(out))
+        mine.enter_context(hold_folder(out))
         earlier = _is_begun(out)
         if earlier and not (resume or overwrite):
             raise ConfigError(
@@ -212,7 +212,7 @@ def simulate_seeds(
         if earlier and overwrite and not resume:
             _set_aside(out)
             # a new folder: the lock of the other one moved with it
-            mine.enter_context(held(out))
+            mine.enter_context(hold_folder(out))
         results = []
         with resumable(f"{command} --resume"):
             for place, (seed, own) in enumerate(jobs.items(), 1):

@@ -30,7 +30,7 @@ from fednotes.core.parsing import mapping, number, read_json
 from fednotes.core.stopping import resumable
 from fednotes.core.store import (
     LOCK,
-    held,
+    hold_folder,
     make_private,
     private_folder,
     write_json,
@@ -181,7 +181,7 @@ def simulate(
     replace_old = overwrite and not resume
     require_place(out)
     with ExitStack() as mine:
-        mine.enter_context(held(out))
+        mine.enter_context(hold_folder(out))
         refuse(job, out, resume, replace_old)
         sites, config, parts = prepare(job, display.features)
         sizes = [job.kind.size(site) for site in sites.data]
@@ -196,7 +196,7 @@ def simulate(
             display.cost(cost)
         if replace_old and set_aside(out):
             # a new folder, for the other one went with its lock
-            mine.enter_context(held(out))
+            mine.enter_context(hold_folder(out))
         claim(job, out, sites, resume)
         with resumable(f"{command} --resume"):
             run = _Run(job, out, resume, device, display)

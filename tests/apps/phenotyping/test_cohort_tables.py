@@ -17,7 +17,7 @@ from patient_files import SECRET, job, labels_of, load, save_model, write, write
 
 from fednotes.api import evaluate
 from fednotes.core.errors import ConfigError, DataError, FednotesError
-from fednotes.core.store import holding
+from fednotes.core.store import try_lock_folder
 from fednotes.jobs.job import load_sites
 
 TERMS = ("asthma", "cough", "gout")
@@ -283,6 +283,6 @@ def test_clearing_the_cache_removes_concepts(
     ]
     for each in (left, *kept):
         each.mkdir()
-    with holding(kept[0]):
+    with try_lock_folder(kept[0]):
         assert run("cache", "clear")[0] == f"2.5 MB freed in {folder}\n"
     assert sorted((folder / "concepts").iterdir()) == sorted(kept)

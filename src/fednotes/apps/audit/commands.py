@@ -40,7 +40,7 @@ def audit(
     """
     from fednotes.apps.audit import open_target, run_audit
     from fednotes.cli.display import audit_table
-    from fednotes.core.store import held, write_json
+    from fednotes.core.store import hold_folder, write_json
     from fednotes.jobs.results import AUDIT
     from fednotes.report.html import write_report
 
@@ -48,7 +48,7 @@ def audit(
         target, tuple(settings or ()), site, site_file, total, out
     )
     command = shlex.join(["fednotes", *sys.argv[1:]])
-    with held(folder), console.status("") as shown:
+    with hold_folder(folder), console.status("") as shown:
         found = run_audit(
             job, site, fingerprint=key, command=command, progress=shown.update
         )

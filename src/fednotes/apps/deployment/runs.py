@@ -35,7 +35,7 @@ from fednotes.apps.deployment.nvflare.kit import (
 from fednotes.apps.deployment.server import PROBLEM
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError, on_disk
 from fednotes.core.parsing import read_json, read_json_table
-from fednotes.core.store import make_private, owned, private_folder, write_json
+from fednotes.core.store import make_private, open_private, private_folder, write_json
 from fednotes.core.tables import table_fingerprint
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.declaration import MIN_SECURE_SITES, table_to_approve
@@ -130,7 +130,9 @@ def claim(run: Run, declared: Mapping[str, Any], out: Path) -> None:
         private_folder(out)
         out.chmod(0o700)
         try:
-            with open(out / "run.json", "x", encoding="utf-8", opener=owned) as file:
+            with open(
+                out / "run.json", "x", encoding="utf-8", opener=open_private
+            ) as file:
                 json.dump(facts_of(run, submitting=True), file)
                 file.flush()
                 os.fsync(file.fileno())

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, nearest
-from fednotes.core.store import beside, new_folder, sync_folder
+from fednotes.core.store import locked_folder, sync_folder, temporary_path
 from fednotes.core.types import Document
 from fednotes.data.formats import _registry
 from fednotes.data.formats._comparison import differences
@@ -67,10 +67,10 @@ def write(
     path = Path(path)
     if os.path.lexists(path):
         raise FednotesError(f"{path} exists already: name a new file or folder")
-    stage = beside(path)
+    stage = temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with new_folder(stage, mode=0o700):
+        with locked_folder(stage, mode=0o700):
             lost = measure_loss(documents, format, stage / path.name)
             lost += ignored or Counter()
             if lost and not allow_loss:

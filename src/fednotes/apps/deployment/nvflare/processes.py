@@ -50,7 +50,7 @@ from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, FednotesError, needs, on_disk
 from fednotes.core.parsing import read_json_table
 from fednotes.core.settings import build, checked
-from fednotes.core.store import lock, make_private, owned, write_json
+from fednotes.core.store import lock, make_private, open_private, write_json
 
 # the folder of the kit whose process this is, or whose job's
 KIT_VARIABLE = "FEDNOTES_KIT"
@@ -127,7 +127,7 @@ def start(
     command, environment = _prepared(kit, check)
     kit = kit.resolve()
     refused = on_disk(kit, FednotesError, what="be started")
-    with refused, open(kit / OUTPUT_FILE, "wb", opener=owned) as printed:
+    with refused, open(kit / OUTPUT_FILE, "wb", opener=open_private) as printed:
         process = subprocess.Popen(
             command,
             cwd=kit,

@@ -41,7 +41,7 @@ from fednotes.core.errors import (
     readable,
 )
 from fednotes.core.parsing import read_json
-from fednotes.core.store import alone, replace_file
+from fednotes.core.store import locked_file, replace_file
 from fednotes.core.tables import Table, plain_copy, table_differences, table_fingerprint
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES, joined, need_cryptography
 
@@ -289,7 +289,7 @@ class Approvals:
         with on_disk(self.path, FednotesError, "; nothing was decided"):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # or one would be lost
-            with alone(self.path.with_name(f".{self.path.name}.lock")):
+            with locked_file(self.path.with_name(f".{self.path.name}.lock")):
                 every = (*self.decisions(), made)
                 jobs = {past.fingerprint: past.table for past in every}
                 kept = {"format": FORMAT, "decisions": [past.kept() for past in every]}

@@ -34,7 +34,7 @@ from fednotes.core import bounds
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import read_json
-from fednotes.core.store import alone, private_folder, write_folder, write_json
+from fednotes.core.store import locked_file, private_folder, write_folder, write_json
 
 FOLDER = "examples"  # in the rules of a kit
 RECORD = "record.json"
@@ -126,7 +126,7 @@ class ExampleRecord:
         if not policy.min_difference:
             return
         private_folder(self.folder.parent)
-        with alone(self.folder.with_suffix(".lock")):
+        with locked_file(self.folder.with_suffix(".lock")):
             if not self.folder.exists():
                 self._begin()
             secret, record = self._read()

@@ -55,7 +55,7 @@ from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.federation import TRAIN
 from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
 from fednotes.core.parsing import open_regular, read_json
-from fednotes.core.store import alone, write_json
+from fednotes.core.store import locked_file, write_json
 from fednotes.core.tables import table_fingerprint
 from fednotes.core.update import Update
 from fednotes.privacy.promise import COUNTS, Promise, Unit
@@ -258,7 +258,7 @@ class Budget:
             self.require(policy)
             return
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with alone(self.path.with_suffix(".lock")):
+        with locked_file(self.path.with_suffix(".lock")):
             spent = read_spent(self.path)
             own = spent.setdefault(self.job, Spent())
             known, most = own.answers, self.promise.rounds

@@ -47,7 +47,7 @@ from fednotes.core.errors import (
     readable,
 )
 from fednotes.core.parsing import JsonError, open_regular, parse_json
-from fednotes.core.store import alone, sync_folder
+from fednotes.core.store import locked_file, sync_folder
 from fednotes.core.update import Tensors
 
 LEDGER = "ledger.jsonl"
@@ -201,7 +201,10 @@ class Ledger:
         """Both files, nobody else's for the while; made, for their owner only, if
         absent."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with alone(head_path(self.path)) as head_file, alone(self.path) as file:
+        with (
+            locked_file(head_path(self.path)) as head_file,
+            locked_file(self.path) as file,
+        ):
             yield file, head_file
 
     def _end(
