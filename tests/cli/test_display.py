@@ -481,6 +481,23 @@ def test_where_interval_and_p_disagree_the_table_says_so(
     assert words.count("claim no difference") == said
 
 
+def test_a_comparison_of_two_runs_names_both() -> None:
+    test = Bootstrap(0.5, 0.4, 0.1, 0.05, 0.2, 0.01, 100)
+    runs = ("first", "second")
+    of_two = Comparison("AUROC", "pooled", "pooled", 100, {"x": test}, {}, {}, {}, runs)
+    words = " ".join(
+        word for line in shown(display.comparison_table(of_two)) for word in line
+    )
+    assert "pooled of first minus pooled of second" in words
+    assert words.count("first") == words.count("second") == 2
+
+    of_one = of_two._replace(against="alone", runs=())
+    words = " ".join(
+        word for line in shown(display.comparison_table(of_one)) for word in line
+    )
+    assert "pooled minus alone" in words
+
+
 def test_sites_without_labels_are_counted_not_shown() -> None:
     sites = {
         "a": {"federated": site_score(1) | {"ranking": {"auroc": None}}},

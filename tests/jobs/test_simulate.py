@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,15 @@ def test_the_verdict_of_a_run_is_that_of_compare(done) -> None:
     assert whole.gain == pytest.approx(f1["federated"] - f1["alone"])
     assert whole.paired
     assert read_result(out) == result
+
+
+def test_a_comparison_of_two_runs_has_their_names(done, tmp_path: Path) -> None:
+    out, _ = done
+    again = tmp_path / "again"
+    shutil.copytree(out, again)
+    of_two = compare(out, again, "pooled", "pooled", samples=20)
+    assert of_two.runs == (out.name, "again")
+    assert compare(out, samples=20).runs == ()
 
 
 def test_without_both_conditions_there_is_no_paired_test(tmp_path: Path) -> None:

@@ -547,13 +547,21 @@ def patient_score_table(scores: Mapping[str, Any]) -> Table:
 
 def comparison_table(found: Comparison) -> Table:
     """Return what `fednotes compare` prints, in percent."""
-    title = f"{found.kind}: {found.condition} minus {found.against}, {found.samples:,} resamples"
+    sides = (found.condition, found.against)
+    names = list(sides)
+    if found.runs:
+        pairs = zip(sides, found.runs, strict=True)
+        names = [f"{side} of {run}" for side, run in pairs]
+    title = f"{found.kind}: {' minus '.join(names)}, {found.samples:,} resamples"
     gaps = found.gaps if any(found.gaps.values()) else {}
-    table = compact_sheet("site", title=title)
-    for side in (found.condition, found.against):
+    table = compact_sheet("site", title=escape(title))
+    for place, side in enumerate(sides):
         heads = _side_by_side(["P", "R", "F1"]) if found.scores else ""
+        lines = [*found.runs[place : place + 1], side]
+        width = max(map(len, (*lines, heads)))
+        centred = [f"{line:^{width}}" for line in lines]
         table.add_column(
-            f"{side:^{len(heads)}}\n{heads}", justify="right", no_wrap=True
+            Text("\n".join([*centred, heads])), justify="right", no_wrap=True
         )
     for head in ("differ-\nence", "95 %", "p", *(["gap\nclosed"] if gaps else [])):
         table.add_column(head, justify="right", no_wrap=True)

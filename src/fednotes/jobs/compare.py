@@ -31,7 +31,8 @@ class Comparison(NamedTuple):
     scores: site → precision, recall and F1 of both sides; empty for AUROC. one_to_one: site → F1
     of both sides where overlapping mentions are paired one to one, of metric "relaxed" alone.
     gaps: where a run's federated models are compared with its own of sites alone, how much of
-    pooled - alone they close at each site.
+    pooled - alone they close at each site. runs: names of the folders of both runs, empty
+    where both sides are of one run.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Comparison(NamedTuple):
     gaps: dict[str, Gap | None]
     scores: dict[str, tuple[Scores, Scores]]
     one_to_one: dict[str, tuple[float, float]]
+    runs: tuple[str, ...] = ()
 
 
 def compare(
@@ -106,6 +108,7 @@ def compare(
         gaps,
         compared.scores,
         compared.one_to_one,
+        () if same_run else (a.resolve().name, b.resolve().name),
     )
 
 
