@@ -240,7 +240,7 @@ def listed(*entry: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        (b"", "0 bytes are no message"),
+        (b"", "0 bytes are not a message"),
         (b"GET / HTTP/1.1\r\n" + bytes(64), "not a message of fednotes"),
         (HEAD.pack(b"fedn", 1, 1, 0, 0, 0, b""), "wire format 1, this version reads 3"),
         (HEAD.pack(b"fedn", 3, 3, 0, 0, 0, b""), "unknown kind"),

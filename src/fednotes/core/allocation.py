@@ -47,7 +47,8 @@ class _Bounded(TorchFunctionMode):
         if self._count > self._limit:
             raise OversizedModelError(
                 f"describes a model of over {self._limit:,} numbers, far more than the "
-                "folder holds: it is damaged or was tampered with; copy the folder again"
+                "folder holds: it is damaged or was tampered with; copy the folder "
+                "again"
             )
         return func(*args, **options)
 

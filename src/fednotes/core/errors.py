@@ -90,7 +90,7 @@ class DataError(FednotesError):
 
     @classmethod
     def at(cls, path: str | Path, line: int, message: str) -> DataError:
-        """Return an error at one line of a file, counted from 1; 0 is the whole file."""
+        """Return an error at a line of a file, counted from 1; 0 is the whole file."""
         return cls.of([Problem(str(path), line, "line" if line else "file", message)])
 
     @classmethod

@@ -1,8 +1,6 @@
-"""A local HTTP server with limits, which applications share: bodies, connections and
-seconds.
+"""Run a local HTTP server with limits on bodies, connections and seconds.
 
-The application itself, an ASGI one, is its owner's. uvicorn and h11 are imported when
-it starts.
+It serves any ASGI application. uvicorn and h11 are imported when it starts.
 """
 
 from __future__ import annotations
@@ -21,44 +19,54 @@ from fednotes.core.errors import FednotesError, needs
 if TYPE_CHECKING:
     from starlette.types import Receive
 
-FAREWELL = 30  # seconds that requests under way have to end
-HEAD = 10  # seconds in which a request's first lines must come
-_CONNECTIONS = 1000  # at a time, or half of the files that may be open
+SHUTDOWN_SECONDS = 30  # that running requests have to end
+HEAD_SECONDS = 10  # in which the head of a request must arrive
+_MAX_CONNECTIONS = 1000  # or half of the files that may be open
 PathLike = str | Path
 
 
 class Refused(Exception):
-    """A request is refused: the status and what its sender is told."""
+    """A request is refused.
+
+    Attributes:
+        status_code: Status of the response.
+        detail: What the sender is told.
+        headers: Headers of the response.
+    """
 
     def __init__(self, status: int, detail: str, **headers: str) -> None:
         super().__init__(detail)
-        self.status_code, self.detail, self.headers = status, detail, headers
+        self.status_code = status
+        self.detail = detail
+        self.headers = headers
 
 
 async def read_body(
-    receive: Receive, most: int, patience: float, keep: bool = True
+    receive: Receive, max_bytes: int, seconds: float, *, keep: bool = True
 ) -> bytes:
     """Return a request's body.
 
     Args:
-        receive: Gives the request's messages, as ASGI has them.
-        most: Bytes after which nothing more is read.
-        patience: Seconds in which the body must come.
-        keep: Whether the body is kept; else it is read and forgotten.
+        receive: Returns the request's next message, as ASGI defines it.
+        max_bytes: The largest body that is accepted.
+        seconds: Time in which the body must arrive.
+        keep: Whether to return the body; otherwise it is read and dropped.
 
     Raises:
-        Refused: The body is too large, or did not come in time.
+        Refused: The body is too large, or did not arrive in time.
     """
     parts: list[bytes] = []
-    length, more = 0, True
+    length = 0
+    is_complete = False
     try:
-        async with asyncio.timeout(patience):
-            while more:
+        async with asyncio.timeout(seconds):
+            while not is_complete:
                 message = await receive()
-                part, more = message.get("body", b""), message.get("more_body", False)
+                part = message.get("body", b"")
+                is_complete = not message.get("more_body", False)
                 length += len(part)
-                if length > most:
-                    raise too_large(most)
+                if length > max_bytes:
+                    raise too_large(max_bytes)
                 if keep:
                     parts.append(part)
     except TimeoutError:
@@ -68,36 +76,49 @@ async def read_body(
     return b"".join(parts)
 
 
-def too_large(most: int) -> Refused:
-    """Return the refusal of a request of more than `most` bytes."""
+def too_large(max_bytes: int) -> Refused:
+    """Return the refusal of a request of more than `max_bytes` bytes."""
     return Refused(
         413,
-        f"a request has at most {most:,} bytes: send less at a time",
+        f"a request has at most {max_bytes:,} bytes: send less at a time",
         connection="close",
     )
 
 
-def prompt() -> Any:
-    """uvicorn's protocol, with a deadline for a request's first lines. Where there are
-    too many connections, the one goes that such lines have been missing on for longest.
+def protocol_with_deadline() -> Any:
+    """Return uvicorn's protocol with a deadline for the head of each request.
+
+    If there are too many connections, the one that has waited longest for a head is
+    closed.
     """
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    most = min(_CONNECTIONS, files // 2) if files > 0 else _CONNECTIONS  # -1: no limit
+    max_connections = _MAX_CONNECTIONS
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if open_files > 0:  # -1 stands for no limit
+        max_connections = min(max_connections, open_files // 2)
 
-    class Prompt(H11Protocol):
+    class DeadlineProtocol(H11Protocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.timeout_keep_alive, wait = HEAD, self.timeout_keep_alive_handler
-            self.timeout_keep_alive_task = self.loop.call_later(HEAD, wait)
-            if len(self.connections) > most:
-                every: Any = self.connections
-                silent = {each.timeout_keep_alive_task: each for each in every}
-                oldest = silent[min(task for task in silent if task is not None)]
-                oldest.transport.close()
-                oldest._unset_keepalive_if_required()
+            self.timeout_keep_alive = HEAD_SECONDS
+            self.timeout_keep_alive_task = self.loop.call_later(
+                HEAD_SECONDS, self.timeout_keep_alive_handler
+            )
+            if len(self.connections) > max_connections:
+                self._close_oldest()
+
+        def _close_oldest(self) -> None:
+            connections: Any = self.connections
+            by_deadline = {
+                each.timeout_keep_alive_task: each
+                for each in connections
+                if each.timeout_keep_alive_task is not None
+            }
+            oldest = by_deadline[min(by_deadline)]
+            oldest.transport.close()
+            oldest._unset_keepalive_if_required()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -105,13 +126,13 @@ def prompt() -> Any:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            self._unset_keepalive_if_required()  # of the next request
+            self._unset_keepalive_if_required()  # for the next request
 
         def _unset_keepalive_if_required(self) -> None:
             if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
                 super()._unset_keepalive_if_required()
 
-    return Prompt
+    return DeadlineProtocol
 
 
 def run(
@@ -123,12 +144,22 @@ def run(
     key: PathLike | None = None,
     extra: str = "serve",
 ) -> None:
-    """Listen until SIGINT or SIGTERM; requests under way are answered first.
+    """Serve an application until SIGINT or SIGTERM.
 
-    port: 0 takes a free one. ready: is told the address once somebody can connect.
-        certificate,
-    key: PEM files, for TLS. extra: that brings what this needs.
-    Raises FednotesError where nothing can listen there, MissingExtra.
+    Running requests are answered before it ends.
+
+    Args:
+        app: The ASGI application.
+        host: The address to listen on.
+        port: The port; 0 takes a free one.
+        ready: Called with the server's address once clients can connect.
+        certificate: PEM file of the certificate, for TLS.
+        key: PEM file of its private key.
+        extra: The extra of fednotes that installs the server.
+
+    Raises:
+        FednotesError: Nothing can listen at this address.
+        MissingExtra: uvicorn is not installed.
     """
     with needs("uvicorn", extra):
         import uvicorn
@@ -137,24 +168,35 @@ def run(
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
             if self.started:
-                number = self.servers[0].sockets[0].getsockname()[1]
+                bound_port = self.servers[0].sockets[0].getsockname()[1]
                 name = f"[{host}]" if ":" in host else host
-                ready(f"http{'s' if certificate else ''}://{name}:{number}")
+                scheme = "https" if certificate else "http"
+                ready(f"{scheme}://{name}:{bound_port}")
 
-    logging.getLogger("asyncio").addHandler(
-        logging.NullHandler()
-    )  # or lines without end
-    options: dict[str, Any] = {"ws": "none", "timeout_graceful_shutdown": FAREWELL}
-    options |= {"backlog": 128, "http": prompt()}
-    options |= {"access_log": False, "server_header": False, "proxy_headers": False}
-    options |= {
-        "log_config": None,
-        "log_level": "critical",
-    }  # its words of an error may hold text
-    options |= {"ssl_certfile": certificate, "ssl_keyfile": key}
-    server = Listening(uvicorn.Config(app, host, port, **options))
+    # Without a handler, asyncio prints a line for every broken connection.
+    logging.getLogger("asyncio").addHandler(logging.NullHandler())
+    config = uvicorn.Config(
+        app,
+        host,
+        port,
+        http=protocol_with_deadline(),
+        ws="none",
+        backlog=128,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        log_config=None,
+        log_level="critical",  # messages of its errors may hold text of a note
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+    )
+    server = Listening(config)
     try:
-        _in_a_thread(server) if _of_a_notebook() else server.run()
+        if _has_running_loop():
+            _run_in_thread(server)
+        else:
+            server.run()
     except (SystemExit, OverflowError):
         where = f"{host}:{port}: nothing can listen there"
         raise FednotesError(
@@ -162,15 +204,15 @@ def run(
         ) from None
 
 
-def _of_a_notebook() -> bool:
-    """Whether a loop runs here already, which is no server's."""
+def _has_running_loop() -> bool:
+    """Return whether an event loop runs already, as in a notebook."""
     with suppress(RuntimeError):
         return bool(asyncio.get_running_loop())
     return False
 
 
-def _in_a_thread(server: Any) -> None:
-    """Run beside a notebook's loop, until its cell is interrupted."""
+def _run_in_thread(server: Any) -> None:
+    """Run a server beside a notebook's loop until its cell is interrupted."""
     with ThreadPoolExecutor(1) as pool:
         try:
             pool.submit(server.run).result()

@@ -1,10 +1,8 @@
-"""Weighted sums in float64 of float32 values, in one pass over memory; and dropout.
+"""Compiled kernels: weighted sums in float64, dropout, and how numba compiles them.
 
-Torch makes a float64 copy of each summand and takes about twice as long, which showed
-in every round. Each step is one IEEE product, sum or quotient, so the bits are NumPy's.
-
-How numba compiles this package's kernels: nopython, without the GIL, ahead of the first
-call.
+A weighted sum of float32 values takes one pass over memory. Torch would make a float64
+copy of each summand, which takes about twice as long. Each step is one IEEE product,
+sum or quotient, so the bits equal NumPy's.
 """
 
 from __future__ import annotations
@@ -24,68 +22,93 @@ Ints = NDArray[np.int64]
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
-# Parts of kernels. They must stand in the file of the kernel that calls them: numba's
-# cache looks at that file alone to see what changed. `contract` allows a fused
-# multiply-add; `reassoc` lets a sum run in vector lanes (in an order that depends on
-# the length alone).
+# Decorators for functions that kernels call. Such a function must stand in the file of
+# its kernel, because numba's cache only checks whether that file has changed.
+# "contract" permits a fused multiply-add; "reassoc" lets a sum run in vector lanes, in
+# an order that depends only on the length.
 part = numba.njit(fastmath={"contract"}, **_OPTIONS)
 reduction = numba.njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
 
 
 class Kernel:
-    """A function that is compiled, or loaded, when it is first called: a command that
-    does not call it does not wait for it."""
+    """A function that is compiled, or loaded from a cache, when it is first called.
+
+    A command that does not call it does not wait for the compiler.
+
+    Args:
+        function: The Python function.
+        signatures: numba's signatures of the types that it is compiled for.
+        options: Options of `numba.njit`.
+    """
 
     def __init__(
         self, function: Callable[..., Any], signatures: Sequence[str], **options: Any
-    ):
-        self._function, self._signatures, self._options = function, signatures, options
-        self._made: Callable[..., Any] | None = None
+    ) -> None:
+        self._function = function
+        self._signatures = signatures
+        self._options = options
+        self._compiled: Callable[..., Any] | None = None
 
     def compiled(self) -> Callable[..., Any]:
-        """numba caches beside the source file, or in the user's cache directory where
-        that is read-only; where neither can be written (or the disk is full) nothing is
-        cached."""
-        if self._made is None:
-            names = self._function.__globals__
-            # a kernel that this one calls
-            for name in self._function.__code__.co_names:
-                if isinstance(names.get(name), Kernel):
-                    names[name] = names[name].compiled()
-            try:
-                make = numba.njit([*self._signatures], cache=True, **self._options)
-                self._made = make(self._function)
-            except (RuntimeError, OSError):
-                self._made = numba.njit([*self._signatures], **self._options)(
-                    self._function
-                )
-        made: Callable[..., Any] = self._made
-        return made
+        """Return the compiled function; compile or load it on the first call.
 
-    def __call__(self, *given: Any) -> Any:
-        return self.compiled()(*given)
+        numba caches beside the source file, or in the user's cache directory if the
+        source's folder is read-only. If neither can be written, nothing is cached.
+        """
+        if self._compiled is None:
+            self._compile_callees()
+            try:
+                compile_cached = numba.njit(
+                    [*self._signatures], cache=True, **self._options
+                )
+                self._compiled = compile_cached(self._function)
+            except (RuntimeError, OSError):
+                compile_only = numba.njit([*self._signatures], **self._options)
+                self._compiled = compile_only(self._function)
+        compiled: Callable[..., Any] = self._compiled
+        return compiled
+
+    def _compile_callees(self) -> None:
+        """Put compiled functions in the place of the kernels that this one calls."""
+        names = self._function.__globals__
+        for name in self._function.__code__.co_names:
+            if isinstance(names.get(name), Kernel):
+                names[name] = names[name].compiled()
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the compiled function."""
+        return self.compiled()(*args)
 
 
 def kernel(
     *signatures: str, fused: bool = True
 ) -> Callable[[Callable[..., Any]], Kernel]:
-    """Compile for these signatures, at the first call, or load what an earlier process
-    compiled.
+    """Return a decorator that makes a function a `Kernel`.
 
-    fused: a product and the sum after it may round once; False keeps NumPy's bits.
+    Args:
+        signatures: numba's signatures of the types that it is compiled for.
+        fused: Whether a product and the sum after it may round once (a fused
+            multiply-add); False keeps NumPy's bits.
     """
-    options = _OPTIONS | ({"fastmath": {"contract"}} if fused else {})
+    options = dict(_OPTIONS)
+    if fused:
+        options["fastmath"] = {"contract"}
     return lambda function: Kernel(function, signatures, **options)
 
 
-BLOCK = 2**15  # numbers of a sum that stay in the cache while every summand is added
+BLOCK = 2**15  # elements of a sum that stay in the cache while all summands are added
 
 Singles = NDArray[np.float32]
 
 
 def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Σ weight · value in float64, added in the order given. All of one shape."""
-    if not all(map(_simple, values)):
+    """Return Σ weight · value in float64, added in the given order.
+
+    Args:
+        values: Tensors of one shape.
+        weights: One weight for each tensor.
+    """
+    if not all(map(_is_plain, values)):
         total = values[0].to(torch.float64) * weights[0]
         for value, weight in zip(values[1:], weights[1:], strict=True):
             total += value.to(torch.float64) * weight
@@ -102,17 +125,18 @@ def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def quotient(total: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
-    """total / weight, cast once."""
-    if dtype is not torch.float32 or not _simple(total):
+    """Return total / weight, cast once to `dtype`."""
+    if dtype is not torch.float32 or not _is_plain(total):
         return (total / weight).to(dtype)
     result = torch.empty_like(total, dtype=dtype)
     _divide(result.view(-1).numpy(), total.view(-1).numpy(), weight)
     return result
 
 
-def _simple(value: Tensor) -> bool:
-    wanted = value.dtype in (torch.float32, torch.float64)
-    return wanted and value.is_cpu and value.is_contiguous()
+def _is_plain(value: Tensor) -> bool:
+    """Return whether the kernels can read a tensor: contiguous floats on the CPU."""
+    is_float = value.dtype in (torch.float32, torch.float64)
+    return is_float and value.is_cpu and value.is_contiguous()
 
 
 @kernel("void(f8[::1], f4[::1], f8)", "void(f8[::1], f8[::1], f8)", fused=False)
@@ -133,14 +157,17 @@ def _divide(result: Singles, total: Floats, weight: float) -> None:
         result[i] = total[i] / weight
 
 
-def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Each value zero with probability `rate` (to 16 bits), else scaled to keep the
-    mean.
+def dropout(x: Tensor, rate: float, training: bool) -> Tensor:  # noqa: FBT001 - as torch
+    """Set each value to zero with probability `rate`; scale others to keep the mean.
 
-    On CPU a seed is drawn from torch's global generator and expanded by a compiled
-    counter
-    generator: eight times as fast as F.dropout there, and replayed by torch.manual_seed
-        too.
+    On the CPU a seed is drawn from torch's global generator and expanded by a compiled
+    counter-based generator. That is eight times as fast as `F.dropout`, and
+    `torch.manual_seed` repeats it too.
+
+    Args:
+        x: Values of any shape.
+        rate: The probability, rounded to 16 bits.
+        training: Whether to drop values at all.
     """
     if not training or rate == 0.0:
         return x
@@ -151,15 +178,18 @@ def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
 
 
 class _Dropout(torch.autograd.Function):
+    """Dropout and its derivative, which share one mask."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float, seed: int) -> Tensor:
         x = x.detach().contiguous()
-        out, mask = torch.empty_like(x), torch.empty_like(x)
+        out = torch.empty_like(x)
+        mask = torch.empty_like(x)
         limit = round(rate * 65536)
         scale = np.float32(65536.0 / (65536 - limit))
         flat = (x.view(-1).numpy(), out.view(-1).numpy(), mask.view(-1).numpy())
         _drop(*flat, np.uint64(limit), scale, np.uint64(seed))
-        ctx.save_for_backward(mask)  # 0 or 1 / kept
+        ctx.save_for_backward(mask)  # 0, or 1 / (1 - rate)
         return out
 
     @staticmethod
@@ -176,8 +206,10 @@ def _drop(
     scale: np.float32,
     seed: np.uint64,
 ) -> None:
-    """SplitMix64 (Steele et al. 2014) of a counter; each 64-bit number serves four
-    values."""
+    """Drop values by SplitMix64 (Steele et al. 2014) of a counter.
+
+    Each 64-bit random number decides about four values.
+    """
     n = x.shape[0]
     zero = np.float32(0.0)
     quarter = (n + 3) // 4

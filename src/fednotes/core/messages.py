@@ -1,5 +1,6 @@
-"""Requests and replies, and their bytes: a fixed head, a JSON header, then the numbers
-themselves.
+"""Requests and replies, and how they are encoded as bytes.
+
+A message consists of a fixed head, a JSON header and the elements of its tensors:
 
     offset  bytes  what
     0       4      magic "fedn"
@@ -10,13 +11,15 @@ themselves.
     12      8      bytes of the body, padding included
     20      32     SHA-256 of header and body
     52      12     0
-    64      …      header: canonical JSON in ASCII, padded with spaces to a multiple of 64
-    …       …      body: each tensor's bytes, little-endian, padded with zeros to the same
+    64      …      header: canonical JSON in ASCII, padded with spaces
+    …       …      body: each tensor's bytes, little-endian, padded with zeros
 
-Every message has one encoding, so equal messages have equal hashes. The decoder is
-total: it gives a message or raises WireError, whatever the bytes. What a header may
-hold is bounded before it is read, so a message takes four times its bytes of memory at
-most, or 32 MB if that is more (docs/reliability.md). No code and no class name travels.
+Header and tensors are padded to multiples of 64 bytes.
+
+Every message has exactly one encoding, so equal messages have equal hashes. The decoder
+returns a message or raises WireError, whatever the bytes. The header is bounded before
+it is parsed, so decoding takes at most four times the message's size, or 32 MB if that
+is more (docs/reliability.md). No code and no class names are sent.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from typing import (
     Annotated,
     Any,
     Literal,
+    NamedTuple,
     TypeVar,
     cast,
     get_args,
@@ -52,63 +56,87 @@ from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Update
 
 Frame = bytes | bytearray | memoryview
-Count = Annotated[int, "from 0"]
-Name = Annotated[str, "not empty, of a name's length"]
+Count = Annotated[int, "at least 0"]
+Name = Annotated[str, "not empty, at most MAX_NAME characters"]
 T = TypeVar("T")
 
-OURS = "@"  # begins the names of tasks that are the engine's own
-BEGIN, CHECKPOINT, END = "@begin", "@checkpoint", "@end"
+OURS = "@"  # first character of the names of the engine's own tasks
+BEGIN = "@begin"
+CHECKPOINT = "@checkpoint"
+END = "@end"
 
-MAGIC, VERSION, ALIGN = b"fedn", 3, 64
+MAGIC = b"fedn"
+VERSION = 3
+ALIGN = 64  # header and tensors begin at multiples of this many bytes
 HEAD = struct.Struct("<4sHBBIQ32s12x")
-REQUEST, REPLY = 1, 2
-MAX_HEADER = 2**21  # of BERT with its 200 tensors: 16 KB
-MAX_VALUES = 2**16  # commas and brackets of a header: 5 or 6 a tensor, 1 a metric
+REQUEST = 1
+REPLY = 2
+MAX_HEADER = 2**21  # bytes; BERT with its 200 tensors needs 16 KB
+MAX_VALUES = 2**16  # commas and brackets in a header: 5 or 6 a tensor, 1 a metric
 MAX_RANK = 16
-MAX_NAME = 1024  # characters of a name of a tensor, site, metric or option
-MAX_INT = 2**53  # what JSON numbers hold exactly everywhere
+MAX_NAME = 1024  # characters in the name of a tensor, site, metric or option
+MAX_INT = 2**53  # up to here, every JSON library reads integers exactly
 
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
-        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
-        *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool),
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.uint8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.bool,
     )
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class WireError(TrainingError):
-    """Bytes that are no message, or a message that cannot be put into bytes."""
+    """Bytes are not a message, or a message cannot be encoded as bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What a way of summing sends beside a message's own tensors.
+    """What the secure sum sends along with a message.
 
-    facts: JSON values, as `plain` makes them of a typed message and `typed` reads them.
+    Attributes:
+        facts: JSON values; `plain` makes them of a typed message, `typed` reads them.
+        tensors: Tensors by name.
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     tensors: Tensors = field(default_factory=dict)
 
     def nbytes(self) -> int:
-        """Of the facts as they travel, and of the numbers."""
+        """Return the bytes of the encoded facts and of the tensors' elements."""
         return len(_canonical(self.facts)) + nbytes(self.tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the server asks of sites; one request may go to several.
+    """What the server asks of one or several sites.
 
-    job: the declarative job's fingerprint. run: counts the server's starts. number:
-    counts the run's requests; a repeated one has the same. round: of the method. first:
-    whether this is the first request of its round, which sites may join. preparing:
-    whether it comes before the first round, so that a site that joins later does it
-    then. told: for a first request without tensors, the number of the one whose tensors
-    are meant (0: none are). counted: for each site, the number of its last request that
-    counts. marks: the numbers of the checkpoints that the server may go back to. each:
-    the method looks at this site's own update, not at a sum.
+    Attributes:
+        job: Fingerprint of the job's table.
+        run: Number of times that the server has started.
+        number: Number of the request in this run; a repeated request keeps it.
+        task: The task of the method, or one of the engine's own.
+        round: Round of the method.
+        first: Whether this is the first request of its round; sites may join with it.
+        preparing: Whether it comes before the first round. A site that joins later
+            answers it then.
+        told: For a first request without tensors, the number of the request whose
+            tensors are meant; 0 if none are.
+        counted: For each site, the number of its last request whose reply counts.
+        marks: Numbers of the checkpoints that the server may go back to.
+        each: Whether the method looks at this site's own update instead of a sum.
+        tensors: Tensors of the method.
+        options: Options of the task.
+        attached: What the secure sum adds.
     """
 
     job: str
@@ -131,9 +159,16 @@ class Request:
 class Reply:
     """What one site answers.
 
-    update: None where the site refuses; `refusal` then says why, in one line without
-    note text, and `later` whether the same request may succeed later. has: the number
-    of the site's last request that is in its state.
+    Attributes:
+        job: Fingerprint of the job's table.
+        run: As in the request.
+        number: As in the request.
+        site: The site's name.
+        update: The site's update; None if it refuses.
+        refusal: Why the site refuses, in one line without note text.
+        later: Whether the same request may succeed later.
+        has: Number of the last request that is part of the site's state.
+        attached: What the secure sum adds.
     """
 
     job: str
@@ -147,87 +182,127 @@ class Reply:
     attached: Attached = Attached()
 
 
-_APART = {"tensors", "attached", "update"}  # fields that are no values of the header
-# of its update
-_REPLY: dict[str, Any] = {"weight": float | None, "metrics": Mapping[Name, float]}
+_NOT_IN_HEADER = {"tensors", "attached", "update"}
+# Header fields of a reply that stand for its update.
+_UPDATE_FIELDS: dict[str, Any] = {
+    "weight": float | None,
+    "metrics": Mapping[Name, float],
+}
+
+
+# ---- encoding ------------------------------------------------------------------------
 
 
 def encode(message: Request | Reply) -> bytes:
-    """The message's bytes.
+    """Return a message as bytes.
 
-    Raises WireError for a value that has no place in them: NaN as an option, an unknown
-        dtype.
+    Raises:
+        WireError: The message has a value that cannot be sent, such as NaN as an option
+            or a tensor of an unknown type.
     """
-    header, values = plain(message, *_APART), list[Tensor]()
-    kind, parts = REQUEST, {"attached": message.attached.tensors}
-    if isinstance(message, Request):
-        parts["tensors"] = message.tensors
-    else:
-        kind, update = REPLY, message.update or Update()
-        header["weight"] = float(update.weight) if message.update is not None else None
-        header["metrics"] = {
-            name: float(number) for name, number in update.metrics.items()
-        }
-        parts["tensors"] = update.tensors
+    kind, header, tensors = _split(message)
+    attached = message.attached.tensors
     try:
-        _read(kind, header)  # what the other side will ask
+        _read_fields(kind, header)  # checks it as the receiver will
         header["facts"] = message.attached.facts
-        for part in ("tensors", "attached"):
-            header[part] = [
-                [n, NAMES[v.dtype], list(v.shape)] for n, v in parts[part].items()
-            ]
-            _require(all(map(_is_name, parts[part])), "the name of a tensor")
-            values += [
-                value.detach().cpu().contiguous() for value in parts[part].values()
-            ]
+        header["tensors"] = _describe(tensors)
+        header["attached"] = _describe(attached)
         text = _canonical(header)
     except KeyError as error:
         raise WireError(f"tensors of type {error.args[0]} cannot be sent") from None
     except (WireError, TypeError, ValueError) as error:
         raise WireError(f"the message cannot be sent: {error}") from None
+
+    values = [*tensors.values(), *attached.values()]
     if len(text) > MAX_HEADER or count_values(text.decode()) > MAX_VALUES:
         raise WireError(f"the message names too many things ({len(values):,} tensors)")
+
     pieces: list[Any] = [text]
     for value in values:
         if value.numel():
-            raw = value.reshape(-1).view(torch.uint8).numpy()
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            raw = flat.view(torch.uint8).numpy()
             pieces += [raw.data, bytes(-raw.size % ALIGN)]
-    hasher, size = hashlib.sha256(), 0
+
+    hasher = hashlib.sha256()
+    size = 0
     for piece in pieces:
         hasher.update(piece)
         size += len(piece)
-    head = HEAD.pack(
-        MAGIC, VERSION, kind, 0, len(text), size - len(text), hasher.digest()
-    )
-    return b"".join([head, *pieces])  # the only copy of the numbers
+    body_size = size - len(text)
+    head = HEAD.pack(MAGIC, VERSION, kind, 0, len(text), body_size, hasher.digest())
+    return b"".join([head, *pieces])  # the only copy of the tensors' elements
+
+
+def _split(message: Request | Reply) -> tuple[int, dict[str, Any], Tensors]:
+    """Return a message's kind, the fields of its header, and its tensors."""
+    header = plain(message, *_NOT_IN_HEADER)
+    if isinstance(message, Request):
+        return REQUEST, header, message.tensors
+
+    if message.update is None:
+        header["weight"] = None
+        header["metrics"] = {}
+        return REPLY, header, {}
+
+    update = message.update
+    header["weight"] = float(update.weight)
+    header["metrics"] = {name: float(value) for name, value in update.metrics.items()}
+    return REPLY, header, update.tensors
+
+
+def _describe(tensors: Tensors) -> list[list[Any]]:
+    """Return name, type and shape of each tensor as JSON values.
+
+    Raises:
+        KeyError: A tensor has a type that cannot be sent.
+        WireError: A name is empty, too long or not printable.
+    """
+    _require(all(map(_is_name, tensors)), "the name of a tensor")
+    return [
+        [name, NAMES[value.dtype], list(value.shape)] for name, value in tensors.items()
+    ]
+
+
+# ---- decoding ------------------------------------------------------------------------
 
 
 def decode(frame: Frame, *, checked: bool = False) -> Request | Reply:
-    """The message of these bytes. Its tensors lie in the frame itself where that is
-    writable.
+    """Return the message of these bytes.
 
-    checked: this process has just encoded it, so its checksum is not computed once
-        more.
-    Raises WireError, and nothing else, for any other bytes.
+    Args:
+        frame: The bytes. If they are writable, the tensors are views of them.
+        checked: Whether this process has just encoded the message, so that its checksum
+            need not be computed again.
+
+    Raises:
+        WireError: The bytes are not a message. No other error is raised.
     """
-    kind, header, body = _opened(memoryview(frame), checked)
-    listed = [header.pop(name, None) for name in ("tensors", "attached")]
+    kind, header, body = _open_frame(memoryview(frame), checked=checked)
+    descriptions = [header.pop(name, None) for name in ("tensors", "attached")]
     facts = header.pop("facts", None)
     _require(isinstance(facts, dict), "no table of facts")
-    found = _read(kind, header)
-    tensors, own = _tensors(listed, frame, body)
-    attached = Attached(facts, own)
+    values = _read_fields(kind, header)
+    tensors, attached_tensors = _tensors(descriptions, frame, body)
+    attached = Attached(facts, attached_tensors)
+
     if kind == REQUEST:
-        return Request(**found, tensors=tensors, attached=attached)
-    weight, metrics = found.pop("weight"), found.pop("metrics")
+        return Request(**values, tensors=tensors, attached=attached)
+    weight = values.pop("weight")
+    metrics = values.pop("metrics")
     if weight is None:
         _require(not tensors and not metrics, "a refusal with tensors")
-        return Reply(**found, attached=attached)
-    return Reply(**found, update=Update(tensors, weight, metrics), attached=attached)
+        return Reply(**values, attached=attached)
+    update = Update(tensors, weight, metrics)
+    return Reply(**values, update=update, attached=attached)
 
 
 def decode_request(frame: Frame) -> Request:
-    """Like `decode`; WireError for a reply too."""
+    """Return the request of these bytes.
+
+    Raises:
+        WireError: They are not a request.
+    """
     message = decode(frame)
     if not isinstance(message, Request):
         raise WireError("a reply came where a request was expected")
@@ -235,20 +310,33 @@ def decode_request(frame: Frame) -> Request:
 
 
 def decode_reply(frame: Frame, *, checked: bool = False) -> Reply:
-    """Like `decode`; WireError for a request too."""
+    """Return the reply of these bytes.
+
+    Args:
+        frame: The bytes.
+        checked: As in `decode`.
+
+    Raises:
+        WireError: They are not a reply.
+    """
     message = decode(frame, checked=checked)
     if not isinstance(message, Reply):
         raise WireError("a request came where a reply was expected")
     return message
 
 
-def _opened(view: memoryview, checked: bool) -> tuple[int, dict[str, Any], int]:
-    """Kind, header and the body's offset, once lengths, checksum and the header's size
-    are right: a value takes up to 100 times its bytes of memory, so they are counted
-    before they are read."""
+def _open_frame(view: memoryview, *, checked: bool) -> tuple[int, dict[str, Any], int]:
+    """Check lengths and checksum, and parse the header.
+
+    A parsed JSON value takes up to 100 times its text in memory, so the values are
+    counted before they are parsed.
+
+    Returns:
+        The kind of message, the header, and the offset of the body.
+    """
     if len(view) < HEAD.size:
         raise WireError(
-            f"{len(view)} bytes are no message: the head alone has {HEAD.size}"
+            f"{len(view)} bytes are not a message: its head alone has {HEAD.size}"
         )
     magic, version, kind, zero, header_bytes, body_bytes, digest = HEAD.unpack_from(
         view
@@ -265,8 +353,8 @@ def _opened(view: memoryview, checked: bool) -> tuple[int, dict[str, Any], int]:
     body = HEAD.size + header_bytes
     if len(view) != body + body_bytes:
         raise WireError(f"a message of {body + body_bytes:,} bytes, {len(view):,} came")
-    right = checked or hashlib.sha256(view[HEAD.size :]).digest() == digest
-    _require(right, "damaged on its way")
+    is_intact = checked or hashlib.sha256(view[HEAD.size :]).digest() == digest
+    _require(is_intact, "damaged on its way")
     raw = view[HEAD.size : body]
     try:
         text = str(raw, "ascii")
@@ -283,59 +371,84 @@ def _opened(view: memoryview, checked: bool) -> tuple[int, dict[str, Any], int]:
     return kind, header, body
 
 
-def _tensors(parts: list[Any], frame: Frame, offset: int) -> list[dict[str, Tensor]]:
-    """The body's tensors, views of the frame."""
-    view, found = (
-        memoryview(frame),
-        list[dict[str, tuple[torch.dtype, list[int], int]]](),
-    )
-    for listed in parts:
-        _require(isinstance(listed, list), "no list of tensors")
-        found.append({})
-        for entry in listed:
-            right = isinstance(entry, list) and len(entry) == 3
-            _require(right, "a tensor without name, type and shape")
-            name, type_name, shape = entry
-            _require(_is_name(name), "a tensor without a name")
-            _require(name not in found[-1], f"tensor {name!r} comes twice")
-            dtype = DTYPES.get(type_name) if isinstance(type_name, str) else None
-            if dtype is None:
-                raise WireError(f"tensor {name!r} has a type that cannot be sent")
-            sized = isinstance(shape, list) and len(shape) <= MAX_RANK
-            sized = sized and all(map(_is_count, shape))
-            # A length of zero must not hide others whose product no machine can hold.
-            bounded = sized and math.prod(max(1, n) for n in shape) <= MAX_INT
-            _require(bounded, f"the shape of {name!r}")
+class _Place(NamedTuple):
+    """Where a tensor's elements lie in a frame."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    offset: int
+
+
+def _tensors(
+    descriptions: list[Any], frame: Frame, offset: int
+) -> list[dict[str, Tensor]]:
+    """Return the tensors of the body, views of the frame if it is writable.
+
+    Args:
+        descriptions: The lists of tensors in the header.
+        frame: The bytes of the message.
+        offset: Where the body begins.
+    """
+    view = memoryview(frame)
+    parts: list[dict[str, _Place]] = []
+    for description in descriptions:
+        _require(isinstance(description, list), "no list of tensors")
+        places: dict[str, _Place] = {}
+        for entry in description:
+            name, dtype, shape = _read_description(entry)
+            _require(name not in places, f"tensor {name!r} comes twice")
             end = offset + math.prod(shape) * dtype.itemsize
-            following = offset + -(-(end - offset) // ALIGN) * ALIGN
-            _require(
-                following <= len(view), f"tensor {name!r} is longer than the message"
-            )
-            _require(not any(view[end:following]), "bytes between tensors")
-            found[-1][name] = (dtype, shape, offset)
-            offset = following
+            next_offset = offset + -(-(end - offset) // ALIGN) * ALIGN
+            is_inside = next_offset <= len(view)
+            _require(is_inside, f"tensor {name!r} is longer than the message")
+            _require(not any(view[end:next_offset]), "bytes between tensors")
+            places[name] = _Place(dtype, shape, offset)
+            offset = next_offset
+        parts.append(places)
     _require(offset == len(view), "bytes after the last tensor")
-    if view.readonly and any(
-        math.prod(how[1]) for part in found for how in part.values()
-    ):
-        frame = bytearray(frame)  # torch has no tensors that cannot be written to
+
+    has_elements = any(
+        math.prod(place.shape) for places in parts for place in places.values()
+    )
+    if view.readonly and has_elements:
+        frame = bytearray(frame)  # torch has no read-only tensors
     return [
-        {name: _tensor(frame, *how) for name, how in part.items()} for part in found
+        {name: _tensor(frame, place) for name, place in places.items()}
+        for places in parts
     ]
 
 
-def _tensor(frame: Frame, dtype: torch.dtype, shape: list[int], offset: int) -> Tensor:
-    count, truth = math.prod(shape), dtype is torch.bool
+def _read_description(entry: Any) -> tuple[str, torch.dtype, list[int]]:
+    """Return the name, type and shape in the header's entry of one tensor."""
+    is_entry = isinstance(entry, list) and len(entry) == 3
+    _require(is_entry, "a tensor without name, type and shape")
+    name, type_name, shape = entry
+    _require(_is_name(name), "a tensor without a name")
+    dtype = DTYPES.get(type_name) if isinstance(type_name, str) else None
+    if dtype is None:
+        raise WireError(f"tensor {name!r} has a type that cannot be sent")
+
+    is_shape = isinstance(shape, list) and len(shape) <= MAX_RANK
+    is_shape = is_shape and all(map(_is_count, shape))
+    # A dimension of zero must not hide others whose product is too large.
+    is_bounded = is_shape and math.prod(max(1, size) for size in shape) <= MAX_INT
+    _require(is_bounded, f"the shape of {name!r}")
+    return name, dtype, shape
+
+
+def _tensor(frame: Frame, place: _Place) -> Tensor:
+    dtype, shape, offset = place
+    count = math.prod(shape)
     if not count:
         return torch.empty(shape, dtype=dtype)
-    raw = torch.uint8 if truth else dtype
-    value = torch.frombuffer(frame, dtype=raw, count=count, offset=offset).reshape(
-        shape
-    )
-    _require(
-        not truth or int(value.max()) <= 1, "a truth value that is neither 0 nor 1"
-    )
-    return value.view(torch.bool) if truth else value
+    is_boolean = dtype is torch.bool
+    raw_type = torch.uint8 if is_boolean else dtype
+    flat = torch.frombuffer(frame, dtype=raw_type, count=count, offset=offset)
+    value = flat.reshape(shape)
+    if is_boolean:
+        _require(int(value.max()) <= 1, "a boolean that is neither 0 nor 1")
+        return value.view(torch.bool)
+    return value
 
 
 def _canonical(header: Any) -> bytes:
@@ -345,109 +458,136 @@ def _canonical(header: Any) -> bytes:
     return text + b" " * (-len(text) % ALIGN)
 
 
-def _read(kind: int, header: Any) -> dict[str, Any]:
-    """The fields of a message, but its tensors and what is attached."""
-    found = _row(Request if kind == REQUEST else Reply)(header)
+def _read_fields(kind: int, header: Any) -> dict[str, Any]:
+    """Return the fields of a message without its tensors and what is attached."""
+    message_type = Request if kind == REQUEST else Reply
+    values = _table_reader(message_type)(header)
     if kind == REPLY:
-        refused, reason = found["weight"] is None, found["refusal"]
-        _require(refused == bool(reason), "neither an update nor a refusal")
-        _require(len(reason) <= LINE, "a refusal that is no line")
-    return found
+        is_refused = values["weight"] is None
+        refusal = values["refusal"]
+        _require(is_refused == bool(refusal), "neither an update nor a refusal")
+        _require(len(refusal) <= LINE, "a refusal of more than one line")
+    return values
 
 
-def _require(right: bool, reason: str) -> None:
-    if not right:
+def _require(condition: bool, reason: str) -> None:  # noqa: FBT001 - as `assert`
+    if not condition:
         raise WireError(f"not a readable message: {reason}")
 
 
-# typed values in a header
+# ---- typed values in a header --------------------------------------------------------
 
 
-def plain(value: Any, *apart: str) -> Any:
-    """A message as JSON values, without its fields `apart`; bytes as hexadecimal
-    digits."""
+def plain(value: Any, *excluded: str) -> Any:
+    """Return a message as JSON values.
+
+    Args:
+        value: A message, or a value in one. Bytes become hexadecimal digits.
+        excluded: Fields to leave out.
+    """
     if is_dataclass(value):
-        names = (each.name for each in fields(value))
-        return {
-            name: plain(getattr(value, name)) for name in names if name not in apart
-        }
+        names = [field.name for field in fields(value) if field.name not in excluded]
+        return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
+        return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(each) for each in value]
+        return [plain(inner) for inner in value]
     return value.hex() if isinstance(value, bytes) else value
 
 
-def typed(kind: type[T], value: Any, **apart: Any) -> T:
-    """The message of a type that JSON values stand for. apart: its fields that are not
-    in these.
+def typed(kind: type[T], value: Any, **excluded: Any) -> T:
+    """Return the message that JSON values stand for.
 
-    Raises WireError, naming the field, for anything that is no such message.
+    Args:
+        kind: The class of the message.
+        value: Its fields as JSON values.
+        excluded: Fields that are not among these values.
+
+    Raises:
+        WireError: The values are not such a message; the error names the field.
     """
-    return kind(**_row(cast("Any", kind), *apart)(value), **apart)
+    values = _table_reader(cast("Any", kind), *excluded)(value)
+    return kind(**values, **excluded)
 
 
 @cache
-def _row(kind: Any, *apart: str) -> Callable[[Any], dict[str, Any]]:
-    """Reads the table that a message is."""
+def _table_reader(kind: Any, *excluded: str) -> Callable[[Any], dict[str, Any]]:
+    """Return a function that reads the fields of a message class from a table."""
     hints = get_type_hints(kind, include_extras=True)
-    apart = tuple(_APART) if kind in (Request, Reply) else apart
-    hints |= _REPLY if kind is Reply else {}
-    readers = {name: _reader(hint) for name, hint in hints.items() if name not in apart}
+    if kind in (Request, Reply):
+        excluded = tuple(_NOT_IN_HEADER)
+    if kind is Reply:
+        hints |= _UPDATE_FIELDS
+    readers = {
+        name: _reader(hint) for name, hint in hints.items() if name not in excluded
+    }
 
-    def row(value: Any) -> dict[str, Any]:
-        right = type(value) is dict and value.keys() == readers.keys()
-        _require(right, f"fields of a {kind.__name__} are missing or unknown")
-        found, name = {}, ""
+    def read_table(table: Any) -> dict[str, Any]:
+        has_fields = type(table) is dict and table.keys() == readers.keys()
+        _require(has_fields, f"fields of a {kind.__name__} are missing or unknown")
+        values = {}
+        name = ""
         try:
             for name, read in readers.items():
-                found[name] = read(value[name])
+                values[name] = read(table[name])
         except ValueError:
             raise WireError(
-                f"not a readable message: the field {name!r} of a {kind.__name__} is wrong"
+                f"not a readable message: the field {name!r} of a {kind.__name__} is "
+                "wrong"
             ) from None
-        return found
+        return values
 
-    return row
+    return read_table
 
 
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """Reads a value of a type; raises ValueError for any other."""
+    """Return a function that reads a value of a type, or raises ValueError."""
     if kind in _LEAVES:
         return _LEAVES[kind]
     if isinstance(kind, type) and is_dataclass(kind):
-        row, made = _row(kind), cast("Callable[..., Any]", kind)
-        return lambda value: made(**row(value))
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is Literal:
-        return _only(inner.__contains__)
-    if origin is UnionType:
-        choices = {_in_json(each): _reader(each) for each in inner}
-        return lambda value: choices.get(type(value), _none)(value)
-    item = _reader(inner[-1 if origin is Mapping else 0])
-    if origin is Mapping:
-        name = _reader(inner[0])
-        return lambda value: {
-            name(key): item(each) for key, each in _LEAVES[dict](value).items()
-        }
-    return lambda value: tuple(map(item, _LEAVES[list](value)))
-
-
-def _in_json(kind: Any) -> Any:
-    """The type that values of a type have in a header."""
+        return _dataclass_reader(kind)
     origin = get_origin(kind)
-    return (
-        dict
-        if origin is Mapping or is_dataclass(kind)
-        else list
-        if origin is tuple
-        else kind
-    )
+    arguments = get_args(kind)
+    if origin is Literal:
+        return _only_if(arguments.__contains__)
+    if origin is UnionType:
+        choices = {_json_type(each): _reader(each) for each in arguments}
+        return lambda value: choices.get(type(value), _refuse)(value)
+    if origin is Mapping:
+        return _mapping_reader(_reader(arguments[0]), _reader(arguments[1]))
+    read_item = _reader(arguments[0])
+    return lambda value: tuple(map(read_item, _LEAVES[list](value)))
 
 
-def _only(right: Callable[[Any], bool]) -> Callable[[Any], Any]:
+def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
+    read_table = _table_reader(kind)
+    return lambda value: kind(**read_table(value))
+
+
+def _mapping_reader(
+    read_key: Callable[[Any], Any], read_value: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    def read(table: Any) -> Any:
+        return {
+            read_key(key): read_value(value)
+            for key, value in _LEAVES[dict](table).items()
+        }
+
+    return read
+
+
+def _json_type(kind: Any) -> Any:
+    """Return the type that values of a type have in a header."""
+    if is_dataclass(kind):
+        return dict
+    return {Mapping: dict, tuple: list}.get(get_origin(kind), kind)
+
+
+def _only_if(condition: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """Return a function that returns its argument if a condition holds."""
+
     def read(value: Any) -> Any:
-        if not right(value):
+        if not condition(value):
             raise ValueError
         return value
 
@@ -455,15 +595,19 @@ def _only(right: Callable[[Any], bool]) -> Callable[[Any], Any]:
 
 
 def _exactly(kind: type) -> Callable[[Any], Any]:
-    return _only(lambda value: type(value) is kind)
+    return _only_if(lambda value: type(value) is kind)
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_INT
 
 
+def _is_int(value: Any) -> bool:
+    return type(value) is int and abs(value) <= MAX_INT
+
+
 def _is_text(value: Any) -> bool:
-    # so no half of a surrogate pair
+    # `clean` escapes half of a surrogate pair, so such text is refused
     return isinstance(value, str) and clean(value, None) == value
 
 
@@ -471,17 +615,27 @@ def _is_name(value: Any) -> bool:
     return _is_text(value) and 0 < len(value) <= MAX_NAME
 
 
-_none = _only(lambda value: False)
+def _read_bytes(value: Any) -> bytes:
+    return bytes.fromhex(_LEAVES[str](value))
+
+
+_refuse = _only_if(lambda _: False)
 _LEAVES: dict[Any, Callable[[Any], Any]] = {
-    **{str: _only(_is_text), Name: _only(_is_name), Count: _only(_is_count)},
-    int: _only(lambda value: type(value) is int and abs(value) <= MAX_INT),
-    bytes: lambda value: bytes.fromhex(_LEAVES[str](value)),
-    **{each: _exactly(each) for each in (bool, float, dict, list, NoneType)},
+    str: _only_if(_is_text),
+    Name: _only_if(_is_name),
+    Count: _only_if(_is_count),
+    int: _only_if(_is_int),
+    bytes: _read_bytes,
+    bool: _exactly(bool),
+    float: _exactly(float),
+    dict: _exactly(dict),
+    list: _exactly(list),
+    NoneType: _exactly(NoneType),
     Any: lambda value: value,
 }
 
 
 if sys.byteorder != "little":  # pragma: no cover
     raise WireError(
-        "tensors travel as little-endian numbers, this machine has another order"
+        "tensors are sent as little-endian numbers; this machine has another order"
     )

@@ -6,21 +6,22 @@ A package registers an object under a name in one of these groups of its
     [project.entry-points."fednotes.methods"]
     capitals = "my_package.capitals:METHOD"     # a Method
 
-    group                what the object is
-    fednotes.methods     a `Method` of core/federation.py
-    fednotes.taggers     a `Kind` of taggers/model.py
-    fednotes.models      a subclass of `PatientModel` (jobs/patient_models.py), under the stem of
-                         the JSON file in its saved models
-    fednotes.site_kinds  a `SiteKind` of jobs/job.py, named as it names itself
-    fednotes.exports     an `ExportForm` of jobs/export_forms.py
-    fednotes.formats     a module with `accepts` and `read`, as in data/formats/
-    fednotes.attacks     a sequence of `Attack` of apps/audit/
-    fednotes.jobs_at_home  a function that loads a deployed job with one site's notes, as
-                         `job_at_home` of apps/deployment/site_file.py
-    fednotes.commands    a function, or a `typer.Typer` with several commands
-    fednotes.jobs        a package, in whose folder job files lie
-    fednotes.ledgers     a module with `is_kit` and `read_ledger`, as apps/deployment/kit_ledger.py
-    fednotes.api         a function, found as `fednotes.NAME`
+    group                  what the object is
+    fednotes.methods       a `Method` of core/federation.py
+    fednotes.taggers       a `Kind` of taggers/model.py
+    fednotes.models        a subclass of `PatientModel` (jobs/patient_models.py), under
+                           the stem of the JSON file in its saved models
+    fednotes.site_kinds    a `SiteKind` of jobs/job.py, named as it names itself
+    fednotes.exports       an `ExportForm` of jobs/export_forms.py
+    fednotes.formats       a module with `accepts` and `read`, as in data/formats/
+    fednotes.attacks       a sequence of `Attack` of apps/audit/
+    fednotes.jobs_at_home  a function that loads a deployed job with one site's notes,
+                           as `job_at_home` of apps/deployment/site_file.py
+    fednotes.commands      a function, or a `typer.Typer` with several commands
+    fednotes.jobs          a package in whose folder job files lie
+    fednotes.ledgers       a module with `is_kit` and `read_ledger`, as
+                           apps/deployment/kit_ledger.py
+    fednotes.api           a function, found as `fednotes.NAME`
 
 The applications of fednotes itself (`fednotes.apps`) register what they add in the same
 way. Nothing is imported before it is used.
@@ -66,7 +67,7 @@ def registered(group: Group) -> Mapping[str, EntryPoint]:
         packages = (entry, earlier)
         foreign = [each for each in packages if not _is_of_fednotes(each)]
         if len(foreign) == 1:
-            raise ConfigError(_taken(foreign[0], group))
+            raise ConfigError(_built_in_message(foreign[0], group))
         raise ConfigError(
             f"the packages {_package(earlier)} and {_package(entry)} both register "
             f"{entry.name!r} in fednotes.{group}: uninstall one of them"
@@ -83,7 +84,7 @@ def added(group: Group, built_in: Collection[str]) -> dict[str, EntryPoint]:
     """
     by_name = dict(registered(group))
     for name in by_name.keys() & set(built_in):
-        raise ConfigError(_taken(by_name[name], group))
+        raise ConfigError(_built_in_message(by_name[name], group))
     return by_name
 
 
@@ -129,13 +130,13 @@ def load(entry: EntryPoint, expected: type | tuple[type, ...]) -> Any:
         types = expected if isinstance(expected, tuple) else (expected,)
         wanted = " or ".join(kind.__name__ for kind in types)
         raise ConfigError(
-            f"the package {_package(entry)} registers a {type(loaded).__name__} as {entry.name!r}, "
-            f"expected a {wanted}: update or uninstall it"
+            f"the package {_package(entry)} registers a {type(loaded).__name__} as "
+            f"{entry.name!r}, expected a {wanted}: update or uninstall it"
         )
     return loaded
 
 
-def _taken(entry: EntryPoint, group: Group) -> str:
+def _built_in_message(entry: EntryPoint, group: Group) -> str:
     """Return the message for a name of another package that fednotes has itself."""
     return (
         f"the package {_package(entry)} registers {entry.name!r} in fednotes.{group}, "

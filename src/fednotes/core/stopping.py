@@ -51,7 +51,7 @@ class Interrupt:
     def end(
         self,
         number: int = signal.SIGINT,
-        frame: object = None,
+        frame: object = None,  # noqa: ARG002 - signal handlers receive it
     ) -> None:
         """End this process now. It can be used as a signal handler."""
         with suppress(Exception):
@@ -118,7 +118,7 @@ def resumable(command: str) -> Iterator[None]:
 
 
 def call(command: list[str], **options: Any) -> int:
-    """Run a command as `subprocess.call` does, and stop it when this process is stopped.
+    """Run a command as `subprocess.call` does; stop it when this process is stopped.
 
     Returns:
         The command's exit code.

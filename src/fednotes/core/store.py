@@ -345,7 +345,8 @@ def stream_out(path: Path) -> Iterator[IO[bytes]]:
             yield file
     except UnicodeEncodeError as error:
         raise FednotesError(
-            f"{path}: cannot be written (the text has characters that UTF-8 cannot encode)"
+            f"{path}: cannot be written (the text has characters that UTF-8 cannot "
+            "encode)"
         ) from error
     except OSError as error:
         raise FednotesError(
@@ -427,8 +428,8 @@ def _require_trusted(path: Path, status: os.stat_result) -> None:
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a device")
         raise PermissionError(
             errno.EPERM,
-            f"another user of this machine has put {kind} there: write into a folder of "
-            "your own",
+            f"another user of this machine has put {kind} there: write into a folder "
+            "of your own",
         )
 
 
@@ -490,8 +491,8 @@ def _acquire(folder: Path) -> tuple[int, int]:
             if os.fstat(lock_descriptor).st_nlink > 1:
                 # What is written into it would appear in another file.
                 raise FednotesError(
-                    f"{folder / LOCK}: is a hard link to another file: delete it, if no "
-                    "other command is running there"
+                    f"{folder / LOCK}: is a hard link to another file: delete it, if "
+                    "no other command is running there"
                 )
 
             _lock_or_raise(folder, lock_descriptor)

@@ -78,7 +78,8 @@ def plain_copy(value: Any, depth: int = 0, where: str = "") -> Any:
     """
     if depth > _MAX_DEPTH:
         raise RefusedError(
-            f"the job's tables are nested more than {_MAX_DEPTH} deep; no job needs that"
+            f"the job's tables are nested more than {_MAX_DEPTH} deep; no job needs "
+            "that"
         )
     if isinstance(value, Mapping):
         for key in value:
@@ -97,9 +98,9 @@ def plain_copy(value: Any, depth: int = 0, where: str = "") -> Any:
         ]
     if not _is_scalar(value):
         raise RefusedError(
-            f"{where or 'the job'}: a {type(value).__name__} that is no JSON value; a job "
-            "is a table of text, numbers, yes or no, lists and tables, and never carries "
-            "code"
+            f"{where or 'the job'}: a {type(value).__name__} that is no JSON value; a "
+            "job is a table of text, numbers, yes or no, lists and tables, and never "
+            "carries code"
         )
     return value
 

@@ -152,7 +152,8 @@ def require_like(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) ->
         value = values[name]
         if target.shape != value.shape:
             raise TrainingError(
-                f"tensor {name!r}: expected shape {tuple(target.shape)}, got {tuple(value.shape)}"
+                f"tensor {name!r}: expected shape {tuple(target.shape)}, got "
+                f"{tuple(value.shape)}"
             )
         if target.dtype != value.dtype:
             raise TrainingError(
@@ -197,8 +198,8 @@ def load_state(
         manifest = read_json(path / MANIFEST)
         if manifest["format"] != FORMAT:
             raise ModelError(
-                f"{path}: format {str(manifest['format'])[:20]}, this version reads {FORMAT}: "
-                "use the version of fednotes that wrote it"
+                f"{path}: format {str(manifest['format'])[:20]}, this version reads "
+                f"{FORMAT}: use the version of fednotes that wrote it"
             )
         if manifest["sha256"].keys() != {TENSORS, FACTS}:
             raise ModelError(

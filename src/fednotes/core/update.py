@@ -100,14 +100,15 @@ class Total:
         if odd := sorted(self.tensors.keys() ^ shapes.keys()):
             what = "not expected" if odd[0] in self.tensors else "missing"
             raise TrainingError(
-                f"tensor {odd[0]!r} is {what} in what the sites returned: {_SAME_VERSION}"
+                f"tensor {odd[0]!r} is {what} in what the sites returned: "
+                f"{_SAME_VERSION}"
             )
         for name, shape in shapes.items():
             returned = tuple(self.tensors[name].shape)
             if returned != tuple(shape):
                 raise TrainingError(
-                    f"the sites returned tensor {name!r} with shape {returned}, expected "
-                    f"{tuple(shape)}: {_SAME_VERSION}"
+                    f"the sites returned tensor {name!r} with shape {returned}, "
+                    f"expected {tuple(shape)}: {_SAME_VERSION}"
                 )
 
     def mean(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -171,6 +172,6 @@ def _require_same_tensors(left: Tensors, right: Tensors) -> None:
         if value.shape != right[name].shape:
             raise TrainingError(
                 f"tensor {name!r} has shape {tuple(value.shape)} at one site and "
-                f"{tuple(right[name].shape)} at another: a layer that depends on a site's "
-                "tag set cannot be shared unless the tag sets agree"
+                f"{tuple(right[name].shape)} at another: a layer that depends on a "
+                "site's tag set cannot be shared unless the tag sets agree"
             )

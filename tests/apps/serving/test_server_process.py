@@ -139,7 +139,7 @@ def test_an_answer_that_is_read_slowly_is_read_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The deadline is for what is asked: 30 MB are taken a while after they were sent."""
-    monkeypatch.setattr(http_server, "HEAD", 0.1)
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.1)
     length = 30_000_000
 
     async def large(scope: Any, receive: Any, send: Any) -> None:
@@ -148,7 +148,10 @@ def test_an_answer_that_is_read_slowly_is_read_whole(
         await send({"type": "http.response.body", "body": bytes(length)})
 
     async def asked() -> int:
-        protocol, options = http_server.prompt(), uvicorn.Config(large, log_config=None)
+        protocol, options = (
+            http_server.protocol_with_deadline(),
+            uvicorn.Config(large, log_config=None),
+        )
         state, loop = uvicorn.server.ServerState(), asyncio.get_running_loop()
         served = await loop.create_server(
             lambda: protocol(options, state, {}), "127.0.0.1", 0
@@ -171,7 +174,7 @@ def test_a_slow_answer_is_waited_for_and_a_silent_connection_is_not(
 ) -> None:
     """One that takes five deadlines, then two at once on the same connection, then half
     of one."""
-    monkeypatch.setattr(http_server, "HEAD", 0.3)
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.3)
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(1.5 if scope["path"] == "/slow" else 0)
@@ -180,7 +183,10 @@ def test_a_slow_answer_is_waited_for_and_a_silent_connection_is_not(
         await send({"type": "http.response.body", "body": b"ok"})
 
     async def asked() -> tuple[bytes, ...]:
-        protocol, options = http_server.prompt(), uvicorn.Config(slow, log_config=None)
+        protocol, options = (
+            http_server.protocol_with_deadline(),
+            uvicorn.Config(slow, log_config=None),
+        )
         state, loop = uvicorn.server.ServerState(), asyncio.get_running_loop()
         served = await loop.create_server(
             lambda: protocol(options, state, {}), "127.0.0.1", 0
