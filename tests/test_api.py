@@ -104,7 +104,7 @@ def test_a_job_of_a_table_a_file_and_keywords(tmp_path: Path) -> None:
     for wrong, message in (
         ({"trainig": {}}, "did you mean 'training'"),
         ({"training": {"epoch": 3}}, "'epochs'"),
-        ({"title": {3}}, "set has no place in a job"),
+        ({"title": {3}}, "a job cannot hold a value of type set"),
     ):
         with pytest.raises(ConfigError, match=message):
             fn.job(method="fedner", **wrong, synthetic={})

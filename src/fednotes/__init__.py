@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# ONNX Runtime tells its maker of its use, over the network, unless this is said before
-# it begins.
+# ONNX Runtime reports its use to its maker over the network unless this is set before
+# its import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
@@ -99,15 +99,17 @@ def _added() -> Mapping[str, "EntryPoint"]:
 def __getattr__(name: str) -> Any:
     for place, names in _PLACES.items():
         if name in names:
-            found = getattr(import_module(f"{__name__}.{place}"), name)
-            globals()[name] = found
-            return found
-    if not name.startswith("_") and (entry := _added().get(name)) is not None:
+            value = getattr(import_module(f"{__name__}.{place}"), name)
+            globals()[name] = value
+            return value
+
+    entry = None if name.startswith("_") else _added().get(name)
+    if entry is not None:
         from fednotes.core import plugins
 
-        found = plugins.load(entry, object)
-        globals()[name] = found
-        return found
+        value = plugins.load(entry, object)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,7 +1,6 @@
-"""What a person does with jobs, corpora and runs, as functions; `fednotes` gives them
-by name.
+"""The functions of the Python API: read, check, simulate, evaluate, calibrate.
 
-The commands of the command line stand above the same functions of `jobs/`.
+`fednotes` exports them by name. The command line uses the same functions.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import ConfigError, DataError, ParameterError
 from fednotes.core.settings import over, path_of
 from fednotes.core.types import Document
 from fednotes.data import formats
@@ -52,20 +51,21 @@ def read(
     column: str | None = None,
     encoding: str = AUTO,
 ) -> tuple[Document, ...]:
-    """Return the documents of a file or folder: a corpus, a table of notes, plain text
-    files.
+    """Return the documents of a corpus, a table of notes or plain text files.
 
     Args:
         path: The file or folder.
-        format: Of corpora or of notes; recognised from the content if it is None.
-        on_error: With "skip", what cannot be used is left out.
+        format: A format of corpora or of notes; recognised from the content if it is
+            None.
+        on_error: "refuse" raises an error for data that cannot be used; "skip" leaves
+            such data out.
         column: The column of a table, or the key of JSON lines, that holds the text.
-        encoding: Of files without a byte-order mark that are not UTF-8, such as
-            "cp1252".
+        encoding: The encoding of files that are neither UTF-8 nor begin with a
+            byte-order mark, such as "cp1252".
 
     Raises:
-        DataError: Something is wrong with the files; with file and line.
-        ConfigError: A parameter is none of those that are possible.
+        DataError: Something is wrong with a file; the message names file and line.
+        ConfigError: A parameter has an impossible value.
     """
     if not path_of(path, "a file or folder of notes").exists():
         raise DataError(f"{path}: no such file or folder")
@@ -86,58 +86,85 @@ def check(
     encoding: str = AUTO,
     heard: Callable[[int], None] | None = None,
 ) -> Checked:
-    """What is wrong with a job (its file or name), or with a corpus or the parts of
-    one.
+    """Check a job, a corpus, or the parts of a corpus.
 
-    format, on_error, encoding: of a corpus. settings: of a job, such as "seed=2".
-    against: another annotation of a corpus's documents, whose agreement with it is
-    told. Counts and places, never text. heard: is told, from time to time, how many
-    documents of a corpus were read.
-    Raises DataError for a path that does not exist.
+    The result has counts and places, never text.
+
+    Args:
+        targets: A job's file or name; or the files and folders of one corpus.
+        format: Format of the corpus; recognised if it is None.
+        on_error: As in `read`.
+        settings: Assignments over the job, such as "seed=2".
+        against: Another annotation of the corpus's documents, to measure agreement.
+        encoding: As in `read`.
+        heard: Called from time to time with the number of documents read so far.
+
+    Raises:
+        DataError: A path does not exist.
+        ConfigError: Parameters do not fit together.
     """
     for target in targets:
         path_of(target, "a corpus or a job")
     names = [str(target) for target in targets]
     if not names or not all(map(str.strip, names)):
         raise ConfigError("name a corpus file or folder, or a job")
-    known = built_in_jobs()
-    if named := [name for name in names if name.endswith(".toml") or name in known]:
+
+    known_jobs = built_in_jobs()
+    jobs = [name for name in names if name.endswith(".toml") or name in known_jobs]
+    if jobs:
         if len(names) > 1:
             raise ConfigError(
-                f"{named[0]}: check one job at a time, and nothing beside it"
+                f"{jobs[0]}: check one job at a time, and nothing beside it"
             )
-        if format or against or not refuses(on_error) or encoding != AUTO:
-            option = "--format" if format else "--against" if against else "--on-error"
-            if encoding != AUTO:
-                option = "--encoding"
-            raise ConfigError(f"{option} is for a corpus; a job's sites have their own")
-        return check_job(named[0], tuple(settings))
+        for_corpora = {
+            "encoding": encoding != AUTO,
+            "format": bool(format),
+            "against": bool(against),
+            "on_error": not refuses(on_error),
+        }
+        for parameter, is_given in for_corpora.items():
+            if is_given:
+                raise ParameterError(
+                    f"`{parameter}` is for a corpus; a job's sites have their own"
+                )
+        return check_job(jobs[0], tuple(settings))
+
     if settings:
-        raise ConfigError("--set is for a job; this is a corpus")
+        raise ParameterError("`settings` is for a job; this is a corpus")
     if against is None:
-        return check_files(
-            [Path(name) for name in names], format or None, on_error, encoding, heard
-        )
+        paths = [Path(name) for name in names]
+        return check_files(paths, format or None, on_error, encoding, heard)
     if len(names) > 1:
-        raise ConfigError("--against compares one corpus with another: name one")
+        raise ParameterError("`against` compares one corpus with another: name one")
     other = path_of(against, "a corpus to compare with")
     return check_against(Path(names[0]), other, format or None, on_error, encoding)
 
 
 def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -> Job:
-    """A job of a file, of a built-in name such as "demo", or of a table; checked.
+    """Return a checked job.
 
-    changes: keys and tables over it, or all of it: `job("demo", seed=2,
-    training={"epochs": 3})`. Relative paths are from the job's file; without one, from
-    the current folder. Raises ConfigError that names table and key.
+        fn.job("demo", seed=2, training={"epochs": 3})
+
+    Args:
+        source: A job file, the name of a built-in job such as "demo", or a job's
+            tables.
+        changes: Keys and tables over the source; or the whole job, if there is no
+            source. Relative paths are relative to the job's file, or to the current
+            folder if there is none.
+
+    Raises:
+        ConfigError: The job has a mistake; the message names table and key.
     """
-    given = source if isinstance(source, Mapping) else {}
+    tables: Mapping[str, Any] = {}
     folder, name, where = Path.cwd(), "job", "job"
-    if source is not None and not isinstance(source, Mapping):
-        given, path = load_table(source)
+    if isinstance(source, Mapping):
+        tables = source
+    elif source is not None:
+        tables, path = load_table(source)
         folder, name, where = path.resolve().parent, path.stem, str(path)
-    try:  # a run keeps it as JSON
-        table = json.loads(json.dumps(over(given, changes), default=_plain))
+    try:
+        # A run stores its job as JSON.
+        table = json.loads(json.dumps(over(tables, changes), default=_to_json))
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{where}: {error}: a job has text, numbers, lists and tables"
@@ -145,10 +172,10 @@ def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -
     return parse_job(table, name, folder, where)
 
 
-def _plain(value: Any) -> str:
+def _to_json(value: Any) -> str:
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{type(value).__name__} has no place in a job")
+    raise TypeError(f"a job cannot hold a value of type {type(value).__name__}")
 
 
 @overload
@@ -186,33 +213,48 @@ def simulate(
     device: str = "cpu",
     command: str = "",
 ) -> RunResult | SeedsResult:
-    """Train and judge a job's sites on this machine: alone, federated, pooled.
+    """Train a job's sites on this machine: alone, federated and pooled; score them.
 
-    source: a job, or what `job` makes one of.
-    out: the run's folder: its models lie in it, each with its card; `report` makes its
-        page.
-    progress(part, round): called after each round of each part, such as "federated"; or
-        a Display.
-    resume: go on after a stop. overwrite: an earlier run there becomes `OUT.previous`.
-    command: how a person repeats it. seeds: run the job once with each of these seeds,
-    in `out/seed-1` and so on, and return means and deviations over them. Raises
-    FednotesError.
+    Args:
+        source: A job, or what `job` accepts.
+        out: Folder of the run. Each model is saved in it with its card; `write_report`
+            makes a page of it.
+        seeds: Run the job once with each of these seeds, in `out/seed-1` and so on, and
+            return means and standard deviations over them.
+        progress: A function that is called with part (such as "federated") and round
+            after each round, or a `Display`.
+        resume: Resume an interrupted run.
+        overwrite: Rename an earlier run in `out` to `OUT.previous`.
+        device: Device to compute on, such as "cuda".
+        command: The command that repeats the run, for its record.
+
+    Raises:
+        FednotesError: The job cannot run, or the folder cannot be used.
     """
-    made = source if isinstance(source, Job) else job(source)
-    options: Any = {
-        "resume": resume,
-        "overwrite": overwrite,
-        "device": device,
-        "command": command,
-    }
+    parsed = source if isinstance(source, Job) else job(source)
+    folder = path_of(out, "a folder")
     if seeds is not None:
-        folder = path_of(out, "a folder")
-        options |= {"display": progress, "after_run": write_cards}
-        return simulate_seeds(made, folder, tuple(seeds), **options)
+        return simulate_seeds(
+            parsed,
+            folder,
+            tuple(seeds),
+            display=progress,
+            after_run=write_cards,
+            resume=resume,
+            overwrite=overwrite,
+            device=device,
+            command=command,
+        )
     result = simulating.simulate(
-        made, path_of(out, "a folder"), display=progress, **options
+        parsed,
+        folder,
+        display=progress,
+        resume=resume,
+        overwrite=overwrite,
+        device=device,
+        command=command,
     )
-    write_cards(Path(out))
+    write_cards(folder)
     return result
 
 
@@ -227,55 +269,73 @@ def evaluate(
     on_error: OnError = "refuse",
     encoding: str = AUTO,
 ) -> Evaluation:
-    """Scores of a model on annotated documents, or a file or folder of them; or on
-    patients.
+    """Score a model on annotated documents, or on labelled patients.
 
-    model: opened, or its folder. Scored are its types that they annotate, or `types`.
-    label_map: labels by other names. format, on_error, encoding: as `read`. A model of
-    patients takes a file or folder of labelled patients, or of notes, with a table of
-    `labels` beside it, and the first four options of none. Raises DataError where no
-    label is common.
+    Args:
+        model: An open model, or its folder.
+        documents: Annotated documents, or a file or folder of them. For a model of
+            patients: a file or folder of labelled patients, or of their notes.
+        types: The entity types to score; by default all types of the model that the
+            documents annotate.
+        label_map: New names of the documents' labels.
+        labels: A table of the patients' labels, if `documents` holds notes.
+        format: As in `read`; for annotated documents only.
+        on_error: As in `read`; for annotated documents only.
+        encoding: As in `read`.
+
+    Raises:
+        DataError: The documents have none of the model's labels.
+        ConfigError: A parameter does not fit the model.
     """
     if not isinstance(model, MentionModel | PatientModel):
         model = load(model)
     if isinstance(model, PatientModel):
-        if format or types or not refuses(on_error):
-            option = "--format" if format else "--types" if types else "--on-error"
-            raise ConfigError(
-                f"{option} is for annotated text, not for labelled patients"
-            )
+        for_mentions = {
+            "format": bool(format),
+            "types": bool(types),
+            "on_error": not refuses(on_error),
+        }
+        for parameter, is_given in for_mentions.items():
+            if is_given:
+                raise ParameterError(
+                    f"`{parameter}` is for annotated text, not for labelled patients"
+                )
         if not isinstance(documents, str | Path):
             raise ConfigError("patients are scored in a file or folder")
-        beside = None if labels is None else path_of(labels, "a table of labels")
-        return model.evaluate(Path(documents), label_map, beside, encoding)
+        table = None if labels is None else path_of(labels, "a table of labels")
+        return model.evaluate(Path(documents), label_map, table, encoding)
+
     if labels is not None:
-        named = model.folder or "the model"
-        raise ConfigError(
-            f"--labels: {named} is no phenotyping model: it finds mentions"
+        name = model.folder or "the model"
+        raise ParameterError(
+            f"`labels`: {name} is no phenotyping model; it finds mentions"
         )
-    given, where, skipped = _documents(documents, format, on_error, encoding)
+    annotated, where, skipped = _documents(documents, format, on_error, encoding)
     return evaluate_documents(
-        model.model, given, where, label_map, types=types, skipped=skipped
+        model.model, annotated, where, label_map, types=types, skipped=skipped
     )
 
 
 def _documents(
-    given: PathLike | Sequence[Document],
+    source: PathLike | Sequence[Document],
     format: str | None = None,
     on_error: OnError = "refuse",
     encoding: str = AUTO,
 ) -> tuple[tuple[Document, ...], str, str]:
-    """Documents, what messages call them, and what of them could not be read."""
-    if isinstance(given, str | Path):
-        documents, problems = formats.examine(given, format, encoding)
+    """Return documents, how messages name them, and what could not be read."""
+    if isinstance(source, str | Path):
+        documents, problems = formats.examine(source, format, encoding)
         problems.refuse(on_error, documents)
-        return documents, str(given), str(problems)
-    held = tuple(given) if isinstance(given, Iterable) else (given,)
-    if wrong := next((each for each in held if not isinstance(each, Document)), None):
-        raise DataError(
-            f"expected annotated Documents, not {type(wrong).__name__}; `read` gives them"
-        )
-    return held, "the corpus", ""
+        return documents, str(source), str(problems)
+
+    documents = tuple(source) if isinstance(source, Iterable) else (source,)
+    for document in documents:
+        if not isinstance(document, Document):
+            raise DataError(
+                f"expected annotated Documents, not {type(document).__name__}; `read` "
+                "returns them"
+            )
+    return documents, "the corpus", ""
 
 
 def reliability(
@@ -285,9 +345,19 @@ def reliability(
     label_map: Mapping[str, str] | None = None,
     encoding: str = AUTO,
 ) -> Reliability:
-    """How far the model's confidences are what they say, on annotated documents that it
-    did not learn from. Arguments and errors as of `evaluate`; ConfigError for a model
-    of patients."""
+    """Measure how reliable a model's confidences are.
+
+    Args:
+        model: An open model that finds mentions, or its folder.
+        documents: Annotated documents that the model was not trained on, or a file or
+            folder of them.
+        label_map: New names of the documents' labels.
+        encoding: As in `read`.
+
+    Raises:
+        ConfigError: The model finds phenotypes of patients.
+        DataError: The documents have none of the model's labels.
+    """
     if not isinstance(model, MentionModel | PatientModel):
         model = load(model)
     if not isinstance(model, MentionModel):
@@ -309,27 +379,38 @@ def calibrate(
     backbone: str | None = None,
     encoding: str = AUTO,
 ) -> Calibrated:
-    """Calibrate a saved model's confidences on annotated notes that it did not learn
-    from.
+    """Calibrate a saved model's confidences by Platt scaling of their log-odds.
 
-    Platt scaling of their log-odds. Kept, as `calibration.json` in the model's folder,
-    where five-fold cross-validation shows a log loss that is lower by more than its
-    standard error; else nothing is written; a model that is open stays as it is. Raises
-    DataError as `evaluate`, and for fewer than five notes. encoding: as of `read`.
+    The calibration is saved in the model's folder, as `calibration.json`, if five-fold
+    cross-validation shows a log loss that is lower by more than its standard error.
+    Otherwise nothing is written. An open model does not change.
+
+    Args:
+        path: The model's folder, or an open model that was loaded from one.
+        notes: Annotated notes that the model was not trained on, at least five; or a
+            file or folder of them.
+        label_map: New names of the notes' labels.
+        device: Device to compute on.
+        backbone: Folder of the model's frozen encoder, if it has moved.
+        encoding: As in `read`.
+
+    Raises:
+        ConfigError: The model finds phenotypes of patients.
+        DataError: There are fewer than five notes, or none of the model's labels.
     """
     folder = folder_of(path)
     model = load(folder, device, backbone, calibrated=False)
     if not isinstance(model, MentionModel):
         raise ConfigError(
-            f"{folder}: phenotypes are calibrated in training ([training] calibrate = true)"
+            f"{folder}: phenotypes are calibrated in training ([training] calibrate = "
+            "true)"
         )
     weights = weights_digest(folder)
-    found = fit_calibration(
-        *_judged(model, notes, label_map, None, encoding), _platt, weights
-    )
-    if found.calibration is not None:
-        found.calibration.write(folder)
-    return found
+    chances, right, owner = _judged(model, notes, label_map, None, encoding)
+    calibrated = fit_calibration(chances, right, owner, _fit_platt, weights)
+    if calibrated.calibration is not None:
+        calibrated.calibration.write(folder)
+    return calibrated
 
 
 def _judged(
@@ -339,16 +420,20 @@ def _judged(
     calibration: Calibration | None,
     encoding: str,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    given, where, _ = _documents(documents, encoding=encoding)
-    gold, scored, _ = gold_of(model.model, given, where, label_map)
+    """Return confidences, whether they are right, and the index of their document."""
+    annotated, where, _ = _documents(documents, encoding=encoding)
+    gold, scored_types, _ = gold_of(model.model, annotated, where, label_map)
     predicted = model.model.predict(gold, confidence=True)
-    chances, right, owner = judged(gold, predicted, scored)
-    return calibration.values(chances) if calibration else chances, right, owner
+    chances, right, owner = judged(gold, predicted, scored_types)
+    if calibration:
+        chances = calibration.values(chances)
+    return chances, right, owner
 
 
-def _platt(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:
-    scores, targets = odds[:, None], np.where(right, 1, -1)[:, None]
-    slope, intercept = fit_platt(lambda platt: platt_sums(platt, scores, targets), 1)[
-        0
-    ].tolist()
+def _fit_platt(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:
+    """Return slope and intercept of Platt scaling."""
+    scores = odds[:, None]
+    targets = np.where(right, 1, -1)[:, None]
+    fitted = fit_platt(lambda platt: platt_sums(platt, scores, targets), 1)
+    slope, intercept = fitted[0].tolist()
     return slope, intercept

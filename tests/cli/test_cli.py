@@ -178,7 +178,7 @@ def folder(tmp_path: Path) -> Path:
         ),
         ("predict MODEL north.txt --text x", "give a path or --text, not both"),
         ("predict MODEL --text ", "--text: there is no text"),
-        ("predict MODEL --text x --format brat", "--out FOLDER"),
+        ("predict MODEL --text x --format brat", "name the folder in --out"),
         ("predict MODEL --text x --format xml", "xml"),
         ("predict nomodel --text x", "no model here"),
         ("report .", "no summary.json"),
@@ -514,7 +514,7 @@ def test_evaluate_maps_what_is_there(
     ):
         assert told in refused("evaluate", model, path, "--map", *given.split(" "))
     out, err = run("evaluate", model, path, "--map", "Medicine=Drug", "--json")
-    assert err == "note: the model has no Time: left out (--map OLD=NEW)\n"
+    assert err == "note: the model has no Time: left out (--map renames labels)\n"
     assert json.loads(out)["not_scored"]["unknown"] == ["Time"]
 
 

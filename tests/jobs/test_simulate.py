@@ -341,7 +341,7 @@ def test_what_is_there_is_left_alone(done, tmp_path: Path) -> None:
     out, _ = done
     before = files(out)
     with pytest.raises(
-        ConfigError, match="holds a run already: give another --out, --resume"
+        ConfigError, match="holds a run already: give another `out`, `resume`"
     ):
         simulate(job(out.parent), out)
     with pytest.raises(ConfigError, match="a run of another job"):

@@ -1,8 +1,7 @@
-"""All commands: those of the core, and those that applications and other packages
-register.
+"""The group of all commands: those of the core and those that packages register.
 
-A registered command is imported when it is run, or when the help is asked for. So a
-command starts as fast as if there were no other.
+A registered command is imported when it is run or listed in the help, so a command
+starts as fast as if it were the only one.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class AllCommands(TyperGroup):
         table.update(registered)
         self.commands = table
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - of typer
         """Write the help of all commands, panel by panel."""
         panels = self._panels()
         width = max(len(name) for panel in panels.values() for name in panel)
@@ -89,8 +88,7 @@ class AllCommands(TyperGroup):
                     formatter.write_dl(rows)
 
     def _panels(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the commands by panel and name, with a warning for each that is
-        broken."""
+        """Return the commands by panel and name; warn of those that are broken."""
         panels: dict[str, dict[str, Any]] = {}
         for name in self.commands:
             try:

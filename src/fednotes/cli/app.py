@@ -1,4 +1,8 @@
-"""The command line. Every command ends with 0, or with one line on stderr and 2."""
+"""The command line.
+
+A command exits with code 0, or prints what is wrong on one line of stderr and exits
+with code 2.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,14 @@ import sys
 from fednotes.core.stopping import Stopped, end_while_importing, raise_stopped
 
 if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
-    end_while_importing(sys.argv)  # before what takes a second to import
+    end_while_importing(sys.argv)  # before the imports that take a second
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -40,15 +44,20 @@ from fednotes.cli.shared import (
     console,
     say,
     tell,
+    with_options,
 )
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import (
     ConfigError,
     DataError,
     FednotesError,
+    ParameterError,
     Problem,
     fold_problems,
 )
+
+if TYPE_CHECKING:
+    from fednotes.jobs.job import Job
 
 app = typer.Typer(
     name="fednotes",
@@ -65,8 +74,8 @@ app.add_typer(jobs, name="job", rich_help_panel=TRAIN)
 app.command(rich_help_panel=DATA)(convert)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _show_version(is_given: bool) -> None:
+    if is_given:
         say(f"fednotes {__version__}")
         raise typer.Exit
 
@@ -77,7 +86,7 @@ def _options(
         bool,
         typer.Option(
             "--version",
-            callback=_version,
+            callback=_show_version,
             is_eager=True,
             help="Show the version and exit.",
         ),
@@ -86,12 +95,14 @@ def _options(
     """Federated learning for clinical text."""
 
 
-_LISTED = 20  # problems of a corpus that an error shows
+_MAX_PROBLEMS = 20  # problems of a corpus that an error lists
 
 
 class Predictions(StrEnum):
-    """Formats of predictions: mentions as jsonl, brat or conll, phenotypes as jsonl or
-    csv."""
+    """Formats of predictions.
+
+    Mentions are written as jsonl, brat or conll, phenotypes as jsonl or csv.
+    """
 
     jsonl = "jsonl"
     brat = "brat"
@@ -129,83 +140,119 @@ def simulate(
     With --seeds, run the job in OUT/seed-1 and so on, and show mean and standard
     deviation.
     """
-    from fednotes.api import simulate as run
-    from fednotes.cli.display import (
-        RichDisplay,
-        nothing_judged,
-        result_tables,
-        seeds_tables,
-    )
     from fednotes.jobs.job_file import load_job
-    from fednotes.jobs.seeds import parse_seeds
+
+    for setting in settings or ():
+        if seeds and setting.partition("=")[0].strip() == "seed":
+            raise ConfigError(
+                "--seeds and --set seed=… both name seeds: give one of them"
+            )
+    parsed = load_job(job, tuple(settings or ()))
+    words = ["fednotes", "simulate", job, "--out", str(out)]
+    for setting in settings or ():
+        words += ["--set", setting]
+    if seeds:
+        words += ["--seeds", seeds]
+    command = shlex.join(words)
+    ask = can_ask(yes)
+
+    if seeds:
+        _simulate_seeds(parsed, out, seeds, resume, overwrite, device, ask, command)
+    else:
+        _simulate_once(parsed, out, resume, overwrite, device, ask, command)
+
+
+def _simulate_once(
+    job: Job,
+    out: Path,
+    resume: bool,
+    overwrite: bool,
+    device: str,
+    ask: bool,
+    command: str,
+) -> None:
+    from fednotes.api import simulate as run
+    from fednotes.cli.display import RichDisplay, nothing_judged, result_tables
     from fednotes.report.html import write_report
 
-    if seeds and any(
-        setting.partition("=")[0].strip() == "seed" for setting in settings or ()
-    ):
-        raise ConfigError("--seeds and --set seed=… both name seeds: give one of them")
-    parsed = load_job(job, tuple(settings or ()))
-    changes = [word for setting in settings or () for word in ("--set", setting)]
-    changes += ["--seeds", seeds] if seeds else []
-    repeated = ["fednotes", "simulate", job, "--out", str(out), *changes]
-    if seeds:
-        with RichDisplay(console, ask=can_ask(yes)) as display:
-            several = run(
-                parsed,
-                out,
-                seeds=parse_seeds(seeds),
-                resume=resume,
-                overwrite=overwrite,
-                device=device,
-                progress=display,
-                command=shlex.join(repeated),
-            )
-        tell(several.notes)
-        for seed in several.seeds:
-            write_report(out / f"seed-{seed}")
-        say(f"report: {write_report(out)}")
-        for table in seeds_tables(several):
-            console.print(table)
-        return
-    with RichDisplay(console, ask=can_ask(yes)) as display:
+    with RichDisplay(console, ask=ask) as display:
         result = run(
-            parsed,
+            job,
             out,
             resume=resume,
             overwrite=overwrite,
             device=device,
             progress=display,
-            command=shlex.join(repeated),
+            command=command,
         )
     tell(result.notes)
-    if missing := nothing_judged(result):
+    missing = nothing_judged(result)
+    if missing:
         say(f"note: {missing}")
     say(f"report: {write_report(out)}")
-    for table in result_tables(result):  # the last that is seen
+    for table in result_tables(result):  # last, so that they stay on the screen
         console.print(table)
 
 
-def _no_patients(model: Path, **given: object) -> None:
-    """Raises FednotesError for an option of phenotyping models, with one that finds
-    mentions."""
-    for name in (name for name, value in given.items() if value is not None):
-        raise FednotesError(f"--{name}: {model} is no phenotyping model, it reads none")
+def _simulate_seeds(
+    job: Job,
+    out: Path,
+    seeds: str,
+    resume: bool,
+    overwrite: bool,
+    device: str,
+    ask: bool,
+    command: str,
+) -> None:
+    from fednotes.api import simulate as run
+    from fednotes.cli.display import RichDisplay, seeds_tables
+    from fednotes.jobs.seeds import parse_seeds
+    from fednotes.report.html import write_report
+
+    with RichDisplay(console, ask=ask) as display:
+        result = run(
+            job,
+            out,
+            seeds=parse_seeds(seeds),
+            resume=resume,
+            overwrite=overwrite,
+            device=device,
+            progress=display,
+            command=command,
+        )
+    tell(result.notes)
+    for seed in result.seeds:
+        write_report(out / f"seed-{seed}")
+    say(f"report: {write_report(out)}")
+    for table in seeds_tables(result):
+        console.print(table)
 
 
-def _renamed(label_map: list[str] | None) -> dict[str, str]:
-    renamed: dict[str, str] = {}
+def _require_no_patient_options(model: Path, **options: object) -> None:
+    """Raise FednotesError for options of phenotyping models that a person gave."""
+    for name, value in options.items():
+        if value is not None:
+            raise FednotesError(
+                f"--{name}: {model} is no phenotyping model, so it does not read this"
+            )
+
+
+def _parse_label_map(label_map: list[str] | None) -> dict[str, str]:
+    new_names: dict[str, str] = {}
     for pair in label_map or ():
         old, sign, new = pair.partition("=")
-        if not sign or old in renamed:
+        if not sign or old in new_names:
             raise FednotesError(f"--map {pair}: expected OLD=NEW, each OLD once")
-        renamed[old] = new
-    return renamed
+        new_names[old] = new
+    return new_names
 
 
 @contextmanager
-def _read_in() -> Iterator[None]:
-    """Imports without the garbage collector, which takes a fifth of their time for
-    nothing."""
+def _fast_imports() -> Iterator[None]:
+    """Turn the garbage collector off while large modules are imported.
+
+    It would take a fifth of the time and find nothing.
+    """
     gc.disable()
     yield
     gc.freeze()
@@ -250,12 +297,12 @@ def predict(
     .zst; MIMIC, OMOP or FHIR), an annotated corpus, a text that ends in .txt, or a
     folder of these.
     """
-    with _read_in():
+    with _fast_imports():
         from fednotes.jobs.patient_models import is_patient_model
         from fednotes.jobs.predict import predict as run
 
     if not is_patient_model(model):
-        _no_patients(model, dictionary=dictionary)
+        _require_no_patient_options(model, dictionary=dictionary)
     run(
         model,
         path,
@@ -304,34 +351,35 @@ def evaluate(
     from fednotes.jobs.models import load
     from fednotes.jobs.patient_models import is_patient_model
 
-    renamed = _renamed(label_map)
-    asked = tuple(
-        dict.fromkeys(name.strip() for name in types.split(",") if name.strip())
+    new_names = _parse_label_map(label_map)
+    chosen_types = dict.fromkeys(
+        name.strip() for name in types.split(",") if name.strip()
     )
-    if types and not asked:
+    if types and not chosen_types:
         raise FednotesError(f"--types {types}: names no type")
     of_patients = is_patient_model(model)
     if not of_patients:
-        _no_patients(model, dictionary=dictionary, labels=labels)
-    opened = load(model, device, dictionary or backbone, calibrated=False)
-    found = run(
-        opened,
+        _require_no_patient_options(model, dictionary=dictionary, labels=labels)
+    loaded = load(model, device, dictionary or backbone, calibrated=False)
+    evaluation = run(
+        loaded,
         path,
-        types=asked,
-        label_map=renamed,
+        types=tuple(chosen_types),
+        label_map=new_names,
         labels=labels,
         format=format or None,
         on_error=on_error.value,
         encoding=encoding,
     )
-    for line in found.told():
-        print(f"note: {one_line(line)}", file=sys.stderr)
+    for line in evaluation.notes():
+        print(f"note: {one_line(with_options(line))}", file=sys.stderr)
+    scores = evaluation.scores
     if json_output:
-        console.print_json(data=found.scores if of_patients else found.to_dict())
+        console.print_json(data=scores if of_patients else evaluation.to_dict())
+    elif of_patients:
+        console.print(patient_score_table(scores))
     else:
-        console.print(
-            (patient_score_table if of_patients else score_table)(found.scores)
-        )
+        console.print(score_table(scores))
 
 
 @app.command(rich_help_panel=USE)
@@ -368,36 +416,40 @@ def calibrate(
     from fednotes.metrics.calibration import picture
 
     if plot is not None:
-        picture({}, plot)  # what is in its way is told before anything is done
-    renamed = _renamed(label_map)
+        picture({}, plot)  # fails before anything is done, if it cannot be written
+    new_names = _parse_label_map(label_map)
     if check:
         loaded = load(model, device, backbone)
-        found: Any = api.reliability(
-            loaded, notes, label_map=renamed, encoding=encoding
+        result: Any = api.reliability(
+            loaded, notes, label_map=new_names, encoding=encoding
         )
-        shown, told = {"as they are": found}, loaded.confidence
+        tables = {"as they are": result}
+        conclusion = loaded.confidence
     else:
-        found = api.calibrate(
+        result = api.calibrate(
             model,
             notes,
-            label_map=renamed,
+            label_map=new_names,
             device=device,
             backbone=backbone,
             encoding=encoding,
         )
-        shown = found.shown
-        kept = "nothing was written"
-        if found.calibration is not None:
-            kept = f"kept in {model / 'calibration.json'}"
-        told = f"log loss a span lower by {found.gain:.4f} ± {found.error:.4f}: {kept}"
+        tables = result.shown
+        outcome = "nothing was written"
+        if result.calibration is not None:
+            outcome = f"saved in {model / 'calibration.json'}"
+        conclusion = (
+            f"log loss per mention lower by {result.gain:.4f} ± {result.error:.4f}: "
+            f"{outcome}"
+        )
     if plot is not None:
-        found.plot(plot)
+        result.plot(plot)
     if json_output:
-        console.print_json(data=asdict(found))
+        console.print_json(data=asdict(result))
         return
-    for title, each in shown.items():
-        console.print(reliability_table(title, each))
-    say(told)
+    for title, reliability in tables.items():
+        console.print(reliability_table(title, reliability))
+    say(conclusion)
 
 
 @app.command(rich_help_panel=DATA)
@@ -429,22 +481,22 @@ def check(
     """
     from fednotes.api import check as run
 
-    # A status is drawn on terminals only; what is piped stays quiet.
-    with Console(stderr=True).status("reading") as shown:
-        found = run(
+    # A status appears on terminals only; piped output has none.
+    with Console(stderr=True).status("reading") as status:
+        checked = run(
             *targets,
             format=format,
             on_error=on_error.value,
             settings=settings or (),
             against=against,
             encoding=encoding,
-            heard=lambda number: shown.update(f"{number:,} documents checked"),
+            heard=lambda number: status.update(f"{number:,} documents checked"),
         )
     if json_output:
-        console.print_json(data=found.to_dict())
+        console.print_json(data=checked.to_dict())
     else:
-        show_checked(found)
-    if found.wrong:
+        show_checked(checked)
+    if checked.wrong:
         sys.exit(1)
 
 
@@ -476,7 +528,8 @@ def compare(
     metric: Annotated[
         str,
         typer.Option(
-            help="strict, relaxed (any overlap) or relaxed_one_to_one; auroc for patients."
+            help="strict, relaxed (any overlap) or relaxed_one_to_one; auroc for "
+            "patients."
         ),
     ] = "strict",
     samples: Annotated[
@@ -491,7 +544,7 @@ def compare(
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line; the entry point of the console script."""
     try:
         with raise_stopped():
             _run()
@@ -500,23 +553,31 @@ def main() -> None:
         sys.exit(stopped.code)
     except DataError as error:
         fail(str(error), error.problems[1:])
+    except ParameterError as error:
+        fail(with_options(str(error)))
     except FednotesError as error:
         fail(str(error))
     except typer.Abort:
         sys.exit(130)
-    except BrokenPipeError:  # whoever reads our output has seen enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
         fail(f"{error.filename or 'a file'}: {error.strerror or error}")
     except Exception as error:
-        if isinstance(error, MemoryError) or "allocate memory" in str(error):
-            fail(
-                "not enough memory: choose smaller layers or batches in the job's [model]"
-            )
-        if type(error).__module__.split(".")[0] not in ("click", "typer"):
-            raise
-        fail(error.format_message() if hasattr(error, "format_message") else str(error))
+        _fail_unexpected(error)
+
+
+def _fail_unexpected(error: Exception) -> None:
+    """Print errors of memory and of the command line's own library; raise others."""
+    # torch raises a RuntimeError if the CPU's memory is not enough
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        fail("not enough memory: choose smaller layers or batches in the job's [model]")
+    if type(error).__module__.split(".")[0] not in ("click", "typer"):
+        raise error
+    if hasattr(error, "format_message"):
+        fail(error.format_message())
+    fail(str(error))
 
 
 def _run() -> None:
@@ -525,24 +586,25 @@ def _run() -> None:
     except Exception as error:
         if type(error).__name__ != "NoArgsIsHelpError":
             raise
-        print(error)  # a command without its arguments shows its help
+        print(error)  # the help of a command that was called without arguments
 
 
 def fail(message: str, more: Sequence[Problem] = ()) -> None:
-    """Show the person who made the mistake what it is, and exit with 2.
+    """Print what is wrong and exit with code 2.
 
     Args:
-        message: What is wrong, on a line.
-        more: What is wrong beside it; of many problems that are alike, a few are shown.
+        message: What is wrong, on one line.
+        more: Further problems; only a few of many similar ones are printed.
     """
     print(f"error: {one_line(message, None)}", file=sys.stderr)
     lines = fold_problems(more)
-    for line in lines[: _LISTED - 1]:
+    for line in lines[: _MAX_PROBLEMS - 1]:
         print(f"error: {one_line(line, None)}", file=sys.stderr)
     if more:
-        left = f"{len(lines) + 1 - _LISTED:,} more; " if len(lines) >= _LISTED else ""
+        unlisted = len(lines) + 1 - _MAX_PROBLEMS
+        start = f"{unlisted:,} more; " if unlisted > 0 else ""
         print(
-            f"error: {left}`fednotes check` lists all; {SKIP_REMEDY}", file=sys.stderr
+            f"error: {start}`fednotes check` lists all; {SKIP_REMEDY}", file=sys.stderr
         )
     sys.exit(2)
 

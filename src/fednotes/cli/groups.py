@@ -1,4 +1,4 @@
-"""The core's commands in groups: corpus, job and cache; and `convert`."""
+"""Commands of the groups corpus, job and cache; and `convert`."""
 
 from __future__ import annotations
 
@@ -40,30 +40,35 @@ jobs = typer.Typer(
 
 
 class Output(StrEnum):
-    """Formats that predictions are written in."""
+    """Formats that generated corpora are written in."""
 
     jsonl = "jsonl"
     brat = "brat"
     conll = "conll"
 
 
-def show_checked(found: Checked) -> None:
-    """What `fednotes check` found: tables, then each problem on a line."""
+def show_checked(checked: Checked) -> None:
+    """Print the result of `fednotes check`: tables, then one line for each problem."""
     from fednotes.cli.display import count_tables, findings_table
 
-    if found.job is not None and found.sites is not None:
-        tell(found.sites.notes)
-        for table in count_tables(found.job.kind.counts(found.sites.data)):
+    if checked.job is not None and checked.sites is not None:
+        tell(checked.sites.notes)
+        for table in count_tables(checked.job.kind.counts(checked.sites.data)):
             console.print(table)
-    if found.findings:
-        console.print(findings_table(found.findings))
-    listed = [p for f in found.findings if f.level == "error" for p in f.problems]
-    say(*fold_problems([*found.problems, *listed]))
-    if found.wrong:
-        counts = found.to_dict()["counts"]
+    if checked.findings:
+        console.print(findings_table(checked.findings))
+
+    problems = list(checked.problems)
+    for finding in checked.findings:
+        if finding.level == "error":
+            problems += finding.problems
+    say(*fold_problems(problems))
+
+    if checked.wrong:
+        counts = checked.to_dict()["counts"]
         kinds = ", ".join(f"{kind} {n:,}" for kind, n in counts["kinds"].items())
         print(f"problems: {counts['problems']:,} ({kinds})", file=sys.stderr)
-    if any(problem.file for problem in found.problems):
+    if any(problem.file for problem in checked.problems):
         print(f"hint: {SKIP_REMEDY}", file=sys.stderr)
 
 
@@ -88,18 +93,20 @@ def corpus_stats(
     from fednotes.data.stats import corpus_stats as count
 
     places = name_paths(paths)
-    read = {
-        name: examine(path, format or None, encoding) for name, path in places.items()
-    }
-    for documents, problems in read.values():
+    corpora = {}
+    left_out = {}
+    for name, path in places.items():
+        documents, problems = examine(path, format or None, encoding)
         problems.refuse(on_error.value, documents)
-    stats = count({name: documents for name, (documents, _) in read.items()})
-    left = {name: problems for name, (_, problems) in read.items() if problems.number}
+        corpora[name] = documents
+        if problems.number:
+            left_out[name] = problems
+    stats = count(corpora)
     if json_output:
-        counts = {name: dict(problems.counts) for name, problems in left.items()}
+        counts = {name: dict(problems.counts) for name, problems in left_out.items()}
         console.print_json(data=stats | {"left_out": counts})
         return
-    for name, problems in left.items():
+    for name, problems in left_out.items():
         say(f"note: left out of {name}: {problems}")
     for table in stats_tables(stats):
         console.print(table)
@@ -129,7 +136,7 @@ def corpus_overlap(
     from fednotes.data.overlap import MIN_WORDS, NGRAM, index_documents, shared_text
 
     indexes = [index_documents(read(path, encoding=encoding)) for path in documents]
-    title = f"text in common: sentences of {MIN_WORDS} words or more, {NGRAM} words in a row"
+    title = f"text in common: sentences of {MIN_WORDS} words or more, {NGRAM} in a row"
     heads = (
         "notes",
         "documents",
@@ -142,23 +149,26 @@ def corpus_overlap(
     table = sheet(*heads, left=2, title=title)
     total = 0
     for path in notes:
-        held = read_notes(path, format or None, encoding=encoding)
-        texts = (note.text for note in held)
-        for other, found in zip(documents, shared_text(texts, indexes), strict=True):
+        source = read_notes(path, format or None, encoding=encoding)
+        texts = (note.text for note in source)
+        for other, shared in zip(documents, shared_text(texts, indexes), strict=True):
             numbers = (
-                *(found.sentences, found.shared_sentences, found.notes_with_shared),
-                *(found.ngrams, found.shared_ngrams),
+                shared.sentences,
+                shared.shared_sentences,
+                shared.notes_with_shared,
+                shared.ngrams,
+                shared.shared_ngrams,
             )
             names = (
                 Text("/".join(p.parts[-2:]), overflow="fold") for p in (path, other)
             )
             table.add_row(*names, *(f"{n:,}" for n in numbers))
-            total += found.shared_sentences
+            total += shared.shared_sentences
     console.print(table)
     if strict and total:
         raise FednotesError(
-            f"{total:,} sentences of the notes occur in the documents: leave those notes out "
-            "(`exclude` in a job's site), or test on other documents"
+            f"{total:,} sentences of the notes occur in the documents: leave those "
+            "notes out (exclude in a job's site), or test on other documents"
         )
 
 
@@ -173,20 +183,17 @@ def corpus_formats(
     from fednotes.data.formats import format_table
 
     rows = format_table()
-    heads = [*sorted(rows, key=len)[-1]]
+    heads = list(max(rows, key=lambda row: len(list(row))))
+    lines = [[row.get(head, "") for head in heads] for row in rows]
     if as_page:
-        lines = [
-            heads,
-            ["---"] * len(heads),
-            *([row.get(h, "") for h in heads] for row in rows),
-        ]
-        say(*(f"| {' | '.join(line)} |" for line in lines))
+        for line in [heads, ["---"] * len(heads), *lines]:
+            say(f"| {' | '.join(line)} |")
         return
-    title = "formats, and what each that is written keeps"
-    shown = sheet(*heads, left=len(heads), title=title)
-    for row in rows:
-        shown.add_row(*(row.get(head, "") for head in heads))
-    console.print(shown)
+    title = "formats, and what is kept of a document in those that can be written"
+    table = sheet(*heads, left=len(heads), title=title)
+    for line in lines:
+        table.add_row(*line)
+    console.print(table)
 
 
 def convert(
@@ -211,15 +218,15 @@ def convert(
 ) -> None:
     """Convert a corpus to another format, completely or not at all.
 
-    What is written is read again and compared first. Exit code: 0 written, 1 refused
-    because the format cannot hold all of it (it says what and how much), 2 it could not
-    be done.
+    The output is read again and compared before it is put in place. Exit code: 0
+    written; 1 refused, because the format cannot represent everything (lists what and
+    how much); 2 another error.
     """
     from fednotes.data.formats import LossyError
     from fednotes.data.formats import convert as run
 
     try:
-        number, gone, problems = run(
+        number, losses, problems = run(
             source,
             out,
             to,
@@ -233,7 +240,7 @@ def convert(
         sys.exit(1)
     if problems.number:
         say(f"left out of {source}: {problems}")
-    say(*(f"lost: {kind}: {lost:,}" for kind, lost in sorted(gone.items())))
+    say(*(f"lost: {kind}: {count:,}" for kind, count in sorted(losses.items())))
     say(f"{number:,} documents in {out}")
 
 
@@ -267,9 +274,9 @@ def corpus_synthesise(
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FednotesError(f"{out} is not an empty folder")
-    made = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
-    write_sites(made, out, format.value)
-    say(f"{len(made)} sites in {out}; next: fednotes corpus stats {out}/*/train*")
+    generated = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
+    write_sites(generated, out, format.value)
+    say(f"{len(generated)} sites in {out}; next: fednotes corpus stats {out}/*/train*")
 
 
 @jobs.callback()
@@ -304,20 +311,19 @@ def job_show(
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print a job as it will run: each key with its value, and where the value comes
-    from."""
+    """Print a job as it will run: each key, its value and where it comes from."""
     from fednotes.jobs.show import show_job
 
-    found = show_job(job, settings or ())
+    shown = show_job(job, settings or ())
     if json_output:
-        console.print_json(data=found.to_dict())
+        console.print_json(data=shown.to_dict())
     else:
-        say(*found.to_toml(changed=changed).splitlines())
+        say(*shown.to_toml(changed=changed).splitlines())
 
 
 @jobs.command("schema")
 def job_schema() -> None:
-    """Print the JSON schema of a job file, by which editors complete and check it."""
+    """Print the JSON schema of a job file; editors complete and check jobs with it."""
     from fednotes.jobs.reference import schema
 
     console.print_json(data=schema())
@@ -325,7 +331,7 @@ def job_schema() -> None:
 
 @cache.command("clear")
 def cache_clear() -> None:
-    """Delete the features, tokens and concepts that were made from notes."""
+    """Delete the features, tokens and concepts that were computed from notes."""
     from fednotes.encoders.features import default_cache
     from fednotes.encoders.token_cache import clear_caches
 

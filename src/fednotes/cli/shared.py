@@ -1,13 +1,13 @@
-"""What commands share: the console they print on, and options that several of them
-have.
+"""What commands share: the console that they print on, and common options.
 
-The commands of applications and of other packages import this too, so it imports
-nothing large.
+The commands of applications and other packages import this too, so it imports nothing
+large.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from enum import StrEnum
@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fednotes.core.cleaning import clean
 
-PIPED = 400  # columns where nobody looks at a screen: no label of a table is cut short there
+PIPED = 400  # columns if the output is no terminal, so that no table cuts a label
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
 console = Console(width=None if _SCREEN else PIPED)
 
@@ -35,7 +35,7 @@ Settings = Annotated[
 
 
 class OnError(StrEnum):
-    """What becomes of a corpus with something wrong in it."""
+    """How to treat data of a corpus that cannot be used."""
 
     refuse = "refuse"
     skip = "skip"
@@ -74,19 +74,33 @@ SKIP_REMEDY = '--on-error skip (on_error = "skip" of a job\'s site) leaves these
 
 
 def say(*lines: str) -> None:
-    """Print lines as they are: no colours, no markup, no wrapping, no control
-    characters."""
+    """Print lines without colours, markup, wrapping and control characters."""
     for line in lines:
         console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
 
 
 def tell(notes: Iterable[str]) -> None:
-    """Print remarks, each as a note; a warning keeps its own word."""
+    """Print remarks, each as a note; a warning is printed as it is."""
     for note in notes:
         say(note if note.startswith("warning: ") else f"note: {note}")
 
 
-def can_ask(yes: bool) -> bool:
+# Options that are named unlike the parameter of the function behind the command.
+_OPTIONS = {"settings": "--set", "label_map": "--map", "read_as": "--from"}
+_PARAMETER = re.compile("`([a-z_]+)`")
+
+
+def with_options(message: str) -> str:
+    """Return a message with options in the place of parameters in backticks."""
+
+    def option(match: re.Match[str]) -> str:
+        parameter = match[1]
+        return _OPTIONS.get(parameter) or "--" + parameter.replace("_", "-")
+
+    return _PARAMETER.sub(option, message)
+
+
+def can_ask(yes: bool) -> bool:  # noqa: FBT001 - the value of an option
     """Return whether a person can be asked a question.
 
     Args:

@@ -76,7 +76,7 @@ class TimeLeft:
         self._work = dict(work)
 
     def begin(self, part: str, rounds: int) -> None:
-        """Begin a part with at most this many rounds, or go on with it; 0 if not known."""
+        """Begin or resume a part of at most this many rounds; 0 if not known."""
         self._part = _Part(part, rounds)
         self._last = None
 
@@ -119,13 +119,14 @@ class TimeLeft:
         if waiting and (not paces or 0 in waiting):
             return None
         if part.is_settled():
-            own = part.seconds_per_round() * (part.rounds - part.done)
+            current = part.seconds_per_round() * (part.rounds - part.done)
         elif part.name in self._work:
-            own = fmean(paces) * self._work[part.name] * (1 - part.done / part.rounds)
+            undone = 1 - part.done / part.rounds
+            current = fmean(paces) * self._work[part.name] * undone
         else:
             return None
         later = sum(waiting) * fmean(paces) * self._share_run() if waiting else 0.0
-        return own + later
+        return current + later
 
     def _pace(self, part: _Part) -> float | None:
         """Return the seconds of one unit of work; None if the part does not tell."""
@@ -140,7 +141,7 @@ class TimeLeft:
         return [work for name, work in self._work.items() if name not in begun]
 
     def _share_run(self) -> float:
-        """Return the share of their rounds that finished parts had before they ended."""
+        """Return which share of their rounds the finished parts have run."""
         shares = [
             part.done / part.rounds
             for part in self._finished

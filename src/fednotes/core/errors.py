@@ -3,6 +3,7 @@
     FednotesError
     ├── DataError        a corpus file cannot be read
     ├── ConfigError      a setting is unknown, missing or impossible
+    │   └── ParameterError    parameters of a function do not fit
     ├── ModelError       a model, vector file or encoder cannot be used
     ├── BusyError        another process works in the same folder
     ├── TrainingError    training cannot continue
@@ -110,6 +111,14 @@ class DataError(FednotesError):
 
 class ConfigError(FednotesError):
     """A setting is unknown, missing or impossible."""
+
+
+class ParameterError(ConfigError):
+    """The parameters of a function do not fit.
+
+    The message names parameters in backticks: "give another `out`". The command line
+    shows them as its options: "give another --out".
+    """
 
 
 class ModelError(FednotesError):

@@ -21,7 +21,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import PydanticCustomError, core_schema
 
-from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.errors import ConfigError, ParameterError, nearest
 from fednotes.core.parsing import open_regular
 
 if TYPE_CHECKING:
@@ -270,12 +270,12 @@ def assign(table: dict[str, Any], assignment: str) -> None:
     key in the table of every site.
 
     Raises:
-        ConfigError: There is no "=", or the table does not exist and cannot be made.
+        ParameterError: There is no "=", or the table does not exist and cannot be made.
     """
     dotted, sign, text = assignment.partition("=")
     if not sign or not dotted.strip():
-        raise ConfigError(
-            f"--set {assignment}: expected KEY=VALUE, such as training.epochs=3"
+        raise ParameterError(
+            f"`settings` {assignment}: expected KEY=VALUE, such as training.epochs=3"
         )
     try:
         (value,) = tomllib.loads(f"value = {text}").values()
@@ -300,7 +300,9 @@ def _inner_tables(
     """Return the table called `name`, or every inner table if it is "*"."""
     inner = list(table.values()) if name == "*" else [table.setdefault(name, {})]
     if not inner or not all(isinstance(value, dict) for value in inner):
-        raise ConfigError(f"--set {assignment}: {name!r} is not a table of this job")
+        raise ParameterError(
+            f"`settings` {assignment}: {name!r} is not a table of this job"
+        )
     return inner
 
 

@@ -60,7 +60,7 @@ class InProcess(Rounds):
             raise TrainingError("a federation needs at least one site")
         super().__init__(observer, lambda: time.monotonic())
         self._sites, self.names = tuple(sites), tuple(site.id for site in sites)
-        remedy = "start again without --resume"
+        remedy = "start again without `resume`"
         self._files = Checkpoints(directory, self.names, remedy) if directory else None
         self.summing: SecureSum | None = None
         if secure:  # nothing is lost on the way; so it is in a job that needs all

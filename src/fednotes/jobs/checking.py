@@ -10,7 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    ParameterError,
+    Problem,
+)
 from fednotes.core.types import Document
 from fednotes.data.checks import (
     CorpusCheck,
@@ -196,7 +202,7 @@ def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
     try:
         job = load_job(name, settings)
     except ConfigError as error:
-        if str(error).startswith("--set") or not Path(name).is_file():
+        if isinstance(error, ParameterError) or not Path(name).is_file():
             raise
         return _refused(error)
     stopped = Checked(job=job)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError, ParameterError, nearest
 from fednotes.core.settings import path_of
 from fednotes.core.types import Document, SiteData
 from fednotes.encoders.features import default_cache
@@ -83,8 +83,8 @@ def compare(
         )
     if metric not in kind.metrics:
         known = " or ".join(f"{label} ({name})" for name, label in kind.metrics.items())
-        raise ConfigError(
-            f"--metric {metric}: runs on {kind.name} are compared by {known}"
+        raise ParameterError(
+            f"`metric` {metric}: runs on {kind.name} are compared by {known}"
         )
     same_run = a.resolve() == b.resolve()
     gaps: dict[str, Gap | None] = {}

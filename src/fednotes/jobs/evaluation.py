@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.errors import ConfigError, ParameterError, nearest
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of mentions, and what was not scored.
+    """Scores of a model, and what was not scored.
 
-    unknown: labels of the documents that the model lacks. silent: types of the model
-    that the documents do not annotate. left: types that they do, but that were not
-    asked for. skipped: what of the documents could not be used.
+    Attributes:
+        scores: The scores.
+        unknown: Labels of the documents that the model does not know.
+        silent: Types of the model that the documents do not annotate.
+        left: Types that they annotate, but that were not to be scored.
+        skipped: What of the documents could not be used.
     """
 
     scores: dict[str, Any]
@@ -26,47 +29,61 @@ class Evaluation:
     skipped: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The scores, and what was not scored, for JSON."""
-        rest = {
-            "unknown": self.unknown,
-            "not_annotated": self.silent,
-            "not_asked": self.left,
+        """Return the scores and what was not scored as JSON values."""
+        not_scored = {
+            "unknown": list(self.unknown),
+            "not_annotated": list(self.silent),
+            "not_asked": list(self.left),
         }
-        return {**self.scores, "not_scored": {k: list(v) for k, v in rest.items()}}
+        return {**self.scores, "not_scored": not_scored}
 
-    def told(self) -> Iterator[str]:
-        """What was not scored, a line each."""
+    def notes(self) -> Iterator[str]:
+        """Yield one line for each thing that was not scored."""
         if self.unknown:
             names = ", ".join(self.unknown)
-            yield f"the model has no {names}: left out (--map OLD=NEW)"
+            yield f"the model has no {names}: left out (`label_map` renames labels)"
         if self.silent:
             names = ", ".join(self.silent)
-            yield f"not annotated here, so not scored: {names} (--types scores them all the same)"
+            yield (
+                f"not annotated here, so not scored: {names} (`types` scores them all "
+                "the same)"
+            )
         if self.skipped:
             yield f"left out of the documents: {self.skipped}"
 
 
 def require_mapping(
     label_map: Mapping[str, str] | None,
-    found: Sequence[str],
+    labels: Sequence[str],
     known: Sequence[str],
     path: Path | str,
 ) -> Mapping[str, str]:
-    """The mapping, {} if there is none. Raises ConfigError for what is no mapping, a
-    label that is not there, or that becomes none of the model's."""
+    """Return a mapping of labels, {} if there is none.
+
+    Args:
+        label_map: New names of labels; "" drops a label.
+        labels: The labels of the documents.
+        known: The types of the model.
+        path: The documents, for messages.
+
+    Raises:
+        ConfigError: It is not a mapping, names a label that does not occur, or maps one
+            to a type that the model does not have.
+    """
     if not isinstance(label_map, Mapping | None):
         raise ConfigError(
-            f"label_map: expected a table of labels and new names, not {type(label_map).__name__}"
+            "label_map: expected a table of labels and new names, not "
+            f"{type(label_map).__name__}"
         )
     for old, new in (label_map or {}).items():
-        if old not in found:
-            near = nearest(old, found, "")
-            raise ConfigError(
-                f"--map {old}={new}: {path} has no label {old!r}, it has "
-                f"{', '.join(found) or 'none'}{near and f'; {near}'}"
+        if old not in labels:
+            hint = nearest(old, labels, "")
+            raise ParameterError(
+                f"`label_map` {old}={new}: {path} has no label {old!r}, it has "
+                f"{', '.join(labels) or 'none'}{hint and f'; {hint}'}"
             )
         if new and new not in known:
-            raise ConfigError(
-                f"--map {old}={new}: the model has no {new!r}; {nearest(new, known)}"
+            raise ParameterError(
+                f"`label_map` {old}={new}: the model has no {new!r}; {nearest(new, known)}"
             )
     return label_map or {}

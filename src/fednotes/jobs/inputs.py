@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 
 from fednotes.core import bounds
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError, ParameterError, nearest
 from fednotes.core.types import Document
 from fednotes.data import encodings
 from fednotes.data.encodings import AUTO, encoding_of, reading_as
@@ -142,9 +142,9 @@ def source_of(name: str, text: str | None, encoding: str = AUTO) -> Path | Docum
     """Return the text given, or that of stdin, as a document; else a path that exists."""
     if text is not None:
         if name != "-":
-            raise ConfigError("give a path or --text, not both")
+            raise ParameterError("give a path or `text`, not both")
         if not text.strip():
-            raise DataError("--text: there is no text")
+            raise ParameterError("`text`: there is no text")
         return Document("text", _decoded("the text", os.fsencode(text), AUTO))
     if name == "-":
         data = sys.stdin.buffer.read(bounds.NOTE * 4 + 1)
@@ -158,7 +158,9 @@ def source_of(name: str, text: str | None, encoding: str = AUTO) -> Path | Docum
         exists = False
     if not exists:
         short = name if len(name) <= _NAME else f"{name[:_NAME]}…"
-        raise DataError(f"{short}: no such file or folder; for text use --text or -")
+        raise ParameterError(
+            f"{short}: no such file or folder; for text use `text` or -"
+        )
     return path
 
 

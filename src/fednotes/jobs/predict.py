@@ -16,7 +16,13 @@ from typing import IO, Any
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, nearest
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    ParameterError,
+    nearest,
+)
 from fednotes.core.store import locked_folder, stream_out, temporary_path, write_out
 from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO
@@ -85,13 +91,15 @@ def predict(
             f"phenotypes are written as jsonl or csv: {format} is for mentions"
         )
     if patient_model and threshold:
-        raise ConfigError("--threshold is for mentions; phenotypes have probabilities")
+        raise ParameterError(
+            "`threshold` is for mentions; phenotypes have probabilities"
+        )
     if format == "csv" and not patient_model:
         raise ConfigError(
             "csv is for phenotypes of patients: mentions are jsonl, brat or conll"
         )
     if format == "brat" and out is None:
-        raise ConfigError("brat is a folder of files: give --out FOLDER")
+        raise ParameterError("brat is a folder of files: name the folder in `out`")
     _require_apart(path, out)
     if patient_model:
         notes = patient_model.read_notes(
@@ -132,8 +140,8 @@ def _require_apart(name: str, out: Path | None) -> None:
     path, to = Path(name).resolve(), out.resolve()
     read_from = path.parent if path.is_file() else path
     if to in (path, read_from) or (to.is_file() and path in to.parents):
-        raise ConfigError(
-            f"--out {out}: predictions would replace files of {name}: give another"
+        raise ParameterError(
+            f"`out` {out}: predictions would replace files of {name}: give another"
         )
 
 
@@ -356,14 +364,15 @@ def gold_of(
     found = types_of(documents)
     for label in types:
         if label not in known:
-            raise ConfigError(
-                f"--types: the model has no {label!r}; {nearest(label, known)}"
+            raise ParameterError(
+                f"`types`: the model has no {label!r}; {nearest(label, known)}"
             )
     scored = tuple(t for t in known if t in (types or found))
     if not scored:
         raise DataError(
             f"{path} annotates {', '.join(found) or 'nothing'}, the model knows "
-            f"{', '.join(known)}: no label is common; name them alike with --map OLD=NEW"
+            f"{', '.join(known)}: no label is common; rename labels by label_map "
+            "(on the command line --map OLD=NEW)"
         )
     gold = tuple(
         replace(d, spans=flatten(d.spans, "outermost")[0])

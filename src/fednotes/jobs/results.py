@@ -380,8 +380,7 @@ def read_result(folder: Path) -> RunResult:
     path = folder / SUMMARY
     if not path.is_file():
         raise DataError(
-            f"{folder}: no summary.json there; give the folder that `fednotes simulate "
-            "--out` wrote, once the run has ended"
+            f"{folder}: no summary.json there; give the folder of a run that has ended"
         )
     return read_table(path, RunResult)
 

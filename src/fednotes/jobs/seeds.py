@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
-from fednotes.core.errors import ConfigError, DataError, MissingExtra
+from fednotes.core.errors import ConfigError, DataError, MissingExtra, ParameterError
 from fednotes.core.stopping import resumable
 from fednotes.core.store import LOCK, hold_folder, write_json
 from fednotes.jobs.job import Job
@@ -205,9 +205,9 @@ def simulate_seeds(
         mine.enter_context(hold_folder(out))
         earlier = _is_begun(out)
         if earlier and not (resume or overwrite):
-            raise ConfigError(
-                f"{out} holds runs of several seeds already: give another --out, --resume to go on "
-                "with them, or --overwrite to replace them"
+            raise ParameterError(
+                f"{out} holds runs of several seeds already: give another `out`, "
+                "`resume` to resume them, or `overwrite` to replace them"
             )
         if earlier and overwrite and not resume:
             _set_aside(out)
@@ -244,8 +244,9 @@ def _finished(job: Job, folder: Path) -> RunResult | None:
     if not (folder / SUMMARY).is_file():
         return None
     if recorded(folder).get("fingerprint") != job.fingerprint:
-        raise ConfigError(
-            f"{folder} holds a run of another job (or other --set): nothing done"
+        raise ParameterError(
+            f"{folder} holds a run of another job (or with other `settings`): nothing "
+            "done"
         )
     return read_result(folder)
 
@@ -257,8 +258,8 @@ def _require_place(out: Path) -> None:
     if not out.is_dir() or not (
         _is_begun(out) or all(path.name == LOCK for path in out.iterdir())
     ):
-        raise ConfigError(
-            f"{out} holds something else than runs of several seeds: give another --out"
+        raise ParameterError(
+            f"{out} holds something else than runs of several seeds: give another `out`"
         )
 
 
@@ -278,8 +279,8 @@ def _set_aside(out: Path) -> None:
     previous = out.with_name(out.name + ".previous")
     if previous.exists():
         if not _is_begun(previous):
-            raise ConfigError(
-                f"{previous} is in the way: move it, or give another --out"
+            raise ParameterError(
+                f"{previous} is in the way: move it, or give another `out`"
             )
         shutil.rmtree(previous)
     out.rename(previous)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 import fednotes
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, ParameterError
 from fednotes.core.federation import EVALUATE, Method, MethodSite
 from fednotes.core.parsing import mapping, number, read_json
 from fednotes.core.stopping import resumable
@@ -523,8 +523,8 @@ def require_place(out: Path) -> None:
     if (out / "job.json").exists() or not out.exists():
         return
     if not out.is_dir() or any(path.name != LOCK for path in out.iterdir()):
-        raise ConfigError(
-            f"{out} is not the folder of a run, nor empty: give another --out"
+        raise ParameterError(
+            f"{out} is not the folder of a run, nor empty: give another `out`"
         )
 
 
@@ -533,13 +533,13 @@ def refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
     if overwrite or not begun(out):
         return
     if not resume:
-        raise ConfigError(
-            f"{out} holds a run already: give another --out, --resume to go on with it, "
-            "or --overwrite to replace it"
+        raise ParameterError(
+            f"{out} holds a run already: give another `out`, `resume` to resume it, or "
+            "`overwrite` to replace it"
         )
     if recorded(out).get("fingerprint") != job.fingerprint:
-        raise ConfigError(
-            f"{out} holds a run of another job (or other --set): nothing done"
+        raise ParameterError(
+            f"{out} holds a run of another job (or with other `settings`): nothing done"
         )
 
 

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from fednotes.core import plugins
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, ParameterError
 from fednotes.core.parsing import mapping
 from fednotes.core.tables import table_fingerprint
 from fednotes.jobs.declaration import load_declared
@@ -56,7 +56,9 @@ def open_target(
             is the run of another job.
     """
     if (site_file is not None or total) and not (site and site_file and total):
-        raise ConfigError("--site-file, --site and --total go together: give all three")
+        raise ParameterError(
+            "`site_file`, `site` and `total` go together: give all three"
+        )
 
     place = Path(target)
     if is_run(place):
@@ -74,7 +76,9 @@ def open_target(
         job, table = _as_deployed(load_job(target, settings), target, settings)
 
     if out is None:
-        raise ConfigError(f"{target} is a job: give --out FOLDER for the results")
+        raise ParameterError(
+            f"{target} is a job: name a folder for the results in `out`"
+        )
     key = table_fingerprint(table)
     _require_same_job(out, key)
     return Target(job, key, out)
@@ -124,7 +128,7 @@ def _require_same_job(out: Path, key: str) -> None:
         return
     other = table_fingerprint(mapping(recorded(out).get("table")))
     if other != key:
-        raise ConfigError(
-            f"--out {out}: a run of another job ({other[:12]}, not {key[:12]}), whose "
-            "card would show this audit: give another --out, or audit that run"
+        raise ParameterError(
+            f"`out` {out}: a run of another job ({other[:12]}, not {key[:12]}), whose "
+            "card would show this audit: give another `out`, or audit that run"
         )
