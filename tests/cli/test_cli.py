@@ -204,6 +204,13 @@ def test_a_mistake_is_one_line(
     assert not (tmp_path / "run").exists()
 
 
+def test_no_hint_to_skip_where_nothing_can_be_read(run: Run, tmp_path: Path) -> None:
+    table = tmp_path / "notes.csv"
+    table.write_text("id,body\n1,well\n", encoding="utf-8")
+    _, problems = run("check", table, code=1)
+    assert problems.splitlines() == ["problems: 1 (unreadable 1)"]
+
+
 @pytest.mark.parametrize(
     ("name", "line", "place", "err"),
     [

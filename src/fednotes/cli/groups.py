@@ -50,6 +50,7 @@ class Output(StrEnum):
 def show_checked(checked: Checked) -> None:
     """Print the result of `fednotes check`: tables, then one line for each problem."""
     from fednotes.cli.display import count_tables, findings_table
+    from fednotes.jobs.checking import UNREADABLE
 
     if checked.job is not None and checked.sites is not None:
         tell(checked.sites.notes)
@@ -68,7 +69,8 @@ def show_checked(checked: Checked) -> None:
         counts = checked.to_dict()["counts"]
         kinds = ", ".join(f"{kind} {n:,}" for kind, n in counts["kinds"].items())
         print(f"problems: {counts['problems']:,} ({kinds})", file=sys.stderr)
-    if any(problem.file for problem in checked.problems):
+    skippable = [p for p in checked.problems if p.file and p.kind != UNREADABLE]
+    if skippable:
         print(f"hint: {SKIP_REMEDY}", file=sys.stderr)
 
 

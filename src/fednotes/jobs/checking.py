@@ -37,6 +37,8 @@ from fednotes.jobs.job_file import load_job
 from fednotes.jobs.simulate import Part, members_of, parts_of, prepare, summed_securely
 from fednotes.metrics.spans import SpanCounts, token_kappa
 
+# kind of a problem with a path of which nothing can be read, whatever is left out
+UNREADABLE = "unreadable"
 _OFTEN = 100  # documents between two reports of how many were read
 
 
@@ -120,7 +122,7 @@ def check_files(
                     heard(read_so_far)
         except DataError as error:
             told = str(error).removeprefix(f"{path}: ")
-            own = error.problems or (Problem(str(path), 0, "file", told),)
+            own = error.problems or (Problem(str(path), 0, UNREADABLE, told),)
             wrong += own
             number += len(own)
             continue
