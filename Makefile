@@ -20,6 +20,10 @@ ARGS ?=
 # A process a core; none for tests that start processes of their own: make test WORKERS=
 WORKERS ?= -n auto --dist worksteal
 
+# Tests start many processes, and pytest rewrites every test file: without bytecode files
+# each process compiles all of it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := build/tools
@@ -109,7 +113,7 @@ $(MEDSPACY)/.done: pyproject.toml
 
 clean:
 	rm -rf $(VENV) $(MEDSPACY) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment with torch alone. Torch comes first and pinned, so that nothing later pulls in
 # another build of it.
