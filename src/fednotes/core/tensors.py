@@ -53,8 +53,20 @@ def seeded(seed: int, layer: str) -> Iterator[None]:
     The generator's earlier state is restored when the context ends.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(seed, "init", layer))
+        torch.default_generator.manual_seed(seed_of(seed, "init", layer))
         yield
+
+
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed the generator that random layers on a device draw from.
+
+    `torch.manual_seed` also seeds every accelerator, and keeps a stack trace for each
+    one that is not initialized. For a small model that takes longer than some layers.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:

@@ -41,6 +41,7 @@ from fednotes.core.tensors import (
     nbytes,
     prefixed,
     require_like,
+    seed_torch,
     shapes_of,
     snapshot,
 )
@@ -753,7 +754,8 @@ class AveragingSite(SiteTasks):
         self, parts: list[Step], adam: Optimizer, start: Tensors, warming: bool
     ) -> float:
         """One optimizer step; Σ loss over its examples."""
-        torch.manual_seed(self.draws.seed_of("dropout", self.id, self.taken))
+        seed = self.draws.seed_of("dropout", self.id, self.taken)
+        seed_torch(seed, self.device)
         total = 0.0
         for part in parts:
             with self._precision():

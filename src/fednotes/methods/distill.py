@@ -37,7 +37,14 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
 from fednotes.core.settings import checked
 from fednotes.core.store import write_text
-from fednotes.core.tensors import load_into, nbytes, require_like, shapes_of, snapshot
+from fednotes.core.tensors import (
+    load_into,
+    nbytes,
+    require_like,
+    seed_torch,
+    shapes_of,
+    snapshot,
+)
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Total, Update, contribution
 from fednotes.data.batches import buckets
@@ -478,7 +485,8 @@ class Site(MentionSite):
         sums, seen = np.zeros(3), 0
         weights = self._effective_weights()
         for step, indices in enumerate(self._batches(corpus, round)):
-            torch.manual_seed(self.draws.seed_of("dropout", self.id, round, step))
+            seed = self.draws.seed_of("dropout", self.id, round, step)
+            seed_torch(seed, self.model.device)
             self.model.train()
             loss, source, target = self._objective(corpus, indices, weights, how, round)
             value = finite(loss, self.id, f"in round {round}")

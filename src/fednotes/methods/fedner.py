@@ -41,6 +41,7 @@ from fednotes.core.tensors import (
     load_into,
     nbytes,
     prefixed,
+    seed_torch,
     shapes_of,
     snapshot,
 )
@@ -384,7 +385,8 @@ class Site(MentionSite):
 
     def _backward(self, batch: np.ndarray) -> float:
         """Gradients of the mini-batch's mean loss into every parameter's `.grad`."""
-        torch.manual_seed(self.draws.seed_of("dropout", self.id, self.steps))
+        seed = self.draws.seed_of("dropout", self.id, self.steps)
+        seed_torch(seed, self.model.device)
         self.model.train()
         loss = self.model.loss(self.train_set, batch)  # L^i
         remedy = "lower learning_rate, or check the word vectors and features for NaN"

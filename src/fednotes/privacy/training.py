@@ -42,6 +42,7 @@ from fednotes.core.tensors import (
     load_into,
     nbytes,
     prefixed,
+    seed_torch,
     shapes_of,
     snapshot,
     tensor_fingerprint,
@@ -361,14 +362,11 @@ class PrivateSite(MethodSite):
         # By chance that nobody knows: dropout by a public seed would be another for
         # every unit behind one that is left out, and all of these would move the sum.
         dropout = stream.words(len(self.units)) >> np.uint64(1)
-        # Torch would look for every accelerator each time, longer than a gradient may
-        # take.
-        on_cpu = all(p.device.type == "cpu" for p in self._parameters.values())
-        sow = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
+        device = next(iter(self._parameters.values())).device
         for unit in np.flatnonzero(
             chosen(stream, len(self.units), self.promise.privacy.rate)
         ):
-            sow(int(dropout[unit]))
+            seed_torch(int(dropout[unit]), device)
             try:
                 clipped = self.clipped(self.units[unit])
             except Exception as error:

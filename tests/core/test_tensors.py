@@ -1,0 +1,28 @@
+"""Seeding torch for one device."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from fednotes.core.tensors import seed_torch
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 - 1])
+def test_on_the_cpu_the_draws_are_those_of_torch_manual_seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    expected = torch.nn.functional.dropout(torch.ones(50))
+    torch.rand(3)
+
+    seed_torch(seed, torch.device("cpu"))
+
+    assert torch.equal(torch.nn.functional.dropout(torch.ones(50)), expected)
+
+
+def test_an_accelerator_is_seeded_too() -> None:
+    with mock.patch("torch.manual_seed") as seed_every_device:
+        seed_torch(5, torch.device("cuda"))
+
+    seed_every_device.assert_called_once_with(5)
