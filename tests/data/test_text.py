@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,13 @@ from fednotes.core.types import Document, Span
 from fednotes.data.clinical import is_header, sentences
 from fednotes.data.formats import read
 from fednotes.data.notes import read_notes
-from fednotes.data.text import join_cut_sentences, normalise, split_sentences, tokenize
+from fednotes.data.text import (
+    TOKEN,
+    join_cut_sentences,
+    normalise,
+    split_sentences,
+    tokenize,
+)
 
 TEXTS = st.text(
     st.one_of(
@@ -325,3 +332,35 @@ def test_real_notes_lose_nothing(corpora: Path) -> None:
         "Annual exam.",
         "HISTORY OF PRESENT ILLNESS",
     ]
+
+
+# ---- long texts ----------------------------------------------------------------------
+
+
+@given(
+    st.text(
+        st.one_of(
+            st.characters(max_codepoint=0x7F),
+            st.characters(max_codepoint=0x2FF),
+            st.characters(min_codepoint=0x2000, max_codepoint=0x20FF),
+        ),
+        max_size=60,
+    ),
+    st.sampled_from(["", "e\u0301", "\u4e00", "\ud800", "\U0001f600"]),
+)
+def test_long_texts_have_the_tokens_of_the_pattern(piece: str, rare: str) -> None:
+    """Long texts are cut by arrays, short ones by the pattern."""
+    text = (piece + " a1_b." + rare) * 60
+    expected = [match.span() for match in TOKEN.finditer(text)]
+    tokens = tokenize(text)
+    assert tokens.dtype == np.int32
+    assert tokens.tolist() == [list(bounds) for bounds in expected]
+
+
+def test_each_character_is_of_one_kind_in_short_and_long_texts() -> None:
+    for code in range(0x2200):
+        text = f"a{chr(code)}b "
+        short = tokenize(text)
+        long = tokenize(text * 100)
+        assert len(long) == 100 * len(short), hex(code)
+        assert long[-1].tolist() == (short[-1] + 99 * len(text)).tolist(), hex(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -567,3 +568,47 @@ def test_a_corpus_of_json_lines_is_not_held(
         finding for finding in found.findings if finding.code == "bare_documents"
     )
     assert bare.counts == {"documents": 50, "of": 50}
+
+
+def peak_of_check(path: Path) -> int:
+    """Return the largest memory of Python objects during a check, in bytes."""
+    tracemalloc.start()
+    try:
+        check_files([path])
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    """1,800 more notes of ten sentences. One hash of 8 bytes for each sentence, id,
+    text and name of a cut note would be 169 KB, and twice that while they are sorted."""
+    paths = []
+    for size in (200, 2000):
+        path = tmp_path / f"{size}.jsonl"
+        with path.open("w") as file:
+            for number in range(size):
+                text = "\n".join(f"Sentence {number} {i} ends." for i in range(10))
+                meta = {"document": f"note {number}"}
+                record = {"id": f"id {number}", "text": text, "meta": meta}
+                print(json.dumps(record), file=file)
+        paths.append(path)
+    small, large = paths
+    peak_of_check(small)  # fills the caches that every check shares
+    assert peak_of_check(large) - peak_of_check(small) < 100_000
+
+
+def test_repeated_ids_are_reported_by_line_in_the_order_of_the_file(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "notes.jsonl"
+    ids = ["a", "b", "a", "c", "b", "a"]
+    lines = [json.dumps({"id": name, "text": f"Note {name}."}) for name in ids]
+    path.write_text("\n".join(lines))
+    (repeated, *_) = (
+        finding
+        for finding in check_files([path]).findings
+        if finding.code == "repeated_ids" and finding.level == "error"
+    )
+    assert [problem.line for problem in repeated.problems] == [3, 5, 6]
+    assert {problem.file for problem in repeated.problems} == {str(path)}

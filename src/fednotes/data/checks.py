@@ -1,22 +1,21 @@
-"""What a person needs to know of a corpus before training. Counts only, never text.
+"""What to know about a corpus before training: counts, never text.
 
     check_documents(documents)                  one corpus
     check_sites(sites)                          each part, each site, and all together
     for finding in …: print(finding)            "warning  psytar/train: 3 of …"
 
-Levels: info (good to know), warning (look at it), error (training would fail or
-    mislead).
+Findings have three levels: info (good to know), warning (look at it) and error
+(training would fail or mislead).
 """
 
 from __future__ import annotations
 
 import re
-from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -25,18 +24,34 @@ from fednotes.core.errors import Problem
 from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.data.formats.problems import UNANNOTATED, WINDOWS, Problems
+from fednotes.data.identifiers import KINDS, count_identifiers
+from fednotes.data.repeats import Repeats
 from fednotes.data.split import MIN_WORDS, sentence_keys
 from fednotes.data.stats import overlapping_forms
 from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_of
-from fednotes.data.text import normalise, split_sentences, tokenize
+from fednotes.data.text import Bounds, normalise, split_sentences, tokenize
 
 Level = Literal["info", "warning", "error"]
+
+RARE = 20  # a type with fewer mentions can hardly be learned or measured
+
+_FINDINGS = shipped("data/findings.toml")
+# An id that a reader made of the name of a file and a number.
+_NUMBERED_ID = re.compile(r":[0-9]+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found. code: stable name. where: corpus, site or part. counts: the
-    numbers. problems: each by file and line, where they are known."""
+    """One thing to know about a corpus.
+
+    Attributes:
+        level: How much it matters.
+        code: Its stable name.
+        where: The corpus, site or part.
+        message: A sentence about it.
+        counts: The numbers in the sentence, by name.
+        problems: The places in files, where they are known.
+    """
 
     level: Level
     code: str
@@ -49,22 +64,8 @@ class Finding:
         return f"{self.level:<8} {self.where}: {self.message}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
-
-
-_TOLD = shipped("data/findings.toml")
-_COUNTED = re.compile(r":[0-9]+$")  # an id that a reader made of a file and a number
-_ASKED = shipped("data/identifiers.toml")
-_PLACEHOLDER = re.compile(_ASKED["placeholder"])
-_LISTS = {"month": _ASKED["month"], "given": "|".join(_ASKED["given"].split())}
-_KINDS = {
-    kind: re.compile(
-        re.sub(r"\{(month|given)\}", lambda m: _LISTS[m[1]], own), re.VERBOSE
-    )
-    for kind, own in _ASKED["kinds"].items()
-}
-RARE = 20  # mentions below which a type can hardly be learnt or measured
 
 
 def _finding(
@@ -74,376 +75,473 @@ def _finding(
     level: Level | None = None,
     **words: object,
 ) -> Finding:
-    """One of `findings.toml`. level: in place of its own; words: what its sentence has
-    besides."""
-    own = _TOLD[code]
-    told = own["told"].format_map(
-        {**counts, **words, "MIN_WORDS": MIN_WORDS, "RARE": RARE}
-    )
-    return Finding(level or own["level"], code.split(":")[-1], where, told, counts)
+    """Return a finding with a sentence of `findings.toml`.
+
+    Args:
+        where: The corpus, site or part.
+        code: Name of a table of the file.
+        counts: The numbers of the finding; the sentence may use them.
+        level: The level, if it is not that of the file.
+        words: What else the sentence uses.
+    """
+    entry = _FINDINGS[code]
+    sentence: str = entry["sentence"]
+    constants = {"MIN_WORDS": MIN_WORDS, "RARE": RARE}
+    message = sentence.format_map({**counts, **words, **constants})
+    stable_name = code.split(":")[-1]
+    return Finding(level or entry["level"], stable_name, where, message, counts)
+
+
+# ---- one corpus ----------------------------------------------------------------------
 
 
 def check_documents(
-    documents: Sequence[Document],
+    documents: Iterable[Document],
     tagset: TagSet | None = None,
     name: str = "corpus",
     max_tokens: int = 256,
 ) -> list[Finding]:
-    """Check one corpus, or one part of it.
+    """Return what to know about one corpus, or about one part of it.
 
-    tagset: the tag set that the job expects; without it, the types that occur.
-    max_tokens: the length in tokens at which a sentence is cut in training.
+    Args:
+        documents: The documents.
+        tagset: The tag set that the job expects; the types that occur if it is None.
+        name: What the findings call the corpus.
+        max_tokens: Number of tokens at which training cuts a sentence.
     """
-    counts = CorpusCheck(name, tagset, max_tokens)
-    for document in documents:
-        counts.add(document)
-    return counts.findings()
+    with CorpusCheck(name, tagset, max_tokens) as check:
+        for document in documents:
+            check.add(document)
+        return check.findings()
 
 
 class CorpusCheck:
-    """Counts what is to be known of a corpus whose documents come one by one, and keeps
-    no text.
+    """Counts what to know about a corpus whose documents come one by one.
 
-    Of each sentence it keeps a hash of 8 bytes and whether it is long, of each document
-    three
-    hashes: repeats are found by them.
+    Memory does not grow with the corpus. No text is stored: repeated sentences and
+    documents are recognised by hashes in temporary files.
 
-        counts = CorpusCheck("train")
-        for document in documents:
-            counts.add(document)
-        print(*counts.findings(), sep="\\n")
+        with CorpusCheck("train") as check:
+            for document in documents:
+                check.add(document)
+            print(*check.findings(), sep="\\n")
     """
 
     def __init__(
         self, name: str = "corpus", tagset: TagSet | None = None, max_tokens: int = 256
     ) -> None:
-        self.name, self.max_tokens = name, max_tokens
-        self.sentences = SentenceHashes()
+        """Begin with no document.
+
+        Args:
+            name: What the findings call the corpus.
+            tagset: As of `check_documents`.
+            max_tokens: As of `check_documents`.
+        """
+        self.name = name
+        self.max_tokens = max_tokens
         self._tagset = tagset
         self._documents = 0
-        self._bad = 0
+        self._blank_documents = 0
         self._labels: Counter[str] = Counter()
-        self._annotated = _NoteFlags()
-        self._blank = 0
-        self._unprintable = 0
-        self._odd = _NoteFlags()
+        self._annotated_notes = _NoteFlags()
+        # mentions whose offsets cannot be right
+        self._misplaced_mentions = 0
+        self._unprintable_characters = 0
+        self._unprintable_notes = _NoteFlags()
         self._identifiers: Counter[str] = Counter()
-        self._identified = 0
+        self._documents_with_identifiers = 0
+        # number of sentences of each length in tokens
         self._lengths: Counter[int] = Counter()
-        self._alignment, self._shapes = Alignment(), FlattenCounts()
-        self._ids, self._notes = array("q"), array("q")
+        self._alignment = Alignment()
+        self._shapes = FlattenCounts()
+        self._sentences = Repeats()
+        self._ids = Repeats()
+        self._texts = Repeats()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Delete the temporary files."""
+        self._annotated_notes.close()
+        self._unprintable_notes.close()
+        self._sentences.close()
+        self._ids.close()
+        self._texts.close()
 
     def add(self, document: Document) -> None:
-        """Count a document."""
-        self._documents += 1
-        text, spans = document.text, document.spans
-        bad = sum(not 0 <= s.start < s.end <= len(text) for s in spans)
-        self._bad += bad
-        self._labels.update(span.label for span in spans)
-        self._annotated.add(document, bool(spans))
-        self._blank += not text.strip()
-        unseen = _unprintable(text)
-        self._unprintable += unseen
-        self._odd.add(document, unseen > 0)
-        self._count_identifiers(text)
-        if not bad:
-            self._count_sentences(document)
+        """Count a document.
 
-    def _count_identifiers(self, text: str) -> None:
-        """What may tell who a patient is, by kind; placeholders of de-identification
-        are none."""
-        text, before = _PLACEHOLDER.sub("\n", text), self._identifiers.total()
-        for kind, pattern in _KINDS.items():
-            if _may_hold(kind, text):
-                text, number = pattern.subn("\n", text)
-                self._identifiers[kind] += number
-        self._identified += self._identifiers.total() > before
+        Raises:
+            FednotesError: The temporary folder is full.
+        """
+        text = document.text
+        misplaced = sum(
+            not 0 <= span.start < span.end <= len(text) for span in document.spans
+        )
+        unprintable = _count_unprintable(text)
+        identifiers = count_identifiers(text)
+
+        self._documents += 1
+        self._blank_documents += not text.strip()
+        self._labels.update(span.label for span in document.spans)
+        self._annotated_notes.add(document, flag=bool(document.spans))
+        self._misplaced_mentions += misplaced
+        self._unprintable_characters += unprintable
+        self._unprintable_notes.add(document, flag=unprintable > 0)
+        self._identifiers.update(identifiers)
+        self._documents_with_identifiers += bool(identifiers)
+        if not misplaced:
+            self._count_sentences(document)
 
     def _count_sentences(self, document: Document) -> None:
         bounds = split_sentences(document)
         keys = [normalise(document.text[start:end]) for start, end in bounds]
-        self.sentences.add(keys)
-        self._ids.append(hash(document.id))
+        self._sentences.add(keys)
+        self._ids.add([document.id])
         if len(keys) > 1:
-            self._notes.append(hash("\n".join(keys)))
+            self._texts.add(["\n".join(keys)])
 
-        tokens = tokenize(document.text)  # (tokens, 2)
-        edges = np.searchsorted(tokens[:, 0], np.array(bounds).reshape(-1, 2))
-        self._lengths.update((edges[:, 1] - edges[:, 0]).tolist())
-        known = self._tagset.types if self._tagset else types_of([document])
-        if held := [span for span in document.spans if span.label in known]:
-            flat, shapes = flatten(held, "outermost")
-            self._shapes += shapes
-            self._alignment += encode(flat, tokens, TagSet(known))[1]
+        tokens = tokenize(document.text)
+        self._lengths.update(_sentence_lengths(bounds, tokens))
+        self._count_mentions(document, tokens)
+
+    def _count_mentions(self, document: Document, tokens: np.ndarray) -> None:
+        """Count how the mentions of a document fall on its tokens."""
+        types = self._tagset.types if self._tagset else types_of([document])
+        mentions = [span for span in document.spans if span.label in types]
+        if not mentions:
+            return
+        flat_mentions, shapes = flatten(mentions, "outermost")
+        _, alignment = encode(flat_mentions, tokens, TagSet(types))
+        self._shapes += shapes
+        self._alignment += alignment
 
     def findings(self) -> list[Finding]:
-        """Return what was found in the documents so far."""
-        name = self.name
+        """Return what to know about the documents so far.
+
+        Raises:
+            FednotesError: The temporary folder is full.
+        """
         if not self._documents:
-            return [_finding(name, "empty", {}, what="documents")]
-        found: list[Finding] = []
-        if self._bad:
-            found.append(_finding(name, "offsets", {"mentions": self._bad}))
+            return [_finding(self.name, "empty", {}, what="documents")]
         types = self._tagset.types if self._tagset else tuple(sorted(self._labels))
-        found += _label_findings(self._labels, types, self._tagset is not None, name)
-        found += self._annotated.bare(name)
-        if self._blank:
-            found.append(_finding(name, "blank_documents", {"documents": self._blank}))
-        if self._unprintable:
-            numbers = {"characters": self._unprintable, "documents": self._odd.flagged}
-            found.append(_finding(name, "unprintable", numbers))
-        found += self._identifier_findings()
-        if not self._bad:  # what follows relies on the offsets
-            found += self._length_findings()
-            found += self._repeat_findings()
-        return found
+        is_named = self._tagset is not None
+        findings = [
+            *self._offset_findings(),
+            *_label_findings(self._labels, types, self.name, is_named=is_named),
+            *self._annotated_notes.findings(self.name),
+            *self._character_findings(),
+            *self._identifier_findings(),
+        ]
+        if not self._misplaced_mentions:  # the rest relies on the offsets
+            findings += self._length_findings()
+            findings += self._alignment_findings()
+            findings += self._repeat_findings()
+        return findings
+
+    def _offset_findings(self) -> Iterator[Finding]:
+        if self._misplaced_mentions:
+            counts = {"mentions": self._misplaced_mentions}
+            yield _finding(self.name, "offsets", counts)
+
+    def _character_findings(self) -> Iterator[Finding]:
+        if self._blank_documents:
+            counts = {"documents": self._blank_documents}
+            yield _finding(self.name, "blank_documents", counts)
+        if self._unprintable_characters:
+            counts = {
+                "characters": self._unprintable_characters,
+                "documents": self._unprintable_notes.flagged(),
+            }
+            yield _finding(self.name, "unprintable", counts)
 
     def _identifier_findings(self) -> Iterator[Finding]:
-        counts = {kind: n for kind, n in self._identifiers.items() if n}
-        if not counts:
-            return
-        shown = ", ".join(f"{kind} {n:,}" for kind, n in counts.items())
-        counts = {**counts, "documents": self._identified}
-        words: dict[str, Any] = {
-            "shown": shown,
-            "held": self._identified,
-            "of": self._documents,
+        counts = {
+            kind: self._identifiers[kind] for kind in KINDS if self._identifiers[kind]
         }
-        yield _finding(self.name, "identifiers", counts, **words)
+        if counts:
+            yield _finding(
+                self.name,
+                "identifiers",
+                {**counts, "documents": self._documents_with_identifiers},
+                shown=", ".join(f"{kind} {n:,}" for kind, n in counts.items()),
+                held=self._documents_with_identifiers,
+                of=self._documents,
+            )
 
     def _length_findings(self) -> Iterator[Finding]:
-        name, fell, lengths = self.name, self._alignment, self._lengths
+        lengths = self._lengths
         if lengths:
-            numbers = {"sentences": lengths.total()}
-            numbers["tokens"] = sum(
-                length * number for length, number in lengths.items()
+            counts = {
+                "sentences": lengths.total(),
+                "tokens": sum(length * number for length, number in lengths.items()),
+                "p5": int(_percentile(lengths, 5)),
+                "median": int(_percentile(lengths, 50)),
+                "p95": int(_percentile(lengths, 95)),
+                "longest": max(lengths),
+            }
+            yield _finding(self.name, "lengths", counts)
+        too_long = sum(
+            number for length, number in lengths.items() if length > self.max_tokens
+        )
+        if too_long:
+            counts = {"sentences": too_long}
+            yield _finding(self.name, "long_sentences", counts, most=self.max_tokens)
+
+    def _alignment_findings(self) -> Iterator[Finding]:
+        alignment = self._alignment
+        moved = alignment.snapped + alignment.shortened
+        if moved:
+            yield _finding(
+                self.name,
+                "snapped",
+                {"snapped": alignment.snapped, "shortened": alignment.shortened},
+                level="warning" if moved > 0.01 * alignment.spans else "info",
+                moved=moved,
+                of=alignment.spans,
             )
-            for mark, percent in (("p5", 5), ("median", 50), ("p95", 95)):
-                numbers[mark] = int(_percentile(lengths, percent))
-            yield _finding(name, "lengths", {**numbers, "longest": max(lengths)})
-        most = self.max_tokens
-        if long := sum(number for length, number in lengths.items() if length > most):
-            yield _finding(name, "long_sentences", {"sentences": long}, most=most)
-        if moved := fell.snapped + fell.shortened:
-            level: Level = "warning" if moved > 0.01 * fell.spans else "info"
-            numbers = {"snapped": fell.snapped, "shortened": fell.shortened}
-            yield _finding(name, "snapped", numbers, level, moved=moved, of=fell.spans)
-        if gone := fell.lost + fell.merged:
-            numbers = {"lost": fell.lost, "merged": fell.merged}
-            yield _finding(name, "lost", numbers, gone=gone)
-        kinds = ("discontinuous", "nested", "crossing", "duplicates")
-        if shapes := {kind: n for kind in kinds if (n := getattr(self._shapes, kind))}:
-            shown = ", ".join(f"{n} {kind}" for kind, n in shapes.items())
-            yield _finding(name, "not_flat", shapes, shown=shown)
+        without_token = alignment.lost + alignment.merged
+        if without_token:
+            counts = {"lost": alignment.lost, "merged": alignment.merged}
+            yield _finding(self.name, "lost", counts, gone=without_token)
+        shapes = {
+            "discontinuous": self._shapes.discontinuous,
+            "nested": self._shapes.nested,
+            "crossing": self._shapes.crossing,
+            "duplicates": self._shapes.duplicates,
+        }
+        shapes = {shape: number for shape, number in shapes.items() if number}
+        if shapes:
+            shown = ", ".join(f"{number} {shape}" for shape, number in shapes.items())
+            yield _finding(self.name, "not_flat", shapes, shown=shown)
 
     def _repeat_findings(self) -> Iterator[Finding]:
-        if again := _repeats(self._ids):
-            yield _finding(self.name, "repeated_ids", {"documents": again})
-        if again := _repeats(self._notes):
-            yield _finding(self.name, "repeated_documents", {"documents": again})
-        hashes = self.sentences.hashes
-        if again := _repeats(hashes):
-            numbers = {"sentences": again, "of": len(hashes)}
-            yield _finding(self.name, "repeated_sentences", numbers)
+        repeated_ids = self._ids.count()
+        if repeated_ids:
+            yield _finding(self.name, "repeated_ids", {"documents": repeated_ids})
+        repeated_texts = self._texts.count()
+        if repeated_texts:
+            counts = {"documents": repeated_texts}
+            yield _finding(self.name, "repeated_documents", counts)
+        repeated_sentences = self._sentences.count()
+        if repeated_sentences:
+            counts = {"sentences": repeated_sentences, "of": self._sentences.total}
+            yield _finding(self.name, "repeated_sentences", counts)
 
 
-class SentenceHashes:
-    """Hashes of a part's sentences. long: of each, whether it has `MIN_WORDS` words or
-    more."""
+def _sentence_lengths(bounds: Sequence[Bounds], tokens: np.ndarray) -> list[int]:
+    """Return the number of tokens of each sentence.
 
-    def __init__(self) -> None:
-        self.hashes, self.long = array("q"), array("b")
-
-    def add(self, keys: Sequence[str]) -> None:
-        """Take in the sentences of a document, by their normalised texts."""
-        self.hashes.extend(map(hash, keys))
-        self.long.extend(key.count(" ") + 1 >= MIN_WORDS for key in keys)
-
-    def leak_into(
-        self, other: SentenceHashes, where: str, **words: str
-    ) -> Iterator[Finding]:
-        """How many of another part's sentences occur in this one."""
-        own, theirs = _as_numbers(self.hashes), _as_numbers(other.hashes)
-        shared = np.isin(theirs, own)
-        if leaked := int(shared.sum()):
-            long = int((shared & (np.frombuffer(other.long, np.int8) > 0)).sum())
-            counts = {"sentences": leaked, "of": len(theirs), "long": long}
-            yield _finding(
-                where, "leakage", counts, "warning" if long else "info", **words
-            )
-
-
-def _as_numbers(hashes: array[int]) -> np.ndarray:
-    return np.frombuffer(hashes, np.int64) if hashes else np.zeros(0, np.int64)
-
-
-def _repeats(hashes: array[int]) -> int:
-    """How many of these an earlier one equals."""
-    return len(hashes) - len(np.unique(_as_numbers(hashes)))
+    Args:
+        bounds: Half-open character offsets of the sentences.
+        tokens: (tokens, 2) half-open character offsets of all tokens, in order.
+    """
+    edges = np.array(bounds, dtype=np.int64).reshape(-1, 2)
+    first_and_next_token = np.searchsorted(tokens[:, 0], edges)
+    lengths: list[int] = np.diff(first_and_next_token, axis=1)[:, 0].tolist()
+    return lengths
 
 
 def _percentile(counts: Mapping[int, int], percent: float) -> float:
-    """The percentile of numbers that are counted, linear between neighbours as NumPy's
-    is."""
+    """Return a percentile of counted numbers, linear between neighbours as in NumPy.
+
+    Args:
+        counts: How often each number occurs.
+        percent: From 0 to 100.
+    """
     values = np.array(sorted(counts))
-    # positions behind each value
-    last = np.cumsum([counts[value] for value in values.tolist()])
-    at = (last[-1] - 1) * percent / 100
-    below, above = np.floor(at), np.ceil(at)
-    low, high = values[np.searchsorted(last, [below, above], side="right")]
-    return float(low + (high - low) * (at - below))
+    # the position after the last occurrence of each value
+    ends = np.cumsum([counts[value] for value in values.tolist()])
+    position = (ends[-1] - 1) * percent / 100
+    neighbours = [np.floor(position), np.ceil(position)]
+    low, high = values[np.searchsorted(ends, neighbours, side="right")]
+    return float(low + (high - low) * (position - neighbours[0]))
 
 
 class _NoteFlags:
-    """Which notes have a property; sentences of a note that was cut count as one note."""
+    """Counts the notes that have a property.
+
+    The sentences of a note that was cut into sentences count as one note.
+    """
 
     def __init__(self) -> None:
-        self._whole = self._flagged_whole = 0
-        self._cut: dict[str, bool] = {}
+        self._uncut = 0
+        self._flagged_uncut = 0
+        # names of notes that were cut into several documents
+        self._cut = Repeats()
+        self._flagged_cut = Repeats()
 
-    def add(self, document: Document, flag: bool) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Delete the temporary files."""
+        self._cut.close()
+        self._flagged_cut.close()
+
+    def add(self, document: Document, *, flag: bool) -> None:
+        """Count a document. flag: whether it has the property."""
         name = document.meta.get("document")
         if name is None:
-            self._whole += 1
-            self._flagged_whole += flag
-        else:
-            self._cut[str(name)] = self._cut.get(str(name), False) or flag
+            self._uncut += 1
+            self._flagged_uncut += flag
+            return
+        self._cut.add([str(name)])
+        if flag:
+            self._flagged_cut.add([str(name)])
 
-    @property
     def flagged(self) -> int:
-        """How many notes have it."""
-        return self._flagged_whole + sum(self._cut.values())
+        """Return how many notes have the property."""
+        return self._flagged_uncut + self._flagged_cut.distinct()
 
-    def bare(self, where: str) -> Iterator[Finding]:
-        """How many notes have no mention, if having one is the property."""
-        number = self._whole + len(self._cut)
-        if bare := number - self.flagged:
-            yield _finding(where, "bare_documents", {"documents": bare, "of": number})
+    def findings(self, where: str) -> Iterator[Finding]:
+        """Yield how many notes have no mention, if having one is the property."""
+        notes = self._uncut + self._cut.distinct()
+        bare = notes - self.flagged()
+        if bare:
+            counts = {"documents": bare, "of": notes}
+            yield _finding(where, "bare_documents", counts)
 
 
-def _unprintable(text: str) -> int:
-    """How many characters cannot be printed; those that join others in some scripts may
-    be."""
+def bare_documents(documents: Iterable[Document], where: str) -> Iterator[Finding]:
+    """Yield how many documents have no mention.
+
+    The sentences of a document that was cut count as one document.
+    """
+    with _NoteFlags() as annotated:
+        for document in documents:
+            annotated.add(document, flag=bool(document.spans))
+        yield from annotated.findings(where)
+
+
+def _count_unprintable(text: str) -> int:
+    """Return how many characters of a text cannot be printed.
+
+    Invisible characters that join others, as in some scripts and emoji, do not count.
+    """
     if "".join(text.split()).isprintable():
         return 0
-    return sum(not c.isprintable() and not c.isspace() for c in text) - len(
-        joiners(text)
-    )
+    odd = sum(not c.isprintable() and not c.isspace() for c in text)
+    return odd - len(joiners(text))
 
 
-_RECORD_WORDS = (
-    "mrn",
-    "ssn",
-    "record",
-    "unit",
-    "chart",
-    "account",
-    "patient",
-    "case",
-    "insurance",
-)
-_DATE_PARTS = re.compile(r"[0-9][/.-][0-9]")
-_MONTHS = tuple("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())
+def _list_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{label} {number}" for label, number in counts.items())
 
 
-def _may_hold(kind: str, text: str) -> bool:
-    """Whether a text may hold what a kind's pattern finds; a pattern takes much longer."""
-    if kind == "e-mail addresses":
-        return "@" in text
-    if kind == "record numbers":
-        folded = text.casefold()
-        return any(word in folded for word in _RECORD_WORDS) or bool(
-            _DATE_PARTS.search(text)
-        )
-    if kind == "dates":
-        return bool(_DATE_PARTS.search(text)) or any(month in text for month in _MONTHS)
-    if kind == "telephone numbers":
-        return "(" in text or "+" in text or bool(_DATE_PARTS.search(text))
-    return True
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{label} {n}" for label, n in counts.items())
-
-
-def _braces(types: Collection[str]) -> str:
+def _in_braces(types: Collection[str]) -> str:
     return "{" + ", ".join(types) + "}"
 
 
-def agreement(scores: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """How well two annotations agree. scores: as `jobs.checking.agreed` counts them."""
-    if apart := scores["apart"]:
-        yield _finding(where, "not_of_both", {"documents": apart})
-    kinds = ("documents", "gold", "predicted", "tokens")
-    rates = ("strict", "relaxed", "kappa")
-    told: dict[str, Any] = {
-        k: "-" if scores[k] is None else f"{scores[k]:.3f}" for k in rates
-    }
-    yield _finding(where, "agreement", {kind: scores[kind] for kind in kinds}, **told)
-
-
 def _label_findings(
-    counts: Counter[str], types: Sequence[str], is_named: bool, where: str
+    counts: Counter[str], types: Sequence[str], where: str, *, is_named: bool
 ) -> Iterator[Finding]:
-    """What the labels of a corpus say. is_named: whether the types are asked for, not
-    only those that occur."""
-    ordered, total = dict(sorted(counts.items())), counts.total()
-    yield _finding(
-        where, "types", dict(counts), total=total, listed=_listed(ordered) or "none"
-    )
+    """Yield what to know about the labels of a corpus.
+
+    Args:
+        counts: The number of mentions of each label.
+        types: The types that are expected.
+        where: What the findings call the corpus.
+        is_named: Whether the job names the types; else they are those that occur.
+    """
+    ordered = dict(sorted(counts.items()))
+    total = counts.total()
+    listed = _list_counts(ordered) or "none"
+    yield _finding(where, "types", dict(counts), total=total, listed=listed)
     unknown = {label: n for label, n in ordered.items() if label not in types}
     if unknown:
-        words: dict[str, Any] = {"unknown": _braces(unknown), "types": _braces(types)}
         yield _finding(
-            where, "unknown_labels", unknown, total=sum(unknown.values()), **words
+            where,
+            "unknown_labels",
+            unknown,
+            total=sum(unknown.values()),
+            unknown=_in_braces(unknown),
+            types=_in_braces(types),
         )
-    if number := counts["O"]:
-        yield _finding(where, "outside_label", {"mentions": number})
+    if counts["O"]:
+        yield _finding(where, "outside_label", {"mentions": counts["O"]})
     if not is_named and not total:
         yield _finding(where, "no_mentions", {})
-    if rare := {label: counts[label] for label in types if counts[label] < RARE}:
-        yield _finding(where, "rare_types", rare, listed=_listed(rare))
+    rare = {label: counts[label] for label in types if counts[label] < RARE}
+    if rare:
+        yield _finding(where, "rare_types", rare, listed=_list_counts(rare))
+
+
+def agreement(scores: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """Yield how well two annotations of a corpus agree.
+
+    Args:
+        scores: As `jobs.checking.agreed` returns them.
+        where: What the findings call the corpus.
+    """
+    if scores["apart"]:
+        yield _finding(where, "not_of_both", {"documents": scores["apart"]})
+    counts = {
+        name: scores[name] for name in ("documents", "gold", "predicted", "tokens")
+    }
+    yield _finding(
+        where,
+        "agreement",
+        counts,
+        strict=_show_rate(scores["strict"]),
+        relaxed=_show_rate(scores["relaxed"]),
+        kappa=_show_rate(scores["kappa"]),
+    )
+
+
+def _show_rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.3f}"
 
 
 def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Finding]:
-    """What the reader of a corpus left out, and what else it noted. name: of file or
-    folder."""
+    """Yield what the reader of a corpus left out, and what else it noted.
+
+    Args:
+        problems: What the reader noted.
+        where: What the findings call the corpus.
+        name: Name of the file or folder.
+    """
     if problems.number:
-        left = _finding(
+        left_out = _finding(
             where, "left_out", dict(problems.counts), problems=problems, name=name
         )
-        yield replace(left, problems=tuple(problems.listed))
-    if repeated := tuple(problems.repeated_ids):
-        again = _finding(
-            where, "read:repeated_ids", {"documents": len(repeated)}, name=name
-        )
-        yield replace(again, problems=repeated)
+        yield replace(left_out, problems=tuple(problems.listed))
+    if problems.repeated_ids:
+        counts = {"documents": len(problems.repeated_ids)}
+        repeated = _finding(where, "read:repeated_ids", counts, name=name)
+        yield replace(repeated, problems=tuple(problems.repeated_ids))
     if problems.unannotated:
         counts = {"texts": len(problems.unannotated)}
         yield _finding(where, "texts_without_annotations", counts, name=name)
-    if windows := problems.ignored[WINDOWS]:
-        yield _finding(where, "windows_line_ends", {"texts": windows})
-    known = (UNANNOTATED, WINDOWS)
-    counts = {k: n for k, n in sorted(problems.ignored.items()) if n and k not in known}
+    if problems.ignored[WINDOWS]:
+        yield _finding(where, "windows_line_ends", {"texts": problems.ignored[WINDOWS]})
+    counts = {
+        kind: number
+        for kind, number in sorted(problems.ignored.items())
+        if number and kind not in (UNANNOTATED, WINDOWS)
+    }
     if counts:
         kinds = ", ".join(f"{kind}: {number:,}" for kind, number in counts.items())
         yield _finding(where, "passed_over", counts, name=name, kinds=kinds)
 
 
-def bare_documents(documents: Iterable[Document], where: str) -> Iterator[Finding]:
-    """How many documents have no mention; sentences of a document that was cut count
-    once."""
-    annotated = _NoteFlags()
-    for document in documents:
-        annotated.add(document, bool(document.spans))
-    yield from annotated.bare(where)
-
-
 def other_size(name: str, sentences: int, expected: int) -> Finding:
-    """Return what to know of a corpus that has another size than a publication counts.
+    """Return what to know about a corpus whose size differs from the published one.
 
-    A difference of up to 5 % may come from another way to find sentences; above, it is
-    a warning.
+    A difference of up to 5 % may come from another way to cut sentences; more is a
+    warning.
+
+    Args:
+        name: What the finding calls the corpus.
+        sentences: The number of sentences in the files.
+        expected: The number of sentences in the publication.
     """
     difference = 100 * (sentences - expected) / expected
     return _finding(
@@ -455,126 +553,196 @@ def other_size(name: str, sentences: int, expected: int) -> Finding:
     )
 
 
+# ---- parts and sites -----------------------------------------------------------------
+
+# Of one part: how often each sentence occurs, by its normalised text.
+_SentenceCounts = Counter[str]
+
+
 def check_sites(
     sites: Sequence[SiteData], max_tokens: int = 256, chosen: Collection[str] = ()
 ) -> list[Finding]:
-    """Check every part of every site, then what the parts and the sites share.
+    """Return what to know about each part of each site, and what parts and sites share.
 
-    chosen: sites that were split by a unit of the user's choice, such as sentences:
-    that a note is in two parts is then a warning.
+    Args:
+        sites: The sites.
+        max_tokens: As of `check_documents`.
+        chosen: Sites that were split by a unit of the user's choice, such as sentences.
+            If a note of these is in two parts, that is a warning, not an error.
     """
     if not sites:
         return [_finding("job", "empty", {}, what="sites")]
-    found: list[Finding] = []
-    keys: dict[tuple[str, str], Counter[str]] = {}
+    findings: list[Finding] = []
+    sentences: dict[tuple[str, str], _SentenceCounts] = {}
     for site in sites:
-        parts = _parts(site)
+        parts = _parts_of(site)
         for part, documents in parts.items():
-            where = f"{site.id}/{part}"
-            if documents or part == "train":
-                types = site.scored_types if part == "test" else site.tags.types
-                tagset = TagSet(types, site.tags.scheme)
-                own = check_documents(documents, tagset, where, max_tokens)
-                # In other parts not wrong: `unlearnt` says what becomes of them.
-                found += [
-                    f for f in own if part == "train" or f.code != "unknown_labels"
-                ]
-            else:
-                found.append(_finding(where, "empty_part", {}))
-            keys[site.id, part] = _sentences(documents)
-        found += _leaks({part: keys[site.id, part] for part in parts}, site.id)
-        found += in_two_parts(
-            parts, site.id, "warning" if site.id in chosen else "error"
+            findings += _check_part(site, part, documents, max_tokens)
+            sentences[site.id, part] = _count_sentences(documents)
+        findings += _find_leaks(
+            {part: sentences[site.id, part] for part in parts}, site.id
         )
-        found += unlearnt(site)
-        for part, documents in parts.items():
-            if documents and not any(d.spans for d in documents):
-                code = "no_mentions" if part == "train" else f"no_{part}_mentions"
-                found.append(_finding(f"{site.id}/{part}", code, {}))
-    return [*found, *_between(sites, keys)]
+        level: Level = "warning" if site.id in chosen else "error"
+        findings += in_two_parts(parts, site.id, level)
+        findings += unlearnt(site)
+        findings += _parts_without_mentions(parts, site.id)
+    return [*findings, *_compare_sites(sites, sentences)]
 
 
-def _parts(site: SiteData) -> dict[str, tuple[Document, ...]]:
+def _parts_of(site: SiteData) -> dict[str, tuple[Document, ...]]:
     return {"train": site.train, "valid": site.valid, "test": site.test}
 
 
-def _sentences(documents: Iterable[Document]) -> Counter[str]:
-    return Counter(key for document in documents for key in sentence_keys(document))
+def _check_part(
+    site: SiteData, part: str, documents: Sequence[Document], max_tokens: int
+) -> list[Finding]:
+    where = f"{site.id}/{part}"
+    if not documents and part != "train":
+        return [_finding(where, "empty_part", {})]
+    types = site.scored_types if part == "test" else site.tags.types
+    tagset = TagSet(types, site.tags.scheme)
+    findings = check_documents(documents, tagset, where, max_tokens)
+    if part == "train":
+        return findings
+    # Unknown labels are no error in the other parts: `unlearnt` says what they mean.
+    return [finding for finding in findings if finding.code != "unknown_labels"]
+
+
+def _parts_without_mentions(
+    parts: Mapping[str, Sequence[Document]], site: str
+) -> Iterator[Finding]:
+    for part, documents in parts.items():
+        if documents and not any(document.spans for document in documents):
+            code = "no_mentions" if part == "train" else f"no_{part}_mentions"
+            yield _finding(f"{site}/{part}", code, {})
 
 
 def unlearnt(site: SiteData) -> Iterator[Finding]:
-    """Mentions held out whose types no training mention has, where the job names no
-    types."""
+    """Yield how many mentions of valid and test have a type that train does not have.
+
+    This concerns jobs that do not name the types.
+    """
     for part, types in (("valid", site.tags.types), ("test", site.scored_types)):
-        labels = Counter(s.label for d in _parts(site)[part] for s in d.spans)
+        labels = Counter(
+            span.label for document in _parts_of(site)[part] for span in document.spans
+        )
         unknown = {
             label: n for label, n in sorted(labels.items()) if label not in types
         }
         if unknown:
-            words: dict[str, Any] = {
-                "total": sum(unknown.values()),
-                "types": ", ".join(unknown),
-            }
-            yield _finding(f"{site.id}/{part}", "unlearnt_types", unknown, **words)
+            yield _finding(
+                f"{site.id}/{part}",
+                "unlearnt_types",
+                unknown,
+                total=sum(unknown.values()),
+                types=", ".join(unknown),
+            )
+
+
+def _count_sentences(documents: Iterable[Document]) -> _SentenceCounts:
+    return Counter(key for document in documents for key in sentence_keys(document))
 
 
 def leaks(parts: Mapping[str, Sequence[Document]], where: str) -> Iterator[Finding]:
-    """Sentences that are in two parts, each pair of parts by itself."""
-    return _leaks({part: _sentences(own) for part, own in parts.items()}, where)
+    """Yield how many sentences each pair of parts shares.
+
+    Args:
+        parts: The documents of each part by its name.
+        where: What the findings call the corpus.
+    """
+    sentences = {part: _count_sentences(documents) for part, documents in parts.items()}
+    yield from _find_leaks(sentences, where)
 
 
-def _leaks(keys: Mapping[str, Counter[str]], where: str) -> Iterator[Finding]:
-    for a, b in combinations(keys, 2):
-        yield from _leak(keys[a], keys[b], where, "leakage", a=a, b=b)
+def _find_leaks(
+    sentences: Mapping[str, _SentenceCounts], where: str
+) -> Iterator[Finding]:
+    for a, b in combinations(sentences, 2):
+        yield from _leak(sentences[a], sentences[b], where, "leakage", a=a, b=b)
 
 
 def _leak(
-    train: Mapping[str, int], test: Counter[str], where: str, code: str, **words: str
+    train: _SentenceCounts,
+    test: _SentenceCounts,
+    where: str,
+    code: str,
+    **words: str,
 ) -> Iterator[Finding]:
-    shared = [key for key in test if key in train]
-    if leaked := sum(test[key] for key in shared):
-        long = sum(test[key] for key in shared if len(key.split()) >= MIN_WORDS)
-        counts = {"sentences": leaked, "of": test.total(), "long": long}
-        yield _finding(where, code, counts, "warning" if long else "info", **words)
+    """Yield how many sentences of `test` occur in `train`."""
+    shared = {key: number for key, number in test.items() if key in train}
+    if not shared:
+        return
+    long = sum(n for key, n in shared.items() if len(key.split()) >= MIN_WORDS)
+    counts = {"sentences": sum(shared.values()), "of": test.total(), "long": long}
+    yield _finding(where, code, counts, "warning" if long else "info", **words)
 
 
 def in_two_parts(
     parts: Mapping[str, Sequence[Document]], where: str, level: Level = "error"
 ) -> Iterator[Finding]:
-    """Patients and notes that are in two parts. A note is known by its text, or by its
-    id where that is no number of a line or sentence of its file, and no mere file name
-    (brat)."""
-    patients = {
-        p: {d.patient for d in own if d.patient is not None} for p, own in parts.items()
+    """Yield how many patients and notes are in two parts, for each pair of parts.
+
+    A note is recognised by its text, or by its id. Two kinds of ids do not count: the
+    number of a line or sentence in its file, and a mere file name (brat).
+
+    Args:
+        parts: The documents of each part by its name.
+        where: What the findings call the corpus.
+        level: How much it matters.
+    """
+    patients = {part: _patients_of(documents) for part, documents in parts.items()}
+    notes = {part: _group_by_note(documents) for part, documents in parts.items()}
+    texts = {
+        part: {text for document in documents if (text := _comparable_text(document))}
+        for part, documents in parts.items()
     }
-    notes = {part: _by_note(own) for part, own in parts.items()}
-    texts = {p: {text for d in own if (text := _whole(d))} for p, own in parts.items()}
     for a, b in combinations(parts, 2):
-        if shared := len(patients[a] & patients[b]):
-            yield _finding(
-                where, "shared_patients", {"patients": shared}, level, a=a, b=b
-            )
-        both = notes[a].keys() & notes[b].keys()
-        ids = {name for name in both if _one_note(notes[a][name], notes[b][name])}
-        again = sum(d.id not in ids and _whole(d) in texts[a] for d in parts[b])
-        if shared := len(ids) + again:
-            yield _finding(where, "shared_notes", {"notes": shared}, level, a=a, b=b)
+        shared_patients = len(patients[a] & patients[b])
+        if shared_patients:
+            counts = {"patients": shared_patients}
+            yield _finding(where, "shared_patients", counts, level, a=a, b=b)
+
+        shared_names = notes[a].keys() & notes[b].keys()
+        shared_ids = {
+            name
+            for name in shared_names
+            if _is_one_note(notes[a][name], notes[b][name])
+        }
+        same_text = sum(
+            document.id not in shared_ids and _comparable_text(document) in texts[a]
+            for document in parts[b]
+        )
+        shared_notes = len(shared_ids) + same_text
+        if shared_notes:
+            counts = {"notes": shared_notes}
+            yield _finding(where, "shared_notes", counts, level, a=a, b=b)
 
 
-def _by_note(documents: Iterable[Document]) -> dict[str, list[Document]]:
-    found: dict[str, list[Document]] = {}
+def _patients_of(documents: Iterable[Document]) -> set[str]:
+    return {document.patient for document in documents if document.patient is not None}
+
+
+def _group_by_note(documents: Iterable[Document]) -> dict[str, list[Document]]:
+    """Return the documents of each note whose id says which note it is."""
+    notes: dict[str, list[Document]] = {}
     for document in documents:
         name = str(document.meta.get("document", document.id))
-        if not _COUNTED.search(name):
-            found.setdefault(name, []).append(document)
-    return found
+        if not _NUMBERED_ID.search(name):
+            notes.setdefault(name, []).append(document)
+    return notes
 
 
-def _one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
-    """Whether documents of one id are one note. Ids that are file names do not say so
-    by themselves: two hospitals have a 001.txt each."""
-    whole = [document for document in (*one, *two) if "document" not in document.meta]
-    if not whole or any(own.spans and "brat" not in own.meta for own in whole):
+def _is_one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
+    """Return whether documents of one id are the same note.
+
+    An id that is the name of a file does not prove it: two hospitals have a 001.txt
+    each. Then one text must contain the other.
+    """
+    uncut = [document for document in (*one, *two) if "document" not in document.meta]
+    has_true_ids = any(
+        document.spans and "brat" not in document.meta for document in uncut
+    )
+    if not uncut or has_true_ids:
         return True
     return any(
         a.text and b.text and (a.text in b.text or b.text in a.text)
@@ -583,32 +751,44 @@ def _one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
     )
 
 
-def _whole(document: Document) -> str:
-    """The text of a note of several sentences without regard to case and white space,
-    else ""."""
+def _comparable_text(document: Document) -> str:
+    """Return the text of a note without regard to case and white space.
+
+    A note of a single sentence gives "": equal sentences are no equal notes.
+    """
     keys = sentence_keys(document)
     return "\n".join(keys) if len(keys) > 1 else ""
 
 
-def _between(
-    sites: Sequence[SiteData], keys: Mapping[tuple[str, str], Counter[str]]
+def _compare_sites(
+    sites: Sequence[SiteData], sentences: Mapping[tuple[str, str], _SentenceCounts]
 ) -> Iterator[Finding]:
-    """What sites have, or do not have, in common."""
-    for name, number in Counter(site.id for site in sites).items():
+    """Yield what sites share that they should not, and do not share that they should.
+
+    Args:
+        sites: The sites.
+        sentences: The sentences of each part, by site and part.
+    """
+    for site_id, number in Counter(site.id for site in sites).items():
         if number > 1:
-            yield _finding(name, "site_ids", {"sites": number})
+            yield _finding(site_id, "site_ids", {"sites": number})
     if len(sites) < 2:
         return
-    for a in sites:
-        others = [b for b in sites if b is not a]
-        known = sorted({t for b in others for t in b.tags.types})
-        if not set(a.tags.types) & set(known):
-            words: dict[str, Any] = {
-                "own": _braces(a.tags.types),
-                "known": _braces(known),
-            }
-            yield _finding(a.id, "no_shared_types", {}, **words)
-        pooled = sum((keys[b.id, "train"] for b in others), Counter[str]())
-        yield from _leak(pooled, keys[a.id, "test"], a.id, "leakage_between_sites")
+    for site in sites:
+        others = [other for other in sites if other is not site]
+        other_types = sorted({t for other in others for t in other.tags.types})
+        if set(site.tags.types).isdisjoint(other_types):
+            yield _finding(
+                site.id,
+                "no_shared_types",
+                {},
+                own=_in_braces(site.tags.types),
+                known=_in_braces(other_types),
+            )
+        other_train = sum(
+            (sentences[other.id, "train"] for other in others), Counter[str]()
+        )
+        test = sentences[site.id, "test"]
+        yield from _leak(other_train, test, site.id, "leakage_between_sites")
     forms = len(overlapping_forms(site.train for site in sites))
     yield _finding("all sites", "overlapping_forms", {"forms": forms})

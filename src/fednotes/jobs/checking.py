@@ -109,17 +109,19 @@ def check_files(
     findings: list[Finding] = []
     parts: dict[str, tuple[Document, ...]] = {}
     for name, path in places.items():
-        problems, counts = Problems(), CorpusCheck(name)
+        problems = Problems()
         held: list[Document] = []
         read_so_far = 0
         try:
-            for document in stream(path, problems, format, encoding):
-                counts.add(document)
-                if len(places) > 1:  # for what the parts share
-                    held.append(document)
-                read_so_far += 1
-                if heard is not None and not read_so_far % _OFTEN:
-                    heard(read_so_far)
+            with CorpusCheck(name) as corpus:
+                for document in stream(path, problems, format, encoding):
+                    corpus.add(document)
+                    if len(places) > 1:  # for what the parts share
+                        held.append(document)
+                    read_so_far += 1
+                    if heard is not None and not read_so_far % _OFTEN:
+                        heard(read_so_far)
+                of_corpus = corpus.findings()
         except DataError as error:
             told = str(error).removeprefix(f"{path}: ")
             own = error.problems or (Problem(str(path), 0, UNREADABLE, told),)
@@ -133,7 +135,7 @@ def check_files(
         parts[name] = tuple(held)
         findings += problem_findings(problems, name, path.name)
         if read_so_far or not problems.listed:
-            findings += counts.findings()
+            findings += of_corpus
     findings += (*in_two_parts(parts, "corpus"), *leaks(parts, "corpus"))
     return Checked(tuple(wrong), number, tuple(findings))
 

@@ -11,7 +11,8 @@ from fednotes.core.types import Document
 from fednotes.data.encodings import AUTO, reading_as
 from fednotes.data.formats import _registry
 from fednotes.data.formats.gathering import DERIVED_ID, ReadDocument
-from fednotes.data.formats.problems import OnError, Problems
+from fednotes.data.formats.problems import MAX_LISTED, OnError, Problems
+from fednotes.data.repeats import Repeats
 
 
 def read(
@@ -71,7 +72,8 @@ def stream(
 ) -> Iterator[Document]:
     """Yield the documents of a file or folder, one by one if the format permits it.
 
-    A document keeps its id even if an earlier one has the same; this is noted.
+    A document keeps its id even if an earlier one has the same. Such documents are
+    noted after the last document.
 
     Args:
         path: The file or folder.
@@ -82,6 +84,7 @@ def stream(
     Raises:
         DataError: There is no such path, or no format fits.
         ConfigError: There is no such format.
+        FednotesError: The temporary folder is full.
     """
     with reading_as(encoding):
         name = format or _registry.guess_format(path)
@@ -91,15 +94,17 @@ def stream(
         problems.include(problems_of_all)
         yield from documents
         return
-    seen = set[int]()
     stream_of_format = module.stream(Path(path), problems)
-    for document, file, line, _ in _with_encoding(stream_of_format, encoding):
-        if line != DERIVED_ID:
-            key = hash(document.id)
-            if key in seen:
-                problems.note_repeated_id(file, line)
-            seen.add(key)
-        yield document
+    files: dict[Path, int] = {}
+    with Repeats() as ids:
+        for document, file, line, _ in _with_encoding(stream_of_format, encoding):
+            if line != DERIVED_ID:
+                file_number = files.setdefault(file, len(files))
+                ids.add_at(document.id, file_number, line)
+            yield document
+        files_by_number = list(files)
+        for file_number, line in ids.places(MAX_LISTED):
+            problems.note_repeated_id(files_by_number[file_number], line)
 
 
 def _with_encoding(

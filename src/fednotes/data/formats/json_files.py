@@ -19,6 +19,7 @@ from fednotes.data.formats.files import (
 # A string that is cut off must end the text; otherwise the pattern would be tried from
 # each quote in it.
 _TOKEN = re.compile(r'"((?:[^"\\]|\\.)*+)(?:"(\s*:)?|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
+_HALF_OF_PAIR = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 
 
 def parse_json_line(line: str) -> Any:
@@ -137,6 +138,6 @@ def text_key(record: Any, *keys: str) -> str | None:
     text = record.get(key)
     if not isinstance(text, str):
         raise DataError(f'the key "{key}" is missing or no string')
-    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+    if not text.isascii() and _HALF_OF_PAIR.search(text):
         raise DataError("the text has half of a surrogate pair")
     return key

@@ -24,7 +24,7 @@ OnError = Literal["refuse", "skip"]
 UNANNOTATED = "texts without annotations"
 WINDOWS = "texts with line ends of Windows"  # the line ends are not kept
 
-_MAX_LISTED = 10_000  # problems that are listed one by one; all are counted
+MAX_LISTED = 10_000  # problems that are listed one by one; all are counted
 
 
 def refuses(on_error: str) -> bool:
@@ -71,7 +71,7 @@ class Problems:
         """
         problems = error.problems or (Problem("", 0, kind, str(error)),)
         self.counts[kind] += len(problems)
-        room = max(0, _MAX_LISTED - len(self.listed))
+        room = max(0, MAX_LISTED - len(self.listed))
         self.listed += [replace(problem, kind=kind) for problem in problems[:room]]
 
     def note(self, kind: str, path: Path, line: int, message: str) -> None:
@@ -80,14 +80,14 @@ class Problems:
 
     def note_repeated_id(self, path: Path, line: int) -> None:
         """Note a document whose id an earlier one has."""
-        if len(self.repeated_ids) < _MAX_LISTED:
+        if len(self.repeated_ids) < MAX_LISTED:
             message = "an earlier document has the same id"
             self.repeated_ids.append(Problem(str(path), line, "repeated_id", message))
 
     def include(self, other: Problems) -> None:
         """Add what another reader noted."""
-        self.listed += other.listed[: max(0, _MAX_LISTED - len(self.listed))]
-        room = max(0, _MAX_LISTED - len(self.repeated_ids))
+        self.listed += other.listed[: max(0, MAX_LISTED - len(self.listed))]
+        room = max(0, MAX_LISTED - len(self.repeated_ids))
         self.repeated_ids += other.repeated_ids[:room]
         self.counts.update(other.counts)
         self.ignored.update(other.ignored)

@@ -1,0 +1,50 @@
+"""Counts of text that may identify a patient, by pattern. Only counts leave here.
+
+The patterns are in `identifiers.toml`. Most notes hold nothing of most kinds, and a
+pattern that begins at a word boundary is slow to search for. Therefore a kind's pattern
+is searched only where a hint of the kind, which begins with a fixed character or a set
+of them, is in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from fednotes.core.parsing import shipped
+
+_PATTERNS = shipped("data/identifiers.toml")
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Return a pattern with the lists of months and first names filled in."""
+    first_names = "|".join(_PATTERNS["given"].split())
+    filled = pattern.replace("{month}", _PATTERNS["month"])
+    filled = filled.replace("{given}", first_names)
+    return re.compile(filled, re.VERBOSE)
+
+
+_PLACEHOLDER = re.compile(_PATTERNS["placeholder"])
+_PLACEHOLDER_PARTS = ("[", "<", "{", "___", "XXX")
+KINDS = {kind: _compile(pattern) for kind, pattern in _PATTERNS["kinds"].items()}
+_HINTS = {
+    kind: [_compile(hint) for hint in hints]
+    for kind, hints in _PATTERNS["hints"].items()
+}
+
+
+def count_identifiers(text: str) -> Counter[str]:
+    """Return how much of a text may identify a patient, by kind.
+
+    Placeholders of de-identification do not count. Text that was counted as one kind
+    is not counted as another.
+    """
+    counts: Counter[str] = Counter()
+    if any(part in text for part in _PLACEHOLDER_PARTS):
+        text = _PLACEHOLDER.sub("\n", text)
+    for kind, pattern in KINDS.items():
+        if any(hint.search(text) for hint in _HINTS[kind]):
+            text, number = pattern.subn("\n", text)
+            if number:
+                counts[kind] = number
+    return counts
