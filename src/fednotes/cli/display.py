@@ -1,4 +1,4 @@
-"""How a run looks in a terminal: a bar, the last evaluation, a table at the end."""
+"""What a run shows in a terminal: a progress bar, scores, tables at the end."""
 
 from __future__ import annotations
 
@@ -45,128 +45,165 @@ if TYPE_CHECKING:
     from fednotes.jobs.seeds import SeedsResult
     from fednotes.metrics.calibration import Reliability
 
-SHORT = 60.0  # seconds that are not worth a line
-# of several seeds, so that 80 columns are enough
+SHORT = 60.0  # seconds that are too short to be announced
+# Tables of several seeds show only F1 of these, so that 80 columns are enough.
 _ONLY_F1 = ("relaxed", "relaxed_one_to_one")
 UNPAIRED = (
-    "without p: an unpaired interval, because the two models were not compared on the same test "
-    "documents here"
+    "without p: an unpaired interval, because the two models were not compared on the "
+    "same test documents here"
 )
 OWN_MIX_WORDS = "the mix of two own models"
 ONE_TO_ONE = (
-    "any overlap: a mention is right if it touches one of the same type, so that one long mention "
-    "can match several; one to one: each mention is in one pair at most"
+    "any overlap: a mention is right if it touches one of the same type, so one long "
+    "mention can match several; one to one: each mention is in at most one pair"
 )
-LISTED_SITES = 10  # a progress line has the score of each of so many sites
+LISTED_SITES = 10  # up to this many, a progress line shows the score of each site
 UNPROVEN = "says nothing: the attack fails without defence too"
-# the first there is
-_SHOWN = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))
-_OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"), ("auroc", "AUROC"))
+# The score in a progress line is the first of these that sites report.
+_LINE_SCORES = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))
+_DISEASE_MEASURES = (
+    ("precision", "P"),
+    ("recall", "R"),
+    ("f1", "F1"),
+    ("auroc", "AUROC"),
+)
 
 
 class RichDisplay(Display):
-    """A progress bar for each part; a line for each evaluation where there is no
-    terminal.
+    """Shows a progress bar for each part of a run.
 
-    ask: whether a person is asked about what takes very long or sends very much.
+    If the output is no terminal, it prints a line for each evaluation instead.
+
+    Args:
+        console: Where to print.
+        ask: Whether to ask a person before long runs and large transfers.
     """
 
-    def __init__(self, console: Console, ask: bool = False) -> None:
-        self.console, self._ask = console, ask
+    def __init__(self, console: Console, *, ask: bool = False) -> None:
+        self.console = console
+        self._ask = ask
         self._bar: Progress | None = None
         self._time = TimeLeft()
-        self._told = False  # whether the time of the run was said once
+        self._is_time_announced = False
         self._warned: set[str] = set()
 
     def cost(self, traffic: Traffic) -> None:
-        """Raises typer.Abort where a person does not want it."""
-        self._tell_cost(str(traffic), traffic.up + traffic.down > LARGE)
+        """Show what a run will send.
+
+        Raises:
+            typer.Abort: A person does not want it.
+        """
+        is_large = traffic.up + traffic.down > LARGE
+        self._announce(str(traffic), must_ask=is_large)
 
     def plan(self, work: Mapping[str, float]) -> None:
+        """Take note of the work of each part, to estimate the time left."""
         self._time.plan(work)
 
     def begin(self, part: Part, rounds: int, sentences: int) -> None:
+        """Begin the bar of a part."""
         self._close()
-        self._part, self._rounds, self._sentences = part, rounds, sentences
+        self._part = part
+        self._rounds = rounds
+        self._sentences = sentences
         self._first: RoundResult | None = None
         self._time.begin(part.name, rounds)
         self._scores = ""
         self._begin(part.name, rounds or None)
 
     def round(self, result: RoundResult) -> None:
+        """Show a round: loss, scores, pace, bytes and the time left."""
         assert self._bar is not None
         if result.evaluated:
-            found = site_metrics(result, self._part)
-            name, key = next(
-                ((n, k) for n, k in _SHOWN if any(k in m for m in found.values())),
-                ("", ""),
-            )
-            scores = {site: m[key] for site, m in found.items() if key in m}
-            self._scores = f"{name} {site_scores_text(scores)}"
-            # between real sites: over all of them
-            if not found and "valid_f1" in result.metrics:
-                self._scores = f"F1 {result.metrics['valid_f1']:.3f}"
+            self._scores = self._scores_text(result)
         self._first = self._first or result
-        rounds, seconds = (
-            result.round - self._first.round,
-            result.seconds - self._first.seconds,
-        )
-        pace = rounds * self._sentences / seconds if seconds > 0 else 0.0
-        rate = f"{pace:.0f} {self._part.unit}/s  " if self._sentences else ""
-        done = f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}"
-        if self._part.promised:  # no loss leaves a site
-            epsilon = result.metrics.get("epsilon")
-            done = "" if epsilon is None else f"ε {epsilon:.2f}"
-        line = f"{done}  {rate}↑{size(result.bytes_up)} ↓{size(result.bytes_down)}"
+        line = "  ".join([self._loss_text(result), self._pace_text(result)])
+        line += f"↑{size(result.bytes_up)} ↓{size(result.bytes_down)}"
+
         self._time.round(result)
-        left = self._time.seconds()
-        more = f"  {self._left_text(left)}" if left else ""
-        self._bar.update(
-            self._task, completed=result.round + 1, line=line, left=more.strip()
-        )
+        seconds_left = self._time.seconds()
+        left = self._left_text(seconds_left) if seconds_left else ""
+        self._bar.update(self._task, completed=result.round + 1, line=line, left=left)
         if result.evaluated and not self.console.is_terminal:
-            self.console.print(
-                f"{self._part.name}: round {result.round + 1}/{self._rounds or '?'}  {line}{more}",
-                highlight=False,
-                soft_wrap=True,
-            )
-        if left is not None and not self._told:
-            self._told = True
-            if left > SHORT:
-                self._tell_cost(f"the whole run: {self._left_text(left)}", left > LONG)
+            place = f"round {result.round + 1}/{self._rounds or '?'}"
+            text = f"{self._part.name}: {place}  {line}"
+            if left:
+                text += f"  {left}"
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+        if seconds_left is not None and not self._is_time_announced:
+            self._is_time_announced = True
+            if seconds_left > SHORT:
+                self._announce(
+                    f"the whole run: {self._left_text(seconds_left)}",
+                    must_ask=seconds_left > LONG,
+                )
+
+    def _scores_text(self, result: RoundResult) -> str:
+        """Return the scores of an evaluation, by site if sites report them."""
+        metrics = site_metrics(result, self._part)
+        if not metrics and "valid_f1" in result.metrics:  # between real sites
+            return f"F1 {result.metrics['valid_f1']:.3f}"
+        for name, key in _LINE_SCORES:
+            scores = {site: own[key] for site, own in metrics.items() if key in own}
+            if scores:
+                return f"{name} {site_scores_text(scores)}"
+        return " "
+
+    def _loss_text(self, result: RoundResult) -> str:
+        """Return loss and scores, or the spent ε of a private run, which sends none."""
+        if self._part.promised:
+            epsilon = result.metrics.get("epsilon")
+            return "" if epsilon is None else f"ε {epsilon:.2f}"
+        return f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}"
+
+    def _pace_text(self, result: RoundResult) -> str:
+        """Return how many examples are trained on in a second."""
+        if not self._sentences:
+            return ""
+        assert self._first is not None
+        rounds = result.round - self._first.round
+        seconds = result.seconds - self._first.seconds
+        pace = rounds * self._sentences / seconds if seconds > 0 else 0.0
+        return f"{pace:.0f} {self._part.unit}/s  "
 
     def _left_text(self, seconds: float) -> str:
-        """Return how long the whole run still takes."""
+        """Return the time until the whole run ends, in words."""
         if self._time.stops_early:
             return f"about {duration(seconds)} left"
         return f"{duration(seconds)} left at most"
 
-    def _tell_cost(self, line: str, much: bool) -> None:
-        """A line of what a run costs; where that is much, a person is asked."""
+    def _announce(self, line: str, *, must_ask: bool) -> None:
+        """Print what a run costs; ask a person if it is much."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-        if much and self._ask:
+        if must_ask and self._ask:
             with paused(self._bar):
-                typer.confirm("Go on?", abort=True)
+                typer.confirm("Continue?", abort=True)
 
     def end(self) -> None:
+        """End the bar of a part."""
         if self._bar is not None:
             self._bar.update(self._task, completed=self._rounds or None)
         self._time.end()
         self._close()
 
     def features(self, done: int, total: int) -> None:
+        """Show how many notes have features of the frozen encoder."""
         bar = self._bar or self._begin("features of notes", total)
         bar.update(self._task, completed=done, total=total)
         if done >= total:
             self._close()
 
     def seed(self, seed: int, place: int, total: int) -> None:
+        """Announce the run of a seed."""
         self._close()
-        self._time, self._told = TimeLeft(), False
+        self._time = TimeLeft()
+        self._is_time_announced = False
         self.console.print(f"seed {seed} ({place} of {total})", highlight=False)
 
     def warn(self, text: str) -> None:
-        if text in self._warned:  # of several seeds each run has the same
+        """Print a warning, once if the runs of several seeds repeat it."""
+        if text in self._warned:
             return
         self._warned.add(text)
         self.console.print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
@@ -190,23 +227,27 @@ class RichDisplay(Display):
 
 
 def site_scores_text(scores: Mapping[str, float]) -> str:
-    """Return every site's score; of more than ten sites the mean, the lowest and the
-    highest."""
+    """Return the score of each site; for many sites mean, lowest and highest."""
     if len(scores) <= LISTED_SITES:
         return " ".join(f"{site} {score:.3f}" for site, score in scores.items())
-    lowest, highest = (
-        min(scores, key=scores.__getitem__),
-        max(scores, key=scores.__getitem__),
-    )
+    lowest = min(scores, key=scores.__getitem__)
+    highest = max(scores, key=scores.__getitem__)
     return (
         f"mean of {len(scores):,} sites {fmean(scores.values()):.3f}, "
-        f"lowest {scores[lowest]:.3f} ({lowest}), highest {scores[highest]:.3f} ({highest})"
+        f"lowest {scores[lowest]:.3f} ({lowest}), "
+        f"highest {scores[highest]:.3f} ({highest})"
     )
 
 
 def sheet(*heads: str | Text, left: int = 1, **options: Any) -> Table:
-    """An empty table. left: so many of the first columns hold words, the others
-    numbers."""
+    """Return an empty table.
+
+    Args:
+        heads: Headings of the columns.
+        left: How many of the first columns are aligned to the left, as words are; the
+            others are aligned to the right, as numbers are.
+        options: Options of `rich.table.Table`.
+    """
     table = Table(**options)
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if place < left else "right")
@@ -224,15 +265,15 @@ def compact_sheet(*heads: str, left: int = 1, title: str = "") -> Table:
 
 
 def result_tables(result: RunResult) -> list[Table]:
-    """What is shown of a run, as far as it was judged."""
-    first = result_table(result) if any(result.mean.values()) else None
-    verdicts = (verdict_table(result, against) for against in BASELINES)
-    return [t for t in (first, disease_table(result), *verdicts) if t is not None]
+    """Return the tables that are shown of a run, as far as its models were scored."""
+    scores = result_table(result) if any(result.mean.values()) else None
+    verdicts = [verdict_table(result, against) for against in BASELINES]
+    tables = [scores, disease_table(result), *verdicts]
+    return [table for table in tables if table is not None]
 
 
 def result_table(result: RunResult) -> Table:
-    """Return a row for each site and condition: scores on test data, or on held-out
-    words."""
+    """Return the scores of each site and condition on test data or held-out words."""
     mean = result.mean
     conditions = [c for c in CONDITIONS if c in mean]
     kinds = _shown_kinds(result, conditions)
@@ -241,7 +282,8 @@ def result_table(result: RunResult) -> Table:
         "masked": "masked words of held-out notes",
         "codes": "codes of test patients",
     }
-    title = f"{escape(result.title)} ({what.get(first, 'test scores in %')}, seed {result.seed})"
+    described = what.get(first, "test scores in %")
+    title = f"{escape(result.title)} ({described}, seed {result.seed})"
     table = compact_sheet("site", "trained", left=2, title=title)
     for kind in kinds:
         heads = _side_by_side([column[1] for column in SCORES[kind]["columns"]])
@@ -251,29 +293,44 @@ def result_table(result: RunResult) -> Table:
         )
 
     def add(name: str, scores: Mapping[str, Any], style: str = "") -> None:
-        trained = [c for c in conditions if c in scores]
+        trained = [condition for condition in conditions if condition in scores]
         for place, condition in enumerate(trained):
-            label = condition + " *" * (condition in result.marks)
             cells = (_measures(scores[condition], kind) for kind in kinds)
-            # In a narrow terminal a name is cut, not a number.
-            shown = Text("" if place else name, no_wrap=True, overflow="ellipsis")
-            table.add_row(shown, label, *cells, style=style)
+            label = _label(condition, result.marks)
+            table.add_row(_name("" if place else name), label, *cells, style=style)
         table.add_section()
 
     hidden = 0
     for site, scores in result.sites.items():
-        if first == "phenotypes" and not any(
-            first in scores.get(c, {}) for c in conditions
-        ):
+        is_scored = any(first in scores.get(c, {}) for c in conditions)
+        if first == "phenotypes" and not is_scored:
             hidden += 1
         else:
             add(site, scores)
     add("mean", mean, "bold")
-    told = [f"* {escape(result.marks[c])}" for c in conditions if c in result.marks]
-    told += [f"{hidden} more sites have no labelled test patient"] if hidden else []
-    told += [ONE_TO_ONE] if "relaxed_one_to_one" in kinds else []
-    table.caption = "\n".join(told) or None
+
+    notes = _mark_notes(conditions, result.marks)
+    if hidden:
+        notes.append(f"{hidden} more sites have no labelled test patient")
+    if "relaxed_one_to_one" in kinds:
+        notes.append(ONE_TO_ONE)
+    table.caption = "\n".join(notes) or None
     return table
+
+
+def _name(text: str) -> Text:
+    """Return a name that a narrow terminal cuts, so that it does not cut numbers."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _label(condition: str, marks: Mapping[str, str]) -> str:
+    """Return a condition's name, with a star if there is a note on it."""
+    return f"{condition} *" if condition in marks else condition
+
+
+def _mark_notes(conditions: Sequence[str], marks: Mapping[str, str]) -> list[str]:
+    """Return the notes on the conditions that have a star."""
+    return [f"* {escape(marks[c])}" for c in conditions if c in marks]
 
 
 def _shown_kinds(result: RunResult, conditions: Sequence[str]) -> list[str]:
@@ -281,13 +338,13 @@ def _shown_kinds(result: RunResult, conditions: Sequence[str]) -> list[str]:
     mean = result.mean
     kinds = [
         kind
-        for kind, of in SCORES.items()
-        if "columns" in of
+        for kind, layout in SCORES.items()
+        if "columns" in layout
         and kind != "codes"
-        and all(kind in mean[c] for c in conditions)
+        and all(kind in mean[condition] for condition in conditions)
     ]
-    every = (s for site in result.sites.values() for s in site.values())
-    if "relaxed_one_to_one" in kinds and not any(map(overlap_differs, every)):
+    all_scores = [scores for site in result.sites.values() for scores in site.values()]
+    if "relaxed_one_to_one" in kinds and not any(map(overlap_differs, all_scores)):
         kinds.remove("relaxed_one_to_one")
     if not kinds and any("codes" in mean[c] for c in conditions):
         kinds = ["codes"]
@@ -305,8 +362,9 @@ def _measures(scores: Mapping[str, Any], kind: str) -> str:
 
 
 def seeds_tables(result: SeedsResult) -> list[Table]:
-    """Return what is shown of several seeds: means ± deviations, then the paired tests."""
-    return [seeds_table(result), *filter(None, (seeds_test_table(result),))]
+    """Return the tables of several seeds: means and deviations, then paired tests."""
+    tests = seeds_test_table(result)
+    return [seeds_table(result)] if tests is None else [seeds_table(result), tests]
 
 
 def seeds_table(result: SeedsResult) -> Table:
@@ -323,20 +381,22 @@ def seeds_table(result: SeedsResult) -> Table:
     title = f"{escape(result.title)} (test scores, mean ± SD of {seeds} seeds)"
     table = compact_sheet("site", "trained", left=2, title=title)
     for place, (kind, _, head, *_) in enumerate(columns):
-        new = not place or columns[place - 1][0] != kind
-        heading = str(SCORES[kind]["heading"]) if new else ""
+        is_first = not place or columns[place - 1][0] != kind
+        heading = str(SCORES[kind]["heading"]) if is_first else ""
         table.add_column(f"{heading}\n{head}", justify="right", no_wrap=True)
     for site, scores in [*result.sites.items(), ("mean", result.mean)]:
         trained = [c for c in conditions if c in scores]
         for place, condition in enumerate(trained):
             cells = (_mean_and_sd(scores[condition], column) for column in columns)
-            label = condition + " *" * (condition in result.marks)
-            shown = Text("" if place else site, no_wrap=True, overflow="ellipsis")
-            table.add_row(shown, label, *cells, style="bold" if site == "mean" else "")
+            label = _label(condition, result.marks)
+            style = "bold" if site == "mean" else ""
+            table.add_row(_name("" if place else site), label, *cells, style=style)
         table.add_section()
-    told = [f"* {escape(result.marks[c])}" for c in conditions if c in result.marks]
-    told += [ONE_TO_ONE] if "relaxed_one_to_one" in kinds else []
-    table.caption = "\n".join(told) or None
+
+    notes = _mark_notes(conditions, result.marks)
+    if "relaxed_one_to_one" in kinds:
+        notes.append(ONE_TO_ONE)
+    table.caption = "\n".join(notes) or None
     return table
 
 
@@ -354,131 +414,137 @@ def _means_of(result: SeedsResult) -> RunResult:
         return {
             kind: {
                 measure: value.get("mean")
-                for measure, value in of.items()
+                for measure, value in measures.items()
                 if isinstance(value, Mapping)
             }
-            for kind, of in scores.items()
-            if kind in SCORES and isinstance(of, Mapping)
+            for kind, measures in scores.items()
+            if kind in SCORES and isinstance(measures, Mapping)
         }
 
-    return RunResult(
-        sites={
-            s: {c: means(of) for c, of in own.items()}
-            for s, own in result.sites.items()
-        },
-        mean={c: means(of) for c, of in result.mean.items()},
-    )
+    sites = {}
+    for site, conditions in result.sites.items():
+        sites[site] = {name: means(scores) for name, scores in conditions.items()}
+    mean = {name: means(scores) for name, scores in result.mean.items()}
+    return RunResult(sites=sites, mean=mean)
 
 
 def seeds_test_table(result: SeedsResult) -> Table | None:
-    """Return the paired tests over the seeds; None without any."""
+    """Return the table of paired tests over the seeds; None if there are none."""
     if not result.differences:
         return None
-    nats = result.holds == "notes"
-    unit = "nats of held-out loss" if nats else "points of F1"
+    unit = _unit(result.holds)
     title = f"federated − another condition, {unit}, paired t test over seeds"
     table = compact_sheet(
         "site", "against", "gain", "95 %", "p", "seeds", left=2, title=title
     )
     for test in result.differences:
-        values = (test.mean, test.low, test.high)
-        gain, low, high = (f"{x:+.3f}" if nats else f"{100 * x:+.1f}" for x in values)
+        gain, low, high = (
+            _signed(value, result.holds) for value in (test.mean, test.low, test.high)
+        )
         cells = (gain, f"{low} to {high}", f"{test.p_value:.4f}", str(test.n))
         table.add_row(Text(test.site or "mean"), test.against, *cells)
     return table
 
 
-def verdict_table(result: RunResult, against: str = "alone") -> Table | None:
-    """Return for each site what the federation gave and took, and which model it should
-    use.
+def _unit(holds: str) -> str:
+    """Return the unit of differences between models of this kind of data."""
+    return "nats of held-out loss" if holds == "notes" else "points of F1"
 
-    None where no site has both a federated model and that of the other condition.
+
+def _signed(value: float, holds: str) -> str:
+    """Return a difference between models with its sign."""
+    return f"{value:+.3f}" if holds == "notes" else f"{100 * value:+.1f}"
+
+
+def verdict_table(result: RunResult, against: str = "alone") -> Table | None:
+    """Return what the federation gives each site, and which model it should use.
+
+    Returns:
+        None if no site has both a federated model and one of the other condition.
     """
-    whole, nats = result.verdict(against=against), result.holds == "notes"
-    if whole is None:
+    mean = result.verdict(against=against)
+    if mean is None:
         return None
-    unit = "nats of held-out loss" if nats else "points of F1"
     other = "each site alone" if against == "alone" else OWN_MIX_WORDS
     heads = ("gain", "95 %", "p", "gap\nclosed")
-    table = compact_sheet("site", *heads, title=f"federated against {other}, {unit}")
+    title = f"federated against {other}, {_unit(result.holds)}"
+    table = compact_sheet("site", *heads, title=title)
     table.add_column("use")
-    verdicts = ((site, result.verdict(site, against)) for site in result.sites)
-    rows = [(site, found) for site, found in verdicts if found is not None]
-    for site, of in [*rows, ("mean", whole)]:
-        gain, low, high = (f"{x:+.3f}" if nats else f"{100 * x:+.1f}" for x in of[:3])
-        p_value = "–" if of.p_value is None else f"{of.p_value:.4f}"
-        cells = (gain, f"{low} to {high}", p_value, gap_of(of.gap), of.use)
+
+    verdicts = [(site, result.verdict(site, against)) for site in result.sites]
+    rows = [(site, verdict) for site, verdict in verdicts if verdict is not None]
+    for site, verdict in [*rows, ("mean", mean)]:
+        gain, low, high = (_signed(value, result.holds) for value in verdict[:3])
+        p_value = "–" if verdict.p_value is None else f"{verdict.p_value:.4f}"
+        cells = (gain, f"{low} to {high}", p_value, gap_of(verdict.gap), verdict.use)
         table.add_row(Text(site), *cells)
-    told = (
-        [f"cost of the federation at a site: {result.cost}"]
-        if against == "alone"
-        else []
-    )
-    told += [] if all(of.paired for _, of in rows) else [UNPAIRED]
-    told += [f"gap closed: {whole.gap.why}"] if whole.gap and whole.gap.why else []
-    table.caption = "\n".join(told) or None
+
+    notes = []
+    if against == "alone":
+        notes.append(f"cost of the federation at a site: {result.cost}")
+    if not all(verdict.paired for _, verdict in rows):
+        notes.append(UNPAIRED)
+    if mean.gap and mean.gap.why:
+        notes.append(f"gap closed: {mean.gap.why}")
+    table.caption = "\n".join(notes) or None
     return table
 
 
 def gap_of(gap: Gap | None) -> str:
-    """The share of pooled - alone that is closed, a dash where there is none."""
+    """Return the share of pooled − alone that is closed; a dash if there is none."""
     return "–" if gap is None or gap.closed is None else f"{gap.closed:.2f}"
 
 
 def nothing_judged(result: RunResult) -> str:
-    """What a run lacks whose models were never judged, so that there is no table; else
-    ""."""
+    """Return why a run has no table of scores; "" if it has one."""
     return "" if any(result.mean.values()) else str(result.words["unjudged"])
 
 
 def number_of(value: float | None, factor: float = 100, digits: int = 1) -> str:
-    """A number for a table, a dash where it does not exist."""
+    """Return a number for a table; a dash if it does not exist."""
     return "–" if value is None else f"{factor * value:.{digits}f}"
 
 
 def disease_table(result: RunResult) -> Table | None:
-    """Table 3 of Liu, Dligach and Miller 2019: every disease, and the average of all,
-    in percent.
+    """Return the scores of each disease and their average, in percent.
 
-    Of each disease the mean over its classes, then over the sites. None where a run
-    judges no diseases.
+    This is Table 3 of Liu, Dligach and Miller 2019. The score of a disease is the mean
+    over its classes, then over the sites.
+
+    Returns:
+        None if the run predicts no diseases.
     """
-    found = {
-        c: of for c in CONDITIONS if (of := result.mean.get(c, {}).get("by_output"))
-    }
-    diseases = list(dict.fromkeys(name for each in found.values() for name in each))
+    scores = {}
+    for condition in CONDITIONS:
+        by_disease = result.mean.get(condition, {}).get("by_output")
+        if by_disease:
+            scores[condition] = by_disease
+    diseases = list(dict.fromkeys(d for table in scores.values() for d in table))
     if not diseases:
         return None
-    sites = max(each[d]["sites"] for each in found.values() for d in each)
-    table = Table(
-        title="each disease, mean over its classes"
-        + (f" and {sites} sites" if sites > 1 else "")
-        + " (test, %)",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+
+    sites = max(table[d]["sites"] for table in scores.values() for d in table)
+    means = "its classes" if sites == 1 else f"its classes and {sites} sites"
+    table = compact_sheet(
+        "disease", left=1, title=f"each disease, mean over {means} (test, %)"
     )
-    table.add_column("disease")
-    heads = _side_by_side([head for _, head in _OF_A_DISEASE])
-    for condition in found:
+    heads = _side_by_side([head for _, head in _DISEASE_MEASURES])
+    for condition in scores:
         table.add_column(f"{condition:^{len(heads)}}\n{heads}", no_wrap=True)
-    for name in diseases:
-        # In a narrow terminal a name is cut, not a number.
-        label = Text(name, no_wrap=True, overflow="ellipsis")
-        table.add_row(
-            label, *(_averages([each.get(name, {})]) for each in found.values())
-        )
+    for disease in diseases:
+        cells = (_averages([own.get(disease, {})]) for own in scores.values())
+        table.add_row(_name(disease), *cells)
     table.add_section()
-    averages = (_averages(list(each.values())) for each in found.values())
+    averages = (_averages(list(own.values())) for own in scores.values())
     table.add_row("average", *averages, style="bold")
     return table
 
 
 def _averages(scores: list[Mapping[str, Any]]) -> str:
-    """Of each measure, the mean of the numbers that exist."""
+    """Return the mean of each measure over the numbers that exist."""
     numbers = []
-    for key, _ in _OF_A_DISEASE:
-        values = [value for each in scores if (value := each.get(key)) is not None]
+    for key, _ in _DISEASE_MEASURES:
+        values = [each[key] for each in scores if each.get(key) is not None]
         numbers.append(number_of(fmean(values) if values else None))
     return _side_by_side(numbers)
 
@@ -489,7 +555,7 @@ def _side_by_side(cells: Sequence[str]) -> str:
 
 
 def score_table(scores: Mapping[str, Any]) -> Table:
-    """Return precision, recall and F1 in percent, all types together and one by one."""
+    """Return precision, recall and F1 in percent, by type and for all types."""
     kinds = ["strict", "relaxed"]
     rows: dict[str, Any] = dict(scores["by_type"])
     if any(map(overlap_differs, [scores, *rows.values()])):
@@ -512,24 +578,30 @@ def score_table(scores: Mapping[str, Any]) -> Table:
     return table
 
 
-def reliability_table(title: str, found: Reliability) -> Table:
-    """Confidences by bins: how many there are, their mean, and how many are right."""
-    heads = ("spans", "mean confidence", "right, %")
-    table = sheet("confidence", *heads, title=f"{title}: ECE {found.ece:.3f}")
-    for row in found.bins:
-        numbers = f"{row.spans:,}", f"{row.confidence:.3f}", number_of(row.right)
+def reliability_table(title: str, reliability: Reliability) -> Table:
+    """Return confidences by bins: their number, their mean, and how many are right."""
+    heads = ("mentions", "mean confidence", "right, %")
+    table = sheet("confidence", *heads, title=f"{title}: ECE {reliability.ece:.3f}")
+    for row in reliability.bins:
+        numbers = (f"{row.spans:,}", f"{row.confidence:.3f}", number_of(row.right))
         table.add_row(f"{row.low:.2f}–{row.high:.2f}", *numbers)
-    table.caption = f"{found.spans:,} spans of {found.documents:,} notes, log loss {found.log_loss:.3f}"
+    table.caption = (
+        f"{reliability.spans:,} mentions in {reliability.documents:,} notes, log loss "
+        f"{reliability.log_loss:.3f}"
+    )
     return table
 
 
 def patient_score_table(scores: Mapping[str, Any]) -> Table:
-    """Each disease: its patients, the mean over its classes in percent, AUROC; then the
-    average."""
+    """Return the scores of each disease and their average.
 
-    def shares(macro: Mapping[str, Any], area: Mapping[str, Any]) -> list[str]:
-        known = area["low"] is not None
-        bounds = f"{area['low']:.2f}–{area['high']:.2f}" if known else ""
+    Precision, recall and F1 are means over a disease's classes, in percent.
+    """
+
+    def cells(macro: Mapping[str, Any], area: Mapping[str, Any]) -> list[str]:
+        bounds = ""
+        if area["low"] is not None:
+            bounds = f"{area['low']:.2f}–{area['high']:.2f}"
         numbers = [number_of(macro[key]) for key in ("precision", "recall", "f1")]
         return [*numbers, number_of(area["value"], 1, 3), bounds]
 
@@ -538,9 +610,9 @@ def patient_score_table(scores: Mapping[str, Any]) -> Table:
         numbers = [
             str(score.get(kind, {}).get("support", 0)) for kind in ("present", "absent")
         ]
-        table.add_row(Text(name), *numbers, *shares(score["macro"], score["auroc"]))
+        table.add_row(Text(name), *numbers, *cells(score["macro"], score["auroc"]))
     table.add_section()
-    average = shares(scores["macro"], scores["ranking"]["auroc"])
+    average = cells(scores["macro"], scores["ranking"]["auroc"])
     table.add_row("average", "", "", *average, style="bold")
     return table
 
@@ -591,76 +663,85 @@ def _precision_recall_f1(scores: Mapping[str, float]) -> str:
 def _comparison_notes(found: Comparison) -> Iterator[str]:
     """Yield what a reader of a comparison should know."""
     if found.kind == "macro F1":
-        yield "a class counts where either model knows it, in reports where its own does"
-    tests = found.tests.values()
-    if any((of.low > 0 or of.high < 0) != (of.p_value < ALPHA) for of in tests):
         yield (
-            "where the interval and p disagree, as with few and skewed resamples, claim no "
-            "difference"
+            "a class counts where either model knows it, in reports where its own does"
         )
+    for test in found.tests.values():
+        excludes_zero = test.low > 0 or test.high < 0
+        if excludes_zero != (test.p_value < ALPHA):
+            yield (
+                "where the interval and p disagree, as with few and skewed resamples, "
+                "claim no difference"
+            )
+            break
     for site, (first, second) in found.one_to_one.items():
         test = found.tests[site]
         if max(abs(first - test.f1_a), abs(second - test.f1_b)) > OVERLAP_POINTS:
             yield (
-                f"{escape(site)}: one to one, F1 is {number_of(first)} and {number_of(second)}: a "
-                "long mention matches several; compare with --metric relaxed_one_to_one"
+                f"{escape(site)}: one to one, F1 is {number_of(first)} and "
+                f"{number_of(second)}: a long mention matches several; compare with "
+                "--metric relaxed_one_to_one"
             )
 
 
-def audit_table(found: Audit) -> Table:
-    """What `fednotes audit` prints, in percent."""
-    title = f"{escape(found.title)}: what leaves {escape(found.site)}"
+def audit_table(audit: Audit) -> Table:
+    """Return what `fednotes audit` prints, in percent."""
+    title = f"{escape(audit.title)}: what leaves {escape(audit.site)}"
     table = sheet("attack", "success", "control", "chance", title=title)
-    table.add_column("what closes it, or why it is none")
-    for leak in found.attacks:
-        told = (
-            leak.why or leak.closes if leak.success is None or leak.proven else UNPROVEN
-        )
-        cells = ["–"] * 3
+    table.add_column("defence, or why it does not apply")
+    for leak in audit.attacks:
+        remark = leak.why or leak.closes
+        if leak.success is not None and not leak.proven:
+            remark = UNPROVEN
+        cells = ["–", "–", "–"]
         if leak.success is not None and leak.low is not None and leak.high is not None:
-            bounds = (
-                f"\n{leak.low:.1%} to {leak.high:.1%}" if leak.low < leak.high else ""
-            )
-            cells = [
-                f"{leak.success:.1%}{bounds}".replace("%", ""),
-                number_of(leak.control),
-                number_of(leak.chance),
-            ]
-        table.add_row(Text(leak.attack), *cells, Text(told))
+            success = number_of(leak.success)
+            if leak.low < leak.high:
+                success += f"\n{number_of(leak.low)} to {number_of(leak.high)}"
+            cells = [success, number_of(leak.control), number_of(leak.chance)]
+        table.add_row(Text(leak.attack), *cells, Text(remark))
     table.caption = (
-        "of what is there, named at 1 % false alarms, in %; intervals hold 95 %"
+        "share of what is present that is named at 1 % false alarms, in %; intervals "
+        "are 95 %"
     )
     return table
 
 
 class RunsBar:
-    """A bar over whole runs; called with each one that has ended."""
+    """Shows how many of several runs are done; it is called after each one."""
 
     def __init__(self, console: Console, name: str, bar: Progress) -> None:
-        self._console, self._name, self._bar = console, name, bar
+        self._console = console
+        self._name = name
+        self._bar = bar
         self._task = bar.add_task(name, total=None, line="")
 
     def __call__(self, run: str, done: int, total: int) -> None:
+        """Show that a run has ended."""
         self._bar.update(self._task, completed=done, total=total, line=run)
         if not self._console.is_terminal:
             self._console.print(f"{self._name}: {done}/{total} {run}", highlight=False)
 
-    def confirm(self, line: str) -> None:
-        """Ask a person. Raises typer.Abort for no."""
+    def confirm(self, line: str) -> None:  # noqa: ARG002 - printed before
+        """Ask a person whether to continue.
+
+        Raises:
+            typer.Abort: The answer is no.
+        """
         with paused(self._bar):
-            typer.confirm("Go on?", abort=True)
+            typer.confirm("Continue?", abort=True)
 
 
 @contextmanager
 def runs_bar(console: Console, name: str) -> Iterator[RunsBar]:
-    """A bar over whole runs."""
+    """Show a bar over several runs within the context."""
     with _bar(console, TimeRemainingColumn(compact=True)) as bar:
         yield RunsBar(console, name, bar)
 
 
 @contextmanager
 def paused(bar: Progress | None) -> Iterator[None]:
-    """Without a bar that moves, so that a person can be asked."""
+    """Stop a bar within the context, so that a person can be asked a question."""
     if bar is None:
         yield
         return
@@ -670,8 +751,10 @@ def paused(bar: Progress | None) -> Iterator[None]:
 
 
 def _bar(console: Console, time_left: ProgressColumn) -> Progress:
-    """Description, bar, count, a free line, time left; silent where there is no
-    terminal."""
+    """Return a bar with description, count, a free line and the time left.
+
+    It shows nothing if the output is no terminal.
+    """
     return Progress(
         TextColumn("[bold]{task.description:<22}"),
         BarColumn(bar_width=20),
@@ -684,9 +767,17 @@ def _bar(console: Console, time_left: ProgressColumn) -> Progress:
 
 
 def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
-    """Table 1 of Ge et al. 2020: each site's counts, then the forms that sites share."""
+    """Return the counts of each site, and the surface forms that sites share.
+
+    This is Table 1 of Ge et al. 2020.
+    """
     table = sheet(
-        *("site", "documents", "sentences", "tokens", "entities", "forms"),
+        "site",
+        "documents",
+        "sentences",
+        "tokens",
+        "entities",
+        "forms",
         title="corpora",
     )
     table.add_column("types")
@@ -710,24 +801,23 @@ def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """What `fednotes check` found, errors first."""
+    """Return the findings of `fednotes check`, errors first."""
     table = sheet("level", "where", "what", "finding", left=4)
-    looks = {"error": "bold red", "warning": "yellow", "info": ""}
-    for level, look in looks.items():
+    styles = {"error": "bold red", "warning": "yellow", "info": ""}
+    for level, style in styles.items():
         for finding in findings:
             if finding.level == level:
                 cells = (finding.where, finding.code, finding.message)
-                table.add_row(level, *map(Text, cells), style=look)
+                table.add_row(level, *map(Text, cells), style=style)
     return table
 
 
-def count_tables(found: Sequence[CountTable]) -> list[Table]:
-    """What a job's sites hold, as counts."""
+def count_tables(counts: Sequence[CountTable]) -> list[Table]:
+    """Return tables of what a job's sites hold."""
     tables = []
-    for counts in found:
-        tables.append(
-            sheet(*counts.heads, left=counts.words, title=counts.title or None)
-        )
-        for row in counts.rows:
-            tables[-1].add_row(*map(Text, row))
+    for each in counts:
+        table = sheet(*each.heads, left=each.words, title=each.title or None)
+        for row in each.rows:
+            table.add_row(*map(Text, row))
+        tables.append(table)
     return tables

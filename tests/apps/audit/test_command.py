@@ -79,7 +79,7 @@ def test_the_command_names_what_is_missing(
         json.dumps({"table": {**tagger_job().table, "seed": 3}})
     )
     for given, said in (
-        ((str(written),), "give --out"),
+        ((str(written),), "in --out"),
         (
             (str(written), "--out", str(tmp_path / "o"), "--site", "nobody"),
             "the job's sites are",
