@@ -152,6 +152,17 @@ class MethodSite(SiteTasks, Protocol):
         as far as they bound what it tells; a site's policy asks."""
         return {}
 
+    def subject(self, task: str) -> str:
+        """Return a digest of the model that the latest update of this task is about.
+
+        A site's policy counts different models in place of different updates, where a
+        task asks several things about one model.
+
+        Returns:
+            A digest in hexadecimal digits; "" where the update itself is to be counted.
+        """
+        return ""
+
     def document_counts(self, site: str) -> NDArray[np.int64] | None:
         """Strict counts of the finished model on the test documents of a site, by
         document.
@@ -186,6 +197,23 @@ class MethodConfig(Protocol):
 
     @property
     def model(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How many patients an update will cover, as far as a site's data tell beforehand.
+
+    Attributes:
+        what: What messages call the update, such as "the calibration".
+        patients: The number of patients that it covers.
+        kind: What messages call these patients.
+        remedy: What the job or the site can change if there are too few.
+    """
+
+    what: str
+    patients: int
+    kind: str
+    remedy: str
 
 
 # Tasks that methods have in common, for whoever must know them: one that trains, one
@@ -235,6 +263,8 @@ class Method:
         cannot.
     promise(config): what is promised then (`privacy/promise.py`); None: nothing is.
     each(config): whether the server looks at each site's update (`Federation.each`).
+    covers(config, site): updates that cover few patients where the site's data have few;
+    a site's policy checks them before the site joins.
     """
 
     Config: type[Any]
@@ -262,3 +292,4 @@ class Method:
     private: Any = "nobody has said how"
     promise: Callable[[Any], Any] = lambda config: None
     each: Callable[[Any], bool] = lambda config: False
+    covers: Callable[[Any, Any], Sequence[Coverage]] = lambda config, site: ()

@@ -11,6 +11,8 @@ LEAST_SLOPE = (
     0.1  # of a calibrated probability's log-odds, for a standard deviation of the score
 )
 PLATT_SUMS = 10  # numbers of each classifier in `platt_sums`
+_ROUNDS = 50  # most sums of one pass of `fit_platt`
+MOST_PLATT_SUMS = 2 * _ROUNDS  # of its two passes
 _Sums = Callable[[np.ndarray], np.ndarray]
 
 
@@ -43,7 +45,7 @@ def platt_sums(
     return np.stack([np.sum(each, axis=0, dtype=np.float64) for each in parts], axis=1)
 
 
-def fit_platt(sums: _Sums, machines: int, rounds: int = 50) -> np.ndarray:
+def fit_platt(sums: _Sums, machines: int, rounds: int = _ROUNDS) -> np.ndarray:
     """(machines, 2) Platt scaling (Platt 1999) by Newton's method, from sums over sites
     alone.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,9 @@ from hospitals import (
     FEDERATION,
     FEDNER,
     FINETUNE,
+    NAMES,
     OPEN,
+    PHENOTYPE,
     QUICK,
     SECURE,
     SHORT,
@@ -208,6 +211,25 @@ def test_a_broken_rule_is_named(
     told = Hospitals(tmp_path, FEDNER, site_notes, policy=policy).refusal()
     assert f"refused by {rule} of this site's policy" in told
     assert str(tmp_path) not in told
+
+
+def test_a_calibration_of_too_few_patients_is_refused_before_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With enough training patients; of 90, a fifth is held out, and not all of these
+    have a label."""
+    data = {name: patients(tmp_path / name, n) for n, name in enumerate(NAMES)}
+    policy = f"{OPEN}min_patients = 30\n"
+    hospitals = Hospitals(tmp_path, PHENOTYPE, data, policy=policy)
+    assert "refused by min_patients of this site's policy" in hospitals.refusal()
+    assert not hospitals.network.members  # no site has joined
+    told = re.search(
+        r"the calibration would cover (\d+) held-out patients with a label; this site allows "
+        r"30 and more \(hold out more patients, or set training\.calibrate = false in the job\)",
+        caplog.text,
+    )
+    assert told is not None
+    assert 0 < int(told[1]) <= 18
 
 
 def test_a_site_that_shares_no_scores_joins_no_plain_sum(

@@ -57,12 +57,12 @@ from fednotes.apps.phenotyping.cohort import (
 )
 from fednotes.apps.phenotyping.dan import Dan, DanConfig
 from fednotes.apps.phenotyping.phenotyper import PhenotypeConfig, load_phenotyper
-from fednotes.apps.phenotyping.two_stage import Config, Site, averaged
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.apps.phenotyping.two_stage import Config, Site, averaged, covers
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of
-from fednotes.core.update import Total, Update
+from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.rounds import RoundResult
-from fednotes.metrics.platt import fit_platt, platt_sums
+from fednotes.metrics.platt import MOST_PLATT_SUMS, fit_platt, platt_sums
 from fednotes.training.row_adam import RowAdam
 
 # ---- stage 1
@@ -219,6 +219,97 @@ def test_a_calibration_covers_the_held_out_patients_that_are_labelled() -> None:
     _, (member,) = trained((site,), without_stage_1(classifier_cycles=1))
     assert member.covered("calibrate") == {"patients": 2}
     assert member.covered("prepare")["patients"] > 50
+
+
+def test_the_coverage_of_a_calibration_is_known_beforehand() -> None:
+    (site,) = sites_of(1)
+    labels = np.full_like(site.valid.labels, -1)
+    labels[3, 0] = PRESENT
+    labels[8, 2] = ABSENT
+    site = replace(site, valid=replace(site.valid, labels=labels))
+    (coverage,) = covers(without_stage_1(calibrate=True), site)
+    assert coverage.patients == 2
+    assert not covers(without_stage_1(calibrate=False), site)
+
+
+def other_classifiers(tensors: Tensors) -> Tensors:
+    """Return classifiers that differ in one number."""
+    weight = tensors["svm.weight"].clone()
+    weight[0, 0] += 1
+    return {**tensors, "svm.weight": weight}
+
+
+def calibrated_site() -> tuple[Site, Tensors, Tensors]:
+    """Return a site after one request of a calibration, the request's tensors, and what
+    it was prepared with."""
+    (data,) = sites_of(1)
+    config = phenotype.for_sites(without_stage_1(calibrate=True), (data,))
+    site = Site(data, config)
+    idf = torch.ones(VOCABULARY, dtype=torch.float64)
+    prepared = {"classes": torch.tensor([[1.0, 1.0, 0.0]] * len(DISEASES)), "idf": idf}
+    site.prepare(prepared)
+    asked = {
+        **classifiers_of(site).machines.sent(),
+        "platt": torch.zeros(len(DISEASES), 2, dtype=torch.float64),
+    }
+    site.calibrate(asked)
+    return site, asked, prepared
+
+
+def test_a_run_calibrates_one_model() -> None:
+    """A server that lies could otherwise choose, in each request, classifiers that tell
+    one held-out patient apart."""
+    site, asked, prepared = calibrated_site()
+    site.calibrate({**asked, "platt": asked["platt"] + 1})
+    with pytest.raises(RefusedError, match="a run calibrates one model"):
+        site.calibrate(other_classifiers(asked))
+    idf = prepared["idf"].clone()
+    idf[0] = 2.0
+    site.prepare({**prepared, "idf": idf})
+    with pytest.raises(RefusedError, match="a run calibrates one model"):
+        site.calibrate(asked)
+    site.prepare(prepared)
+    site.calibrate(asked)
+
+
+def test_a_site_that_was_built_again_calibrates_no_other_model() -> None:
+    """Also where its state was kept between the restart and its preparation."""
+    site, asked, prepared = calibrated_site()
+    for _ in range(2):
+        state = site.state()
+        site = Site(site.data, site.config)
+        site.restore(state)
+    site.prepare(prepared)
+    with pytest.raises(RefusedError, match="a run calibrates one model"):
+        site.calibrate(other_classifiers(asked))
+    site.calibrate(asked)
+
+
+def test_a_calibration_asks_no_more_than_a_fit_can_need() -> None:
+    site, asked, _ = calibrated_site()
+    for _ in range(MOST_PLATT_SUMS - 1):
+        site.calibrate(asked)
+    with pytest.raises(RefusedError, match="needs at most 100 sums"):
+        site.calibrate(asked)
+
+
+def test_a_fit_stays_within_what_a_site_answers() -> None:
+    """Both passes: a score that falls with the label needs the second one."""
+    rng = np.random.default_rng(3)
+    scores = rng.normal(size=(200, 2))
+    targets = np.sign(rng.normal(size=(200, 2)) - 0.5 * scores).astype(np.int8)
+    requests = 0
+
+    def never_better(platt: np.ndarray) -> np.ndarray:
+        nonlocal requests
+        requests += 1
+        sums = platt_sums(platt, scores, targets)
+        if requests > 1:
+            sums[:, 0] += requests  # each step seems to make the fit worse
+        return sums
+
+    fit_platt(never_better, 2)
+    assert 2 < requests <= MOST_PLATT_SUMS
 
 
 # ---- both stages, files, restarts

@@ -118,6 +118,7 @@ def _host(setup: Setup) -> SiteHost:
     for note in loaded.told:
         logger.info("%s", note)
     data, results = loaded.data[0], kit / RESULTS / setup.run
+    guard.coverage(job.module.covers(job.config, data))
     described = describe(job, data)
     told = packed(asdict(described))
 
@@ -152,6 +153,7 @@ def _host(setup: Setup) -> SiteHost:
     def make() -> Any:  # anew, on notes that are read once
         made = AgreedSite(data.id, job, setup.sites, described, member, results, lay)
         guard.covered = made.covered
+        guard.subject = made.subject
         return made
 
     sealer, kept = None, setup.state / "site" / OPENED
@@ -362,6 +364,13 @@ class AgreedSite:
     def covered(self, task: str) -> Mapping[str, int]:
         """Tokens, steps and patients behind an update of this task, as far as known."""
         return {} if self.site is None else self.site.covered(task)
+
+    def subject(self, task: str) -> str:
+        """Return a digest of the model that an update of this task is about, or ""."""
+        if self.site is None:
+            return ""
+        subject: str = self.site.subject(task)
+        return subject
 
     def state(self) -> State:
         """The agreement, and what the method's site keeps."""

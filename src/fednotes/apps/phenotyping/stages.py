@@ -48,6 +48,7 @@ from fednotes.methods.averaging import Averaging, AveragingSite, Optimizer, Step
 from fednotes.metrics.classification import ClassCounts, rankings
 from fednotes.metrics.platt import platt_sums
 from fednotes.privacy.promise import Privacy
+from fednotes.privacy.secure_sum.crypto import digest
 from fednotes.training.row_adam import RowAdam
 from fednotes.training.sites import Count, Number, Part, Rate, RMSprop, Size
 
@@ -531,6 +532,13 @@ class Classifiers:
         self._train, self._valid = data.train.labelled(), data.valid.labelled()
         self._features = model.features(self._train.bags)
         self._held_out = model.features(self._valid.bags)
+        # taken together with the features, because sites may share a network
+        representation = {} if model.network is None else model.network.state()
+        if model.idf is not None:
+            representation["idf"] = torch.from_numpy(model.idf)
+        self._representation = _digest_of(
+            representation, repr((machines.classes, model.scale))
+        )
         self._targets = machines.targets(self._train.labels)
         # (machines,) n_k of each
         self._patients = np.count_nonzero(self._targets, axis=0)
@@ -619,6 +627,11 @@ class Classifiers:
             sums = self._rounded_platt_sums(self._platt(tensors), scores, targets)
         return Update({"sums": torch.from_numpy(sums)}, 1.0)
 
+    def fingerprint(self) -> str:
+        """Return a digest of the classifiers, and of what represents a patient to
+        them."""
+        return _digest_of(self.machines.sent(), self._representation)
+
     def _rounded_platt_sums(
         self, platt: np.ndarray, scores: np.ndarray, targets: np.ndarray
     ) -> np.ndarray:
@@ -688,6 +701,14 @@ class Classifiers:
             for name, own in zip(config.phenotypes, self.machines.classes, strict=True)
         ]
         return ClassCounts.of(cohort.labels, predicted, config.phenotypes, classes)
+
+
+def _digest_of(tensors: Tensors, about: str) -> str:
+    """Return a digest of tensors by their names, and of a text about them."""
+    parts: list[str | bytes] = [about]
+    for name, value in sorted(tensors.items()):
+        parts += [name, value.detach().cpu().contiguous().numpy().tobytes()]
+    return digest(*parts).hex()
 
 
 def _scores(counts: ClassCounts, ranked: Mapping[str, Any]) -> dict[str, Any]:

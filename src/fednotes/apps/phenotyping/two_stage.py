@@ -72,7 +72,13 @@ from fednotes.apps.phenotyping.stages import (
 )
 from fednotes.core.counts import round_array, round_count
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.federation import Federation, Method, MethodSite, State
+from fednotes.core.federation import (
+    Coverage,
+    Federation,
+    Method,
+    MethodSite,
+    State,
+)
 from fednotes.core.seeds import Draws
 from fednotes.core.settings import build
 from fednotes.core.tensors import (
@@ -87,7 +93,7 @@ from fednotes.core.update import Tensors, Total, Update, require_metrics
 from fednotes.methods.averaging import AveragingSite, Server, private_by, run_cycles
 from fednotes.methods.averaging import private_rounds as averaging_rounds
 from fednotes.metrics.classification import ClassCounts
-from fednotes.metrics.platt import PLATT_SUMS, fit_platt
+from fednotes.metrics.platt import MOST_PLATT_SUMS, PLATT_SUMS, fit_platt
 from fednotes.privacy.promise import Unit
 from fednotes.privacy.secure_sum.crypto import digest
 from fednotes.privacy.training import Counting, owner_of
@@ -143,6 +149,8 @@ class Site(MethodSite):
         self._classifiers: Classifiers | None = None
         self._network: Tensors = {}  # the representation, once it is fixed
         self._steps = np.zeros(0, np.int64)  # of each machine, from before a restart
+        # digest of the model that was calibrated, and how often it was asked about
+        self._calibrated, self._calibrations = "", 0
         self._coded = data.coded(data.train)
         self._labelled = data.train.labelled()
         number = len(self._coded) if config.learns else 0
@@ -391,10 +399,36 @@ class Site(MethodSite):
         return Update()
 
     def calibrate(self, tensors: Tensors) -> Update:
-        """Sums of Platt scaling over held-out patients."""
+        """Return the sums of Platt scaling over held-out patients.
+
+        An honest run calibrates one model, at its end. A server that asks about several
+        could choose each so that it tells one held-out patient apart from the others.
+
+        Raises:
+            RefusedError: The request is about another model than an earlier one, or is
+                one more than a calibration needs.
+        """
         if self._classifiers is None:
             raise TrainingError(f"site {self.id!r} has no classifiers to calibrate yet")
-        return self._classifiers.calibrate(tensors)
+        update = self._classifiers.calibrate(tensors)
+        model = self._classifiers.fingerprint()
+        if self._calibrated not in ("", model):
+            raise RefusedError(
+                f"site {self.id!r}: this run has calibrated other classifiers, and a run "
+                "calibrates one model: start a new run to calibrate another"
+            )
+        if self._calibrations == MOST_PLATT_SUMS:
+            raise RefusedError(
+                f"site {self.id!r}: a calibration needs at most {MOST_PLATT_SUMS} sums, and "
+                "this would be one more: start a new run to calibrate again"
+            )
+        self._calibrated = model
+        self._calibrations += 1
+        return update
+
+    def subject(self, task: str) -> str:
+        """Return a digest of the model that was calibrated; "" for all other tasks."""
+        return self._calibrated if task == "calibrate" else ""
 
     @property
     def _learner(self) -> CodeLearner:
@@ -412,9 +446,13 @@ class Site(MethodSite):
     def state(self) -> State:
         """Stage 1's moments and outputs, or the steps of stage 2's machines."""
         codes = self._codes
-        known, facts = (
-            ({}, {}) if codes is None else (codes.known, {"outputs": [*codes.outputs]})
-        )
+        known: Tensors = {}
+        facts: dict[str, Any] = {}
+        if codes is not None:
+            known, facts["outputs"] = codes.known, [*codes.outputs]
+        if self._calibrated:
+            facts["calibrated"] = self._calibrated
+            facts["calibrations"] = self._calibrations
         if self._classifiers is not None:
             steps = torch.from_numpy(self._classifiers.machines.steps)
             return State(0, {"steps": steps, **known}, facts)
@@ -424,6 +462,8 @@ class Site(MethodSite):
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
         self._classifiers = None
+        self._calibrated = state.facts.get("calibrated", "")
+        self._calibrations = state.facts.get("calibrations", 0)
         if "outputs" in state.facts:
             known = state.tensors[KNOWN].numpy() if KNOWN in state.tensors else None
             self._learn_codes(state.facts["outputs"], known)
@@ -876,6 +916,20 @@ def private_loss(site: Site, rows: np.ndarray) -> Tensor:
     return torch.stack(each).mean()
 
 
+def covers(config: Config, site: SitePatients) -> tuple[Coverage, ...]:
+    """Return how many held-out patients the calibration covers, if there is one."""
+    if not (config.calibrate and site.phenotypes):
+        return ()
+    return (
+        Coverage(
+            what="the calibration",
+            patients=len(site.valid.labelled()),
+            kind="held-out patients with a label",
+            remedy="hold out more patients, or set training.calibrate = false in the job",
+        ),
+    )
+
+
 def warnings(config: Config) -> tuple[str, ...]:
     """What a person should know before training."""
     robust = (
@@ -918,6 +972,7 @@ METHOD = Method(
     warnings=warnings,
     one_model=lambda config: True,
     each=by_each,
+    covers=covers,
     private=replace(
         private_by(
             private_initial,

@@ -350,6 +350,44 @@ def test_what_trains_nothing_may_be_asked_after_the_rounds(tmp_path: Path) -> No
     assert served(site, "calibrate", 1, 104) == 102
 
 
+def test_each_model_that_is_calibrated_counts_as_a_round(tmp_path: Path) -> None:
+    """Questions about one model do not, up to 100 above the rounds."""
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=2), updates(200))
+    site.covered = {"patients": 60}
+    models = ["a" * 64, "b" * 64, "c" * 64]
+    site.guard.subject = lambda task: models[0]
+    assert served(site, "calibrate", 1, 5) == 5
+    del models[0]
+    assert served(site, "calibrate", 6, 5) == 5
+    del models[0]
+    assert served(site, "calibrate", 11, 5) == 0
+    assert "would be number 3 of this job" in site.told[-1]
+
+
+def test_questions_about_one_model_are_bounded(tmp_path: Path) -> None:
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=2), updates(200))
+    site.covered = {"patients": 60}
+    site.guard.subject = lambda task: "a" * 64
+    assert served(site, "calibrate", 1, 60) == 60
+    site.restart()
+    site.guard.subject = lambda task: "a" * 64
+    assert served(site, "calibrate", 61, 60) == 42
+
+
+def test_evaluations_are_bounded(tmp_path: Path) -> None:
+    """A server that lies could otherwise ask about as many models as it likes."""
+    counts = [Update(metrics={"n": 1.0 * n}) for n in range(200)]
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=1), counts)
+    assert served(site, "evaluate", 1, 105) == 101
+    assert "would be number 2 of this job" in site.told[-1]
+
+
+def test_equal_evaluations_are_one(tmp_path: Path) -> None:
+    counts = [Update(metrics={"n": 4.0})]
+    site = Guarded(tmp_path, replace(OPEN, max_rounds=1), counts)
+    assert served(site, "evaluate", 1, 105) == 105
+
+
 def test_counts_are_no_round(tmp_path: Path) -> None:
     site = Guarded(
         tmp_path,

@@ -109,14 +109,17 @@ def _table(run: str, lines: list[dict[str, Any]]) -> Table:
             head, justify="right" if right else "left", no_wrap=whole, overflow="fold"
         )
     for line in lines:
-        behind = line.get("update") or line["tensors"]
         table.add_row(
             *(
                 f"{line['seq']}",
                 line["time"][5:19].replace("T", " "),
                 f"{line['round']}",
             ),
-            *(Text(clean(line["task"], NAME)), f"{len(behind)}", f"{line['bytes']:,}"),
+            *(
+                Text(clean(line["task"], NAME)),
+                f"{len(line['tensors'])}",
+                f"{line['bytes']:,}",
+            ),
             *(line["sha256"][:8], _kind(line)),
         )
     return table

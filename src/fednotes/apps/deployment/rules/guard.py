@@ -14,13 +14,14 @@ other counts, whatever round the server says it is of. ε and δ of different jo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from fednotes.apps.deployment.rules.approval import (
@@ -46,13 +47,14 @@ from fednotes.apps.deployment.rules.ledger import (
 from fednotes.apps.deployment.rules.policy import (
     Policy,
     PolicyRefusal,
+    check_coverage,
     check_job,
     check_request,
     check_update,
 )
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
-from fednotes.core.federation import TRAIN
+from fednotes.core.federation import TRAIN, Coverage
 from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
 from fednotes.core.parsing import open_regular, read_json
 from fednotes.core.store import locked_file, write_json
@@ -68,7 +70,8 @@ SHOWN = 12  # characters of a fingerprint, for people
 SERVER = "server"  # the only receiver
 WORDS = "words"  # in what is attached to a reply: a masked update
 CLOCK = timedelta(minutes=5)  # that a clock may be behind the ledger
-# more of a task that trains nothing: sums for a calibration come after the rounds
+# updates above `max_rounds` of a task that trains nothing: a calibration asks up to 100
+# questions about one model, after the last round
 SPARE = 100
 SHORT = 16  # characters of an answer's hash in what was spent
 NOISY = "noisy"  # begins the names of tasks whose answers have noise
@@ -76,6 +79,8 @@ NOISY = "noisy"  # begins the names of tasks whose answers have noise
 COVERED = ("tokens", "steps", "patients")
 # task → tokens, steps, patients behind an update
 Covered = Callable[[str], Mapping[str, int]]
+# task → digest of the model that its latest update is about, or ""
+Subject = Callable[[str], str]
 
 
 class NotApproved(RefusedError):
@@ -211,13 +216,20 @@ def named(table: Mapping[str, Any]) -> str:
 @dataclass(frozen=True)
 class _Behind:
     """The update that a message holds, plain or masked. number: of the request that
-    asked for it. covered: tokens, steps and patients behind it, as far as known."""
+    asked for it. covered: tokens, steps and patients behind it, as far as known.
+    identity: what `max_rounds` counts, as `Entry.update` has it; "" for no update."""
 
     number: int
     task: str
     round: int
     tensors: tuple[TensorFacts, ...]
     covered: Mapping[str, int]
+    identity: str = ""
+
+    @property
+    def is_about_a_model(self) -> bool:
+        """Whether models are counted in place of updates."""
+        return bool(self.tensors) and self.identity != hash_of(self.tensors)
 
 
 # ---- what jobs have spent of a site's ε ----------------------------------------------
@@ -334,11 +346,23 @@ def _noisy(ledger: Path) -> bool:
     return False
 
 
+def _hash_of_update(update: Update) -> str:
+    """Return a hash of an update's tensors, or of its counts if it has no tensors; ""
+    for an empty update."""
+    if update.tensors:
+        return hash_of(describe(update.tensors))
+    counts = {
+        name: torch.tensor(value, dtype=torch.float64)
+        for name, value in update.metrics.items()
+    }
+    return hash_of(describe(counts))
+
+
 class SiteGuard:
     """The rules of one run at one site, which its host asks.
 
-    policy: read anew by `policy()`. table: the job as it was approved. covered: of the
-    site that runs now.
+    policy: read anew by `policy()`. table: the job as it was approved. covered,
+    subject: of the site that runs now.
 
     What is said of an update when it is made is said of it again by the ledger when its
     reply is sent again, and kept in memory until a secure sum masks it.
@@ -365,6 +389,7 @@ class SiteGuard:
         self._past = Past(self._ledger.path, self._job)
         self._newest: _Behind | None = None  # of the newest task that was done
         self.covered: Covered = lambda task: {}
+        self.subject: Subject = lambda task: ""
 
     def job(
         self, method: str, sites: int, rounds: int | None, each: bool = False
@@ -375,6 +400,19 @@ class SiteGuard:
         check_job(policy, method, sites, self._threshold, rounds=rounds, **asked)
         with self._withheld():
             self._budget.require(policy)
+
+    def coverage(self, planned: Iterable[Coverage]) -> None:
+        """Check how many patients later updates will cover, before the site joins.
+
+        Args:
+            planned: What the site's own data tell of these updates.
+
+        Raises:
+            PolicyRefusal: One of them would cover fewer patients than `min_patients`.
+        """
+        policy = self._rules()
+        for update in planned:
+            check_coverage(policy, update)
 
     def examples(self, read: Callable[[], Views]) -> None:
         """Compare what the site would train on with earlier jobs, before the site
@@ -437,7 +475,7 @@ class SiteGuard:
                 secure=self._secure or known is None,
                 scores=not self._secure and bool(sent.update.metrics),
                 left=self._left(about, policy)
-                if policy.max_rounds and about.tensors
+                if policy.max_rounds and about.identity
                 else None,
             )
             if about.tensors:
@@ -446,8 +484,11 @@ class SiteGuard:
                 with self._withheld():
                     left = self._past.updates.get(about.task, ())
                     self._budget.spend(hash_of(about.tensors), policy, left, about.task)
-        if sent.update is None or not (masked or sent.update.tensors):
+        if sent.update is None:
             about = nothing
+        elif not (masked or sent.update.tensors):
+            counts = about.identity if sent.update.metrics else ""
+            about = replace(nothing, identity=counts)
         entry = Entry(
             time=now(),
             run=plain(self._run),
@@ -461,7 +502,7 @@ class SiteGuard:
             job=self._job,
             refusal=sent.update is None,
             reason=plain(reason) if reason else "",
-            update=hash_of(about.tensors),
+            update=about.identity,
             **{key: about.covered.get(key) for key in COVERED},
         )
         try:
@@ -481,7 +522,12 @@ class SiteGuard:
         if update is not None:
             covered, facts = dict(self.covered(request.task)), describe(update.tensors)
             self._newest = _Behind(
-                request.number, request.task, request.round, facts, covered
+                request.number,
+                request.task,
+                request.round,
+                facts,
+                covered,
+                self.subject(request.task) or _hash_of_update(update),
             )
             return self._newest
         ours = request.task.startswith(OURS)
@@ -507,19 +553,29 @@ class SiteGuard:
         tensors = tensors_of(line)
         tensors = tensors[: len(tensors) - len(sent.attached.tensors)]
         known = {key: line[key] for key in COVERED if line[key] is not None}
-        return _Behind(request.number, request.task, request.round, tensors, known)
+        return _Behind(
+            request.number, request.task, request.round, tensors, known, line["update"]
+        )
 
     def _left(self, behind: _Behind, policy: Policy) -> int:
-        """How many different updates of its task left under the newest approval, this
-        one too.
+        """Return how many rounds' worth of updates of its task have left under the
+        newest approval, including this one.
 
-        The server's word on rounds is not asked: an update that is made again of the
-        same parameters is the same, and any other counts.
+        The server's claim about the round does not matter: an update that is made again
+        from the same parameters is the same, and any other counts. A task that trains
+        nothing has `SPARE` updates more. If its updates are about models, each
+        different model counts as a round as well.
         """
         self._read_past(policy)
-        left = self._past.updates.get(behind.task, set())
+        updates = self._past.updates.get(behind.task, set()) | {behind.identity}
         trains = "steps" in behind.covered or behind.task == TRAIN
-        return len(left | {hash_of(behind.tensors)}) - (0 if trains else SPARE)
+        if behind.tensors and trains:
+            return len(updates)
+        if not behind.is_about_a_model:
+            return len(updates) - SPARE
+        answer = (behind.identity, behind.tensors[0].sha256)
+        answers = self._past.firsts.get(behind.task, set()) | {answer}
+        return max(len(updates), len(answers) - SPARE)
 
     def _require_clock(self, time: datetime, policy: Policy) -> None:
         """`hours` mean nothing by a clock that was set back. Raises Withheld."""

@@ -80,8 +80,10 @@ class Entry:
     """A message that is about to leave. time: with a time zone. bytes, sha256: of the
     whole message. masked: whether it is a summand of a secure sum. job: the approved
     job's fingerprint. refusal: whether it says no; reason: why, in one word, or "".
-    update: `hash_of` the update's tensors; "" if it holds none. tokens, steps,
-    patients: of training behind them; None if not known."""
+    update: what `max_rounds` counts: `hash_of` the update's tensors, of its counts
+    where it has no tensors, or the digest of the model that the update is about; "" if
+    there is no update. tokens, steps, patients: of training behind it; None if not
+    known."""
 
     time: datetime
     run: str
@@ -325,15 +327,17 @@ class Past:
     read.
 
     newest: the latest time stamp of those that are counted; "" for none. updates: task
-    → hashes of the different updates that left. answers: hash of a message → its line,
-    of the newest messages. Whether a line is as it was written is for `verify` to
-    judge.
+    → `Entry.update` of the different updates that left. firsts: task → that together
+    with the hash of the first tensor, which differs between answers about one model.
+    answers: hash of a message → its line, of the newest messages. Whether a line is as
+    it was written is for `verify` to judge.
     """
 
     def __init__(self, path: Path, job: str) -> None:
         self._path, self._mark = path, f'"job":"{job}"'.encode("ascii")
         self._offset, self._since, self.newest = 0, "", ""
         self.updates: dict[str, set[str]] = {}
+        self.firsts: dict[str, set[tuple[str, str]]] = {}
         self.answers: dict[str, dict[str, Any]] = {}
 
     def read(self, since: str = "") -> None:
@@ -342,7 +346,7 @@ class Past:
         begun = not self._path.exists() or self._path.stat().st_size < self._offset
         if begun or since != self._since:  # a new ledger, or a new approval
             self._offset, self._since, self.newest = 0, since, ""
-            self.updates, self.answers = {}, {}
+            self.updates, self.firsts, self.answers = {}, {}, {}
         if not self._path.exists():
             return
         with open(self._path, "rb", opener=open_regular) as file:
@@ -356,7 +360,7 @@ class Past:
                     with suppress(KeyError, TypeError, AttributeError):
                         self._take(line)
                 if written_hash(raw) == self._since:
-                    self.updates, self.newest = {}, ""
+                    self.updates, self.firsts, self.newest = {}, {}, ""
 
     def _take(self, line: dict[str, Any]) -> None:
         self.newest = max(self.newest, line["time"])
@@ -364,6 +368,8 @@ class Past:
             return
         if line["update"]:
             self.updates.setdefault(line["task"], set()).add(line["update"])
+            first = line["tensors"][0]["sha256"] if line["tensors"] else ""
+            self.firsts.setdefault(line["task"], set()).add((line["update"], first))
         self.answers.pop(line["sha256"], None)
         self.answers[line["sha256"]] = line
         for old in list(self.answers)[:-KEPT]:

@@ -24,6 +24,7 @@ from annotated_types import Ge, Interval, MinLen
 from fednotes.apps.deployment.rules.approval import Quorum
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.federation import Coverage
 from fednotes.core.messages import Request
 from fednotes.core.settings import build, checked
 from fednotes.core.word_tables import find_word_tables
@@ -265,6 +266,25 @@ def check_difference(policy: Policy, number: int, view: str, earlier: str) -> No
         f"the site's training examples ({view}) differ by {number:,} from those of {earlier}, so "
         "the sums of both jobs would tell these few",
         f"a job on the same examples as that one, or one that differs by {least:,} and more",
+    )
+
+
+def check_coverage(policy: Policy, update: Coverage) -> None:
+    """Check how many patients an update will cover, before the site joins.
+
+    Args:
+        policy: The site's rules.
+        update: The update, as the method describes it.
+
+    Raises:
+        PolicyRefusal: It would cover fewer patients than `min_patients`.
+    """
+    least = policy.min_patients
+    policy.require(
+        update.patients >= least,
+        "min_patients",
+        f"{update.what} would cover {update.patients:,} {update.kind}",
+        f"{least:,} and more ({update.remedy})",
     )
 
 
