@@ -126,8 +126,9 @@ def compare(name: str, model: PromptBart, repeats: int) -> float:
     corpus = model.annotate(corpus, corpus.documents, KNOWN)
     batches = buckets(corpus.lengths, BATCH, rng)[:BATCHES]
     model.eval().double()
-    shared, model._frozen = model._frozen, copy.deepcopy(model._frozen)
-    model._frozen[1].double()
+    shared = model.frozen
+    model.frozen = copy.deepcopy(shared)
+    model.frozen.view.double()
     pairs = zip(
         model.gradients(corpus, batches[0]),
         loop(model, corpus, batches[0]),
@@ -137,7 +138,7 @@ def compare(name: str, model: PromptBart, repeats: int) -> float:
         torch.testing.assert_close(
             ours, theirs, rtol=1e-6, atol=1e-6 * float(theirs.abs().max())
         )
-    model._frozen = shared
+    model.frozen = shared
     model.float()
     one, many = in_turns(
         lambda: [model.gradients(corpus, batch) for batch in batches],

@@ -79,7 +79,7 @@ def loud(model: TokenClassifier) -> TokenClassifier:
 
 def library(model: TokenClassifier) -> Any:
     """The library's model with the same weights, but a copy."""
-    (whole,) = copy.deepcopy(model._whole)
+    whole = copy.deepcopy(model.library)
     return whole.requires_grad_(True).eval()
 
 

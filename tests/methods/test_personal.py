@@ -86,7 +86,7 @@ def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
     (site,) = train([data], settings)
     fresh: Any = build_model(settings.model, data.tags, 3)
     fresh.adapt(3, "private")
-    (whole,) = fresh._whole
+    whole = fresh.library
     start = {n: p.detach().clone() for n, p in whole.named_parameters()}
     maps = [
         f"bert.encoder.layer.{i}.attention.self.{n}"

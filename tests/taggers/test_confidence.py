@@ -108,7 +108,7 @@ def test_a_crf_gives_marginals(
     """Each is the sum over all sequences that the scheme allows and that are read as
     this span."""
     if backend == "torch":
-        monkeypatch.setattr(CRF, "_ops", lambda self, x: TorchOps)
+        monkeypatch.setattr(CRF, "_recursions", lambda self, device: TorchOps())
     model = make("tagger", tmp_path, tagset=TagSet(TYPES, scheme)).eval()
     corpus = model.prepare([Document("1", TEXT)], gold=False)
     with torch.no_grad():

@@ -66,7 +66,7 @@ def words_of(
     corpus = model.prepare(documents)
     batch = Batch.of(corpus, np.arange(corpus.sentences), model.device)
     with torch.no_grad():
-        layers = model._words(corpus, batch, every)
+        layers = model._word_vectors(corpus, batch, all_layers=every)
     return [layer[torch.from_numpy(batch.inside)] for layer in layers]
 
 
@@ -92,7 +92,7 @@ def test_layers_above_the_wanted_one_are_not_run(bert: Path) -> None:
     assert len(open_backbone(str(bert), 2).model.encoder.layer) == 2
     assert len(open_backbone(str(bert)).model.encoder.layer) == LAYERS
     with pytest.raises(
-        ConfigError, match=r"has layers 1 to 3 \(0 = the last\), layer = 4"
+        ConfigError, match=r"has layers 1 to 3 \(0 is the last\), but layer = 4"
     ):
         open_backbone(str(bert), 4)
 

@@ -86,7 +86,8 @@ def inner(
 ) -> Any:
     """Backbone, prompts, memory and targets of some sentences."""
     at = np.array(chosen)
-    backbone, view, attentions = model._frozen
+    backbone, view = model.frozen.backbone, model.frozen.view
+    attentions = model.frozen.attentions
     prompts = joined(attentions, model.prompts()) if prompted else None
     sources = Sources.of(corpus, at, backbone, "cpu")
     memory = Memory.of(view, sources, model._fixed, prompts, states=False)
@@ -147,7 +148,8 @@ def naive_loss(
     The decoder is called once a target with all that came before; candidates are
     listed.
     """
-    backbone, view, attentions = model._frozen
+    backbone, view = model.frozen.backbone, model.frozen.view
+    attentions = model.frozen.attentions
     prompts = joined(attentions, model.prompts())
     table = view.shared.weight.detach().numpy().astype(np.float64)
     text = corpus.ids[corpus.bounds[sentence] : corpus.bounds[sentence + 1]].tolist()
@@ -260,10 +262,10 @@ def test_per_sentence_gradients(bart: Path) -> None:
     batch's."""
     for tuned in (False, True):
         model = build(bart, tune_cross_attention=tuned, dropout=0.5).double()
-        model._frozen = copy.deepcopy(
-            model._frozen, {id(m): m for m in getattr(model, "cross", ())}
+        model.frozen = copy.deepcopy(
+            model.frozen, {id(m): m for m in getattr(model, "cross", ())}
         )
-        model._frozen[1].double()
+        model.frozen.view.double()
         model.train()
         corpus = model.annotate(model.prepare(documents()), documents(), {"ADE"})
         order = [2, 0, 1, 4]
@@ -297,7 +299,7 @@ def test_states(model: PromptBart) -> None:
         == [(2, w) for w in model.widths]
         == [(2, 32)] * 2
     )
-    _, view, attentions = model._frozen
+    view, attentions = model.frozen.view, model.frozen.attentions
     text = corpus.ids[corpus.bounds[1] : corpus.bounds[2]].tolist()
     prompts = joined(attentions, model.prompts())
     alone = view.encoder(
@@ -356,7 +358,7 @@ def test_backbone_is_shared_and_never_written(bart: Path) -> None:
     was."""
     before = transformers.BartModel.from_pretrained(bart).state_dict()
     one, two = build(bart), build(bart, tune_cross_attention=True)
-    tables = [m._frozen[1].shared.weight.data_ptr() for m in (one, two)]
+    tables = [m.frozen.view.shared.weight.data_ptr() for m in (one, two)]
     assert tables[0] == tables[1]
     assert set(one.trainable()) == {"prompts.q", "prompts.w1", "prompts.w2"}
     assert {n.split(".")[0] for n in two.trainable()} == {"prompts", "cross"}
@@ -365,16 +367,16 @@ def test_backbone_is_shared_and_never_written(bart: Path) -> None:
     attention = 2 * 4 * (32 * 32 + 32)
     prompts, frozen = (
         4 * 8 * 3 * 32 + 3 * 32,
-        sum(v.numel() for v in one._frozen[0].model.parameters()),
+        sum(v.numel() for v in one.frozen.backbone.model.parameters()),
     )
     sizes = [sum(p.numel() for p in model.trainable().values()) for model in (one, two)]
     assert sizes == [prompts, prompts + attention]
-    assert (one.frozen, two.frozen) == (frozen, frozen - attention)
+    assert (one.count_frozen(), two.count_frozen()) == (frozen, frozen - attention)
     assert frozen == sum({v.data_ptr(): v.numel() for v in before.values()}.values())
     first = one.predict(documents())
     fit(two, two.prepare(documents()), steps=3)
     assert one.predict(documents()) == first
-    for name, value in one._frozen[0].model.state_dict().items():
+    for name, value in one.frozen.backbone.model.state_dict().items():
         assert torch.equal(value, before[name]), name
 
 

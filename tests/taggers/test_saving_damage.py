@@ -118,7 +118,7 @@ def test_tensors_of_another_type_are_refused(
     facts["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     described.write_text(json.dumps(facts))
     with pytest.raises(
-        ModelError, match=r"has type torch\.\w+, torch\.float32 is needed"
+        ModelError, match=r"has type torch\.\w+, but torch\.float32 is needed"
     ):
         load_model(tmp_path / "m")
 

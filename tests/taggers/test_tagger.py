@@ -384,7 +384,7 @@ def test_a_disk_that_is_full_leaves_the_earlier_tagger(
         (folder / name).write_bytes(data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fednotes.taggers.saving._filled", full)
+    monkeypatch.setattr("fednotes.taggers.saving._fill", full)
     with pytest.raises(FednotesError, match="No space left"):
         save_model(tagger, path)
     assert {p.name: p.read_bytes() for p in path.iterdir()} == before

@@ -20,7 +20,7 @@ from fednotes.taggers.layers import (
     Characters,
     PackedLayout,
     WordCNN,
-    _plain,
+    _recur,
     character_table,
     dropout,
     parts_linear,
@@ -97,7 +97,7 @@ def test_lstm_is_torchs(
         def plain(
             a: Tensor, b: Tensor, w: Tensor, sizes: tuple[int, ...]
         ) -> tuple[Tensor, Tensor]:
-            return _plain(a, w[0], sizes), _plain(b, w[1], sizes)
+            return _recur(a, w[0], sizes), _recur(b, w[1], sizes)
 
         monkeypatch.setattr("fednotes.taggers.layers.bilstm", plain)
     sentences, layout, flat = _batch(lengths, 7)

@@ -191,7 +191,7 @@ def test_what_is_trained(bert: Path) -> None:
     model = build(bert)
     assert set(model.trainable()) == every - {words}
     assert list(model.trainable()) == sorted(model.trainable())
-    assert model.frozen == (len(MARKS) + len(SUB_WORDS)) * WIDTH
+    assert model.count_frozen() == (len(MARKS) + len(SUB_WORDS)) * WIDTH
     top = build(bert, train="top", top=1)
     assert {n.rsplit(".", 1)[0] for n in top.trainable() if n[0] == "c"} == {
         "classifier"
@@ -277,7 +277,7 @@ def test_bfloat16_losses_are_summed_in_float32(bert: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"window": 15}, "window = 15: .* reads 14 sub-words at most"),
+        ({"window": 15}, "window = 15: .* reads at most 14 sub-words"),
         ({"window": 2}, "no room for a word beside the 2 marks"),
         ({"window": -1}, "window = -1"),
         ({"top": 0}, "top = 0"),

@@ -86,7 +86,7 @@ def test_a_saved_model_is_the_librarys(scheme: Any, tmp_path: Path) -> None:
     shutil.rmtree(bert)  # it is all in the folder
     other = auto(tmp_path / "model")
     for name, value in other.state_dict().items():
-        assert torch.equal(value, model._whole[0].state_dict()[name])
+        assert torch.equal(value, model.library.state_dict()[name])
     state = torch.random.get_rng_state()
     loaded = load_model(tmp_path / "model")
     assert torch.equal(state, torch.random.get_rng_state())
@@ -245,15 +245,15 @@ DAMAGES = {
     "not json": "damaged",
     "list": "not a model's configuration",
     "no tokenizer": r"no tokenizer beside config\.json",
-    "labels": "label 'LABEL_0' is no tag",
-    "no names": "label 3 is no tag",
+    "labels": "label 'LABEL_0' is not a tag",
+    "no names": "label 3 is not a tag",
     "twice": "4 distinct labels, 2 of them entity types, for a classifier of 5 rows",
     "no outside": "one of them O",
     "narrow": "lack 'classifier.weight' and 0 more",
     "other kind": "holds a BertForMaskedLM, which does not find entities yet; fine-tune it",
-    "window": "window = 900: .* reads 40 sub-words at most",
+    "window": "window = 900: .* reads at most 40 sub-words",
     "settings": "unknown key 'contxt'; did you mean 'context'",
-    "no table": "'fednotes' is no table",
+    "no table": "'fednotes' is not a table",
     "vocabulary": "the tokenizer has 15 tokens, the model's vocabulary 7",
 }
 

@@ -1,0 +1,1 @@
+"""Pretrained encoders: opening them, reading text with them, tuning them."""

@@ -292,6 +292,11 @@ class Frame:
         mask = np.arange(longest) < lengths[:, None] + before + len(self.suffix)
         return torch.from_numpy(out).to(device), torch.from_numpy(mask).to(device)
 
+    def padding_row(self, device: Any) -> tuple[Tensor, Tensor]:
+        """Return ids and mask of one window with one padding sub-word, to try a model."""
+        one = np.ones(1, np.int64)
+        return self.rows(np.full(1, self.pad), 0 * one, one, device)
+
 
 def positions_of(tokenizer: Any, model: Any) -> int:
     """How many sub-words the model can read at once, marks included."""

@@ -95,7 +95,9 @@ class MentionModel:
     @property
     def confidence(self) -> str:
         """What the confidence of a span is, in words."""
-        return f"{self.model.sure}; {self.calibration or 'not calibrated'}"
+        return (
+            f"{self.model.confidence_meaning}; {self.calibration or 'not calibrated'}"
+        )
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a text is a list of texts, too

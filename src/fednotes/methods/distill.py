@@ -308,7 +308,7 @@ class Site(MentionSite):
         """η: the trained and sent parameters' part of the model, its frozen ones
         counted too."""
         sent = sum(value.numel() for value in self.parameters.values())
-        return sent / (sent + self.model.frozen)
+        return sent / (sent + self.model.count_frozen())
 
     def described(self) -> str:
         """What is trained and sent."""
@@ -556,7 +556,7 @@ class Site(MentionSite):
         try:
             if how == "soft":
                 return self.model.soften(corpus, indices), how
-            found = self.model.guessed(corpus, indices)
+            found = self.model.predict_tags(corpus, indices)
         finally:
             load_into(self.shared, present)
         encoded = corpus.encoded

@@ -152,7 +152,7 @@ class Site(AveragingSite, MentionSite):
             self.train_set = self.model.annotate(
                 self.train_set, data.train, data.tags.types
             )
-        self._read = self.model.own(self.train_set)
+        self._read = self.model.require_corpus(self.train_set)
         parameters, private = self._trained()
         AveragingSite.__init__(
             self,

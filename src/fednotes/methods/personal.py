@@ -179,7 +179,7 @@ def _single(model: TokenClassifier) -> TokenClassifier:
     whole.weight, whole.bias = (
         nn.Parameter(p.detach().clone()) for p in (rows.weight, rows.bias)
     )
-    return model.copied(whole)
+    return model.with_classifier(whole)
 
 
 def tag_of(name: str) -> str:
@@ -389,7 +389,7 @@ class Site(finetune.Site):
 
     def _distil(self, targets: np.ndarray) -> None:
         """Teach the student."""
-        corpus: EncoderCorpus = self.own.model.own(self.own.train_set)
+        corpus: EncoderCorpus = self.own.model.require_corpus(self.own.train_set)
         pairs = np.zeros((corpus.sentences, 0, 0), np.float32)
         # Nothing is known for certain, so the loss is the cross-entropy with the
         # targets.

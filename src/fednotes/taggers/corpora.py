@@ -20,20 +20,25 @@ from fednotes.encoders.reading import Pieces, split_passages
 from fednotes.taggers.crf import Counts
 from fednotes.taggers.partial import Soft, allowed_tags, require_types, retag
 
-TOKENISED = (131072, 512)  # most words and sentences in one call of the tokeniser
-# tokens in one batch of a light tagger's prediction, without padding
+# The most words and sentences that the tokenizer gets in one call.
+TOKENIZER_WORDS, TOKENIZER_SENTENCES = 131072, 512
+# Tokens in one batch of a light tagger's prediction, which has no padding.
 PREDICT_TOKENS = 4096
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedCorpus:
-    """A corpus as a model reads it. Belongs to its site, like the documents.
+    """A corpus as a model reads it. It belongs to its site, like the documents.
 
-    encoded: the flat corpus. known: the types whose annotation is the site's own; a
-    span of another type is pseudo. lengths: (sentences,) tokens or sub-words, for
-    batches of like length. soft: what a teacher expects of the other types; None: their
-    spans are the target.
+    Attributes:
+        encoded: The tokens and tags, flat over the corpus.
+        known: The types that the site annotates itself. Spans of other types were
+            added by a model.
+        lengths: (sentences,) the number of tokens or sub-words, for batches of similar
+            length.
+        soft: What a teacher expects of the other types; None if their spans are the
+            target.
     """
 
     encoded: Encoded
@@ -57,10 +62,11 @@ class PreparedCorpus:
         return self.known.issuperset(self.encoded.tagset.types)
 
     def annotated(self, documents: Sequence[Document], known: Collection[str]) -> Self:
-        """The same texts with the spans of `documents` as the annotation; hard targets.
+        """Return the same texts with the spans of `documents` as hard targets.
 
-        Raises ConfigError for a known type that the tag set lacks, DataError for other
-        texts or an unknown label.
+        Raises:
+            ConfigError: A known type is not in the tag set.
+            DataError: The texts differ, or a label is unknown.
         """
         types = require_types(known, self.encoded.tagset)
         encoded = retag(self.encoded, documents, types)
@@ -71,9 +77,14 @@ class PreparedCorpus:
 class TaggerCorpus(PreparedCorpus):
     """A corpus as a light tagger reads it.
 
-    word, hashed: (forms,) rows of the word tables. characters, character_lengths:
-    (forms, size) and (forms,) uint8. context: (tokens, layers, dim) float16, frozen.
     What the tagger's configuration does not use is None.
+
+    Attributes:
+        word: (forms,) rows of the table of word vectors.
+        hashed: (forms,) rows of the hashed word table.
+        characters: (forms, size) uint8 character ids.
+        character_lengths: (forms,) uint8 number of character ids.
+        context: (tokens, layers, dim) float16, the frozen encoder's features.
     """
 
     word: Tensor | None
@@ -91,10 +102,9 @@ class EncoderCorpus(PreparedCorpus):
 
     @cached_property
     def words(self) -> np.ndarray:
-        """(sentences,) words that have sub-words; of control characters nothing is
-        left."""
-        read = np.unique(self.pieces.word)  # tokens of the corpus
-        return np.diff(np.searchsorted(read, self.encoded.bounds))
+        """(sentences,) number of words with sub-words; control characters have none."""
+        tokens = np.unique(self.pieces.word)
+        return np.diff(np.searchsorted(tokens, self.encoded.bounds))
 
     @classmethod
     def of(
@@ -105,31 +115,49 @@ class EncoderCorpus(PreparedCorpus):
         pooling: str = "mean",
         progress: Progress | None = None,
     ) -> EncoderCorpus:
-        """Every type known. capacity: sub-words of a window. progress(done, all) counts
-        units."""
+        """Split a corpus into sub-words; every type is known.
+
+        Args:
+            encoded: The corpus.
+            tokenizer: A fast tokenizer of the `transformers` library.
+            capacity: Number of sub-words in a window.
+            pooling: "mean" of a word's sub-words, or its "first" one.
+            progress: Is called with the number of sentences done and their total.
+        """
         pieces: list[Pieces] = []
-        bounds, start = encoded.bounds, 0
+        start = 0
         while start < encoded.sentences:
             if progress is not None:
                 progress(start, encoded.sentences)
-            fits = (
-                int(np.searchsorted(bounds, bounds[start] + TOKENISED[0], side="right"))
-                - 1
-            )
-            end = min(max(fits, start + 1), start + TOKENISED[1])
-            pieces.append(split_passages(tokenizer, list(encoded.passages(start, end))))
+            end = _end_of_call(encoded.bounds, start)
+            passages = list(encoded.passages(start, end))
+            pieces.append(split_passages(tokenizer, passages))
             start = end
         if progress is not None:
             progress(encoded.sentences, encoded.sentences)
-        flat, known = (
-            SubWords.of(Pieces.join(pieces), capacity, pooling),
-            frozenset(encoded.tagset.types),
+
+        subwords = SubWords.of(Pieces.join(pieces), capacity, pooling)
+        return cls(
+            encoded=encoded,
+            known=frozenset(encoded.tagset.types),
+            lengths=subwords.lengths,
+            pieces=subwords,
         )
-        return cls(encoded=encoded, known=known, lengths=flat.lengths, pieces=flat)
 
 
-def chosen_of(indices: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Numbers of the sentences of a mini-batch. Raises TrainingError for none."""
+def _end_of_call(bounds: np.ndarray, start: int) -> int:
+    """Return the sentence before which a call of the tokenizer ends; at least one."""
+    max_words = bounds[start] + TOKENIZER_WORDS
+    fitting = int(np.searchsorted(bounds, max_words, side="right")) - 1
+    return min(max(fitting, start + 1), start + TOKENIZER_SENTENCES)
+
+
+def require_sentences(indices: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the numbers of a mini-batch's sentences as an array.
+
+    Raises:
+        TrainingError: There are none.
+    """
     chosen = np.asarray(indices, np.int64)
     if len(chosen) == 0:
         raise TrainingError("a mini-batch without sentences has no loss")
@@ -140,10 +168,14 @@ def chosen_of(indices: Sequence[int] | np.ndarray) -> np.ndarray:
 class Batch:
     """Some sentences of a corpus, padded.
 
-    corpus: which. back: (batch,) the rows that put sentences into the order in which
-    they were asked. rows: (batch,) their numbers in the corpus. tokens: (batch, steps)
-    of the corpus, the sentence's first one at padding; inside: where there is one.
-    lengths: (batch,). tags: (batch, steps), 0 at padding.
+    Attributes:
+        corpus: The corpus.
+        back: (batch,) rows that put the sentences into the order of the request.
+        rows: (batch,) numbers of the sentences in the corpus.
+        tokens: (batch, steps) tokens of the corpus; at padding the sentence's first.
+        inside: (batch, steps) bool, False at padding.
+        lengths: (batch,) number of tokens.
+        tags: (batch, steps), 0 at padding.
     """
 
     corpus: PreparedCorpus
@@ -162,49 +194,75 @@ class Batch:
         device: torch.device,
         order: np.ndarray | None = None,
     ) -> Batch:
-        """order: (batch,) in which these sentences shall stand; as they are, if not
-        given."""
-        order = np.arange(len(chosen)) if order is None else order
-        encoded, rows = corpus.encoded, chosen[order]
+        """Pad some sentences.
+
+        Args:
+            corpus: The corpus.
+            chosen: Numbers of the sentences.
+            device: The device for lengths and tags.
+            order: (batch,) positions in `chosen`, in the order in which the sentences
+                are to stand; None leaves them as they are.
+        """
+        if order is None:
+            order = np.arange(len(chosen))
+        encoded = corpus.encoded
+        rows = chosen[order]
         start = encoded.bounds[rows]
         lengths = encoded.bounds[rows + 1] - start
         step = np.arange(lengths.max())
         inside = step < lengths[:, None]
         tokens = np.where(inside, start[:, None] + step, start[:, None])
-        tags = torch.from_numpy(np.where(inside, encoded.tags[tokens], 0)).to(device)
-        on_device = torch.from_numpy(lengths).to(device)
-        return cls(corpus, np.argsort(order), rows, tokens, inside, on_device, tags)
+        tags = np.where(inside, encoded.tags[tokens], 0)
+        return cls(
+            corpus=corpus,
+            back=np.argsort(order),
+            rows=rows,
+            tokens=tokens,
+            inside=inside,
+            lengths=torch.from_numpy(lengths).to(device),
+            tags=torch.from_numpy(tags).to(device),
+        )
 
     @property
     def allowed(self) -> Tensor:
-        """(batch, steps, tags) bool, see `partial.allowed_tags`."""
+        """(batch, steps, tags) bool; see `partial.allowed_tags`."""
         return allowed_tags(self.tags, self.corpus.encoded.tagset, self.corpus.known)
 
     def targets(self) -> tuple[Tensor, Tensor | None, Tensor, Counts | None]:
-        """Tags, allowed tags, lengths and posterior, as `partial.split_loss` takes
-        them."""
+        """Return tags, allowed tags, lengths and posterior, for `partial.split_loss`.
+
+        Allowed tags are None where every type is known, and the posterior is None where
+        the target is hard.
+        """
         if self.corpus.complete:
             return self.tags, None, self.lengths, None
-        soft, device = self.corpus.soft, self.tags.device
+        soft = self.corpus.soft
         if soft is None:
             return self.tags, self.allowed, self.lengths, None
+
+        device = self.tags.device
         unary = np.where(self.inside[..., None], soft.unary[self.tokens], 0)
         counts = (
             torch.from_numpy(unary).to(device),
-            torch.from_numpy(soft.pairs[self.rows]),
+            torch.from_numpy(soft.pairs[self.rows]).to(device),
         )
-        return self.tags, self.allowed, self.lengths, (counts[0], counts[1].to(device))
+        return self.tags, self.allowed, self.lengths, counts
 
 
 def by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Sentence indices in batches of like length and about PREDICT_TOKENS tokens."""
+    """Yield sentence numbers, by length, in batches of about PREDICT_TOKENS tokens."""
+    if not len(lengths):
+        return
     order = np.argsort(lengths, kind="stable")
     group = np.cumsum(lengths[order]) // PREDICT_TOKENS
-    yield from np.split(order, np.flatnonzero(np.diff(group)) + 1) if len(order) else ()
+    yield from np.split(order, np.flatnonzero(np.diff(group)) + 1)
 
 
 def hash_forms(forms: Sequence[str], buckets: int) -> np.ndarray:
-    """(forms,) bucket of each lower-cased form: CRC-32, the same on every machine."""
+    """Return (forms,), the bucket of each lower-cased form.
+
+    The hash is CRC-32, which is the same on every machine.
+    """
     return np.fromiter(
         (zlib.crc32(form.lower().encode()) % buckets for form in forms),
         np.int64,

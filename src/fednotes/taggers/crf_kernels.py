@@ -1,22 +1,23 @@
-"""The CRF's recursions on CPU: tensors in, tensors out, compiled kernels within.
+"""The CRF's recursions on a CPU: tensors in, tensors out, compiled kernels between.
 
-Same functions, arguments and results as `crf.TorchOps`; emissions and scores are
-float64 here. One sentence after the other, one thread: a sentence's result does not
+The functions are those of `crf.Recursions`; emissions and scores are float64. Sentences
+are computed one after the other in one thread. A sentence's result therefore does not
 depend on its neighbours, on padding or on thread settings, bit for bit.
 
 log Z and the posteriors come from the scaled forward-backward algorithm (Rabiner 1989,
-V.A) in exp-space, which needs one `exp` per emission. It is used for a sentence only
-when it provably loses nothing: every factor and every scaled message is either a
+V.A) in exp-space, which needs one `exp` for each emission. It is used for a sentence
+only where it provably loses nothing: every factor and every scaled message is either a
 structural zero (forbidden) or so far above the smallest double that no product can
-underflow:
+underflow. Relative to the maximum:
 
-    message >= 1e-100, exp(transition) >= 1e-50, exp(emission) >= 1e-150   (relative to the maximum)
+    message >= 1e-100, exp(transition) >= 1e-50, exp(emission) >= 1e-150
 
-Otherwise (emissions some 230 apart, say) the sentence is done again in log-space.
+Otherwise (with emissions some 230 apart, for example) the sentence is computed again in
+log-space.
 
-Kernels: emissions (batch, tokens, tags), lengths (batch,), start and end (1, tags),
-transitions (tags, tags) [from, to]. In the scaled part arrays have their last axis
-padded with zeros to `columns` so that loops run in vector lanes.
+Arguments of the kernels: emissions (batch, tokens, tags), lengths (batch,), start and
+end (1, tags), transitions (tags, tags) [from, to]. In the scaled part, the last axis of
+arrays is padded with zeros to `columns`, so that loops run in vector lanes.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -32,59 +33,61 @@ import torch
 from torch import Tensor
 
 from fednotes.core.kernels import kernel, part, reduction
-
-# start (tags,), transitions (tags, tags), end (tags,)
-Scores = tuple[Tensor, Tensor, Tensor]
+from fednotes.taggers.crf import Scores
 
 
 def partition(
-    emissions: Tensor, lengths: Tensor, scores: Scores, gradient: bool
+    emissions: Tensor, lengths: Tensor, scores: Scores, *, with_counts: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """log Z (batch,), posteriors (batch, tokens, tags), transition counts (batch, tags,
-    tags)."""
+    """As `crf.Recursions.partition`."""
     batch, tokens, tags = emissions.shape
     log_z = _empty(batch)
-    unary, pairs = _empty(0, 0, 0), _empty(0, 0, 0)
-    if gradient:
-        unary, pairs = _empty(batch, tokens, tags), _empty(batch, tags, tags)
+    unary = _empty(0, 0, 0)
+    pairs = _empty(0, 0, 0)
+    if with_counts:
+        unary = _empty(batch, tokens, tags)
+        pairs = _empty(batch, tags, tags)
     arrays = _arrays(emissions, lengths, scores)
-    _partition(*arrays, gradient, log_z.numpy(), unary.numpy(), pairs.numpy())
+    _partition(*arrays, with_counts, log_z.numpy(), unary.numpy(), pairs.numpy())
     return log_z, unary, pairs
 
 
 def path_score(
     emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
 ) -> tuple[Tensor, tuple[int, int]]:
-    """Score of the given tags (batch,); sentence and position of the first bad tag or
-    (-1, -1)."""
+    """As `crf.Recursions.path_score`."""
     score = _empty(len(emissions))
     arrays = _arrays(emissions, lengths, scores)
-    return score, _path_score(*arrays, tags.contiguous().numpy(), score.numpy())
+    first_wrong = _path_score(*arrays, tags.contiguous().numpy(), score.numpy())
+    return score, first_wrong
 
 
 def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -> None:
-    """Turn posteriors into gradients of the loss: take away the counts of the given
-    tags."""
-    arrays = (t.contiguous().numpy() for t in (tags, lengths))
-    _subtract_path(unary.numpy(), pairs.numpy(), *arrays)
+    """As `crf.Recursions.subtract_path`."""
+    _subtract_path(
+        unary.numpy(),
+        pairs.numpy(),
+        tags.contiguous().numpy(),
+        lengths.contiguous().numpy(),
+    )
 
 
 def weigh(
     unary: Tensor, pairs: Tensor, lengths: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of emissions (batch, tokens, tags), start, transitions and end."""
+    """As `crf.Recursions.weigh`."""
     tags = unary.shape[2]
     outputs = torch.empty_like(unary), _empty(tags), _empty(tags, tags), _empty(tags)
     inputs = unary, pairs, lengths.contiguous(), weights.to(torch.float64).contiguous()
-    _weigh(*(t.numpy() for t in (*inputs, *outputs)))
+    _weigh(*(tensor.numpy() for tensor in (*inputs, *outputs)))
     return outputs
 
 
 def viterbi(emissions: Tensor, lengths: Tensor, scores: Scores) -> tuple[Tensor, int]:
-    """Highest-scoring tags (batch, tokens); and the first sentence that has none, or
-    -1."""
+    """As `crf.Recursions.viterbi`."""
     best = torch.empty(emissions.shape[:2], dtype=torch.int64)
-    return best, _viterbi(*_arrays(emissions, lengths, scores), best.numpy())
+    failed = _viterbi(*_arrays(emissions, lengths, scores), best.numpy())
+    return best, failed
 
 
 def _empty(*shape: int) -> Tensor:
@@ -92,10 +95,10 @@ def _empty(*shape: int) -> Tensor:
 
 
 def _arrays(emissions: Tensor, lengths: Tensor, scores: Scores) -> list[Any]:
-    """What the kernels take first: contiguous, start and end as (1, tags)."""
+    """Return the first arguments of the kernels, contiguous."""
     start, transitions, end = scores
     tensors = (emissions, lengths, start[None], transitions, end[None])
-    return [t.contiguous().numpy() for t in tensors]
+    return [tensor.contiguous().numpy() for tensor in tensors]
 
 
 # ---- kernels -------------------------------------------------------------------------
@@ -103,8 +106,8 @@ def _arrays(emissions: Tensor, lengths: Tensor, scores: Scores) -> list[Any]:
 _SMALLEST_MESSAGE = 1e-100
 _SMALLEST_TRANSITION = -115.0  # natural logarithm of 1e-50
 _SMALLEST_EMISSION = -345.0  # natural logarithm of 1e-150
-
-
+# The directions of `_pass`, and what `_exp` needs.
+_FORWARD, _BACKWARD = True, False
 _LOG2E = 1.4426950408889634
 _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
@@ -115,12 +118,11 @@ _ONE_BITS = 1023 << 52
 
 @part
 def _exp(x, scale, bits, count):
-    """x[:count] <- exp(x), for x in [-345, 0] or -inf; scale: scratch, bits: its int64
-    view.
+    """Set x[:count] to exp(x), for x in [-345, 0] or -inf.
 
     exp(x) = 2**n exp(r), |r| <= ln(2)/2, Taylor to degree 13 (error below 1e-17).
-    Written out so that LLVM vectorises it; calling the C library once per number would
-    take half of all time.
+    Written out so that LLVM vectorises it; one call of the C library for each number
+    would take half of all time. `scale` is scratch, and `bits` its int64 view.
     """
     for k in range(count):
         scale[k] = x[k] * _LOG2E + _ROUND
@@ -150,8 +152,10 @@ def _exp(x, scale, bits, count):
 
 @part
 def _multiply(source, s, matrix, target, t):
-    """target[t] <- source[s] @ matrix; rows come in fours so that the sums stay in
-    registers."""
+    """Set target[t] to source[s] @ matrix.
+
+    Rows come in fours, so that the sums stay in registers.
+    """
     rows, columns = matrix.shape
     for i in range(0, rows, 4):
         a, b, c, d = source[s, i], source[s, i + 1], source[s, i + 2], source[s, i + 3]
@@ -185,8 +189,7 @@ def _dot(left, right, t):
 
 @part
 def _lost(messages, length):
-    """How many messages are neither a structural zero nor safely above the smallest
-    double."""
+    """Count the messages that are neither a structural zero nor safely above 0."""
     count = 0
     flat = messages.reshape(messages.size)
     for k in range(length * messages.shape[1]):
@@ -196,8 +199,10 @@ def _lost(messages, length):
 
 @part
 def _exp_scores(scores, out):
-    """out <- exp(score - maximum), 0 where forbidden; the maximum, and whether that is
-    safe."""
+    """Set out to exp(score - maximum), 0 where forbidden.
+
+    Returns the maximum, and whether no product can underflow.
+    """
     top, safe = -np.inf, True
     for i in range(scores.shape[0]):
         for j in range(scores.shape[1]):
@@ -213,8 +218,10 @@ def _exp_scores(scores, out):
 
 @part
 def _load(emissions, n, length, factors, scratch, bits):
-    """factors[t] <- exp(emissions[n, t] - maximum_t); Σ maximum_t, and whether that is
-    safe."""
+    """Set factors[t] to exp(emissions[n, t] - maximum_t).
+
+    Returns Σ maximum_t, and whether no product can underflow.
+    """
     tags, columns = emissions.shape[2], factors.shape[1]
     shift, unsafe = 0.0, 0
     for t in range(length):
@@ -236,11 +243,11 @@ def _load(emissions, n, length, factors, scratch, bits):
 
 @part
 def _pass(length, forward, first, matrix, factors, arriving, leaving):
-    """Messages along the sentence, or with the transposed matrix from its end.
+    """Compute the messages along a sentence, or from its end (transposed matrix).
 
-    arriving[t] = leaving[t before] @ matrix, leaving[t] = arriving[t] * factors[t],
-    scaled to sum to 1 at every fourth position. Gives the logarithm of what was scaled
-    away; NaN if unsafe.
+    arriving[t] = leaving[t before] @ matrix and leaving[t] = arriving[t] * factors[t],
+    scaled to sum to 1 at every fourth position. Returns the logarithm of what was
+    scaled away; NaN if a message may have lost digits.
     """
     columns = leaving.shape[1]
     log_scale, product = 0.0, 1.0
@@ -269,12 +276,13 @@ def _pass(length, forward, first, matrix, factors, arriving, leaving):
 
 
 @part
-def _posteriors(n, length, matrix, alpha, beta, after, sums, unary, pairs):
-    """unary[n] <- posteriors of each position, pairs[n] <- Σ_t posterior of (t: i, t +
-    1: j).
+def _posteriors(  # noqa: C901, PLR0913 - loops that numba compiles
+    n, length, matrix, alpha, beta, after, sums, unary, pairs
+):
+    """Set unary[n] to the posteriors, and pairs[n] to Σ_t p(y_t = i, y_t+1 = j).
 
-    alpha: the messages leaving forward; beta and after: those arriving and leaving
-    backward. Each position is normalised by itself, so that the scales of the messages
+    alpha are the messages that leave forward, beta and after those that arrive and
+    leave backward. Each position is normalised by itself, so the scales of the messages
     do not matter.
     """
     tags, columns = pairs.shape[1], sums.shape[1]
@@ -284,7 +292,7 @@ def _posteriors(n, length, matrix, alpha, beta, after, sums, unary, pairs):
             alpha[t, j] *= scale
         for j in range(tags):
             unary[n, t, j] = alpha[t, j] * beta[t, j]
-    for t in range(length - 1, length + 3):  # what lies behind the end counts nothing
+    for t in range(length - 1, length + 3):  # the last block of four reaches so far
         for j in range(columns):
             alpha[t, j] = 0.0
             after[t + 1, j] = 0.0
@@ -305,7 +313,7 @@ def _posteriors(n, length, matrix, alpha, beta, after, sums, unary, pairs):
 
 @part
 def _log_sum(left, t, right, i):
-    """log Σ_j exp(left[t, j] + right[i, j]), -inf when all are."""
+    """Return log Σ_j exp(left[t, j] + right[i, j]), -inf where all are."""
     tags, top, total = right.shape[1], -np.inf, 0.0
     for j in range(tags):
         top = max(top, left[t, j] + right[i, j])
@@ -319,12 +327,14 @@ def _log_sum(left, t, right, i):
 
 
 @part
-def _logarithmic(
-    x, n, length, start, transitions, transitions_t, end, alpha, beta, after, gradient, unary,
-    pairs,
+def _logarithmic(  # noqa: C901, PLR0913 - loops that numba compiles
+    x, n, length, start, transitions, transitions_t, end, alpha, beta, after, gradient,
+    unary, pairs,
 ):  # fmt: skip
-    """log Z of one sentence, and its posteriors, with T² exponentials a token; NaN if
-    not finite."""
+    """Return log Z of one sentence, and set its posteriors, in log-space.
+
+    It takes tags² exponentials a token. NaN where an emission is NaN or +inf.
+    """
     tags = x.shape[2]
     for t in range(length):
         for j in range(tags):
@@ -362,15 +372,14 @@ INPUTS = (
 
 
 @kernel(f"void({INPUTS}, b1, float64[::1], float64[:, :, ::1], float64[:, :, ::1])")
-def _partition(
+def _partition(  # noqa: PLR0913 - the arrays of a compiled kernel
     emissions, lengths, start, transitions, end, gradient, log_z, unary, pairs
 ):
-    """log_z (batch,) <- log Z; with `gradient` also unary (batch, tokens, tags) <-
-    posteriors (0 behind a sentence's end) and pairs (batch, tags, tags) <- expected
-    transition counts.
+    """Set log_z (batch,) to log Z and, with `gradient`, the expected counts.
 
-    start and end (1, tags). log_z is -inf where no sequence is allowed, NaN where an
-    emission is NaN or +inf.
+    unary (batch, tokens, tags) are the posteriors, 0 behind a sentence's end, and pairs
+    (batch, tags, tags) the expected transitions. log_z is -inf where no sequence is
+    allowed, NaN where an emission is NaN or +inf.
     """
     batch, tokens, tags = emissions.shape
     rows, columns = (tags + 3) // 4 * 4, (tags + 7) // 8 * 8
@@ -393,14 +402,14 @@ def _partition(
         if safe:
             shift, fits = _load(emissions, n, length, factors, scratch, bits)
         if fits:
-            log_scale = _pass(length, True, first, matrix, factors, beta, alpha)
+            log_scale = _pass(length, _FORWARD, first, matrix, factors, beta, alpha)
             for j in range(tags):
                 total += alpha[length - 1, j] * last[0, j]
             log_z[n] = log_scale + shift + top_start + top_end + (length - 1) * top
             fits = not math.isnan(log_scale) and total > 0.0
         if fits and gradient:
             fits = not math.isnan(
-                _pass(length, False, last, matrix_t, factors, beta, after)
+                _pass(length, _BACKWARD, last, matrix_t, factors, beta, after)
             )
         if fits:
             log_z[n] += math.log(total)
@@ -417,8 +426,11 @@ def _partition(
 
 @kernel(f"UniTuple(int64, 2)({INPUTS}, int64[:, ::1], float64[::1])")
 def _path_score(emissions, lengths, start, transitions, end, tags, score):
-    """score (batch,) <- score of the given tags; (sentence, position) of the first tag
-    that is no tag or that the constraints forbid, (-1, -1) when there is none."""
+    """Set score (batch,) to the score of given tags.
+
+    Returns the sentence and position of the first tag that does not exist or is
+    forbidden, or (-1, -1).
+    """
     for n in range(emissions.shape[0]):
         score[n] = 0.0
         for t in range(lengths[n]):
@@ -436,8 +448,7 @@ def _path_score(emissions, lengths, start, transitions, end, tags, score):
 
 @kernel("void(float64[:, :, ::1], float64[:, :, ::1], int64[:, ::1], int64[::1])")
 def _subtract_path(unary, pairs, tags, lengths):
-    """Turn posteriors into gradients of the loss: take away the counts of the given
-    tags."""
+    """Subtract the counts of given tags from expected counts."""
     for n in range(unary.shape[0]):
         for t in range(lengths[n]):
             unary[n, t, tags[n, t]] -= 1.0
@@ -449,9 +460,13 @@ def _subtract_path(unary, pairs, tags, lengths):
     "void(float64[:, :, ::1], float64[:, :, ::1], int64[::1], float64[::1],"
     " float64[:, :, ::1], float64[::1], float64[:, ::1], float64[::1])"
 )
-def _weigh(unary, pairs, lengths, weights, emissions, start, transitions, end):
-    """Gradients of emissions (weights[n] unary[n]) and of start, transitions and end
-    (weighted sums in the order of the batch)."""
+def _weigh(  # noqa: PLR0913 - the arrays of a compiled kernel
+    unary, pairs, lengths, weights, emissions, start, transitions, end
+):
+    """Set the gradients of emissions (weights[n] unary[n]), start, transitions and end.
+
+    The last three are weighted sums in the order of the batch.
+    """
     batch, tokens, tags = unary.shape
     start[:], transitions[:], end[:] = 0.0, 0.0, 0.0
     for n in range(batch):
@@ -468,13 +483,14 @@ def _weigh(unary, pairs, lengths, weights, emissions, start, transitions, end):
 
 
 @kernel(f"int64({INPUTS}, int64[:, ::1])")
-def _viterbi(emissions, lengths, start, transitions, end, best):
-    """best (batch, tokens) <- highest-scoring tags, 0 behind a sentence's end, the
-    lower tag on a tie. Gives the first sentence that has none (nothing allowed, or not
-    finite), or -1.
+def _viterbi(  # noqa: C901, PLR0912 - loops that numba compiles
+    emissions, lengths, start, transitions, end, best
+):
+    """Set best (batch, tokens) to the tags with the highest score.
 
-    The forward pass keeps maxima only; the way back finds the predecessor again, T per
-    token.
+    Of equal scores the lower tag wins; tags are 0 behind a sentence's end. Returns the
+    first sentence for which nothing is allowed or an emission is not finite, or -1. The
+    forward pass keeps the maxima only; the way back finds the predecessors again.
     """
     batch, tokens, tags = emissions.shape
     score = np.empty((tokens, tags))

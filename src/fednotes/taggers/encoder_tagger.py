@@ -1,18 +1,20 @@
 """A frozen encoder, tuned by LoRA or prompts, with a CRF on top.
 
-Any Hugging Face encoder reads the text; a word is the mean of its sub-words' states
-above one layer; a projection and a CRF tag it. Trained and sent are the CRF's
-parameters and
+Any Hugging Face encoder reads the text. A word's vector is the mean of its sub-words'
+states above one layer; a projection and a CRF predict its tag. The CRF's parameters are
+trained and sent, and with
 
-    tuning = "lora"      low-rank changes of the query and value projections (Hu et al. 2021)
-    tuning = "prompts"   keys and values beside the text's (LightNER; Wang et al. 2023, Eq. 14)
-    tuning = "none"      nothing else; a `Tagger` with `contextual` computes the same features
-                         once and for all, and is then faster by far
+    tuning = "lora"      low-rank changes of the query and value projections
+                         (Hu et al. 2021)
+    tuning = "prompts"   keys and values beside those of the text (LightNER; Wang et al.
+                         2023, Eq. 14)
+    tuning = "none"      nothing else. A `Tagger` with `contextual` computes the same
+                         features once, and is then much faster
 
-The encoder is no part of the model: all models of a process that ask for the same
-directory, depth and device share one `Backbone`, so the weights are in memory once.
-What measures transfer between losses is the projection's weight, under each tuning: its
-gradient comes from the emissions' alone, without a backward pass through the encoder.
+The encoder is not part of the model. All models of a process that ask for the same
+directory, depth and device share one `Backbone`, so the weights are in memory once. The
+transfer parameter is the projection's weight: its gradient follows from the gradient of
+the emissions, without a backward pass through the encoder.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ from fednotes.taggers.layers import CrfOutput
 from fednotes.taggers.model import (
     CrfReading,
     Kind,
-    Model,
     ModelConfig,
-    Preparing,
+    PrepareOptions,
+    TaggingModel,
 )
 
 
@@ -91,19 +93,27 @@ class EncoderTaggerConfig(ModelConfig):
 
     @property
     def depth(self) -> int:
-        """The last layer that is run, 0 = the last there is."""
-        return (
-            (5 if self.encoder == "minilm" else 0) if self.layer is None else self.layer
-        )
+        """The last layer that is run; 0 means the encoder's last."""
+        if self.layer is not None:
+            return self.layer
+        return 5 if self.encoder == "minilm" else 0
 
 
 @dataclass(frozen=True, eq=False)
 class Backbone:
-    """A frozen Hugging Face encoder of which the first `layers` layers are run.
+    """A frozen Hugging Face encoder whose first `layers` layers are run.
 
-    frame: what it reads at once. width: columns of a state. whole: the model has no
-    layer above `layers`, so its last state is the wanted one. fingerprint: SHA-256 over
-    the directory.
+    Attributes:
+        directory: The directory that it was read from.
+        model: The encoder.
+        tokenizer: Its tokenizer.
+        frame: What it reads at once.
+        layers: The number of layers that are run.
+        width: The number of columns of a state.
+        is_cut: Whether the model has no layer above `layers`, so that its last state is
+            the wanted one.
+        device: The device of the encoder.
+        fingerprint: SHA-256 over the directory.
     """
 
     directory: Path
@@ -112,13 +122,13 @@ class Backbone:
     frame: Frame
     layers: int
     width: int
-    whole: bool
+    is_cut: bool
     device: torch.device
     fingerprint: str
 
     @property
     def heads(self) -> int:
-        """Of each self-attention."""
+        """The number of heads of each self-attention."""
         return int(self.model.config.num_attention_heads)
 
     def states(
@@ -126,92 +136,128 @@ class Backbone:
         ids: Tensor,
         mask: Tensor,
         *,
-        every: bool = False,
+        all_layers: bool = False,
         around: AbstractContextManager[None] | None = None,
         **options: Any,
     ) -> tuple[Tensor, ...]:
-        """States (windows, longest, width) above layer `layers`, or above each one
-        below too.
+        """Run the encoder.
 
-        around: entered for the forward pass. options: passed to the model (prompts).
+        Args:
+            ids: (windows, longest) ids.
+            mask: (windows, longest) bool, False at padding.
+            all_layers: Whether to return the states above the layers below too.
+            around: A context to open for the forward pass.
+            **options: Passed to the model, such as prompts.
+
+        Returns:
+            States (windows, longest, width) above layer `layers`, alone or after those
+            above each layer below it.
         """
-        whole = every or not self.whole
+        needs_hidden = all_layers or not self.is_cut
         with around or nullcontext():
             out = self.model(
                 input_ids=ids,
                 attention_mask=mask.long(),
-                output_hidden_states=whole,
+                output_hidden_states=needs_hidden,
                 return_dict=True,
                 **options,
             )
-        top = out.last_hidden_state if self.whole else out.hidden_states[self.layers]
-        return (*out.hidden_states[1 : self.layers], top) if every else (top,)
+        top = out.last_hidden_state if self.is_cut else out.hidden_states[self.layers]
+        if not all_layers:
+            return (top,)
+        return (*out.hidden_states[1 : self.layers], top)
 
 
 def open_backbone(
     spec: str, layer: int = 0, device: str | torch.device = "cpu"
 ) -> Backbone:
-    """The encoder "minilm" or of a directory, up to a layer (0 = the last).
+    """Return an encoder up to a layer; it is loaded once for each process.
 
-    Raises ConfigError (a layer or device that is not there), ModelError (nothing
-    usable), MissingExtra.
+    Args:
+        spec: "minilm" or a Hugging Face directory.
+        layer: The last layer to run; 0 is the encoder's last.
+        device: The device for the encoder.
+
+    Raises:
+        ConfigError: There is no such layer or device.
+        ModelError: The directory has no usable encoder.
+        MissingExtra: A package is missing.
     """
     path = encoder_directory(spec)
     return _open(path, layer, str(device_of(device)), stamp_of(path))
 
 
 @lru_cache(maxsize=4)
-def _open(path: Path, layer: int, device: str, stamp: Stamp) -> Backbone:
-    """`stamp` makes a directory that changed on disk a new one."""
+def _open(
+    path: Path,
+    layer: int,
+    device_name: str,
+    stamp: Stamp,  # noqa: ARG001 - a directory that changed on disk is read anew
+) -> Backbone:
     if not (path / "config.json").is_file():
         raise ModelError(
             f"{path}: no Hugging Face encoder here (config.json is missing)"
         )
-    tokenizer, model = open_encoder(path, device)
+    tokenizer, model = open_encoder(path, device_name)
     if getattr(model, "pooler", None) is not None:
-        model.pooler = None  # nobody reads it
-    frame, there = Frame.of(path, tokenizer, model), torch.device(device)
-    found = hidden_layers(path, model, frame, there)
-    last, width = len(found) - 1, int(found[-1].shape[-1])
+        model.pooler = None  # its output is not used
+    frame = Frame.of(path, tokenizer, model)
+    device = torch.device(device_name)
+
+    states = hidden_layers(path, model, frame, device)
+    last = len(states) - 1
     if not 0 <= layer <= last:
         raise ConfigError(
-            f"{path}: has layers 1 to {last} (0 = the last), layer = {layer} is asked"
+            f"{path}: has layers 1 to {last} (0 is the last), but layer = {layer}"
         )
-    version = reading_version(tokenizer)
-    digest = folder_fingerprint(path, kind="backbone", version=version)
     backbone = Backbone(
-        path, model, tokenizer, frame, layer or last, width, True, there, digest
+        directory=path,
+        model=model,
+        tokenizer=tokenizer,
+        frame=frame,
+        layers=layer or last,
+        width=int(states[-1].shape[-1]),
+        is_cut=True,
+        device=device,
+        fingerprint=folder_fingerprint(
+            path, kind="backbone", version=reading_version(tokenizer)
+        ),
     )
-    return backbone if backbone.layers == last else _cut(backbone, found)
+    return backbone if backbone.layers == last else _cut(backbone, states)
 
 
 @torch.no_grad()
-def _cut(backbone: Backbone, found: tuple[Tensor, ...]) -> Backbone:
-    """Leave the layers above the wanted one out, if the model then gives the same
-    states.
+def _cut(backbone: Backbone, states: tuple[Tensor, ...]) -> Backbone:
+    """Remove the layers above the wanted one, if the model then gives the same states.
 
-    found: what all its layers say of one padding sub-word.
+    Args:
+        backbone: The encoder with all layers.
+        states: The states of one padding sub-word, above each of its layers.
     """
     stacks = [
         (module, name, child)
         for module in backbone.model.modules()
         for name, child in module.named_children()
-        if isinstance(child, nn.ModuleList) and len(child) == len(found) - 1
+        if isinstance(child, nn.ModuleList) and len(child) == len(states) - 1
     ]
     for module, name, child in stacks:
         setattr(module, name, child[: backbone.layers])
-    one, frame = np.ones(1, np.int64), backbone.frame
-    ids, mask = frame.rows(np.full(1, frame.pad), 0 * one, one, backbone.device)
-    try:
-        if stacks and torch.equal(
-            backbone.states(ids, mask)[0], found[backbone.layers]
-        ):
-            return backbone
-    except NO_ENCODER:
-        pass
+
+    if stacks and _has_same_state(backbone, states[backbone.layers]):
+        return backbone
+
     for module, name, child in stacks:
         setattr(module, name, child)
-    return replace(backbone, whole=False)
+    return replace(backbone, is_cut=False)
+
+
+def _has_same_state(backbone: Backbone, wanted: Tensor) -> bool:
+    """Return whether a cut encoder still runs and gives this state."""
+    ids, mask = backbone.frame.padding_row(backbone.device)
+    try:
+        return torch.equal(backbone.states(ids, mask)[0], wanted)
+    except NO_ENCODER:
+        return False
 
 
 @lru_cache(maxsize=8)
@@ -224,19 +270,27 @@ def _attentions(backbone: Backbone) -> list[nn.Module]:
     return install(backbone.model)
 
 
-class EncoderTagger(Model):
-    """A tuned encoder with a CRF; see `build_encoder_tagger`. backbone: the shared
-    encoder."""
+class EncoderTagger(TaggingModel):
+    """A tuned encoder with a CRF; see `build_encoder_tagger`.
+
+    Attributes:
+        backbone: The shared encoder.
+        lora: The low-rank changes, or None.
+        prompts: The prompts, or None.
+        crf: The projection to tags, and the CRF.
+    """
 
     transfer = "crf.project.weight"
     reads = EncoderCorpus
-    place = "encoder"
+    encoder_key = "encoder"
 
     def __init__(
         self, config: EncoderTaggerConfig, tagset: TagSet, seed: int, backbone: Backbone
     ) -> None:
         super().__init__(config, tagset)
         self.backbone = backbone
+        self.lora: LoRA | None = None
+        self.prompts: Prompts | None = None
         if config.tuning == "lora":
             self.lora = LoRA(_maps(backbone), config.rank, config.alpha, seed)
         elif config.tuning == "prompts" and config.prompts:
@@ -244,23 +298,20 @@ class EncoderTagger(Model):
                 len(_attentions(backbone)),
                 backbone.heads,
                 backbone.width,
-                config.prompts,
-                config.prompt_hidden,
-                seed,
+                count=config.prompts,
+                hidden=config.prompt_hidden,
+                seed=seed,
             )
         with seeded(seed, "crf"):
             self.crf = CrfOutput(backbone.width, tagset)
 
-    @property
-    def frozen(self) -> int:
-        """Parameters of the encoder, of which the layers above the used ones are left
-        out."""
+    def count_frozen(self) -> int:
+        """Return the number of the encoder's parameters, without unused layers."""
         return sum(p.numel() for p in self.backbone.model.parameters())
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The columns of each layer of `Losses.hidden`: every encoder layer that is
-        run."""
+        """The number of columns of each layer of `Losses.hidden`: all that are run."""
         return (self.backbone.width,) * self.backbone.layers
 
     @property
@@ -268,65 +319,77 @@ class EncoderTagger(Model):
         """SHA-256 over the frozen encoder's weights and settings."""
         return self.backbone.fingerprint
 
-    def _encode(self, documents: tuple[Document, ...], how: Preparing) -> EncoderCorpus:
-        """Nothing is kept: tuning changes what the encoder says."""
+    def _encode(
+        self, documents: tuple[Document, ...], options: PrepareOptions
+    ) -> EncoderCorpus:
+        """Encode documents; nothing is cached, because tuning changes the states."""
         encoded = encode_corpus(
             documents, self.tagset, max_tokens=self.config.max_tokens
         )
-        tokenizer, capacity = self.backbone.tokenizer, self.backbone.frame.capacity
-        return EncoderCorpus.of(encoded, tokenizer, capacity, progress=how.progress)
+        return EncoderCorpus.of(
+            encoded,
+            self.backbone.tokenizer,
+            self.backbone.frame.capacity,
+            progress=options.progress,
+        )
 
     def _read(
-        self, corpus: EncoderCorpus, chosen: np.ndarray, every: bool = False
+        self, corpus: EncoderCorpus, chosen: np.ndarray, *, all_layers: bool = False
     ) -> CrfReading:
         batch = Batch.of(corpus, chosen, self.device)
-        layers = self._words(corpus, batch, every)  # (sentences, steps, width) each
+        layers = self._word_vectors(corpus, batch, all_layers=all_layers)
         features = F.dropout(layers[-1], self.config.dropout, self.training)
         return CrfReading(self.crf, batch, features, layers)
 
-    def _words(
-        self, corpus: EncoderCorpus, batch: Batch, every: bool = False
+    def _word_vectors(
+        self, corpus: EncoderCorpus, batch: Batch, *, all_layers: bool
     ) -> list[Tensor]:
-        """Words' vectors (sentences, steps, width) above the last layer, or above each.
+        """Return words' vectors (sentences, steps, width) above the last layer, or all.
 
-        The mean of a word's sub-words; zero at padding and for a word without
-        sub-words.
+        A vector is the mean of the word's sub-words; zero at padding and for a word
+        without sub-words.
         """
-        backbone, steps = self.backbone, batch.inside.shape[1]
+        backbone = self.backbone
+        steps = batch.inside.shape[1]
         dtype = self.crf.project.weight.dtype
         places: list[np.ndarray] = []
-        parts: list[list[Tensor]] = []  # of each group of windows, each layer
+        parts: list[list[Tensor]] = []  # for each group of windows, each layer
+
         for group in corpus.pieces.groups(batch.rows, backbone.frame, self.device):
-            places.append(
-                group.sentence * steps + group.token - batch.tokens[group.sentence, 0]
-            )
+            first_token = batch.tokens[group.sentence, 0]
+            places.append(group.sentence * steps + group.token - first_token)
             share = torch.from_numpy(group.share).to(self.device, dtype)
-            flat = torch.from_numpy(group.at).to(self.device)
-            tuned = hasattr(self, "lora") or hasattr(self, "prompts")
-            with torch.set_grad_enabled(torch.is_grad_enabled() and tuned):
-                states = backbone.states(
-                    group.ids, group.mask, every=every, **self._tuning()
-                )
+            at = torch.from_numpy(group.at).to(self.device)
+            states = self._run(group.ids, group.mask, all_layers=all_layers)
             parts.append(
-                [s.flatten(0, 1).index_select(0, flat) * share[:, None] for s in states]
+                [s.flatten(0, 1).index_select(0, at) * share[:, None] for s in states]
             )
+
         shape = (*batch.inside.shape, backbone.width)
-        zero = torch.zeros(shape, dtype=dtype, device=self.device).flatten(0, 1)
+        zero = torch.zeros(shape, dtype=dtype, device=self.device)
         if not parts:
-            return [zero.view(shape)] * (backbone.layers if every else 1)
+            return [zero] * (backbone.layers if all_layers else 1)
+        flat = zero.flatten(0, 1)
         place = torch.from_numpy(np.concatenate(places)).to(self.device)
         return [
-            zero.index_add(0, place, torch.cat(of_layer)).view(shape)
-            for of_layer in zip(*parts, strict=True)
+            flat.index_add(0, place, torch.cat(layer)).view(shape)
+            for layer in zip(*parts, strict=True)
         ]
 
-    def _tuning(self) -> dict[str, Any]:
-        """What goes with a forward pass of the frozen encoder."""
-        if hasattr(self, "lora"):
-            return {"around": self.lora.applied(_maps(self.backbone))}
-        if hasattr(self, "prompts"):
-            return {"prompts": joined(_attentions(self.backbone), self.prompts())}
-        return {}
+    def _run(
+        self, ids: Tensor, mask: Tensor, *, all_layers: bool
+    ) -> tuple[Tensor, ...]:
+        """Run the frozen encoder with what tunes it; see `Backbone.states`."""
+        options: dict[str, Any] = {}
+        if self.lora is not None:
+            options["around"] = self.lora.applied(_maps(self.backbone))
+        elif self.prompts is not None:
+            attentions = _attentions(self.backbone)
+            options["prompts"] = joined(attentions, self.prompts())
+        # Without tuning, nothing below the projection is trained.
+        needs_gradient = torch.is_grad_enabled() and bool(options)
+        with torch.set_grad_enabled(needs_gradient):
+            return self.backbone.states(ids, mask, all_layers=all_layers, **options)
 
 
 def build_encoder_tagger(
@@ -335,9 +398,14 @@ def build_encoder_tagger(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> EncoderTagger:
-    """A new model around the process's one copy of the encoder. Raises as
-    `build_model`; ConfigError also for a layer that is not there or an encoder that
-    cannot be tuned so."""
+    """Return a new model around the process's one copy of the encoder.
+
+    Raises:
+        ConfigError: There is no such layer, or the encoder cannot be tuned in this way;
+            or as `build_model`.
+        ModelError: As `build_model`.
+        MissingExtra: As `build_model`.
+    """
     backbone = open_backbone(config.encoder, config.depth, device)
     return EncoderTagger(config, tagset, seed, backbone).to(device)
 

@@ -1,15 +1,14 @@
-"""The layers of a tagger, over flat batches without padding.
+"""The layers of a tagger, on flat batches without padding.
 
 A batch of sentences is one matrix of tokens, (tokens, features), in the order of a
-packed
-sequence: sentences sorted by falling length, then all first tokens, all second tokens,
-… . At step t the sentences that still run are the first `sizes[t]` rows of the step, so
-no layer ever sees padding: the results do not depend on it, and nothing is computed for
-it.
+packed sequence: sentences by decreasing length, then all first tokens, all second
+tokens, and so on. At step t, the first `sizes[t]` rows of the step belong to the
+sentences that still run. No layer ever sees padding, so results do not depend on it and
+nothing is computed for it.
 
-Each layer that takes word representations takes a list of parts, (tokens, d_1),
-(tokens, d_2), …, and reads them as their concatenation. A part that is frozen (word
-vectors, contextual features) so costs no gradient.
+A layer that reads word representations takes a list of parts, (tokens, d_1),
+(tokens, d_2), …, and reads them as their concatenation. In this way a frozen part (word
+vectors, contextual features) needs no gradient.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -32,8 +31,8 @@ from fednotes.core.types import TagSet
 from fednotes.data.tags import allowed_transitions
 from fednotes.taggers.crf import CRF
 
-# The fixed character inventory. Ids: 0 padding, 1 any other character, 2 word begin,
-# 3 word end, then these in order. Part of every saved model: never reorder.
+# The fixed character inventory. Ids: 0 padding, 1 any other character, 2 begin of a
+# word, 3 end of a word, then these in order. Every saved model depends on the order.
 CHARACTERS = (
     "".join(map(chr, range(33, 127)))
     + "ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜÝßàáâãäåæçèéêëìíîïñòóôõöøùúûüýÿŒœŠšŽž"
@@ -46,11 +45,13 @@ INVENTORY = FIRST + len(CHARACTERS)
 
 
 def character_table(forms: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Character ids of word forms: (forms, size) uint8 and lengths (forms,) uint8.
+    """Return the character ids of word forms, between a begin and an end marker.
 
-    Each word stands between a begin and an end marker. Of a word that is longer than
-    `size - 2` characters the head and the tail are kept: names of drugs and findings
-    tell most at their two ends.
+    A word longer than `size - 2` characters loses its middle, because the two ends of a
+    drug's or finding's name tell the most.
+
+    Returns:
+        (forms, size) uint8 ids, 0 behind the end marker, and (forms,) uint8 lengths.
     """
     table = np.zeros((len(forms), size), np.uint8)
     lengths = np.zeros(len(forms), np.uint8)
@@ -67,15 +68,18 @@ def character_table(forms: Sequence[str], size: int) -> tuple[np.ndarray, np.nda
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLayout:
-    """Where the tokens of one batch stand; made from the sentence lengths alone.
+    """Where the tokens of one batch stand; it follows from the sentences' lengths.
 
-    order: (sentences,) the batch's sentences by falling length.
-    sizes: running sentences at each step, non-increasing; their sum is the tokens'
-        number.
-    step, row: (tokens,) each token's position in its sentence and sentence in `order`.
-    place: (steps, sentences) token → flat row; -1 where a sentence has ended.
-    reverse: (tokens,) the row of the token that mirrors it in its sentence (an
-        involution).
+    Attributes:
+        order: (sentences,) the batch's sentences by decreasing length.
+        sizes: Number of sentences that run at each step, never increasing; the sum is
+            the number of tokens.
+        step: (tokens,) each token's position in its sentence.
+        row: (tokens,) each token's sentence, as a position in `order`.
+        place: (steps, sentences) each token's row; -1 where a sentence has ended.
+        reverse: (tokens,) the row of the token that mirrors it in its sentence. Applied
+            twice, it changes nothing.
+        device: The device for the indices.
     """
 
     order: np.ndarray
@@ -88,7 +92,7 @@ class PackedLayout:
 
     @classmethod
     def of(cls, lengths: np.ndarray, device: torch.device) -> PackedLayout:
-        """The layout of sentences with these lengths (each at least 1)."""
+        """Lay out sentences of these lengths, each at least 1."""
         order = np.argsort(-lengths, kind="stable")
         sorted_lengths = lengths[order]
         running = np.arange(sorted_lengths[0])[:, None] < sorted_lengths[None, :]
@@ -96,41 +100,49 @@ class PackedLayout:
         place = np.full(running.shape, -1, np.int64)
         place[step, row] = np.arange(len(step))
         reverse = place[sorted_lengths[row] - 1 - step, row]
-        sizes = tuple(running.sum(axis=1).tolist())
         return cls(
-            order, sizes, step, row, place, torch.from_numpy(reverse).to(device), device
+            order=order,
+            sizes=tuple(running.sum(axis=1).tolist()),
+            step=step,
+            row=row,
+            place=place,
+            reverse=torch.from_numpy(reverse).to(device),
+            device=device,
         )
 
     @property
     def tokens(self) -> int:
-        """Tokens in the batch."""
+        """Number of tokens in the batch."""
         return len(self.step)
 
     def shifted(self, offset: int) -> Tensor:
-        """(tokens,) the row of the token `offset` steps on; `tokens` beyond the
-        sentence."""
+        """Return (tokens,), the row of the token `offset` steps later.
+
+        Outside the sentence it is `tokens`.
+        """
         steps = self.place.shape[0]
         target = self.step + offset
         inside = (target >= 0) & (target < steps)
-        found = np.where(
-            inside, self.place[np.clip(target, 0, steps - 1), self.row], -1
-        )
-        return torch.from_numpy(np.where(found < 0, self.tokens, found)).to(self.device)
+        rows = self.place[np.clip(target, 0, steps - 1), self.row]
+        is_token = inside & (rows >= 0)
+        return torch.from_numpy(np.where(is_token, rows, self.tokens)).to(self.device)
 
     def padded(self) -> Tensor:
-        """(sentences, steps) flat row of each token; `tokens` at padding."""
+        """Return (sentences, steps), the row of each token; `tokens` at padding."""
         place = np.where(self.place < 0, self.tokens, self.place)
         return torch.from_numpy(np.ascontiguousarray(place.T)).to(self.device)
 
 
 def with_zero(x: Tensor) -> Tensor:
-    """x (rows, …) with one row of zeros after the last."""
+    """Return x (rows, …) with one row of zeros after the last."""
     return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
 
 
 class _Reorder(torch.autograd.Function):
-    """x[index] where index is an involution: the gradient is a gather too, not a
-    scatter."""
+    """x[index], where applying index twice changes nothing.
+
+    The gradient is then a gather too, and not a slower scatter.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
@@ -144,8 +156,10 @@ class _Reorder(torch.autograd.Function):
 
 
 class _ShiftedSum(torch.autograd.Function):
-    """y (tokens, width, filters) → Σ_k y[neighbour_k, k] (tokens, filters), zeros
-    outside."""
+    """Σ_k y[neighbour_k, k] (tokens, filters) of y (tokens, width, filters).
+
+    Neighbours outside the sentence are zero.
+    """
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, ahead: Tensor, back: Tensor) -> Tensor:
@@ -166,8 +180,13 @@ class _ShiftedSum(torch.autograd.Function):
 def parts_linear(
     parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """concat(parts) @ weightᵀ + bias, weight (out, Σ d), without a gradient for frozen
-    parts."""
+    """Return concat(parts) @ weightᵀ + bias, without a gradient for frozen parts.
+
+    Args:
+        parts: (tokens, d_1), (tokens, d_2), ….
+        weight: (outputs, Σ d).
+        bias: (outputs,).
+    """
     columns = weight.split([part.shape[1] for part in parts], dim=1)
     out = F.linear(parts[0], columns[0], bias)
     for part, column in zip(parts[1:], columns[1:], strict=True):
@@ -180,8 +199,8 @@ class Characters(nn.Module):
 
     The convolution of an embedding is a sum of look-ups: with E (inventory, dim) and
     kernel W_k (dim, filters) at offset k, position p gives Σ_k (E W_k)[character p+k].
-    The products E W_k are formed once a batch, (inventory, width, filters); then a word
-    costs additions.
+    The products E W_k (inventory, width, filters) are computed once for a batch; a word
+    then needs additions only.
     """
 
     def __init__(self, dim: int, filters: int, width: int) -> None:
@@ -195,7 +214,12 @@ class Characters(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, characters: np.ndarray, lengths: np.ndarray) -> Tensor:
-        """characters (words, size) uint8, lengths (words,) → (words, filters)."""
+        """Return (words, filters).
+
+        Args:
+            characters: (words, size) uint8 ids.
+            lengths: (words,) number of ids.
+        """
         width, filters, dim = self.weight.shape
         if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32:
             table = F.linear(self.embedding, self.weight.reshape(-1, dim))
@@ -207,21 +231,24 @@ class Characters(nn.Module):
         return F.relu(pooled + self.bias)
 
     def _convolved(self, characters: np.ndarray, lengths: np.ndarray) -> Tensor:
-        """The same by torch operations, for every device and type."""
+        """Compute the same by torch operations, for every device and type."""
         width, size = len(self.weight), characters.shape[1]
-        inside = np.arange(size) < lengths[:, None]  # (words, size)
-        here = torch.from_numpy(inside).to(self.weight.device)
-        ids = torch.from_numpy(characters.astype(np.int64)).to(self.weight.device)
-        embedded = F.embedding(ids, self.embedding) * here[..., None]
+        device = self.weight.device
+        # (words, size)
+        inside = torch.from_numpy(np.arange(size) < lengths[:, None]).to(device)
+        ids = torch.from_numpy(characters.astype(np.int64)).to(device)
+        embedded = F.embedding(ids, self.embedding) * inside[..., None]
         padded = F.pad(embedded.transpose(1, 2), ((width - 1) // 2, width // 2))
         # not F.conv1d, which rounds to TF32 on an accelerator; (words, filters, size)
         summed = torch.einsum("wdsk,kfd->wfs", padded.unfold(2, width, 1), self.weight)
-        return summed.masked_fill(~here[:, None], -torch.inf).max(2).values
+        return summed.masked_fill(~inside[:, None], -torch.inf).max(2).values
 
 
 class _CharMax(torch.autograd.Function):
-    """table (inventory, width, filters) → max over a word's positions of Σ_k table[c,
-    k]."""
+    """The maximum over a word's positions of Σ_k table[character, k].
+
+    The table is (inventory, width, filters).
+    """
 
     @staticmethod
     def forward(
@@ -231,12 +258,15 @@ class _CharMax(torch.autograd.Function):
         ctx.places = np.empty(pooled.shape, np.uint8)
         values = table.detach().contiguous().numpy()
         _char_max(values, characters, lengths, pooled.numpy(), ctx.places)
-        ctx.characters, ctx.lengths, ctx.shape = characters, lengths, table.shape
+        ctx.characters = characters
+        ctx.lengths = lengths
+        ctx.shape = table.shape
         return pooled
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        out, grad = torch.zeros(ctx.shape), grads[0].contiguous().numpy()
+        out = torch.zeros(ctx.shape)
+        grad = grads[0].contiguous().numpy()
         _char_scatter(grad, ctx.places, ctx.characters, ctx.lengths, out.numpy())
         return out, None, None
 
@@ -244,8 +274,8 @@ class _CharMax(torch.autograd.Function):
 class WordCNN(nn.Module):
     """Parallel convolutions of several widths over the words, ReLU, concatenated.
 
-    Zeros stand before the first and after the last word of a sentence. An even width
-    reaches one word farther ahead than back.
+    Zeros stand before the first and after the last word of a sentence. A filter of even
+    width reaches one word farther forward than back.
     """
 
     def __init__(self, inputs: int, filters: int, widths: Sequence[int]) -> None:
@@ -262,56 +292,47 @@ class WordCNN(nn.Module):
 
     @property
     def outputs(self) -> int:
-        """Columns of the result."""
+        """Number of columns of the result."""
         return self.filters * len(self.widths)
 
     def forward(self, parts: Sequence[Tensor], layout: PackedLayout) -> Tensor:
-        """parts of (tokens, Σ d) → (tokens, widths · filters)."""
+        """Return (tokens, widths · filters) of parts (tokens, d_1), …."""
         # (width, filters, d)
         weights = [getattr(self, f"weight_{w}") for w in self.widths]
         inputs = weights[0].shape[2]
         stacked = torch.cat([w.reshape(-1, inputs) for w in weights])
         y = parts_linear(parts, stacked)  # (tokens, Σ width · filters)
-        outs = []
+        outputs = []
         blocks = y.split([w * self.filters for w in self.widths], dim=1)
         for width, block in zip(self.widths, blocks, strict=True):
             offsets = [k - (width - 1) // 2 for k in range(width)]
             ahead = torch.stack([layout.shifted(o) for o in offsets])  # (width, tokens)
             back = torch.stack([layout.shifted(-o) for o in offsets])
-            summed = _ShiftedSum.apply(
-                block.unflatten(1, (width, self.filters)), ahead, back
-            )
-            outs.append(F.relu(cast(Tensor, summed) + getattr(self, f"bias_{width}")))
-        return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
+            unfolded = block.unflatten(1, (width, self.filters))
+            summed = cast(Tensor, _ShiftedSum.apply(unfolded, ahead, back))
+            outputs.append(F.relu(summed + getattr(self, f"bias_{width}")))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 class BiLSTM(nn.Module):
-    """Stacked bidirectional LSTM (Hochreiter and Schmidhuber 1997; gates i, f, g, o as
-    in torch.nn.LSTM, one bias). Each direction's parameters are stacked: [0] forward,
-    [1] back.
+    """Stacked bidirectional LSTM (Hochreiter and Schmidhuber 1997).
+
+    The gates are i, f, g, o as in torch.nn.LSTM, with one bias. The parameters of the
+    two directions are stacked: [0] forward, [1] back.
     """
 
     def __init__(self, inputs: int, units: int, layers: int) -> None:
         super().__init__()
-        self.units, self.num_layers = units, layers
+        self.units = units
+        self.num_layers = layers
         for layer in range(layers):
             columns = inputs if layer == 0 else 2 * units
             into = torch.empty(2, 4 * units, columns)
             bound = math.sqrt(6.0 / (columns + units))
             nn.init.uniform_(into, -bound, bound)
-            across = torch.stack(
-                [
-                    torch.cat(
-                        [
-                            nn.init.orthogonal_(torch.empty(units, units))
-                            for _ in range(4)
-                        ]
-                    )
-                    for _ in range(2)
-                ]
-            )
+            across = torch.stack([_orthogonal_gates(units) for _ in range(2)])
             bias = torch.zeros(2, 4 * units)
-            # remember at first (Jozefowicz et al. 2015)
+            # The cell remembers at first (Jozefowicz et al. 2015).
             bias[:, units : 2 * units] = 1.0
             self.register_parameter(f"weight_ih_l{layer}", nn.Parameter(into))
             self.register_parameter(f"weight_hh_l{layer}", nn.Parameter(across))
@@ -320,7 +341,10 @@ class BiLSTM(nn.Module):
     def forward(
         self, parts: Sequence[Tensor], layout: PackedLayout, rate: float = 0.0
     ) -> Tensor:
-        """parts of (tokens, Σ d) → (tokens, 2 · units); dropout between stacked layers."""
+        """Return (tokens, 2 · units) of parts (tokens, d_1), ….
+
+        `rate` is the dropout rate between stacked layers.
+        """
         out = parts[0]
         for layer in range(self.num_layers):
             into = getattr(self, f"weight_ih_l{layer}")
@@ -334,14 +358,25 @@ class BiLSTM(nn.Module):
             gates_ahead = parts_linear(parts, into[0], bias[0])  # (tokens, 4 · units)
             gates_back = parts_linear(mirrored, into[1], bias[1])
             ahead, back = bilstm(gates_ahead, gates_back, across, layout.sizes)
-            out = torch.cat(
-                [ahead, cast(Tensor, _Reorder.apply(back, layout.reverse))], dim=1
-            )
+            back_in_order = cast(Tensor, _Reorder.apply(back, layout.reverse))
+            out = torch.cat([ahead, back_in_order], dim=1)
         return out
 
 
+def _orthogonal_gates(units: int) -> Tensor:
+    """Return (4 · units, units), an orthogonal matrix for each gate."""
+    matrices = [nn.init.orthogonal_(torch.empty(units, units)) for _ in range(4)]
+    return torch.cat(matrices)
+
+
 class Words(nn.Module):
-    """Trainable word tables: pretrained vectors (a copy), hashed words, or both."""
+    """Trainable word tables: pretrained vectors, hashed words, or both.
+
+    Args:
+        table: Pretrained vectors (words, dim), which are copied; None for none.
+        buckets: Number of rows of the hashed word table; 0 for none.
+        dim: Number of columns of the hashed word table.
+    """
 
     def __init__(self, table: Tensor | None, buckets: int, dim: int) -> None:
         super().__init__()
@@ -352,12 +387,15 @@ class Words(nn.Module):
 
 
 class ContextMix(nn.Module):
-    """Scalar mix over the layers of contextual features (Peters et al. 2018, Eq. 1),
-    then an optional projection. Without parameters where there is one layer and no
-    projection."""
+    """Scalar mix over the layers of contextual features, and a projection.
+
+    The mix is Eq. 1 of Peters et al. 2018. With one layer there is nothing to mix, and
+    with `project` = 0 no projection.
+    """
 
     def __init__(self, layers: int, dim: int, project: int) -> None:
         super().__init__()
+        self.has_projection = project > 0
         if layers > 1:
             self.mix = nn.Parameter(torch.zeros(layers))
             self.gamma = nn.Parameter(torch.ones(1))
@@ -369,17 +407,15 @@ class ContextMix(nn.Module):
             self.bias = nn.Parameter(torch.zeros(project))
 
     def forward(self, features: Tensor) -> Tensor:
-        """features (tokens, layers, dim) → (tokens, dim or project)."""
+        """Return (tokens, project or dim) of features (tokens, layers, dim)."""
         if features.shape[1] > 1:
             weights = torch.softmax(self.mix, 0) * self.gamma
             mixed = torch.einsum("l,tld->td", weights, features)
         else:
             mixed = features[:, 0]
-        return (
-            F.linear(mixed, self.project, self.bias)
-            if hasattr(self, "project")
-            else mixed
-        )
+        if not self.has_projection:
+            return mixed
+        return F.linear(mixed, self.project, self.bias)
 
 
 class CrfOutput(nn.Module):
@@ -392,7 +428,7 @@ class CrfOutput(nn.Module):
         self.crf = CRF(len(tagset.tags), *masks)
 
 
-# ---- characters pooled over a word ---
+# ---- characters pooled over a word ---------------------------------------------------
 
 
 @kernel("void(f4[:,:,::1], u1[:,::1], u1[::1], f4[:,::1], u1[:,::1])")
@@ -438,78 +474,81 @@ def _char_scatter(grad, best, characters, lengths, out):
 #
 # The two directions run side by side on the same packed rows (the backward one on
 # mirrored sentences), so every step is dense. The gradient of the recurrent weights is
-# one product over all tokens at the end instead of one a step. Off the CPU, torch
-# operations do the same.
+# one product over all tokens at the end, instead of one for each step. On other devices
+# than a CPU, torch operations compute the same.
 
 
 def bilstm(
     ahead: Tensor, back: Tensor, across: Tensor, sizes: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Hidden states of both directions, each (tokens, units).
+    """Return the hidden states of both directions, each (tokens, units).
 
-    ahead, back: (tokens, 4 · units) the input's share of the gates i, f, g, o (with
-    bias), in packed order. across: (2, 4 · units, units). sizes: sentences running at
-    each step.
+    Args:
+        ahead: (tokens, 4 · units) the input's part of the gates i, f, g, o, with bias,
+            in packed order.
+        back: The same for the backward direction, on mirrored sentences.
+        across: (2, 4 · units, units) recurrent weights of both directions.
+        sizes: Number of sentences that run at each step.
     """
     if ahead.device.type == "cpu" and ahead.dtype == torch.float32:
         outputs = _Recurrence.apply(ahead, back, across, tuple(sizes))
         return cast(tuple[Tensor, Tensor], outputs)
-    return _plain(ahead, across[0], sizes), _plain(back, across[1], sizes)
+    return _recur(ahead, across[0], sizes), _recur(back, across[1], sizes)
 
 
-def _plain(gates: Tensor, across: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The recurrence by torch operations under autograd, any device and type."""
+def _recur(gates: Tensor, across: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Compute the recurrence by torch operations, for every device and type."""
     hidden = gates.new_zeros(sizes[0], across.shape[1])
     cell = hidden
-    outs, start = [], 0
+    outputs = []
+    start = 0
     for size in sizes:
         step = gates[start : start + size] + hidden[:size] @ across.T
         i, f, g, o = step.chunk(4, dim=1)
         cell = f.sigmoid() * cell[:size] + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.tanh()
-        outs.append(hidden)
+        outputs.append(hidden)
         start += size
-    return torch.cat(outs)
+    return torch.cat(outputs)
 
 
 class _Recurrence(torch.autograd.Function):
+    """The recurrence on a CPU in float32, with its analytic gradient."""
+
     @staticmethod
     def forward(
         ctx: Any, ahead: Tensor, back: Tensor, across: Tensor, sizes: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
         units = across.shape[2]
         tokens = ahead.shape[0]
-        # gates after activation
+        # the gates after their activation
         acts = [torch.empty_like(ahead), torch.empty_like(back)]
         cells = torch.empty(2, tokens, units)
         tanhs = torch.empty(2, tokens, units)
         hidden = [torch.empty(tokens, units) for _ in range(2)]
-        views = [
-            (a.numpy(), c.numpy(), t.numpy(), h.numpy())
-            for a, c, t, h in zip(acts, cells, tanhs, hidden, strict=True)
-        ]
-        start, before = 0, 0
+        act_arrays = [act.numpy() for act in acts]
+        cell_arrays = [cell.numpy() for cell in cells]
+        start = 0
+        before = 0
         for step, size in enumerate(sizes):
             end = start + size
             for d, gates in enumerate((ahead, back)):
-                act, h = acts[d][start:end], hidden[d]
+                act = acts[d][start:end]
+                h = hidden[d]
                 if step == 0:
                     act.copy_(gates[:end])
                 else:
-                    torch.addmm(
-                        gates[start:end],
-                        h[before : before + size],
-                        across[d].T,
-                        out=act,
-                    )
+                    previous = h[before : before + size]
+                    torch.addmm(gates[start:end], previous, across[d].T, out=act)
                 act[:, : 2 * units].sigmoid_()
                 act[:, 2 * units : 3 * units].tanh_()
                 act[:, 3 * units :].sigmoid_()
-                a, c, _, _ = views[d]
-                _cell(a, c, start, size, before if step else -1)
+                first_before = before if step else -1
+                _cell(act_arrays[d], cell_arrays[d], start, size, first_before)
                 torch.tanh(cells[d, start:end], out=tanhs[d, start:end])
                 torch.mul(act[:, 3 * units :], tanhs[d, start:end], out=h[start:end])
-            before, start = start, end
+            before = start
+            start = end
         ctx.save_for_backward(across, *acts, cells, tanhs, *hidden)
         ctx.sizes = sizes
         return hidden[0], hidden[1]
@@ -519,40 +558,40 @@ class _Recurrence(torch.autograd.Function):
         across, act0, act1, cells, tanhs, hidden0, hidden1 = ctx.saved_tensors
         sizes: tuple[int, ...] = ctx.sizes
         tokens, units = hidden0.shape
-        outs = [torch.empty_like(act0), torch.empty_like(act1)]
+        outputs = [torch.empty_like(act0), torch.empty_like(act1)]
         for d, (act, grad) in enumerate(zip((act0, act1), grads, strict=True)):
-            out = outs[d]
+            out = outputs[d]
             weights = across[d].contiguous()
             flowing = torch.zeros(sizes[0], units)  # ∂L/∂h from the step after
-            cell_grad = np.zeros((sizes[0], units), np.float32)
-            a, c, t, g = (
+            arrays = (
                 act.numpy(),
                 cells[d].numpy(),
                 tanhs[d].numpy(),
                 grad.contiguous().numpy(),
+                out.numpy(),
+                flowing.numpy(),
+                np.zeros((sizes[0], units), np.float32),  # ∂L/∂cell
             )
-            o, flow = out.numpy(), flowing.numpy()
             start = tokens
             for step in range(len(sizes) - 1, -1, -1):
                 size = sizes[step]
                 start -= size
                 before = start - sizes[step - 1] if step else -1
-                _cell_grad(a, c, t, g, o, flow, cell_grad, start, size, before)
+                _cell_grad(*arrays, start, size, before)
                 if step:
                     torch.mm(out[start : start + size], weights, out=flowing[:size])
+
         previous = _previous_rows(sizes)
         first = sizes[0]
-        weight_grad = torch.stack(
-            [
-                out[first:].T @ hidden.index_select(0, previous)
-                for out, hidden in zip(outs, (hidden0, hidden1), strict=True)
-            ]
-        )
-        return outs[0], outs[1], weight_grad, None
+        weight_gradients = [
+            out[first:].T @ hidden.index_select(0, previous)
+            for out, hidden in zip(outputs, (hidden0, hidden1), strict=True)
+        ]
+        return outputs[0], outputs[1], torch.stack(weight_gradients), None
 
 
 def _previous_rows(sizes: Sequence[int]) -> Tensor:
-    """The row one step earlier of every token that is not a sentence's first."""
+    """Return the row one step earlier, for all tokens but the first of a sentence."""
     starts = np.concatenate([[0], np.cumsum(sizes)])
     rows = [np.arange(size) + starts[t] for t, size in enumerate(sizes[1:])]
     return torch.from_numpy(np.concatenate(rows) if rows else np.zeros(0, np.int64))
@@ -573,7 +612,9 @@ def _cell(act, cells, start, size, before):
 
 
 @kernel("void(" + "f4[:,::1], " * 7 + "i8, i8, i8)")
-def _cell_grad(act, cells, tanhs, grad, out, flowing, cell_grad, start, size, before):
+def _cell_grad(  # noqa: PLR0913 - the arrays of a compiled kernel
+    act, cells, tanhs, grad, out, flowing, cell_grad, start, size, before
+):
     units = cells.shape[1]
     one = np.float32(1.0)
     for row in range(size):

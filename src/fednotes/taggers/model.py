@@ -1,5 +1,10 @@
-"""What a method may ask of a model that finds mentions, and what all such models do
-alike.
+"""The interface of models that find mentions, and what models that tag words share.
+
+    Model           everything that a method may ask of a model, whatever its kind
+    TaggingModel    a model that predicts a tag for each word: it needs an encoding of
+                    texts and a reading of a batch, and inherits losses, gradients,
+                    soft targets and prediction
+    CrfReading      the reading of a batch by a model with a CRF on top
 
 A kind of model is one file of this folder: its specification, a `Model`, and a constant
 `KIND` that names both. Nothing elsewhere lists it: `[model] kind = "some-kind"` is
@@ -8,6 +13,7 @@ found in the module `some_kind`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,15 +27,23 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.listeners import BatchListeners
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.batches import with_spans, without_gold
+from fednotes.data.batches import Encoded, with_spans, without_gold
 from fednotes.data.tags import find_spans, span_tag_mask
 from fednotes.encoders.encoder import length_batches
-from fednotes.taggers.corpora import Batch, PreparedCorpus, Progress, chosen_of
+from fednotes.taggers.corpora import (
+    Batch,
+    PreparedCorpus,
+    Progress,
+    require_sentences,
+)
 from fednotes.taggers.layers import CrfOutput, with_zero
 from fednotes.taggers.partial import Soft, added_tags, split_loss, transfer_gradients
 
-WHOLE_BATCH = (8192, 256)  # most sub-words and sentences that are predicted together
-_QUERIES = 1 << 22  # numbers in one block of what is asked of a CRF (32 MiB in float64)
+# The largest batch without gradients: sub-words with padding, and sentences.
+MAX_SUBWORDS, MAX_SENTENCES = 8192, 256
+# The largest block of masked emissions in `CrfReading.span_probabilities`: 32 MiB in
+# float64.
+_MAX_BLOCK_SIZE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -37,29 +51,38 @@ class ModelConfig:
     """What a job's [model] table says of a model that finds mentions.
 
     Attributes:
-        softens: Whether the model can train on a posterior in place of a best guess; no
-            key.
-        encodes: Whether the model is a pre-trained encoder that learns; no key.
+        softens: Whether the model can train on a posterior in place of a best guess;
+            not a key.
+        encodes: Whether the model is a pre-trained encoder that is trained; not a key.
     """
 
     softens: ClassVar[bool] = True
     encodes: ClassVar[bool] = False
 
-    def for_types(self, types: Collection[str]) -> ModelConfig:
-        """The same for a model of these types alone."""
+    def for_types(
+        self,
+        types: Collection[str],  # noqa: ARG002 - kinds with settings per type use it
+    ) -> ModelConfig:
+        """Return the configuration of a model that has these entity types alone."""
         return self
 
     if TYPE_CHECKING:
 
         @property
-        def kind(self) -> str: ...
+        def kind(self) -> str:
+            """The name of the kind in a job's [model] table."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of model: its specification, what makes a model of one, for a tag set, a
-    seed and a device, and what makes one of a table if its keys are not simply the
-    fields."""
+    """A kind of model.
+
+    Attributes:
+        config: The class of its specification.
+        build: Makes a model of a specification, a tag set, a seed and a device.
+        read: Makes a specification of a TOML table and the name by which messages call
+            the table; None if the table's keys are the fields of `config`.
+    """
 
     config: type[Any]
     build: Callable[..., Model]
@@ -68,17 +91,22 @@ class Kind:
 
 @dataclass(frozen=True)
 class Losses:
-    """The loss of some sentences, split by where each target comes from.
+    """The losses of some sentences, divided by the origin of their targets.
 
-    source: (sentences,) of what the site annotated itself. target: (sentences,) of what
-    was added for types that it does not annotate; zeros where nothing was.
+    The last four are for adversarial methods, and empty unless a caller asks for them
+    with `states=True`.
 
-    Only if asked for (`states=True`), for adversarial methods:
-    hidden: one (sentences, width) a layer that represents text, mean over the sentence.
-    outputs: (steps, width) states right below the output scores, one for each predicted
-    target. pseudo: (steps,) bool, those that predict an added target. score: (steps,
-    width) → (steps, candidates) unnormalised scores, -inf where a candidate is not
-    allowed.
+    Attributes:
+        source: (sentences,) loss of the annotation that the site made itself.
+        target: (sentences,) loss of the annotation that was added for types that the
+            site does not annotate; zeros where nothing was added.
+        hidden: (sentences, width) for each layer that represents text, the mean over
+            a sentence.
+        outputs: (steps, width) states right below the output scores, one for each
+            predicted target.
+        pseudo: (steps,) bool, whether a step predicts an added target.
+        score: Maps states (steps, width) to unnormalised scores (steps, candidates),
+            -inf where a candidate is not allowed.
     """
 
     source: Tensor
@@ -89,62 +117,75 @@ class Losses:
     score: Callable[[Tensor], Tensor] | None = None
 
 
-class Preparing(NamedTuple):
-    """How `Model.prepare` was asked."""
+class PrepareOptions(NamedTuple):
+    """The options of `Model.prepare`.
+
+    Attributes:
+        cache: Folder for what can be computed once and kept.
+        progress: Is called with the number of units done and their total.
+        has_gold: Whether the documents have the annotation to train on.
+    """
 
     cache: Path | None
     progress: Progress | None
-    gold: bool
+    has_gold: bool
 
 
 class Reading(Protocol):
-    """What a model that tags tokens makes of some sentences."""
+    """What a model that tags words computes for a batch of sentences."""
 
     @property
     def tokens(self) -> np.ndarray:
-        """(tokens,) of the corpus, in the order of the two below."""
+        """(words,) the corpus's tokens that were read, in the order of `best_tags`."""
 
-    def best(self) -> np.ndarray:
-        """(tokens,) the tags to predict."""
+    def best_tags(self) -> np.ndarray:
+        """Return (words,), the tags to predict."""
 
-    def chances(self, spans: np.ndarray) -> np.ndarray:
-        """(spans,) how probable each is: exactly its words, with its type. spans:
-        (spans, 4) which of the sentences that were asked, its first word there, the one
-        behind its last, its type's index; -1: that none of these words is in a mention.
+    def span_probabilities(self, spans: np.ndarray) -> np.ndarray:
+        """Return (spans,), the probability of exactly these words with this type.
+
+        Args:
+            spans: (spans, 4) the position of the sentence in the batch, the span's
+                first word in it, the word after its last one, and the index of its
+                type; -1 means that none of these words is in a mention.
         """
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens, tags), given what is allowed; and (sentences, …) expected
-        transitions."""
+        """Return the probabilities of tags, given the tags that each word may have.
 
-    def losses(self, states: bool) -> Losses:
+        Returns:
+            (words, tags) marginals, and (sentences, tags, tags) expected transitions.
+        """
+
+    def losses(self, *, states: bool) -> Losses:
         """As `Model.losses`."""
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """As `Model.gradients`."""
 
 
-class Model(nn.Module):
-    """An entity recogniser for one tag set.
+class Model(nn.Module, ABC):
+    """A model that finds mentions of the entity types of one tag set.
 
-    config, tagset: what it was built from; the tag set's types are those that it
-        predicts.
-    kind, transfer: the name of the small trainable parameter whose gradient says how
-    well one loss serves another.
-    reads: the corpora that `prepare` makes; every method takes only those. place: the
-    key of its specification that names a frozen encoder. whole: it is saved with all
-    that is frozen, by its own `save`. sure: what the confidence of a span that it
-    predicts is, in words.
-
-    A model that tags tokens has `_encode` and `_read`; all else it has from here.
+    Attributes:
+        config: The specification that it was built from.
+        tagset: Its tag set; it predicts the types of this tag set.
+        batch_listeners: Callbacks that see each batch before the model reads it.
+        transfer: Name of the small trainable parameter whose gradients tell how well
+            one loss serves another.
+        reads: The class of the corpora that `prepare` makes. Every method refuses
+            another model's corpus.
+        encoder_key: The key of the specification that names a frozen encoder; "" if
+            there is none.
+        confidence_meaning: What the confidence of a predicted span is, in words.
     """
 
     transfer: ClassVar[str]
     reads: ClassVar[type[PreparedCorpus]]
-    place: ClassVar[str] = ""
-    whole: ClassVar[bool] = False
-    sure: ClassVar[str] = (
-        "the CRF's marginal: how probable exactly this span with this label is, given the text"
+    encoder_key: ClassVar[str] = ""
+    confidence_meaning: ClassVar[str] = (
+        "the CRF's marginal: how probable exactly this span with this label is, "
+        "given the text"
     )
 
     def __init__(self, config: Any, tagset: TagSet) -> None:
@@ -153,59 +194,122 @@ class Model(nn.Module):
             raise ConfigError(
                 "the tag set has no entity types: a model needs at least one"
             )
-        self.config, self.tagset = config, tagset
+        self.config = config
+        self.tagset = tagset
         self.batch_listeners = BatchListeners()
 
+    # ---- what each kind of model defines ----
+
+    @abstractmethod
     def _encode(
-        self, documents: tuple[Document, ...], how: Preparing
+        self, documents: tuple[Document, ...], options: PrepareOptions
     ) -> PreparedCorpus:
-        raise NotImplementedError
+        """Encode documents for `prepare`; every type is known."""
 
-    def _read(self, corpus: Any, chosen: np.ndarray, every: bool = False) -> Reading:
-        """every: with the states that `Losses.hidden` needs."""
-        raise NotImplementedError
+    @abstractmethod
+    def _predict(self, corpus: Any, *, with_confidence: bool) -> tuple[Document, ...]:
+        """Return the corpus's documents with predicted spans, without dropout."""
 
-    def _read_batch(self, corpus: Any, chosen: np.ndarray, every: bool = False) -> Any:
-        """Announce a batch to `batch_listeners`, then read it; arguments of `_read`."""
-        self.batch_listeners.announce(self, corpus, chosen)
-        return self._read(corpus, chosen, every)
+    @abstractmethod
+    def losses(
+        self,
+        corpus: PreparedCorpus,
+        indices: Sequence[int] | np.ndarray,
+        *,
+        states: bool = False,
+    ) -> Losses:
+        """Return the losses of some sentences by the origin of their targets.
 
-    def _parts(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
-        """Sentences of like length, as many as are read at once without gradients."""
-        return length_batches(lengths.tolist(), *WHOLE_BATCH)
+        Where every type is known, `source` is the ordinary loss and `target` exactly 0,
+        without a gradient. In training mode, dropout draws from torch's global
+        generator and from nothing else.
+
+        Args:
+            corpus: A corpus that such a model prepared.
+            indices: Numbers of the sentences; the losses are in their order.
+            states: Whether to add what adversarial methods need.
+
+        Raises:
+            TrainingError: There are no sentences.
+        """
+
+    @abstractmethod
+    def gradients(
+        self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Return gradients with respect to the transfer parameter, without dropout.
+
+        No parameter's `.grad` changes.
+
+        Returns:
+            (sentences, size) the gradient of each sentence's source loss, and (size,)
+            the gradient of the sum of their target losses.
+        """
+
+    @abstractmethod
+    def soften(
+        self, corpus: PreparedCorpus, rows: np.ndarray | None = None
+    ) -> PreparedCorpus:
+        """Return the corpus with this model's posterior as the target, without dropout.
+
+        The posterior is conditioned on the spans of the known types. Where every type
+        is known, nothing is left to guess and the annotation stays the target.
+
+        Args:
+            corpus: A corpus that such a model prepared.
+            rows: Numbers of the sentences to compute it for; the others get zeros.
+                None computes it for all.
+
+        Raises:
+            ConfigError: The specification has `softens` = False.
+        """
+
+    @abstractmethod
+    def predict_tags(self, corpus: PreparedCorpus, rows: np.ndarray) -> np.ndarray:
+        """Return (tokens,), the tags predicted for some sentences; 0 for the others.
+
+        The sentences are read in one batch.
+        """
+
+    @abstractmethod
+    def alternatives(self, document: Document, span: Span) -> dict[str, float]:
+        """Return how probable the words of a span are as a mention of each type.
+
+        "O" has the probability that none of these words is in any mention. What remains
+        to 1 belongs to spans with other boundaries.
+
+        Raises:
+            DataError: The model reads no word there, or reads the words separately.
+        """
+
+    # ---- what is the same for all kinds ----
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device that holds the parameters."""
         return next(self.parameters()).device
 
     @property
-    def frozen(self) -> int:
-        """How many numbers of its backbone and tables are never trained."""
-        return 0
-
-    @property
     def widths(self) -> tuple[int, ...]:
-        """The columns of each layer of `Losses.hidden`."""
+        """The number of columns of each layer of `Losses.hidden`."""
         return ()
 
     @property
     def output_width(self) -> int:
-        """The columns of `Losses.outputs`."""
+        """The number of columns of `Losses.outputs`."""
         return self.get_parameter(self.transfer).shape[1]
 
     @property
     def backbone_fingerprint(self) -> str:
-        """Of the frozen encoder that `place` names; "" where there is none."""
+        """The fingerprint of the encoder that `encoder_key` names; "" without one."""
         return ""
 
-    def save(self, folder: Path) -> None:
-        """Write itself into an empty folder, where `whole` is True."""
-        raise NotImplementedError
+    def count_frozen(self) -> int:
+        """Return how many numbers of its backbone and tables are never trained."""
+        return 0
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Name → parameter, sorted by name, of everything that training changes and
-        sends."""
+        """Return all parameters that training changes and sends, sorted by name."""
         named = sorted(self.named_parameters(), key=lambda pair: pair[0])
         return {name: parameter for name, parameter in named if parameter.requires_grad}
 
@@ -214,31 +318,40 @@ class Model(nn.Module):
         documents: Sequence[Document],
         cache: Path | None = None,
         progress: Progress | None = None,
+        *,
         gold: bool = True,
     ) -> PreparedCorpus:
-        """Encode a corpus and look up all that training does not change; every type
-        known.
+        """Encode documents and look up all that training does not change.
 
-        cache: folder for what can be kept. progress(done, all) is called meanwhile.
-        gold=False strips the spans first, so that no boundary owes anything to them.
-        Raises DataError for a label that the tag set does not have.
+        Every type of the tag set counts as annotated; see `annotate`.
+
+        Args:
+            documents: Texts with their annotation.
+            cache: Folder for what can be computed once and kept.
+            progress: Is called meanwhile with the number of units done and their total.
+            gold: False removes the annotation first, so that no boundary of a sentence
+                depends on it.
+
+        Raises:
+            DataError: A label is not in the tag set.
         """
-        given = tuple(documents) if gold else without_gold(documents)
-        return self._encode(given, Preparing(cache, progress, gold))
+        texts = tuple(documents) if gold else without_gold(documents)
+        return self._encode(texts, PrepareOptions(cache, progress, gold))
 
-    def own(self, corpus: PreparedCorpus) -> Any:
-        """The corpus, if such a model prepared it.
+    def require_corpus(self, corpus: PreparedCorpus) -> Any:
+        """Return the corpus if a model of this kind prepared it.
 
-        Raises ModelError for another model's.
+        Raises:
+            ModelError: Another kind of model prepared it.
         """
-        if not isinstance(corpus, self.reads):
-            kind = self.config.kind
-            raise ModelError(
-                f"a corpus of another kind of model ({type(corpus).__name__}) was given to "
-                f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}: prepare it with the model that "
-                "reads it"
-            )
-        return corpus
+        if isinstance(corpus, self.reads):
+            return corpus
+        kind = self.config.kind
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise ModelError(
+            f"a corpus of another kind of model ({type(corpus).__name__}) was given to "
+            f"{article} {kind}: prepare it with the model that reads it"
+        )
 
     def annotate(
         self,
@@ -246,49 +359,76 @@ class Model(nn.Module):
         documents: Sequence[Document],
         known: Collection[str],
     ) -> PreparedCorpus:
-        """The same texts with the spans of `documents` as the annotation."""
-        self.own(corpus)
+        """Return the same texts with the spans of `documents` as their annotation.
+
+        Args:
+            corpus: A corpus that such a model prepared.
+            documents: The same texts, in the same order.
+            known: The types that the site annotates itself.
+        """
+        self.require_corpus(corpus)
         return corpus.annotated(documents, known)
 
     @torch.no_grad()
-    def soften(
-        self, corpus: PreparedCorpus, rows: np.ndarray | None = None
-    ) -> PreparedCorpus:
-        """The same corpus whose target is this model's posterior, given the known
-        types' spans.
+    def predict(
+        self,
+        documents: Sequence[Document] | PreparedCorpus,
+        *,
+        confidence: bool = False,
+    ) -> tuple[Document, ...]:
+        """Return documents with predicted spans in place of their own.
 
-        rows: of these sentences alone, and of the others nothing. Without dropout.
-        Unchanged where every type is known: nothing is left to guess. Raises
-        ConfigError where its specification has `softens` False.
+        The annotation of documents is not used. Dropout is off.
+
+        Args:
+            documents: Documents, or a corpus that such a model prepared.
+            confidence: Whether spans get a confidence; `confidence_meaning` explains
+                it.
         """
-        own: PreparedCorpus = self.own(corpus)
-        if own.complete or not own.sentences:
-            return replace(own, soft=None)
-        rows = np.arange(own.sentences) if rows is None else rows
-        unary = np.zeros((len(own.encoded.form), len(self.tagset.tags)), np.float32)
-        pairs = np.zeros((0, 0, 0), np.float32)
+        if isinstance(documents, Sequence):
+            corpus = self.prepare(documents, gold=False)
+        else:
+            corpus = self.require_corpus(documents)
         with evaluating(self):
-            for part in self._parts(own.lengths[rows]):
-                read = self._read_batch(own, rows[part])
-                unary[read.tokens], found = read.posterior()
-                pairs = (
-                    pairs
-                    if len(pairs)
-                    else np.zeros((own.sentences, *found.shape[1:]), "f4")
-                )
-                pairs[rows[part]] = found
-        return replace(own, soft=Soft(unary, pairs))
+            return self._predict(corpus, with_confidence=confidence)
 
-    @torch.no_grad()
-    def guessed(self, corpus: PreparedCorpus, rows: np.ndarray) -> np.ndarray:
-        """(tokens,) tags that this model predicts for some sentences, read at once;
-        else 0."""
-        own: PreparedCorpus = self.own(corpus)
-        ids = np.zeros(len(own.encoded.form), np.int64)
-        with evaluating(self):
-            read = self._read_batch(own, rows)
-            ids[read.tokens] = read.best()
-        return ids
+
+class SavesItself(ABC):
+    """Mixin of models that are saved together with all that is frozen."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the model into an empty folder."""
+
+
+class TaggingModel(Model):
+    """A model that predicts a tag for each word.
+
+    A kind of model defines `_encode` and `_read`; the rest follows from these two.
+    """
+
+    @abstractmethod
+    def _read(
+        self, corpus: Any, chosen: np.ndarray, *, all_layers: bool = False
+    ) -> Reading:
+        """Compute what the model says of some sentences.
+
+        Args:
+            corpus: A corpus of the class `reads`.
+            chosen: Numbers of the sentences, at least one.
+            all_layers: Whether to keep the states that `Losses.hidden` needs.
+        """
+
+    def _read_batch(
+        self, corpus: Any, chosen: np.ndarray, *, all_layers: bool = False
+    ) -> Any:
+        """Announce a batch to `batch_listeners`, then read it; arguments of `_read`."""
+        self.batch_listeners.announce(self, corpus, chosen)
+        return self._read(corpus, chosen, all_layers=all_layers)
+
+    def _length_groups(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
+        """Group sentences of similar length, as many as one batch without gradients."""
+        return length_batches(lengths.tolist(), MAX_SUBWORDS, MAX_SENTENCES)
 
     def losses(
         self,
@@ -297,116 +437,154 @@ class Model(nn.Module):
         *,
         states: bool = False,
     ) -> Losses:
-        """The losses of some sentences by the origin of their targets, in the order of
-        `indices`.
-
-        Where every type is known, source is the ordinary loss and target exactly 0,
-        without a gradient. Dropout (in training mode) draws from torch's global
-        generator alone. Raises TrainingError for no sentences.
-        """
-        return self._read_batch(
-            self.own(corpus), chosen_of(indices), every=states
-        ).losses(states)
+        """As `Model.losses`."""
+        prepared = self.require_corpus(corpus)
+        chosen = require_sentences(indices)
+        reading = self._read_batch(prepared, chosen, all_layers=states)
+        losses: Losses = reading.losses(states=states)
+        return losses
 
     @torch.no_grad()
     def gradients(
         self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        """Gradients with respect to the transfer parameter alone, without dropout.
-
-        Returns (sentences, size): of each sentence's source loss; and (size,): of the
-        sum of their target losses. No parameter's `.grad` changes.
-        """
-        own, chosen = self.own(corpus), np.asarray(indices, np.int64)
+        """As `Model.gradients`."""
+        prepared: PreparedCorpus = self.require_corpus(corpus)
+        chosen = np.asarray(indices, np.int64)
         weight = self.get_parameter(self.transfer)
         each = weight.new_zeros(len(chosen), weight.numel())
         total = weight.new_zeros(weight.numel())
+
         with evaluating(self):
-            for part in self._parts(own.lengths[chosen]):
-                of_source, of_target = self._read_batch(own, chosen[part]).gradients()
+            for part in self._length_groups(prepared.lengths[chosen]):
+                reading = self._read_batch(prepared, chosen[part])
+                of_source, of_target = reading.gradients()
                 each[part] = of_source.to(each)
                 total += of_target.to(total)
         return each, total
 
     @torch.no_grad()
-    def predict(
-        self, documents: Sequence[Document] | PreparedCorpus, confidence: bool = False
-    ) -> tuple[Document, ...]:
-        """The documents (or a corpus') with predicted spans in place of their own.
+    def soften(
+        self, corpus: PreparedCorpus, rows: np.ndarray | None = None
+    ) -> PreparedCorpus:
+        """As `Model.soften`."""
+        prepared: PreparedCorpus = self.require_corpus(corpus)
+        if prepared.complete or not prepared.sentences:
+            return replace(prepared, soft=None)
+        if rows is None:
+            rows = np.arange(prepared.sentences)
 
-        Given documents, what is annotated in them is not looked at. Dropout is off.
-        confidence: spans have one, which `sure` explains.
-        """
-        if isinstance(documents, Sequence):
-            own = self.prepare(documents, gold=False)
-        else:
-            own = self.own(documents)
+        tokens = len(prepared.encoded.form)
+        unary = np.zeros((tokens, len(self.tagset.tags)), np.float32)
+        pairs: np.ndarray | None = None
         with evaluating(self):
-            return self._found(own, confidence)
+            for part in self._length_groups(prepared.lengths[rows]):
+                reading = self._read_batch(prepared, rows[part])
+                marginals, transitions = reading.posterior()
+                unary[reading.tokens] = marginals
+                if pairs is None:
+                    shape = (prepared.sentences, *transitions.shape[1:])
+                    pairs = np.zeros(shape, np.float32)
+                pairs[rows[part]] = transitions
 
-    def _found(self, corpus: Any, confidence: bool) -> tuple[Document, ...]:
-        encoded = corpus.encoded
-        # (tokens,); O where nothing is read
-        ids = np.zeros(len(encoded.form), np.int64)
-        # at a span's first token
-        chances = np.full(len(ids), np.nan) if confidence else None
-        for indices in self._parts(corpus.lengths):
-            read = self._read_batch(corpus, indices)
-            ids[read.tokens] = read.best()
-            if chances is not None:
-                starts = encoded.bounds[indices]
-                spans = np.array(
-                    [
-                        (row, first, last, kind)
-                        for row, (a, b) in enumerate(
-                            zip(starts, encoded.bounds[indices + 1], strict=True)
-                        )
-                        for first, last, kind in zip(
-                            *find_spans(ids[a:b], self.tagset), strict=True
-                        )
-                    ],
-                    np.int64,
-                ).reshape(-1, 4)
-                chances[starts[spans[:, 0]] + spans[:, 1]] = read.chances(spans)
-        return with_spans(encoded, ids, chances)
+        if pairs is None:
+            pairs = np.zeros((0, 0, 0), np.float32)
+        return replace(prepared, soft=Soft(unary, pairs))
+
+    @torch.no_grad()
+    def predict_tags(self, corpus: PreparedCorpus, rows: np.ndarray) -> np.ndarray:
+        """As `Model.predict_tags`."""
+        prepared: PreparedCorpus = self.require_corpus(corpus)
+        ids = np.zeros(len(prepared.encoded.form), np.int64)
+        with evaluating(self):
+            reading = self._read_batch(prepared, rows)
+            ids[reading.tokens] = reading.best_tags()
+        return ids
 
     @torch.no_grad()
     def alternatives(self, document: Document, span: Span) -> dict[str, float]:
-        """How probable the words of a span are as a mention of each type; and "O": that
-        none of them is in any mention. What is left of 1 goes to spans with other
-        boundaries.
-
-        Raises DataError where the model reads no word, or words that it reads apart.
-        """
+        """As `Model.alternatives`."""
         corpus = self.prepare([document], gold=False)
-        encoded = corpus.encoded
-        first = int(np.searchsorted(encoded.offsets[:, 1], span.start, side="right"))
-        last = int(np.searchsorted(encoded.offsets[:, 0], span.end, side="left"))
-        unit = int(np.searchsorted(encoded.bounds, first, side="right")) - 1
-        place = f"characters {span.start} to {span.end}"
-        if not 0 <= span.start < span.end <= len(document.text) or first >= last:
-            raise DataError(
-                f"{place}: there is no word of the document, so nothing to explain"
-            )
-        if last > encoded.bounds[unit + 1]:
-            raise DataError(
-                f"{place}: in two sentences, which the model reads apart: give one"
-            )
-        at = np.array([first, last]) - encoded.bounds[unit]
+        sentence, first, last = _sentence_of(corpus.encoded, document, span)
         names = ("O", *self.tagset.types)
-        asked = np.array([(0, *at, kind) for kind in range(-1, len(names) - 1)])
+        spans = np.array([(0, first, last, index - 1) for index in range(len(names))])
         with evaluating(self):
-            found = self._read_batch(corpus, np.array([unit])).chances(asked)
-        return dict(zip(names, found.tolist(), strict=True))
+            reading = self._read_batch(corpus, np.array([sentence]))
+            probabilities = reading.span_probabilities(spans)
+        return dict(zip(names, probabilities.tolist(), strict=True))
+
+    def _predict(self, corpus: Any, *, with_confidence: bool) -> tuple[Document, ...]:
+        encoded: Encoded = corpus.encoded
+        # Words that the model does not read stay O.
+        ids = np.zeros(len(encoded.form), np.int64)
+        # (tokens,), at the first token of each predicted span
+        confidences = np.full(len(ids), np.nan) if with_confidence else None
+
+        for chosen in self._length_groups(corpus.lengths):
+            reading = self._read_batch(corpus, chosen)
+            ids[reading.tokens] = reading.best_tags()
+            if confidences is not None:
+                spans = self._tagged_spans(encoded, ids, chosen)
+                first_tokens = encoded.bounds[chosen][spans[:, 0]] + spans[:, 1]
+                confidences[first_tokens] = reading.span_probabilities(spans)
+        return with_spans(encoded, ids, confidences)
+
+    def _tagged_spans(
+        self, encoded: Encoded, ids: np.ndarray, chosen: np.ndarray
+    ) -> np.ndarray:
+        """Return the spans that tags make, as `Reading.span_probabilities` takes them.
+
+        Args:
+            encoded: The corpus.
+            ids: (tokens,) tags of the corpus's tokens.
+            chosen: Numbers of the sentences to look at.
+        """
+        rows: list[tuple[int, int, int, int]] = []
+        for row, sentence in enumerate(chosen):
+            start, end = encoded.bounds[sentence], encoded.bounds[sentence + 1]
+            firsts, lasts, kinds = find_spans(ids[start:end], self.tagset)
+            for first, last, kind in zip(firsts, lasts, kinds, strict=True):
+                rows.append((row, first, last, kind))
+        return np.array(rows, np.int64).reshape(-1, 4)
+
+
+def _sentence_of(
+    encoded: Encoded, document: Document, span: Span
+) -> tuple[int, int, int]:
+    """Return the sentence of a span's words, its first word there, and the one after.
+
+    Raises:
+        DataError: There are no words, or they are in two sentences.
+    """
+    first = int(np.searchsorted(encoded.offsets[:, 1], span.start, side="right"))
+    last = int(np.searchsorted(encoded.offsets[:, 0], span.end, side="left"))
+    sentence = int(np.searchsorted(encoded.bounds, first, side="right")) - 1
+    place = f"characters {span.start} to {span.end}"
+    if not 0 <= span.start < span.end <= len(document.text) or first >= last:
+        raise DataError(
+            f"{place}: there is no word of the document, so nothing to explain"
+        )
+    if last > encoded.bounds[sentence + 1]:
+        raise DataError(
+            f"{place}: the words are in two sentences, which the model reads "
+            "separately: give a span within one sentence"
+        )
+    start = int(encoded.bounds[sentence])
+    return sentence, first - start, last - start
 
 
 @dataclass(frozen=True, eq=False)
 class CrfReading:
-    """What a model with a CRF on top makes of a batch.
+    """What a model with a CRF on top computes for a batch; a `Reading`.
 
-    features: what the output's projection reads, (batch, steps, width); or (tokens,
-    width), and `place` (batch, steps) says which row is whose, `tokens` at padding.
-    layers: likewise, one for each of `Losses.hidden`, zero at padding.
+    Attributes:
+        output: The projection to tags, and the CRF.
+        batch: The sentences.
+        features: The projection's input, (batch, steps, width), or (tokens, width) if
+            `place` is given.
+        layers: Like `features`, one for each layer of `Losses.hidden`, zero at padding.
+        place: (batch, steps) the row of `features` that belongs to each token; the
+            number of tokens at padding. None if `features` is padded.
     """
 
     output: CrfOutput
@@ -417,86 +595,110 @@ class CrfReading:
 
     @property
     def tokens(self) -> np.ndarray:
-        """As `Reading`."""
+        """As `Reading.tokens`."""
         return self.batch.tokens[self.batch.inside]
 
     def _padded(self, values: Tensor) -> Tensor:
+        """Return `values` as (batch, steps, …), zero at padding."""
         return values if self.place is None else with_zero(values)[self.place]
 
     def emissions(self) -> Tensor:
-        """(batch, steps, tags) unnormalised scores."""
+        """Return (batch, steps, tags), the unnormalised scores of the tags."""
         return self._padded(self.output.project(self.features))
 
-    def best(self) -> np.ndarray:
-        """As `Reading`."""
+    def best_tags(self) -> np.ndarray:
+        """As `Reading.best_tags`."""
         ids = self.output.crf.decode(self.emissions(), self.batch.lengths)
         return ids.cpu().numpy()[self.batch.inside]
 
-    def chances(self, spans: np.ndarray) -> np.ndarray:
-        """As `Reading`: marginals, each a sum over all sequences that have the span."""
-        emissions, batch = self.emissions(), self.batch
-        found = [np.zeros(0)]
-        size = max(1, _QUERIES // emissions[0].numel())
-        for start in range(0, len(spans), size):
-            part = spans[start : start + size]
-            allowed = np.ones((len(part), *emissions.shape[1:]), dtype=bool)
-            for row, (_, first, last, kind) in zip(allowed, part.tolist(), strict=True):
-                wanted = span_tag_mask(batch.corpus.encoded.tagset, kind, last - first)
-                low = max(first - 1, 0)
-                row[low : last + 1] = wanted[int(first == 0) :][: len(row) - low]
-            rows = torch.from_numpy(batch.back[part[:, 0]])
-            asked = torch.from_numpy(allowed)
-            found.append(
-                self.output.crf.chances(emissions, batch.lengths, rows, asked)
-                .cpu()
-                .numpy()
+    def span_probabilities(self, spans: np.ndarray) -> np.ndarray:
+        """As `Reading`: the sum over all tag sequences that have the span."""
+        crf = self.output.crf
+        batch = self.batch
+        emissions = self.emissions()
+        probabilities = [np.zeros(0)]
+        block_size = max(1, _MAX_BLOCK_SIZE // emissions[0].numel())
+
+        for start in range(0, len(spans), block_size):
+            block = spans[start : start + block_size]
+            allowed = self._tags_making(block, tuple(emissions.shape[1:]))
+            rows = torch.from_numpy(batch.back[block[:, 0]])
+            part = crf.probability_within(
+                emissions, batch.lengths, rows, torch.from_numpy(allowed)
             )
-        return np.concatenate(found)
+            probabilities.append(part.cpu().numpy())
+        return np.concatenate(probabilities)
+
+    def _tags_making(self, spans: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the tags with which a sentence has exactly one of the spans there.
+
+        Args:
+            spans: (spans, 4), as `Reading.span_probabilities` takes them.
+            shape: (steps, tags).
+
+        Returns:
+            (spans, steps, tags) bool.
+        """
+        tagset = self.batch.corpus.encoded.tagset
+        allowed = np.ones((len(spans), *shape), dtype=bool)
+        for row, (_, first, last, kind) in zip(allowed, spans.tolist(), strict=True):
+            # One row for the word before the span, one for each word, one behind it.
+            wanted = span_tag_mask(tagset, kind, last - first)
+            if first == 0:
+                wanted = wanted[1:]
+            before = max(first - 1, 0)
+            row[before : last + 1] = wanted[: len(row) - before]
+        return allowed
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """As `Reading`."""
+        """As `Reading.posterior`."""
         batch = self.batch
         unary, pairs = self.output.crf.posterior(
             self.emissions(), batch.lengths, batch.allowed
         )
-        asked = pairs[batch.back].float().cpu().numpy()
-        return unary.float().cpu().numpy()[batch.inside], asked
+        marginals = unary.float().cpu().numpy()[batch.inside]
+        transitions = pairs[batch.back].float().cpu().numpy()
+        return marginals, transitions
 
-    def losses(self, states: bool) -> Losses:
+    def losses(self, *, states: bool) -> Losses:
         """As `Model.losses`."""
-        batch, back = self.batch, self.batch.back
+        batch = self.batch
+        back = batch.back
         source, target = split_loss(self.output.crf, self.emissions(), *batch.targets())
         losses = Losses(source[back], target[back])
         if not states:
             return losses
+
         inside = torch.from_numpy(batch.inside[back]).to(self.features.device)
-        rows = self.features if self.place is None else self.place[back][inside]
+        if self.place is None:
+            outputs = self.features[inside]
+        else:
+            outputs = self.features[self.place[back][inside]]
         sizes = batch.lengths[:, None]
+        means = [self._padded(layer).sum(1) / sizes for layer in self.layers]
         added = added_tags(batch.tags, batch.corpus.encoded.tagset, batch.corpus.known)
         return replace(
             losses,
-            hidden=tuple((self._padded(h).sum(1) / sizes)[back] for h in self.layers),
-            outputs=rows[inside] if self.place is None else self.features[rows],
+            hidden=tuple(mean[back] for mean in means),
+            outputs=outputs,
             pseudo=added[back][inside],
             score=self.output.project,
         )
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """As `Model.gradients`."""
-        crf, project, features = (
+        source, target = transfer_gradients(
             self.output.crf,
             self.output.project,
             self._padded(self.features),
-        )
-        source, target = transfer_gradients(
-            crf, project, features, *self.batch.targets()
+            *self.batch.targets(),
         )
         return source[self.batch.back], target
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Dropout is off within, and then as it was."""
+    """Switch dropout off in the context, and restore the module's mode after it."""
     training = module.training
     module.eval()
     try:

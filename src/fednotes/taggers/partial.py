@@ -1,39 +1,42 @@
-"""Losses on text whose annotation covers some of its types, by where their targets come
-from.
+r"""Losses on text whose annotation covers some types only, by the origin of targets.
 
-A site annotates the types T_k of the tag set T itself ("known"); for the others a
-teacher, the global model, has added what it found. A token inside a known mention has
-exactly its tag; any other token may be O or have any tag of the types T\\k. Within
-these sets A(x) lie all tag sequences that agree with what the site says, among them the
-pseudo-complete one ŷ:
+A site annotates the types T_k of the tag set T itself ("known"). For the other types a
+teacher, the global model, has added what it predicts. A token inside a known mention
+has exactly its tag; any other token may be O or have any tag of the types T\k. The tag
+sequences within these sets, A(x), are all that agree with the site's annotation. One of
+them is the pseudo-complete sequence ŷ:
 
-    source = -log p(A(x) | x)      = log Z - log Z_A        what the site says
-    target = -log p(ŷ | A(x), x)   = log Z_A - score(ŷ)     what was added, given what it says
+    source = -log p(A(x) | x)      = log Z - log Z_A        the site's annotation
+    target = -log p(ŷ | A(x), x)   = log Z_A - score(ŷ)     what was added, given this
     source + target = -log p(ŷ | x)                         the ordinary loss
 
-Z_A sums exp(score) over A(x) alone. So the source part is the loss of partial
-annotation: Tsuboi et al. 2008; Greenberg et al. 2018 and Beryozkin et al. 2019 train
+Z_A sums exp(score) over A(x) alone. The source part is thus the loss of partial
+annotation (Tsuboi et al. 2008). Greenberg et al. 2018 and Beryozkin et al. 2019 train
 named entity recognisers on heterogeneous tag sets with it alone, and so does this
 project where nothing is distilled. The scheme's constraints hold within A(x): a B-
 opens each added mention.
 
-Soft targets: in place of the one sequence ŷ the teacher's posterior over A(x),
+With soft targets, the teacher's posterior over A(x) replaces the one sequence ŷ:
 
-    q(y) = p_teacher(y | x, A(x)),    target = log Z_A - E_q[score(y)] = KL(q || p(· | A)) + H(q)
+    q(y) = p_teacher(y | x, A(x))
+    target = log Z_A - E_q[score(y)] = KL(q || p(· | A)) + H(q)
 
 The score is linear in the tags and transitions that it counts, so q's expected counts,
-from one forward-backward pass of the teacher over A(x), give E_q[score] exactly. (Wang
-et al. 2020b have a student match the k best sequences or the tokens' marginals,
-whatever the text's own annotation says.) It is one step of EM, q the E step, training
-on it the M step, so that a student equal to its teacher has (Fisher's identity)
+from one forward-backward pass of the teacher over A(x), give E_q[score] exactly. (In
+Wang et al. 2020b a student matches the k best sequences or the tokens' marginals,
+whatever the text's own annotation says.) This is one step of EM: q is the E step, and
+training on it the M step. A student that equals its teacher therefore has (Fisher's
+identity)
 
     ∇ E_q[-log p(y)] = ∇ -log p(A(x))        the gradient of source; that of target is 0
 
-Where words are independent given the text (a softmax in place of the CRF) every sum
+Where words are independent given the text (a softmax in place of the CRF), every sum
 over sequences is a product over words, and the same losses have a closed form for each
 word:
 
-    source = -log p(A)    target = -log p(ŷ) / p(A)    soft target = -Σ q(y) log p(y) / p(A)
+    source = -log p(A)
+    target = -log p(ŷ) / p(A)
+    soft target = -Σ q(y) log p(y) / p(A)
 """
 
 from __future__ import annotations
@@ -56,11 +59,11 @@ from fednotes.taggers.crf import CRF, Counts
 
 @dataclass(frozen=True, eq=False)
 class Soft:
-    """A teacher's posterior over a corpus, given what is annotated. Belongs to its
-    site.
+    """A teacher's posterior over a corpus, given its annotation; it stays at its site.
 
-    unary: (tokens, tags) float32, flat over the corpus. pairs: (sentences, tags, tags)
-    float32, expected transitions [from, to].
+    Attributes:
+        unary: (tokens, tags) float32 probabilities, flat over the corpus.
+        pairs: (sentences, tags, tags) float32 expected transitions [from, to].
     """
 
     unary: np.ndarray
@@ -71,7 +74,11 @@ class Soft:
 
 
 def require_types(known: Collection[str], tagset: TagSet) -> frozenset[str]:
-    """`known`, if the tag set has all of it; else ConfigError with the nearest type."""
+    """Return the types `known` as a set.
+
+    Raises:
+        ConfigError: One is not in the tag set; the message has the nearest type.
+    """
     for name in sorted(set(known) - set(tagset.types)):
         raise ConfigError(
             f"known type {name!r} is not in the tag set: {nearest(name, tagset.types)}"
@@ -81,34 +88,50 @@ def require_types(known: Collection[str], tagset: TagSet) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _known_tags(tagset: TagSet, known: frozenset[str]) -> np.ndarray:
-    """(tags,) bool: tags of known types. O is none."""
+    """Return (tags,) bool, the tags of known types; O is not one of them."""
     width = len(tagset.prefixes)
-    of_type = np.array([name in known for name in tagset.types], dtype=bool)
-    return np.concatenate([[False], np.repeat(of_type, width)])
+    is_known_type = np.array([name in known for name in tagset.types], dtype=bool)
+    return np.concatenate([[False], np.repeat(is_known_type, width)])
 
 
 def added_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor:
-    """Same shape, bool: tags of types that are not known.
+    """Return whether each tag is of a type that is not known, in the shape of `tags`.
 
-    Raises ConfigError as `require_types`.
+    Raises:
+        ConfigError: A known type is not in the tag set.
     """
-    others = ~_known_tags(tagset, require_types(known, tagset))
-    others[0] = False
-    return torch.from_numpy(others).to(tags.device)[tags]
+    is_added = ~_known_tags(tagset, require_types(known, tagset))
+    is_added[0] = False
+    return torch.from_numpy(is_added).to(tags.device)[tags]
 
 
 def allowed_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor:
-    """The tags that each token may have, given the annotation of the known types.
+    """Return the tags that each token may have, given annotation of the known types.
 
-    tags: (…) tag ids, at padding any. Returns (…, tags) bool: for a tag of a known type
-    that tag alone, otherwise O and all tags of the other types. The sequence `tags`
-    itself is always within, and so is that with O in place of all tags of other types.
-    Raises as `require_types`.
+    A token with a tag of a known type may have this tag alone. Any other token may have
+    O and all tags of the other types. The sequence `tags` is always allowed, and so is
+    the one with O in place of all tags of other types.
+
+    Args:
+        tags: (…) tag ids; any at padding.
+        tagset: The tag set.
+        known: The types that are annotated.
+
+    Returns:
+        (…, tags) bool.
+
+    Raises:
+        ConfigError: A known type is not in the tag set.
     """
-    fixed = _known_tags(tagset, require_types(known, tagset))
-    # (tag, tags)
-    table = np.where(fixed[:, None], np.eye(len(fixed), dtype=bool), ~fixed)
+    is_fixed = _known_tags(tagset, require_types(known, tagset))
+    only_itself = np.eye(len(is_fixed), dtype=bool)
+    table = np.where(is_fixed[:, None], only_itself, ~is_fixed)  # (tag, tags)
     return torch.from_numpy(table).to(tags.device)[tags]
+
+
+def _has_no_choice(allowed: Tensor) -> bool:
+    """Return whether every token may have one tag alone."""
+    return bool((allowed.sum(-1) == 1).all())
 
 
 # ---- losses --------------------------------------------------------------------------
@@ -122,15 +145,22 @@ def split_loss(
     lengths: Tensor,
     soft: Counts | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Source and target loss of each sentence, (batch,) both; with gradient.
+    """Return the source and target loss of each sentence, (batch,) both.
 
-    emissions: (batch, tokens, tags). tags: (batch, tokens), known and added mentions.
-    allowed: (batch, tokens, tags) from `allowed_tags`; None where every type is known.
-    lengths: (batch,). soft: posterior to be learnt in place of the added mentions in
-    `tags`, see `CRF.posterior`. Where no token has a choice, source is the ordinary
-    loss and target exactly 0 without a gradient.
+    Where no token has a choice, source is the ordinary loss and target exactly 0,
+    without a gradient.
+
+    Args:
+        crf: The CRF.
+        emissions: (batch, tokens, tags).
+        tags: (batch, tokens), of known and added mentions.
+        allowed: (batch, tokens, tags) from `allowed_tags`; None where every type is
+            known.
+        lengths: (batch,).
+        soft: A posterior to learn in place of the added mentions in `tags`; see
+            `CRF.posterior`.
     """
-    if allowed is None or bool((allowed.sum(-1) == 1).all()):
+    if allowed is None or _has_no_choice(allowed):
         source = crf.loss(emissions, tags, lengths)
         return source, torch.zeros_like(source.detach())
     return crf.split_loss(emissions, tags if soft is None else soft, allowed, lengths)
@@ -145,20 +175,28 @@ def transfer_gradients(
     lengths: Tensor,
     soft: Counts | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients with respect to `project.weight`, of emissions = project(features).
+    """Return gradients of both losses with respect to `project.weight`.
 
-    features: (batch, tokens, width), finite at padding too; the rest as for
-        `split_loss`.
-    Returns (batch, tags · width), of each sentence's source loss, and (tags · width,),
-    of the sum of the target losses; rows as `weight.flatten()`. With δ = ∂ loss / ∂
-    emissions, which forward-backward gives for all sentences at once, a sentence's
-    gradient is Σ_t δ_t ⊗
-    features_t: nothing below the projection is gone through. No `.grad` changes.
+    The emissions are project(features). With δ = ∂ loss / ∂ emissions, which
+    forward-backward gives for all sentences at once, a sentence's gradient is
+    Σ_t δ_t ⊗ features_t. Nothing below the projection is differentiated, and no `.grad`
+    changes.
+
+    Args:
+        crf: The CRF.
+        project: The projection to tags.
+        features: (batch, tokens, width), finite at padding too.
+        tags: As in `split_loss`.
+        allowed: As in `split_loss`.
+        lengths: As in `split_loss`.
+        soft: As in `split_loss`.
+
+    Returns:
+        (batch, tags · width) for each sentence's source loss, and (tags · width,) for
+        the sum of the target losses; rows are like `weight.flatten()`.
     """
-    inputs, ones = (
-        features.detach(),
-        lengths.new_ones(len(features), dtype=features.dtype),
-    )
+    inputs = features.detach()
+    ones = lengths.new_ones(len(features), dtype=features.dtype)
     with torch.no_grad():
         scores = project(inputs)  # (batch, tokens, tags)
     with torch.enable_grad():
@@ -175,7 +213,7 @@ def transfer_gradients(
     return each.flatten(1), total.flatten()
 
 
-# ---- independent words ----
+# ---- independent words ---------------------------------------------------------------
 
 
 def word_losses(
@@ -184,23 +222,29 @@ def word_losses(
     allowed: Tensor | None = None,
     soft: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Source and target loss of each word, (words,) both, in float32 at least.
+    """Return the source and target loss of each word, (words,) both.
 
-    logits: (words, tags). tags: (words,). allowed: (words, tags) bool that holds each
-    word's tag, None where every type is known. soft: (words, tags), 0 where not
-    allowed; rows sum to 1.
+    They are float32 at least. Where no word has a choice, the target is exactly 0 and
+    has no gradient.
 
-    Where no word has a choice the target is exactly 0 and has no gradient.
+    Args:
+        logits: (words, tags).
+        tags: (words,).
+        allowed: (words, tags) bool, which includes each word's tag; None where every
+            type is known.
+        soft: (words, tags) probabilities, 0 where not allowed.
     """
-    scores = _wide(logits)
-    if allowed is None or bool((allowed.sum(-1) == 1).all()):
+    scores = _at_least_float32(logits)
+    if allowed is None or _has_no_choice(allowed):
         source = F.cross_entropy(scores, tags, reduction="none")
         return source, torch.zeros_like(source.detach())
-    free = scores.logsumexp(-1)  # (words,)
-    within = scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)
-    hard = scores.gather(-1, tags[:, None])[:, 0]
-    reached = hard if soft is None else (soft * scores).sum(-1)
-    return free - within, within - reached
+    log_z = scores.logsumexp(-1)  # (words,)
+    log_z_within = scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)
+    if soft is None:
+        reached = scores.gather(-1, tags[:, None])[:, 0]
+    else:
+        reached = (soft * scores).sum(-1)
+    return log_z - log_z_within, log_z_within - reached
 
 
 def word_gradients(
@@ -209,30 +253,32 @@ def word_gradients(
     allowed: Tensor | None = None,
     soft: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of both losses with respect to the logits, (words, tags) each.
+    """Return gradients of both losses with respect to the logits, (words, tags) each.
 
-    Arguments as of `word_losses`. With p the probabilities and p_A those within A:
-    p - p_A and p_A - q, q being the tag itself where no soft target is given.
+    With p the probabilities, p_A those within the allowed tags and q the target (the
+    tag itself where no soft target is given), they are p - p_A and p_A - q. The
+    arguments are those of `word_losses`.
     """
-    scores = _wide(logits)
-    reached = (
-        F.one_hot(tags, scores.shape[-1]).to(scores.dtype) if soft is None else soft
-    )
-    free = scores.softmax(-1)
+    scores = _at_least_float32(logits)
+    if soft is None:
+        reached = F.one_hot(tags, scores.shape[-1]).to(scores.dtype)
+    else:
+        reached = soft
+    probabilities = scores.softmax(-1)
     if allowed is None:
-        return free - reached, torch.zeros_like(free)
+        return probabilities - reached, torch.zeros_like(probabilities)
     within = word_posterior(scores, allowed)
-    return free - within, within - reached
+    return probabilities - within, within - reached
 
 
 def word_posterior(logits: Tensor, allowed: Tensor) -> Tensor:
-    """(words, tags) probabilities within the allowed tags: what a student learns as
-    `soft`."""
-    return _wide(logits).masked_fill(~allowed, -torch.inf).softmax(-1)
+    """Return (words, tags), the probabilities within the allowed tags."""
+    scores = _at_least_float32(logits)
+    return scores.masked_fill(~allowed, -torch.inf).softmax(-1)
 
 
-def _wide(logits: Tensor) -> Tensor:
-    """bfloat16 holds too few digits for a sum of exponentials."""
+def _at_least_float32(logits: Tensor) -> Tensor:
+    """Return logits in float32 or more: half precision has too few digits for a sum."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
@@ -242,76 +288,108 @@ def _wide(logits: Tensor) -> Tensor:
 def retag(
     encoded: Encoded, documents: Sequence[Document], known: Collection[str]
 ) -> Encoded:
-    """The same tokens with the mentions of `documents`, other spans on the same texts.
+    """Return the same tokens with the mentions of `documents`.
 
-    A span that crosses the end of a sentence (or of a piece of one) ends there. Where a
-    mention of a type that is not in `known` wants a token of one that is, it is lost:
-    what the site annotated itself is never changed by what was added. Raises DataError
-    (other texts, a label that the tag set does not have).
+    A span that crosses the end of a sentence (or of a piece of one) ends there. A
+    mention of a type that is not in `known` is dropped where it needs a token of one
+    that is: what was added never changes what the site annotated itself.
+
+    Args:
+        encoded: The corpus.
+        documents: The same texts, in the same order.
+        known: The types that the site annotates itself.
+
+    Raises:
+        DataError: The texts differ, or a label is not in the tag set.
     """
-    given = tuple(documents)
-    require_same_texts(encoded, given)
-    spans, owners = _flat(given, frozenset(known))
-    first, last, sentence = _ranges(encoded, spans, owners)
-    kept = first < last
-    pseudo = np.array([span.label not in known for span in spans], dtype=bool)
-    if pseudo.any():
-        taken = np.zeros(len(encoded.form) + 1, np.int64)
-        np.add.at(taken, first[kept & ~pseudo], 1)
-        np.add.at(taken, last[kept & ~pseudo], -1)
-        # known tokens
-        before = np.concatenate([[0], np.cumsum(np.cumsum(taken)[:-1] > 0)])
-        kept &= ~pseudo | (before[last] == before[np.minimum(first, last)])
+    annotated = tuple(documents)
+    require_same_texts(encoded, annotated)
+    spans, owners = _flat_spans(annotated, frozenset(known))
+    first, last, sentence = _token_ranges(encoded, spans, owners)
+
+    stays = first < last
+    is_added = np.array([span.label not in known for span in spans], dtype=bool)
+    if is_added.any():
+        is_fixed = stays & ~is_added
+        count = _count_covered(len(encoded.form), first[is_fixed], last[is_fixed])
+        is_free = count[last] == count[np.minimum(first, last)]
+        stays &= ~is_added | is_free
+
     tags = np.zeros(len(encoded.form), np.int64)
-    rows = np.flatnonzero(kept)
+    rows = np.flatnonzero(stays)
     rows = rows[np.argsort(sentence[rows], kind="stable")]
     cuts = np.flatnonzero(np.diff(sentence[rows])) + 1
     for group in np.split(rows, cuts) if len(rows) else ():
         at = sentence[group[0]]
         part = slice(encoded.bounds[at], encoded.bounds[at + 1])
-        own = [spans[i] for i in group]
-        tags[part], _ = encode(own, encoded.offsets[part], encoded.tagset)
-    return replace(encoded, documents=given, tags=tags)
+        mentions = [spans[i] for i in group]
+        tags[part], _ = encode(mentions, encoded.offsets[part], encoded.tagset)
+    return replace(encoded, documents=annotated, tags=tags)
 
 
-def require_same_texts(encoded: Encoded, given: tuple[Document, ...]) -> None:
-    """Documents with these texts, in this order. Raises DataError."""
-    if len(given) != len(encoded.documents):
+def _count_covered(tokens: int, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Return (tokens + 1,), how many tokens before each one are in some span.
+
+    Args:
+        tokens: Number of tokens.
+        first: (spans,) the first token of each span.
+        last: (spans,) the token after its last one.
+    """
+    change = np.zeros(tokens + 1, np.int64)
+    np.add.at(change, first, 1)
+    np.add.at(change, last, -1)
+    is_covered = np.cumsum(change)[:-1] > 0
+    return np.concatenate([[0], np.cumsum(is_covered)])
+
+
+def require_same_texts(encoded: Encoded, documents: tuple[Document, ...]) -> None:
+    """Raise DataError unless documents have the corpus's texts, in its order."""
+    if len(documents) != len(encoded.documents):
         raise DataError(
-            f"{len(given)} annotated documents for a corpus of {len(encoded.documents)}: give "
-            "the same documents, in their order"
+            f"{len(documents)} annotated documents for a corpus of "
+            f"{len(encoded.documents)}: give the same documents, in their order"
         )
-    for number, (new, old) in enumerate(zip(given, encoded.documents, strict=True)):
+    pairs = zip(documents, encoded.documents, strict=True)
+    for number, (new, old) in enumerate(pairs):
         if new.text != old.text:
             raise DataError(
-                f"annotated document {number} (counted from 0) has another text than the corpus: "
-                "give the same documents, in their order"
+                f"annotated document {number} (counted from 0) has another text than "
+                "the corpus: give the same documents, in their order"
             )
 
 
-def _flat(
+def _flat_spans(
     documents: tuple[Document, ...], known: frozenset[str]
 ) -> tuple[list[Span], np.ndarray]:
-    """Continuous spans that do not overlap within the known and within the other types,
-    and the number of the document of each."""
+    """Return continuous spans, and the number of each span's document.
+
+    No two known spans overlap, and no two others. The two groups are flattened apart,
+    so that a long added mention does not displace a known one.
+    """
     spans: list[Span] = []
     owners: list[int] = []
     for number, document in enumerate(documents):
-        own = [span for span in document.spans if span.label in known]
-        added = [span for span in document.spans if span.label not in known]
-        for part in (own, added):
-            # apart, so that a long added mention does not displace a known one
-            if flat := flatten(part, "outermost")[0]:
-                spans += flat
-                owners += [number] * len(flat)
+        known_spans = [span for span in document.spans if span.label in known]
+        added_spans = [span for span in document.spans if span.label not in known]
+        for group in (known_spans, added_spans):
+            flat, _ = flatten(group, "outermost")
+            spans += flat
+            owners += [number] * len(flat)
     return spans, np.array(owners, dtype=np.int64)
 
 
-def _ranges(
+def _token_ranges(
     encoded: Encoded, spans: list[Span], owners: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First token, token after the last (both of the corpus) and sentence of each span,
-    (spans,): characters are counted through the corpus, documents one after the other.
+    """Return each span's first token, the token after its last one, and its sentence.
+
+    Tokens are counted through the corpus. To find them at once, characters are counted
+    through all documents, one after the other.
+
+    Args:
+        encoded: The corpus.
+        spans: The spans.
+        owners: (spans,) the number of each span's document.
     """
     sizes = [len(document.text) + 1 for document in encoded.documents]
     base = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)  # of each document
@@ -322,5 +400,5 @@ def _ranges(
     first = np.searchsorted(tokens[:, 1], edges[:, 0], side="right")
     last = np.searchsorted(tokens[:, 0], edges[:, 1], side="left")
     sentence = np.searchsorted(encoded.bounds, first, side="right") - 1
-    behind = encoded.bounds[np.minimum(sentence + 1, encoded.sentences)]
-    return first, np.minimum(last, behind), sentence
+    end_of_sentence = encoded.bounds[np.minimum(sentence + 1, encoded.sentences)]
+    return first, np.minimum(last, end_of_sentence), sentence

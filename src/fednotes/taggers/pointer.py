@@ -1,10 +1,9 @@
-"""Entities as a sequence of pointers: ids, their grammar, and the repair of what breaks
-it.
+"""Entities as a sequence of ids, the grammar of these sequences, and their repair.
 
 Wang et al. 2023, section 3.1: the entities of a sentence are written one after the
-other as [start, end, type] (Eq. 2), then an end token; a sentence without entities is
-the end token alone, in training as in use. The layout of the ids, for T types and a
-sentence of n sub-words:
+other as [start, end, type] (Eq. 2), followed by an end token. A sentence without
+entities is the end token alone, in training and in prediction. The ids, for T types and
+a sentence of n sub-words:
 
     0            BEGIN   what the decoder reads first; never written
     1            END     behind the last entity
@@ -13,15 +12,15 @@ sentence of n sub-words:
     3+T + p      the sentence's sub-word p = 0 ... n-1
 
 A span's end is its last sub-word, inclusive: [0, 1, Drug] is the drug that the first
-two sub-words name ("Clozapine", Figure 2). Positions count sub-words of the text alone,
-without the begin mark that a tokeniser puts before them (LightNER counts it: its p is
-ours + 1).
+two sub-words name ("Clozapine", Figure 2). Positions count the text's sub-words,
+without the begin mark that a tokenizer puts before them (LightNER counts it, so its p
+is one higher).
 
-Entities come in one order: by start, the longer first, then by type as in the tag set.
-Eq. 5 writes a site's own annotation first and the pseudo-annotation behind it; by that
-rule one and the same annotation would be another sequence at each site, since which
-types are a site's own differs, and the sites would train the shared decoder against
-each other. The order also makes the grammar strict: entities only increase, so decoding
+Entities have one order: by start, then the longer first, then by type as in the tag
+set. Eq. 5 writes a site's own annotation first and the pseudo-annotation after it. By
+that rule the same annotation would be a different sequence at each site, because sites
+annotate different types, and the sites would train the shared decoder against each
+other. A fixed order also makes the grammar strict: entities only increase, so decoding
 ends and repeats nothing.
 """
 
@@ -44,46 +43,60 @@ from fednotes.encoders.reading import Pieces, ranges
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.partial import require_same_texts, require_types
 
-# texts with their words → their sub-words
-Subwords = Callable[[Sequence[Passage]], Pieces]
+# Maps texts with their words to their sub-words.
+SplitPassages = Callable[[Sequence[Passage]], Pieces]
 
 BEGIN, END, PAD = 0, 1, 2
 FIRST_LABEL = 3
 
 
 def first_position(types: int) -> int:
-    """The id of the sentence's first sub-word."""
+    """Return the id of a sentence's first sub-word."""
     return FIRST_LABEL + types
 
 
 def in_order(entities: np.ndarray) -> np.ndarray:
-    """(entities, 3) start, end (inclusive), type: each once, in the order of the
-    target."""
+    """Return entities in the order of the target, each once.
+
+    Args:
+        entities: (entities, 3) start, end (inclusive), type.
+    """
     rows = np.asarray(entities, dtype=np.int64).reshape(-1, 3)
-    # sorted by start, then -end, then type
-    keyed = np.unique(rows * [1, -1, 1], axis=0)
-    return np.asarray(keyed * [1, -1, 1])
+    # `unique` sorts by start, then by -end, then by type.
+    keys = np.unique(rows * [1, -1, 1], axis=0)
+    return np.asarray(keys * [1, -1, 1])
 
 
 def encode_entities(entities: np.ndarray, types: int) -> np.ndarray:
-    """(entities, 3) start, end (inclusive), type index → (3 * entities + 1,) ids with
-    END."""
+    """Return the (3 * entities + 1,) ids of a sentence's entities, with END.
+
+    Args:
+        entities: (entities, 3) start, end (inclusive), index of the type.
+        types: Number of types.
+    """
     shift = first_position(types)
     ids = in_order(entities) + np.array([shift, shift, FIRST_LABEL])
     return np.append(ids.reshape(-1), END)
 
 
 def repair(ids: Iterable[int], types: int, length: int) -> np.ndarray:
-    """What can be read of any output: (entities, 3) start, end (inclusive), type, in
-    order.
+    """Return the entities that any sequence of ids contains.
 
     As the paper says of "Drug, Drug" (Figure 2), a type that no span precedes is
-    discarded; so is one behind one position or more than two, a span that ends before
-    it starts or outside the sentence, and what is unfinished. Nothing is read behind
-    END. length: sub-words.
+    discarded. So are a type behind one position or more than two, a span that ends
+    before it starts or outside the sentence, and an unfinished entity. What follows END
+    is ignored.
+
+    Args:
+        ids: The ids that a decoder wrote.
+        types: Number of types.
+        length: Number of the sentence's sub-words.
+
+    Returns:
+        (entities, 3) start, end (inclusive), type, in the order of the target.
     """
     shift = first_position(types)
-    found: list[tuple[int, int, int]] = []
+    entities: list[tuple[int, int, int]] = []
     span: list[int] = []
     for value in ids:
         if value == END:
@@ -94,68 +107,110 @@ def repair(ids: Iterable[int], types: int, length: int) -> np.ndarray:
             span.append(value - shift)
             continue
         if len(span) == 2 and span[0] <= span[1] < length:
-            found.append((span[0], span[1], value - FIRST_LABEL))
+            entities.append((span[0], span[1], value - FIRST_LABEL))
         span = []
-    return in_order(np.array(found, dtype=np.int64))
+    return in_order(np.array(entities, dtype=np.int64))
 
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
     """Which ids may come next, for a batch of sentences that are decoded in step.
 
-    A sentence is decoded as start → end ≥ start → type → start or END, and each entity comes
-    after the one before it in the target's order. All sentences of a batch are at the same of
-    the three, so no step loops over sentences or sub-words.
+    A sentence is decoded as start → end ≥ start → type → start or END, and each entity
+    follows the one before it in the target's order. All sentences of a batch are at the
+    same of the three, so no step loops over sentences or sub-words.
 
-    types: how many. starts, ends: (batch, sub-words) bool, where a word begins and
-    where one ends; others cannot be chosen. most: (batch,) entities that a sentence may
-    have. last: (batch, 3) the entity before. span: (batch, 0 to 2) what is chosen of
-    the one now. count: entities that each sentence has.
+    Attributes:
+        types: Number of types.
+        starts: (batch, sub-words) bool, where a word begins; spans start only there.
+        ends: (batch, sub-words) bool, where a word ends; spans end only there.
+        max_entities: (batch,) the largest number of entities of each sentence.
+        last: (batch, 3) the entity before; -1 if there is none.
+        span: (batch, 0 to 2) what is chosen of the present entity.
+        count: The number of entities that each sentence has.
     """
 
     types: int
     starts: Tensor
     ends: Tensor
-    most: Tensor
+    max_entities: Tensor
     last: Tensor
     span: Tensor
     count: int = 0
 
     @classmethod
-    def begin(cls, types: int, starts: Tensor, ends: Tensor, most: int) -> Grammar:
-        """Before anything is decoded. No sentence gets more than `most` entities, nor
-        more than it has words: without that, a model that has learnt nothing yet would
-        write all there is room for."""
+    def begin(
+        cls, types: int, starts: Tensor, ends: Tensor, max_entities: int
+    ) -> Grammar:
+        """Return the grammar before anything is decoded.
+
+        No sentence gets more than `max_entities` entities, nor more than it has words.
+        Without this bound, an untrained model would write as many as there is room for.
+        """
         last = torch.full((len(starts), 3), -1, device=starts.device)
         return cls(
-            types, starts, ends, starts.sum(dim=1).clamp(max=most), last, last[:, :0]
+            types=types,
+            starts=starts,
+            ends=ends,
+            max_entities=starts.sum(dim=1).clamp(max=max_entities),
+            last=last,
+            span=last[:, :0],
         )
 
     def allowed(self) -> Tensor:
-        """(batch, 3 + types + sub-words) bool: what may come next; never empty."""
+        """Return (batch, 3 + types + sub-words) bool, which ids may come next.
+
+        At least one is allowed for each sentence.
+        """
         size, length = self.starts.shape
         out = self.starts.new_zeros(size, first_position(self.types) + length)
         labels, positions = out.split([out.shape[1] - length, length], dim=1)
-        at = torch.arange(length, device=out.device)
-        start, end, kind = self.last.unsqueeze(-1).unbind(1)  # (batch, 1) each
-        if self.span.shape[1] == 0:
+        chosen = self.span.shape[1]
+        if chosen == 0:
             labels[:, END] = True
-            again = (at == start) & self._room()[:, None]
-            room = (self.most > self.count)[:, None]
-            positions.copy_(self.starts & ((at > start) | again) & room)
-            return out
-        now = self.span[:, :1]
-        if self.span.shape[1] == 1:
-            shorter = (at < end) | ((at == end) & (kind < self.types - 1))
-            positions.copy_(self.ends & (at >= now) & ((now > start) | shorter))
-            return out
-        same = (self.span == self.last[:, :2]).all(dim=1, keepdim=True)
-        every = torch.arange(self.types, device=out.device)
-        labels[:, FIRST_LABEL:] = ~same | (every > kind)
+            positions.copy_(self._allowed_starts())
+        elif chosen == 1:
+            positions.copy_(self._allowed_ends())
+        else:
+            labels[:, FIRST_LABEL:] = self._allowed_types()
         return out
 
+    def _allowed_starts(self) -> Tensor:
+        """Return (batch, sub-words) bool, where the next entity may start."""
+        position = torch.arange(self.starts.shape[1], device=self.starts.device)
+        last_start = self.last[:, :1]
+        starts_again = (position == last_start) & self._has_room()[:, None]
+        is_within_limit = (self.max_entities > self.count)[:, None]
+        follows = (position > last_start) | starts_again
+        return self.starts & follows & is_within_limit
+
+    def _allowed_ends(self) -> Tensor:
+        """Return (batch, sub-words) bool, where the present entity may end."""
+        position = torch.arange(self.starts.shape[1], device=self.starts.device)
+        last_start, last_end, last_type = self.last.unsqueeze(-1).unbind(1)
+        start = self.span[:, :1]
+        # With the start of the entity before, it must be shorter, or of a later type.
+        has_later_type = last_type < self.types - 1
+        follows = (position < last_end) | ((position == last_end) & has_later_type)
+        return self.ends & (position >= start) & ((start > last_start) | follows)
+
+    def _allowed_types(self) -> Tensor:
+        """Return (batch, types) bool, which type the present entity may have."""
+        is_same_span = (self.span == self.last[:, :2]).all(dim=1, keepdim=True)
+        every_type = torch.arange(self.types, device=self.span.device)
+        return ~is_same_span | (every_type > self.last[:, 2:])
+
+    def _has_room(self) -> Tensor:
+        """Return (batch,) whether another entity can start where the last one did."""
+        start, end, kind = self.last.unbind(1)
+        position = torch.arange(self.starts.shape[1], device=self.starts.device)
+        ends_before = (
+            (position >= start[:, None]) & (position < end[:, None]) & self.ends
+        )
+        return ends_before.any(dim=1) | (kind < self.types - 1)
+
     def after(self, chosen: Tensor) -> Grammar:
-        """With (batch,) ids chosen among the allowed; none of them END."""
+        """Return the grammar after (batch,) allowed ids, none of which is END."""
         if self.span.shape[1] == 2:
             kind = (chosen - FIRST_LABEL)[:, None]
             last = torch.cat([self.span, kind], dim=1)
@@ -164,17 +219,15 @@ class Grammar:
         return replace(self, span=torch.cat([self.span, position], dim=1))
 
     def rows(self, index: Tensor) -> Grammar:
-        """The sentences of these rows alone."""
-        parts = (self.starts, self.ends, self.most, self.last, self.span)
-        starts, ends, most, last, span = (part[index] for part in parts)
-        return Grammar(self.types, starts, ends, most, last, span, self.count)
-
-    def _room(self) -> Tensor:
-        """(batch,) whether another entity can begin where the last one did."""
-        start, end, kind = self.last.unbind(1)
-        at = torch.arange(self.starts.shape[1], device=self.starts.device)
-        between = (at >= start[:, None]) & (at < end[:, None]) & self.ends
-        return between.any(dim=1) | (kind < self.types - 1)
+        """Return the grammar of some sentences."""
+        return replace(
+            self,
+            starts=self.starts[index],
+            ends=self.ends[index],
+            max_entities=self.max_entities[index],
+            last=self.last[index],
+            span=self.span[index],
+        )
 
 
 # ---- corpora -------------------------------------------------------------------------
@@ -182,8 +235,7 @@ class Grammar:
 
 @dataclass(frozen=True)
 class PointerLimits:
-    """What a model can read and write: sub-words and entities of one sentence, at least
-    1."""
+    """The largest numbers of sub-words and entities of one sentence, at least 1."""
 
     subwords: int
     entities: int
@@ -193,15 +245,22 @@ class PointerLimits:
 class PointerCorpus(PreparedCorpus):
     """A corpus as sub-words, words on them, and entities on those.
 
-    encoded: sentences, or pieces of those that are too long for the model, cut between
-    words and never inside an annotated entity; words of which the tokenizer leaves
-    nothing are not here; its tags mean nothing. ids: (sub-words,); sentence s has
-    bounds[s]:bounds[s + 1] of them. first, last: (words,) a word's first and last
-    sub-word, counted in its sentence; neighbours may share one (`encoders/reading.py`),
-    and an entity that begins or ends there has all words that do. entities: (entities,
-    3) first and last sub-word, type; sentence s has entity_bounds[s]:entity_bounds[s +
-    1], in the target's order. Nested and adjacent ones are all there; of a
-    discontinuous one, the whole stretch.
+    Sentences that are too long for the model are cut into pieces, between words and
+    never inside an annotated entity; `encoded` counts pieces as sentences. Words
+    without sub-words are left out. The tags of `encoded` mean nothing. Nested and
+    adjacent entities are all there; a discontinuous one is its whole stretch.
+
+    Attributes:
+        limits: The model's limits.
+        ids: (sub-words,) flat over the corpus.
+        bounds: (sentences + 1,) sentence s has the sub-words bounds[s]:bounds[s + 1].
+        first: (words,) a word's first sub-word, counted in its sentence. Neighbours may
+            share a sub-word (`encoders/reading.py`); an entity that begins there has
+            all of them.
+        last: (words,) a word's last sub-word, likewise.
+        entities: (entities, 3) first and last sub-word, and type.
+        entity_bounds: (sentences + 1,) sentence s has the entities
+            entity_bounds[s]:entity_bounds[s + 1], in the target's order.
     """
 
     limits: PointerLimits
@@ -213,108 +272,124 @@ class PointerCorpus(PreparedCorpus):
     entity_bounds: np.ndarray
 
     def spans(self, sentence: int, entities: np.ndarray) -> list[Span]:
-        """Entities (n, 3) of one sentence → whole words' characters in its document."""
+        """Return the spans, in whole words, of some entities (n, 3) of one sentence."""
         encoded = self.encoded
         words = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
-        first, last, offsets = (
-            self.first[words],
-            self.last[words],
-            encoded.offsets[words],
-        )
-        # The word that a position lies in. Words that begin with one sub-word, or end
-        # with one, cannot be told apart: an entity has all of them.
-        begins = np.searchsorted(first, entities[:, 0], side="right") - 1
-        start = np.searchsorted(first, first[np.maximum(begins, 0)], side="left")
-        ends = np.searchsorted(last, entities[:, 1], side="left")
-        end = (
-            np.searchsorted(last, last[np.minimum(ends, len(last) - 1)], side="right")
-            - 1
-        )
+        first, last = self.first[words], self.last[words]
+        offsets = encoded.offsets[words]
+        # Find the word in which a position lies. Words that begin with the same
+        # sub-word, or end with the same one, cannot be distinguished: an entity has all
+        # of them.
+        begin = np.searchsorted(first, entities[:, 0], side="right") - 1
+        start = np.searchsorted(first, first[np.maximum(begin, 0)], side="left")
+        stop = np.searchsorted(last, entities[:, 1], side="left")
+        stop = np.minimum(stop, len(last) - 1)
+        end = np.searchsorted(last, last[stop], side="right") - 1
         rows = zip(offsets[start, 0], offsets[end, 1], entities[:, 2], strict=True)
         return [Span(int(a), int(b), encoded.tagset.types[t]) for a, b, t in rows]
 
     def annotated(
         self, documents: Sequence[Document], known: Collection[str]
     ) -> PointerCorpus:
-        """Sentences stay cut where they were: a span over such a cut keeps its first
-        part."""
-        given, old = tuple(documents), self.encoded
-        require_same_texts(old, given)
-        types = require_types(known, old.tagset)
-        _check_labels(given, old.tagset)
-        limits = _document_bounds(len(given), old.sentence_document, old.bounds)
-        found = _on_words(given, old.tagset, old.offsets, limits)
-        own = replace(self, encoded=replace(old, documents=given), known=types)
-        return _with_entities(own, found)
+        """As `PreparedCorpus.annotated`; sentences stay cut where they were.
+
+        A span over such a cut keeps its first part.
+        """
+        annotated = tuple(documents)
+        encoded = self.encoded
+        require_same_texts(encoded, annotated)
+        types = require_types(known, encoded.tagset)
+        _check_labels(annotated, encoded.tagset)
+        document_bounds = _document_bounds(
+            len(annotated), encoded.sentence_document, encoded.bounds
+        )
+        entities = _entities_on_words(
+            annotated, encoded.tagset, encoded.offsets, document_bounds
+        )
+        corpus = replace(
+            self, encoded=replace(encoded, documents=annotated), known=types
+        )
+        return _with_entities(corpus, entities)
 
 
 def encode_pointers(
     documents: Sequence[Document],
     tagset: TagSet,
-    subwords: Subwords,
+    split: SplitPassages,
     limits: PointerLimits,
 ) -> PointerCorpus:
-    """Documents → sub-words and entities, every type known.
+    """Encode documents as sub-words and entities; every type is known.
 
-    An entity that alone exceeds a limit keeps its first piece, one word that does its
-    first sub-words. Raises DataError for a label that the tag set does not have.
+    Of an entity that alone exceeds a limit, the first piece is kept; of a word that
+    does, its first sub-words.
+
+    Args:
+        documents: Texts with their annotation.
+        tagset: The tag set.
+        split: Maps texts with their words to their sub-words.
+        limits: The model's limits.
+
+    Raises:
+        DataError: A label is not in the tag set.
     """
     _check_labels(documents, tagset)
-    whole = encode_corpus(documents, tagset, max_tokens=sys.maxsize)
-    pieces = subwords(list(whole.passages()))
-    # (sentences + 1,) in sub-words
-    texts = np.concatenate([[0], np.cumsum(pieces.lengths)])
-    kept = pieces.first <= pieces.last
-    # (sentences + 1,) kept words
-    before = np.concatenate([[0], np.cumsum(kept)])[whole.bounds]
-    filled = np.diff(before) > 0  # sentences of which something is left
-    bounds = np.unique(before)
-    owner, texts = whole.sentence_document[filled], texts[:-1][filled]
-    first, last = pieces.first[kept], pieces.last[kept]
-    offsets, form = whole.offsets[kept].astype(np.int64), whole.form[kept]
-    found = _on_words(
-        documents, tagset, offsets, _document_bounds(len(documents), owner, bounds)
+    all_words = encode_corpus(documents, tagset, max_tokens=sys.maxsize)
+    pieces = split(list(all_words.passages()))
+    has_subwords = pieces.first <= pieces.last  # (all words,)
+    first, last = pieces.first[has_subwords], pieces.last[has_subwords]
+    offsets = all_words.offsets[has_subwords].astype(np.int64)
+
+    # Sentences, counted in words with sub-words; those without any disappear.
+    words_before = np.concatenate([[0], np.cumsum(has_subwords)])[all_words.bounds]
+    is_filled = np.diff(words_before) > 0
+    bounds = np.unique(words_before)
+    document = all_words.sentence_document[is_filled]
+    subword_bounds = np.concatenate([[0], np.cumsum(pieces.lengths)])
+    sentence_start = subword_bounds[:-1][is_filled]
+
+    entities = _entities_on_words(
+        documents, tagset, offsets, _document_bounds(len(documents), document, bounds)
     )
 
-    # What a piece reads: a sentence from its beginning, what is cut from its first word
-    # on.
-    begin, end = first.copy(), np.concatenate([[0], last + 1])
-    begin[bounds[:-1]] = texts
-    cuts = _cut(bounds, begin, end, found, limits)
-    owner = owner[np.searchsorted(bounds, cuts[:-1], side="right") - 1]
-    low = begin[cuts[:-1]]
-    lengths = np.minimum(end[cuts[1:]] - low, limits.subwords)
-    low_of_word = np.repeat(low, np.diff(cuts))
-    # (words,) the last place of the word's piece
-    most = np.repeat(lengths, np.diff(cuts)) - 1
+    # A piece begins with the first word's first sub-word, or with its sentence.
+    begin = first.copy()
+    begin[bounds[:-1]] = sentence_start
+    end = np.concatenate([[0], last + 1])
+    cuts = _cut(bounds, begin, end, entities, limits)
+    piece_document = document[np.searchsorted(bounds, cuts[:-1], side="right") - 1]
+    piece_start = begin[cuts[:-1]]
+    lengths = np.minimum(end[cuts[1:]] - piece_start, limits.subwords)
+
+    words_in_piece = np.diff(cuts)
+    start_of_word = np.repeat(piece_start, words_in_piece)
+    last_place = np.repeat(lengths, words_in_piece) - 1
     encoded = replace(
-        whole,
-        sentence_document=owner,
+        all_words,
+        sentence_document=piece_document,
         bounds=cuts,
         offsets=offsets,
-        form=form,
+        form=all_words.form[has_subwords],
         tags=np.zeros(len(offsets), np.int64),
     )
-    empty = PointerCorpus(
+    corpus = PointerCorpus(
         encoded=encoded,
         known=frozenset(tagset.types),
         lengths=lengths,
         limits=limits,
-        ids=pieces.ids[ranges(low, lengths)].astype(np.int64),
+        ids=pieces.ids[ranges(piece_start, lengths)].astype(np.int64),
         bounds=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        first=np.minimum(first - low_of_word, most),
-        last=np.minimum(last - low_of_word, most),
+        first=np.minimum(first - start_of_word, last_place),
+        last=np.minimum(last - start_of_word, last_place),
         entities=np.zeros((0, 3), np.int64),
         entity_bounds=np.zeros(len(cuts), np.int64),
     )
-    return _with_entities(empty, found)
+    return _with_entities(corpus, entities)
 
 
 def _check_labels(documents: Sequence[Document], tagset: TagSet) -> None:
-    """`data.tags.encode` sees only what flattening leaves; here nested spans count too."""
-    for label in sorted(
-        {s.label for d in documents for s in d.spans} - set(tagset.types)
-    ):
+    """Raise DataError for an unknown label, also of a span that flattening removes."""
+    labels = {span.label for document in documents for span in document.spans}
+    for label in sorted(labels - set(tagset.types)):
         raise DataError(
             f"label {label!r} is not in the tag set {{{', '.join(tagset.types)}}}: "
             "map it with a label map or leave it out"
@@ -324,18 +399,32 @@ def _check_labels(documents: Sequence[Document], tagset: TagSet) -> None:
 def _document_bounds(
     documents: int, owner: np.ndarray, bounds: np.ndarray
 ) -> np.ndarray:
-    """(documents + 1,) the words of each document."""
+    """Return (documents + 1,), where each document's words begin.
+
+    Args:
+        documents: Number of documents.
+        owner: (sentences,) the document of each sentence.
+        bounds: (sentences + 1,) in words.
+    """
     return np.asarray(bounds[np.searchsorted(owner, np.arange(documents + 1))])
 
 
-def _on_words(
+def _entities_on_words(
     documents: Sequence[Document],
     tagset: TagSet,
     offsets: np.ndarray,
     bounds: np.ndarray,
 ) -> np.ndarray:
-    """Documents' spans on words, (found, 3) first word, last word, type; those on no
-    word are left out. bounds: (documents + 1,) a document's words."""
+    """Return (entities, 3), the first word, last word and type of spans.
+
+    Spans that cover no word are left out.
+
+    Args:
+        documents: The documents.
+        tagset: The tag set.
+        offsets: (words, 2) characters of each word, in its document.
+        bounds: (documents + 1,) in words.
+    """
     index = {name: i for i, name in enumerate(tagset.types)}
     rows: list[tuple[int, int, int]] = []
     for document, (low, high) in zip(documents, pairwise(bounds.tolist()), strict=True):
@@ -348,17 +437,22 @@ def _on_words(
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
-def _with_entities(corpus: PointerCorpus, words: np.ndarray) -> PointerCorpus:
-    """The corpus with these entities on words: each once, in order, no more than the
-    limit."""
+def _with_entities(corpus: PointerCorpus, entities: np.ndarray) -> PointerCorpus:
+    """Return the corpus with these entities, in order and within the limit.
+
+    Args:
+        corpus: The corpus.
+        entities: (entities, 3) first word, last word and type.
+    """
     bounds = corpus.encoded.bounds
-    sentence = np.searchsorted(bounds, words[:, 0], side="right") - 1
-    final = bounds[sentence + 1] - 1  # (found,) last word of the sentence
-    start = corpus.first[words[:, 0]]
-    end = corpus.last[np.minimum(words[:, 1], final)]
-    rows = np.stack([sentence, start, -end, words[:, 2]], axis=1)
+    sentence = np.searchsorted(bounds, entities[:, 0], side="right") - 1
+    last_word = np.minimum(entities[:, 1], bounds[sentence + 1] - 1)
+    start = corpus.first[entities[:, 0]]
+    end = corpus.last[last_word]
+    # The order of `in_order`, by sentence.
+    rows = np.stack([sentence, start, -end, entities[:, 2]], axis=1)
     rows = np.unique(rows, axis=0)
-    # (found,) first row of the sentence
+    # (rows,) the first row of the sentence
     opening = np.searchsorted(rows[:, 0], rows[:, 0])
     rows = rows[np.arange(len(rows)) - opening < corpus.limits.entities]
     counts = np.bincount(rows[:, 0], minlength=corpus.sentences)
@@ -373,61 +467,86 @@ def _cut(
     bounds: np.ndarray,
     begin: np.ndarray,
     end: np.ndarray,
-    spans: np.ndarray,
+    entities: np.ndarray,
     limits: PointerLimits,
 ) -> np.ndarray:
-    """(pieces + 1,) words at which pieces begin, no piece over the limits.
+    """Return (pieces + 1,), the words at which pieces within the limits begin.
 
-    bounds: (sentences + 1,) in words. begin: (words,) the first sub-word of a piece
-    that begins with a word. end: (words + 1,) the sub-word behind a piece that ends
-    before a word. A sub-word that two words share is read on both sides of a cut
-    between them. spans: entities on words.
+    A sub-word that two words share is read on both sides of a cut between them.
+
+    Args:
+        bounds: (sentences + 1,) in words.
+        begin: (words,) the first sub-word of a piece that begins with the word.
+        end: (words + 1,) the sub-word behind a piece that ends before the word.
+        entities: (entities, 3) first word, last word and type.
+        limits: The limits.
     """
-    begun = np.concatenate(
-        [[0], np.cumsum(np.bincount(spans[:, 0], minlength=len(begin)))]
+    begun = np.bincount(entities[:, 0], minlength=len(begin))
+    cutter = _Cutter(
+        begin=begin,
+        end=end,
+        entities_before=np.concatenate([[0], np.cumsum(begun)]),
+        may_cut=np.ones(len(end), dtype=bool),
+        limits=limits,
     )
-    free = np.ones(len(end), dtype=bool)  # free[w]: may be cut before word w
     sizes = end[bounds[1:]] - begin[bounds[:-1]]
-    long = (sizes > limits.subwords) | (np.diff(begun[bounds]) > limits.entities)
-    if not long.any():
+    entity_counts = np.diff(cutter.entities_before[bounds])
+    is_long = (sizes > limits.subwords) | (entity_counts > limits.entities)
+    if not is_long.any():
         return bounds
-    for first, last, _ in spans.tolist():
-        free[first + 1 : last + 1] = False
+
+    for first, last, _ in entities.tolist():
+        cutter.may_cut[first + 1 : last + 1] = False
     cuts: list[int] = [0]
-    for low, high, over in zip(
-        bounds[:-1].tolist(), bounds[1:].tolist(), long, strict=True
-    ):
-        cuts += (
-            _greedy(low, high, (begin, end), begun, free, limits) if over else [high]
-        )
+    for (low, high), long in zip(pairwise(bounds.tolist()), is_long, strict=True):
+        if long:
+            cuts += cutter.piece_ends(low, high)
+        else:
+            cuts.append(high)
     return np.array(cuts, dtype=np.int64)
 
 
-def _greedy(
-    start: int,
-    end: int,
-    edges: tuple[np.ndarray, np.ndarray],
-    begun: np.ndarray,
-    free: np.ndarray,
-    limits: PointerLimits,
-) -> Iterator[int]:
-    """Ends of one sentence's pieces, each as far as the limits let it; edges: see
-    `_cut`."""
-    begins, ends = edges
-    while start < end:
-        fits = (
-            int(np.searchsorted(ends, begins[start] + limits.subwords, side="right"))
-            - 1
-        )
-        few = (
-            int(np.searchsorted(begun, begun[start] + limits.entities, side="right"))
-            - 1
-        )
+@dataclass(frozen=True, eq=False)
+class _Cutter:
+    """Cuts long sentences into pieces.
+
+    Attributes:
+        begin: As in `_cut`.
+        end: As in `_cut`.
+        entities_before: (words + 1,) number of entities that begin before the word.
+        may_cut: (words + 1,) bool, whether a piece may end before the word.
+        limits: The limits.
+    """
+
+    begin: np.ndarray
+    end: np.ndarray
+    entities_before: np.ndarray
+    may_cut: np.ndarray
+    limits: PointerLimits
+
+    def piece_ends(self, start: int, end: int) -> Iterator[int]:
+        """Yield the ends of one sentence's pieces, each as late as the limits allow.
+
+        Args:
+            start: The sentence's first word.
+            end: The word after its last one.
+        """
+        while start < end:
+            start = self._end_of_piece(start, end)
+            yield start
+
+    def _end_of_piece(self, start: int, end: int) -> int:
+        """Return the word before which the piece that begins at `start` ends."""
+        max_subword = self.begin[start] + self.limits.subwords
+        fits = int(np.searchsorted(self.end, max_subword, side="right")) - 1
         reach = max(start + 1, min(fits, end))
-        options = np.flatnonzero(free[start + 1 : reach + 1]) + start + 1
-        if not len(options):  # one entity is longer than a sentence may be
-            options = np.array([reach])
-        # none where more entities lie in each other than fit
+        options = np.flatnonzero(self.may_cut[start + 1 : reach + 1]) + start + 1
+        if not len(options):
+            # One entity is longer than a piece may be.
+            return reach
+
+        max_entities = self.entities_before[start] + self.limits.entities
+        few = np.searchsorted(self.entities_before, max_entities, side="right") - 1
         within = options[options <= few]
-        start = int(within[-1] if len(within) else options[0])
-        yield start
+        # No option has few enough entities if more lie in each other than fit.
+        return int(within[-1] if len(within) else options[0])

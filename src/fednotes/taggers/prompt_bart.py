@@ -1,20 +1,21 @@
 """A pointer network on a frozen BART, tuned by prompts: the model of Wang et al. 2023.
 
-LightNER (Chen et al. 2022) on any Hugging Face BART directory. The encoder reads a
-sentence; the decoder writes its entities as [start, end, type] each
-(`taggers/pointer.py` has the exact ids) and an end token. At every step the ids are
-scored against the decoder's state: end token and types by their embeddings, a position
-by (encoder output + token embedding) / 2; begin and padding are masked. A type's
-embedding is the mean of its words' sub-words, in a buffer of this
-model: the backbone's table of embeddings is only ever read. Eq. 3 is the cross-entropy
-of these scores; in training every id of the sentence competes, in use the grammar rules
-some out.
+It is LightNER (Chen et al. 2022) on any Hugging Face BART directory. The encoder reads
+a sentence. The decoder writes each entity as [start, end, type] (`taggers/pointer.py`
+defines the ids), and then an end token. At every step the ids are scored against the
+decoder's state: the end token and the types by their embeddings, and a position by
+(encoder output + token embedding) / 2. Begin and padding are masked. A type's embedding
+is the mean over the sub-words of its words; it is in a buffer of this model, so the
+backbone's table of embeddings is never written.
 
-The loss by origin (Eqs. 6 to 9): all three targets of an entity belong to the source
-where its type is one that the site annotates, else to the target. The end token belongs
-to the source, so that a complete tag set has no target loss at all.
+Eq. 3 is the cross-entropy of these scores. In training every id of the sentence
+competes; in decoding the grammar excludes some.
 
-Trained are the prompts (`prompts.q`, `prompts.w1`, `prompts.w2`) and, if asked for, the
+The loss by origin (Eqs. 6 to 9): all three targets of an entity belong to the source if
+the site annotates its type, and otherwise to the target. The end token belongs to the
+source, so a complete tag set has no target loss at all.
+
+The prompts are trained (`prompts.q`, `prompts.w1`, `prompts.w2`) and, on request, the
 decoder's cross-attentions (`cross.*`). The transfer parameter is `prompts.q`: the
 gradients of instance weighting are with respect to q alone (section 3.3).
 """
@@ -43,13 +44,13 @@ from fednotes.encoders.bart import (
     own_cross_attentions,
 )
 from fednotes.encoders.encoder import length_batches
-from fednotes.taggers.corpora import PreparedCorpus, chosen_of
+from fednotes.taggers.corpora import PreparedCorpus, require_sentences
 from fednotes.taggers.model import (
     Kind,
     Losses,
     Model,
     ModelConfig,
-    Preparing,
+    PrepareOptions,
     evaluating,
 )
 from fednotes.taggers.pointer import (
@@ -65,7 +66,8 @@ from fednotes.taggers.pointer import (
     repair,
 )
 
-PREDICT_BATCH = (4096, 64)  # most sub-words (with padding) and sentences of one batch
+# The largest batch of prediction: sub-words with padding, and sentences.
+PREDICT_SUBWORDS, PREDICT_SENTENCES = 4096, 64
 PromptMap = Mapping[nn.Module, KeyValues]
 
 
@@ -103,7 +105,7 @@ class PromptBartConfig(ModelConfig):
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
 
     def for_types(self, types: Collection[str]) -> PromptBartConfig:
-        """Without the words of types that it will not have."""
+        """Return the configuration without the words of other types."""
         words = {
             label: text for label, text in self.label_words.items() if label in types
         }
@@ -112,9 +114,15 @@ class PromptBartConfig(ModelConfig):
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """Some sentences as the encoder reads them: `Frame.rows`; and text: (batch,
-    sub-words) ids without marks, real: bool, where there is one, offset: marks before
-    the text."""
+    """Some sentences as the encoder reads them.
+
+    Attributes:
+        ids: (batch, longest) ids with marks and padding; see `Frame.rows`.
+        mask: (batch, longest) bool, False at padding.
+        text: (batch, sub-words) ids without marks.
+        real: (batch, sub-words) bool, False at padding.
+        offset: Number of marks before the text.
+    """
 
     ids: Tensor
     mask: Tensor
@@ -126,16 +134,21 @@ class Sources:
     def of(
         cls, corpus: PointerCorpus, chosen: np.ndarray, bart: BartBackbone, device: Any
     ) -> Sources:
-        """The sentences `chosen`, in that order."""
-        lengths, frame = corpus.lengths[chosen], bart.frame
+        """Return the sentences `chosen`, in that order."""
+        frame = bart.frame
+        lengths = corpus.lengths[chosen]
         starts = corpus.bounds[chosen]
         ids, mask = frame.rows(corpus.ids, starts, lengths, device)
         column = np.arange(int(lengths.max()))
         real = column < lengths[:, None]  # (batch, sub-words)
         at = np.where(real, starts[:, None] + column, 0)
-        text = torch.from_numpy(np.where(real, corpus.ids[at], frame.pad)).to(device)
+        text = np.where(real, corpus.ids[at], frame.pad)
         return cls(
-            ids, mask, text, torch.from_numpy(real).to(device), len(frame.prefix)
+            ids=ids,
+            mask=mask,
+            text=torch.from_numpy(text).to(device),
+            real=torch.from_numpy(real).to(device),
+            offset=len(frame.prefix),
         )
 
 
@@ -143,9 +156,11 @@ class Sources:
 class Targets:
     """What the decoder is to write for some sentences, padded behind.
 
-    ids: (batch, steps) with END, then PAD. real: (batch, steps) bool. pseudo: (batch,
-    steps) bool, targets of an entity whose type the site does not annotate; END is
-    never one.
+    Attributes:
+        ids: (batch, steps) with END, then PAD.
+        real: (batch, steps) bool, False at padding.
+        pseudo: (batch, steps) bool, the targets of entities whose type the site does
+            not annotate. END is never one of them.
     """
 
     ids: Tensor
@@ -154,46 +169,50 @@ class Targets:
 
     @classmethod
     def of(cls, corpus: PointerCorpus, chosen: np.ndarray, device: Any) -> Targets:
-        """The targets of the sentences `chosen`."""
+        """Return the targets of the sentences `chosen`."""
         bounds, types = corpus.entity_bounds, corpus.encoded.tagset.types
         counts = np.diff(bounds)[chosen]
-        most = int(counts.max())
-        real = np.arange(most) < counts[:, None]  # (batch, entities)
-        at = np.where(real, bounds[chosen][:, None] + np.arange(most), 0)
+        max_count = int(counts.max())
+        real = np.arange(max_count) < counts[:, None]  # (batch, entities)
+        at = np.where(real, bounds[chosen][:, None] + np.arange(max_count), 0)
         shift = first_position(len(types))
         table = corpus.entities + np.array(
             [shift, shift, FIRST_LABEL]
         )  # [tagsets eq 2]
-        ids = np.full((len(chosen), 3 * most + 1), PAD)
+
+        ids = np.full((len(chosen), 3 * max_count + 1), PAD)
         pseudo = np.zeros(ids.shape, bool)
-        if most:
-            unknown = np.array([name not in corpus.known for name in types])
-            other = unknown[corpus.entities[at, 2]] & real
-            ids[:, :-1] = np.where(real[..., None], table[at], PAD).reshape(
-                len(chosen), -1
-            )
-            pseudo[:, :-1] = np.repeat(other, 3, axis=1)
+        if max_count:
+            is_unknown_type = np.array([name not in corpus.known for name in types])
+            is_added = is_unknown_type[corpus.entities[at, 2]] & real
+            written = np.where(real[..., None], table[at], PAD)
+            ids[:, :-1] = written.reshape(len(chosen), -1)
+            pseudo[:, :-1] = np.repeat(is_added, 3, axis=1)
         ids[np.arange(len(chosen)), 3 * counts] = END
-        parts = (
-            torch.from_numpy(part).to(device) for part in (ids, ids != PAD, pseudo)
+        return cls(
+            ids=torch.from_numpy(ids).to(device),
+            real=torch.from_numpy(ids != PAD).to(device),
+            pseudo=torch.from_numpy(pseudo).to(device),
         )
-        return cls(*parts)
 
     @property
     def inputs(self) -> Tensor:
-        """(batch, steps) what the decoder reads: BEGIN, then the targets but the last."""
-        return torch.cat(
-            [torch.full_like(self.ids[:, :1], BEGIN), self.ids[:, :-1]], dim=1
-        )
+        """(batch, steps) the decoder's input: BEGIN, then all targets but the last."""
+        begin = torch.full_like(self.ids[:, :1], BEGIN)
+        return torch.cat([begin, self.ids[:, :-1]], dim=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Encoded sentences, and the rows that stand for each id as input and as output.
+    """Encoded sentences, and the vectors that stand for each id as input and output.
 
-    states, mask: the encoder's, (batch, longest, width) and (batch, longest). inputs,
-    outputs: (batch, ids, width). open: (batch, ids) bool, ids that a target may be at
-    all. layers: of the encoder, where they were asked for.
+    Attributes:
+        states: (batch, longest, width) the encoder's output.
+        mask: (batch, longest) bool, False at padding.
+        inputs: (batch, ids, width) what the decoder reads for each id.
+        outputs: (batch, ids, width) what its states are compared with.
+        open: (batch, ids) bool, the ids that can be a target at all.
+        layers: The states of the encoder's layers, if they were asked for.
     """
 
     states: Tensor
@@ -210,10 +229,18 @@ class Memory:
         sources: Sources,
         fixed: Tensor,
         prompts: PromptMap | None,
+        *,
         states: bool,
     ) -> Memory:
-        """Run the encoder once. fixed: (3 + types, width) rows of the marks and the
-        labels."""
+        """Run the encoder once.
+
+        Args:
+            bart: The backbone.
+            sources: The sentences.
+            fixed: (3 + types, width) vectors of the marks and the types.
+            prompts: The prompts of each attention.
+            states: Whether to keep the states of the layers.
+        """
         size, length = sources.text.shape
         result = bart.encoder(
             input_ids=sources.ids,
@@ -223,47 +250,55 @@ class Memory:
             return_dict=True,
         )
         encoded = result.last_hidden_state
-        # (batch, sub-words, width)
+        # (batch, sub-words, width), both
         embedded = bart.get_input_embeddings()(sources.text)
-        found = encoded[:, sources.offset : sources.offset + length]
+        encoded_text = encoded[:, sources.offset : sources.offset + length]
         marks = fixed.expand(size, -1, -1)
-        allowed = torch.ones(size, len(fixed), dtype=torch.bool, device=fixed.device)
-        allowed[:, [BEGIN, PAD]] = False
+        can_follow = torch.ones(size, len(fixed), dtype=torch.bool, device=fixed.device)
+        can_follow[:, [BEGIN, PAD]] = False
         return cls(
-            encoded,
-            sources.mask,
-            torch.cat([marks, embedded], dim=1),
-            torch.cat([marks, (found + embedded) / 2], dim=1),
-            torch.cat([allowed, sources.real], dim=1),
-            tuple(result.hidden_states[1:]) if states else (),
+            states=encoded,
+            mask=sources.mask,
+            inputs=torch.cat([marks, embedded], dim=1),
+            outputs=torch.cat([marks, (encoded_text + embedded) / 2], dim=1),
+            open=torch.cat([can_follow, sources.real], dim=1),
+            layers=tuple(result.hidden_states[1:]) if states else (),
         )
 
     def read(self, ids: Tensor) -> Tensor:
-        """The decoder's input for (batch, steps) ids: (batch, steps, width)."""
-        return self.inputs.gather(
-            1, ids.unsqueeze(-1).expand(-1, -1, self.inputs.shape[-1])
-        )
+        """Return (batch, steps, width), the decoder's input for (batch, steps) ids."""
+        width = self.inputs.shape[-1]
+        return self.inputs.gather(1, ids.unsqueeze(-1).expand(-1, -1, width))
 
     def scores(self, states: Tensor) -> Tensor:
-        """Decoder states (batch, steps, width) → (batch, steps, ids), -inf where none
-        may be."""
+        """Return (batch, steps, ids) scores, -inf where an id is impossible.
+
+        Args:
+            states: (batch, steps, width) the decoder's states.
+        """
         raw = states @ self.outputs.transpose(1, 2)
         return raw.masked_fill(~self.open.unsqueeze(1), -torch.inf)
 
     def rows(self, index: Tensor) -> Memory:
-        """The sentences of these rows alone."""
-        parts = (self.states, self.mask, self.inputs, self.outputs, self.open)
-        states, mask, inputs, outputs, allowed = (part[index] for part in parts)
-        return Memory(states, mask, inputs, outputs, allowed)
+        """Return some sentences, without the states of layers."""
+        return Memory(
+            states=self.states[index],
+            mask=self.mask[index],
+            inputs=self.inputs[index],
+            outputs=self.outputs[index],
+            open=self.open[index],
+        )
 
 
 def teacher_forced(
     bart: Any, memory: Memory, targets: Targets, prompts: PromptMap | None
 ) -> Tensor:
-    """The decoder's last states, (batch, steps, width), each step given the true ones
-    before.
+    """Return the decoder's states, each step given the true targets before it.
 
-    Padding stands behind, where a causal decoder does not look.
+    Padding stands behind the targets, where a causal decoder does not look.
+
+    Returns:
+        (batch, steps, width).
     """
     result = bart.decoder(
         inputs_embeds=memory.read(targets.inputs),
@@ -278,15 +313,17 @@ def teacher_forced(
 
 
 class Stepper:
-    """The decoder one step at a time, keys and values of earlier steps kept."""
+    """Runs the decoder step by step; keys and values of earlier steps are cached."""
 
     def __init__(self, bart: Any, memory: Memory, prompts: PromptMap | None) -> None:
-        self._bart, self._prompts, self.memory = bart, prompts, memory
+        self.memory = memory
+        self._bart = bart
+        self._prompts = prompts
         self._cache: Any = None
         self._cache_keyword = cache_keyword(bart.decoder)
 
     def step(self, ids: Tensor) -> Tensor:
-        """(batch,) ids just written → (batch, ids) scores of what comes next."""
+        """Return (batch, ids) scores of what follows the (batch,) ids just written."""
         result = self._bart.decoder(
             inputs_embeds=self.memory.read(ids[:, None]),
             encoder_hidden_states=self.memory.states,
@@ -300,74 +337,93 @@ class Stepper:
         return self.memory.scores(result.last_hidden_state)[:, 0]
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Continue with these sentences alone."""
         self.memory = self.memory.rows(rows)
         if self._cache is not None:
             self._cache.batch_select_indices(rows)
 
 
 def greedy(stepper: Stepper, grammar: Grammar) -> tuple[list[np.ndarray], np.ndarray]:
-    """The best id at each step among those that the grammar allows.
+    """Choose the best id at each step among those that the grammar allows.
 
-    Returns each sentence's (steps,) ids, without END; and (batch, most steps) how
-    probable each was among them. Sentences that are done leave the batch.
+    Finished sentences leave the batch.
+
+    Returns:
+        Each sentence's (steps,) ids without END; and (batch, max steps), the
+        probability of each chosen id among those allowed.
     """
     size, device = len(grammar.starts), grammar.starts.device
-    most = int(grammar.most.max())
+    max_steps = 3 * int(grammar.max_entities.max())
     alive = torch.arange(size, device=device)
-    written = torch.full((size, 3 * most), PAD, device=device)
-    sure = torch.ones(size, 3 * most, device=device)
+    written = torch.full((size, max_steps), PAD, device=device)
+    probabilities = torch.ones(size, max_steps, device=device)
     chosen = torch.full((size,), BEGIN, device=device)
-    for step in range(3 * most):
+
+    for step in range(max_steps):
         scores = stepper.step(chosen)
         scores = scores.masked_fill(~grammar.allowed(), -torch.inf)
         chosen = scores.argmax(dim=-1)  # [tagsets eq 4]
-        best = scores.softmax(dim=-1).gather(1, chosen[:, None])[:, 0]
-        going = chosen != END
-        if not bool(going.all()):  # only in place of a start, so all stay in step
-            rows = going.nonzero().squeeze(1)
+        probability = scores.softmax(dim=-1).gather(1, chosen[:, None])[:, 0]
+        goes_on = chosen != END
+        # END stands in the place of a start alone, so all sentences stay in step.
+        if not bool(goes_on.all()):
+            rows = goes_on.nonzero().squeeze(1)
             if not len(rows):
                 break
             stepper.keep(rows)
-            alive, chosen, grammar = alive[rows], chosen[rows], grammar.rows(rows)
-            best = best[rows]
-        written[alive, step], sure[alive, step] = chosen, best
+            alive = alive[rows]
+            chosen = chosen[rows]
+            probability = probability[rows]
+            grammar = grammar.rows(rows)
+        written[alive, step] = chosen
+        probabilities[alive, step] = probability
         grammar = grammar.after(chosen)
+
     table = written.cpu().numpy()
-    return [row[row != PAD] for row in table], sure.cpu().double().numpy()
+    return [row[row != PAD] for row in table], probabilities.cpu().double().numpy()
 
 
 def word_edges(
     corpus: PointerCorpus, chosen: np.ndarray, longest: int
-) -> Sequence[np.ndarray]:
-    """(batch, longest) bool twice: where a word of the sentence begins, and where one
-    ends."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return where words begin and where they end, (batch, longest) bool each."""
     counts = corpus.encoded.lengths[chosen]
     row = np.repeat(np.arange(len(chosen)), counts)
     skipped = np.repeat(
         corpus.encoded.bounds[chosen] - (np.cumsum(counts) - counts), counts
     )
     words = np.arange(len(row)) + skipped
-    edges = []
-    for at in (corpus.first, corpus.last):
-        mask = np.zeros((len(chosen), longest), bool)
-        mask[row, at[words]] = True
-        edges.append(mask)
-    return edges
+    starts = np.zeros((len(chosen), longest), bool)
+    ends = np.zeros((len(chosen), longest), bool)
+    starts[row, corpus.first[words]] = True
+    ends[row, corpus.last[words]] = True
+    return starts, ends
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenBart:
+    """The frozen part of a model. It is not a module: it is not saved and not sent.
+
+    Attributes:
+        backbone: What all models of a process share.
+        view: This model's modules on the shared weights.
+        attentions: The self-attentions of the view that take prompts.
+    """
+
+    backbone: BartBackbone
+    view: Any
+    attentions: list[nn.Module]
 
 
 class PromptBart(Model):
-    """The pointer model for one tag set; see `build_prompt_bart`.
-
-    The backbone is no part of the module: it is shared, never saved and never sent.
-    """
+    """The pointer model for one tag set; see `build_prompt_bart`."""
 
     transfer = "prompts.q"
     reads = PointerCorpus
-    place = "backbone"
-    sure = (
-        "the product of the probabilities of its start, its end and its label when each was "
-        "written, among what could stand there"
+    encoder_key = "backbone"
+    confidence_meaning = (
+        "the product of the probabilities of its start, its end and its label when "
+        "each was written, among what could stand there"
     )
 
     def __init__(
@@ -383,74 +439,111 @@ class PromptBart(Model):
         heads = [shape.encoder_attention_heads] * shape.encoder_layers
         heads += [shape.decoder_attention_heads] * shape.decoder_layers
         self.prompts = Prompts(
-            len(heads), heads, shape.d_model, config.prompts, config.prompt_hidden, seed
+            len(heads),
+            heads,
+            shape.d_model,
+            count=config.prompts,
+            hidden=config.prompt_hidden,
+            seed=seed,
         ).to(device)
-        self._fixed: Tensor
+
+        self._fixed: Tensor  # (3 + types, width)
         rows = fixed_rows(backbone, tagset.types, config.label_words)
-        self.register_buffer("_fixed", rows, persistent=False)  # (3 + types, d)
+        self.register_buffer("_fixed", rows, persistent=False)
+
         view = backbone.view(config.dropout)
         if config.tune_cross_attention:
             self.cross = nn.ModuleList(own_cross_attentions(view))
-        # In a tuple, so that it is no submodule: neither saved nor sent with this
-        # model.
-        self._frozen = (backbone, view, self_attentions(view))
+        self.frozen = FrozenBart(backbone, view, self_attentions(view))
         self.train(self.training)
 
-    @property
-    def frozen(self) -> int:
-        """Parameters of the backbone but those of which this model trains a copy."""
+    def count_frozen(self) -> int:
+        """Return the number of the backbone's parameters without those trained here."""
+        total = sum(p.numel() for p in self.frozen.backbone.model.parameters())
         tuned = sum(
             p.numel()
             for name, p in self.named_parameters()
             if name.startswith("cross.")
         )
-        return sum(p.numel() for p in self._frozen[0].model.parameters()) - tuned
+        return total - tuned
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """d for each layer of the encoder."""
-        shape = self._frozen[0].model.config
+        """The number of columns of each layer of the encoder."""
+        shape = self.frozen.backbone.model.config
         return (int(shape.d_model),) * int(shape.encoder_layers)
 
     @property
     def limits(self) -> PointerLimits:
-        """The most sub-words and entities of one sentence."""
-        backbone, config = self._frozen[0], self.config
-        room = (backbone.steps - 1) // 3
+        """The largest numbers of sub-words and entities of one sentence."""
+        config = self.config
+        max_subwords = self.frozen.backbone.frame.capacity
+        max_entities = (self.frozen.backbone.steps - 1) // 3
         return PointerLimits(
-            min(
-                config.max_subwords or backbone.frame.capacity, backbone.frame.capacity
-            ),
-            min(config.max_entities or room, room),
+            subwords=min(config.max_subwords or max_subwords, max_subwords),
+            entities=min(config.max_entities or max_entities, max_entities),
         )
 
-    def train(self, mode: bool = True) -> PromptBart:
-        """Training mode; the backbone follows only where the configuration has dropout."""
+    def train(
+        self,
+        mode: bool = True,  # noqa: FBT001, FBT002 - as in torch
+    ) -> PromptBart:
+        """Switch training mode on or off.
+
+        The backbone follows only if the configuration has dropout.
+        """
         super().train(mode)
-        self._frozen[1].train(mode and self.config.dropout > 0)
+        self.frozen.view.train(mode and self.config.dropout > 0)
         return self
 
     @property
     def backbone_fingerprint(self) -> str:
         """SHA-256 over the backbone's files."""
-        return self._frozen[0].fingerprint
+        return self.frozen.backbone.fingerprint
 
-    def _encode(self, documents: tuple[Document, ...], how: Preparing) -> PointerCorpus:
-        """Nothing is kept in `cache`."""
+    def _encode(
+        self, documents: tuple[Document, ...], options: PrepareOptions
+    ) -> PointerCorpus:
+        """Encode documents; nothing is cached."""
         corpus = encode_pointers(
-            documents, self.tagset, self._frozen[0].split, self.limits
+            documents, self.tagset, self.frozen.backbone.split, self.limits
         )
-        if how.progress is not None:
-            how.progress(len(documents), len(documents))
+        if options.progress is not None:
+            options.progress(len(documents), len(documents))
         return corpus
 
     def soften(
-        self, corpus: PreparedCorpus, rows: np.ndarray | None = None
+        self,
+        corpus: PreparedCorpus,  # noqa: ARG002 - refused
+        rows: np.ndarray | None = None,  # noqa: ARG002
     ) -> NoReturn:
-        """Raises ConfigError: a pointer model has no posterior that can be summed."""
+        """Raise ConfigError: a pointer model has no posterior that can be summed."""
         raise ConfigError(
             'soft distillation needs a model with a CRF: set kind = "tagger" or '
             '"encoder-tagger", or switch it off'
+        )
+
+    def predict_tags(
+        self,
+        corpus: PreparedCorpus,  # noqa: ARG002 - refused
+        rows: np.ndarray,  # noqa: ARG002
+    ) -> NoReturn:
+        """Raise ModelError: a pointer model predicts spans, not tags."""
+        raise ModelError(
+            "a pointer network predicts spans and not a tag for each word: use a "
+            "tagger or a token classifier"
+        )
+
+    def alternatives(
+        self,
+        document: Document,  # noqa: ARG002 - refused
+        span: Span,  # noqa: ARG002
+    ) -> NoReturn:
+        """Raise ModelError: a pointer network scores only what it writes itself."""
+        raise ModelError(
+            "a pointer network writes its mentions one after the other and has no "
+            "score of what it did not write: explain with a tagger or a token "
+            "classifier"
         )
 
     def losses(
@@ -460,28 +553,30 @@ class PromptBart(Model):
         *,
         states: bool = False,
     ) -> Losses:
-        """Sums of each sentence's cross-entropies, by origin; see `Losses`.
+        """As `Model.losses`: sums of each sentence's cross-entropies, by origin.
 
-        hidden: each encoder layer's output, mean over the sentence's sub-words.
-        outputs: the decoder's last states, a sentence's steps together. The candidates
-        of `score` are the ids of `pointer.py`.
+        `hidden` is each encoder layer's output, the mean over the sentence's sub-words.
+        `outputs` are the decoder's last states, a sentence's steps together. The
+        candidates of `score` are the ids of `pointer.py`.
         """
-        return self._losses(
-            self.own(corpus), chosen_of(indices), self.prompts(), states
-        )
+        prepared = self.require_corpus(corpus)
+        chosen = require_sentences(indices)
+        return self._losses(prepared, chosen, self.prompts(), states=states)
 
     def _losses(
         self,
         corpus: PointerCorpus,
         chosen: np.ndarray,
         pairs: Sequence[KeyValues],
+        *,
         states: bool = False,
     ) -> Losses:
-        backbone, view, attentions = self._frozen
-        prompts = joined(attentions, pairs)
-        sources = Sources.of(corpus, chosen, backbone, self.device)
+        """Compute `losses` with these prompts, a pair for each attention."""
+        view = self.frozen.view
+        prompts = joined(self.frozen.attentions, pairs)
+        sources = Sources.of(corpus, chosen, self.frozen.backbone, self.device)
         targets = Targets.of(corpus, chosen, self.device)
-        memory = Memory.of(view, sources, self._fixed, prompts, states)
+        memory = Memory.of(view, sources, self._fixed, prompts, states=states)
         # (batch, steps, width)
         outputs = teacher_forced(view, memory, targets, prompts)
         scores = memory.scores(outputs)
@@ -494,88 +589,108 @@ class PromptBart(Model):
         if not states:
             return Losses(source, target)
 
-        def score(steps: Tensor) -> Tensor:
-            padded = torch.zeros_like(outputs).masked_scatter(
-                targets.real.unsqueeze(-1), steps
-            )
-            return memory.scores(padded)[targets.real]
-
-        at = sources.real.unsqueeze(-1)  # (batch, sub-words, 1)
-        text = slice(sources.offset, sources.offset + at.shape[1])
-        hidden = tuple((h[:, text] * at).sum(1) / at.sum(1) for h in memory.layers)
         real = targets.real
+
+        def score(steps: Tensor) -> Tensor:
+            padded = torch.zeros_like(outputs).masked_scatter(real.unsqueeze(-1), steps)
+            return memory.scores(padded)[real]
+
+        inside = sources.real.unsqueeze(-1)  # (batch, sub-words, 1)
+        text = slice(sources.offset, sources.offset + inside.shape[1])
         return Losses(
-            source, target, hidden, outputs[real], targets.pseudo[real], score
+            source,
+            target,
+            hidden=tuple(
+                (layer[:, text] * inside).sum(1) / inside.sum(1)
+                for layer in memory.layers
+            ),
+            outputs=outputs[real],
+            pseudo=targets.pseudo[real],
+            score=score,
         )
 
     @torch.enable_grad()
     def gradients(
         self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        """See `Model.gradients`; size = N_q · d.
+        """As `Model.gradients`; the size is N_q · d.
 
         Each sentence gets its own copy of every layer's prompt keys and values, behind
-        the
-        projections: one backward pass through the backbone gives the gradient with
-        respect to each copy, one vector-Jacobian product takes them to q. The target
-        takes a second pass.
+        the projections. One backward pass through the backbone gives the gradient with
+        respect to each copy, and one vector-Jacobian product takes these to q. The
+        target needs a second pass.
         """
+        prepared = self.require_corpus(corpus)
+        chosen = require_sentences(indices)
         with evaluating(self):
             parts = [part.detach() for pair in self.prompts() for part in pair]
             leaves = [
-                part.expand(len(indices), *part.shape).requires_grad_()
-                for part in parts
+                part.expand(len(chosen), *part.shape).requires_grad_() for part in parts
             ]
             pairs = list(zip(leaves[::2], leaves[1::2], strict=True))
-            losses = self._losses(self.own(corpus), chosen_of(indices), pairs)
-        added = bool(losses.target.detach().any())
-        own = torch.autograd.grad(losses.source.sum(), leaves, retain_graph=added)
-        source = self.prompts.pull(own).flatten(1)
-        if not added:
+            losses = self._losses(prepared, chosen, pairs)
+
+        has_target = bool(losses.target.detach().any())
+        of_source = torch.autograd.grad(
+            losses.source.sum(), leaves, retain_graph=has_target
+        )
+        source = self.prompts.pull(of_source).flatten(1)
+        if not has_target:
             return source, torch.zeros_like(source[0])
-        other = torch.autograd.grad(losses.target.sum(), leaves)
-        total = self.prompts.pull([part.sum(dim=0, keepdim=True) for part in other])
+        of_target = torch.autograd.grad(losses.target.sum(), leaves)
+        total = self.prompts.pull([p.sum(dim=0, keepdim=True) for p in of_target])
         return source, total.flatten()
 
-    def alternatives(self, document: Document, span: Span) -> NoReturn:
-        """Raises ModelError: a pointer network scores only what it writes itself."""
-        raise ModelError(
-            "a pointer network writes its mentions one after the other and has no score of what it "
-            "did not write: explain with a tagger or a token classifier"
-        )
-
-    def _found(self, corpus: PointerCorpus, confidence: bool) -> tuple[Document, ...]:
-        found: list[list[Span]] = [[] for _ in corpus.documents]
+    def _predict(
+        self, corpus: PointerCorpus, *, with_confidence: bool
+    ) -> tuple[Document, ...]:
+        predicted: list[list[Span]] = [[] for _ in corpus.documents]
         pairs = self.prompts()
-        for chosen in length_batches(corpus.lengths.tolist(), *PREDICT_BATCH):
-            decoded, sure = self._decode(corpus, chosen, pairs)
-            for sentence, ids, each in zip(chosen.tolist(), decoded, sure, strict=True):
-                length = int(corpus.lengths[sentence])
-                entities = repair(ids.tolist(), len(self.tagset.types), length)
-                spans = corpus.spans(sentence, entities) if len(entities) else []
-                if confidence:  # the grammar leaves nothing to repair: three ids an entity, in order
-                    chances = each[: len(ids)].reshape(-1, 3).prod(1).tolist()
-                    both = zip(spans, chances, strict=True)
-                    spans = [replace(span, confidence=chance) for span, chance in both]
-                found[corpus.encoded.sentence_document[sentence]] += spans
+        groups = length_batches(
+            corpus.lengths.tolist(), PREDICT_SUBWORDS, PREDICT_SENTENCES
+        )
+        for chosen in groups:
+            decoded, probabilities = self._decode(corpus, chosen, pairs)
+            for sentence, ids, each in zip(
+                chosen.tolist(), decoded, probabilities, strict=True
+            ):
+                spans = self._spans(corpus, sentence, ids)
+                if with_confidence:
+                    # The grammar leaves nothing to repair: each entity has three ids,
+                    # and they are in the order of the spans.
+                    confidences = each[: len(ids)].reshape(-1, 3).prod(1).tolist()
+                    spans = [
+                        replace(span, confidence=confidence)
+                        for span, confidence in zip(spans, confidences, strict=True)
+                    ]
+                predicted[corpus.encoded.sentence_document[sentence]] += spans
         return tuple(
             replace(document, spans=tuple(sorted(spans)))
-            for document, spans in zip(corpus.documents, found, strict=True)
+            for document, spans in zip(corpus.documents, predicted, strict=True)
         )
+
+    def _spans(
+        self, corpus: PointerCorpus, sentence: int, ids: np.ndarray
+    ) -> list[Span]:
+        """Return the spans that the ids of one sentence write."""
+        length = int(corpus.lengths[sentence])
+        entities = repair(ids.tolist(), len(self.tagset.types), length)
+        return corpus.spans(sentence, entities) if len(entities) else []
 
     def _decode(
         self, corpus: PointerCorpus, chosen: np.ndarray, pairs: Sequence[KeyValues]
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """The ids that the model writes for some sentences, and how sure it is: see
-        `greedy`."""
-        backbone, view, attentions = self._frozen
-        prompts = joined(attentions, pairs)
-        sources = Sources.of(corpus, chosen, backbone, self.device)
+        """Return the ids that the model writes for some sentences; see `greedy`."""
+        view = self.frozen.view
+        prompts = joined(self.frozen.attentions, pairs)
+        sources = Sources.of(corpus, chosen, self.frozen.backbone, self.device)
         memory = Memory.of(view, sources, self._fixed, prompts, states=False)
-        edges = word_edges(corpus, chosen, sources.text.shape[1])
-        starts, ends = (torch.from_numpy(edge).to(self.device) for edge in edges)
+        starts, ends = word_edges(corpus, chosen, sources.text.shape[1])
         grammar = Grammar.begin(
-            len(self.tagset.types), starts, ends, self.limits.entities
+            len(self.tagset.types),
+            torch.from_numpy(starts).to(self.device),
+            torch.from_numpy(ends).to(self.device),
+            self.limits.entities,
         )
         return greedy(Stepper(view, memory, prompts), grammar)
 
@@ -586,8 +701,14 @@ def build_prompt_bart(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> PromptBart:
-    """A new model. Raises as `build_model`; ConfigError also for label words of no type
-    or alike for two."""
+    """Return a new model.
+
+    Raises:
+        ConfigError: No backbone is named, or label words belong to no type or are the
+            same for two; or as `build_model`.
+        ModelError: As `build_model`.
+        MissingExtra: As `build_model`.
+    """
     if not config.backbone:
         raise ConfigError(
             'kind = "prompt-bart" needs backbone = a Hugging Face BART directory'

@@ -4,14 +4,15 @@ A kind is a module of this folder with the constant `KIND` (see `model.py`):
 "encoder-tagger" is found in `encoder_tagger`. Other packages add kinds by entry points
 (`core/plugins.py`).
 
-A folder holds `model.json` (what it is) and `model.safetensors` (what was trained); a
-light tagger's two files are called `tagger.json` and `tagger.safetensors`. It is
-replaced as a whole or not at all. What is frozen (word vectors, encoders, backbones) is
-not copied into it: the folder names the place and the SHA-256 of the content, and
-loading compares the two.
+A folder holds `model.json` (the description) and `model.safetensors` (what was
+trained); the two files of a light tagger are called `tagger.json` and
+`tagger.safetensors`. A folder is replaced completely or not at all. What is frozen
+(word vectors, encoders, backbones) is not copied into it: the folder names the place
+and the SHA-256 of the content, and loading compares the two.
 
-A token classifier is fine-tuned whole, so it is a plain Hugging Face directory, which
-other programs read too; such a directory that others trained is loaded alike.
+A token classifier is fine-tuned as a whole and therefore saved as a plain Hugging Face
+directory, which other programs read too. Such a directory of another program is loaded
+in the same way.
 """
 
 from __future__ import annotations
@@ -44,20 +45,22 @@ from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of
 from fednotes.core.types import TagSet
 from fednotes.encoders.reading import READING
-from fednotes.taggers.model import Kind, Model, ModelConfig
+from fednotes.encoders.vectors import WordVectors
+from fednotes.taggers.model import Kind, Model, ModelConfig, SavesItself
 
 FORMAT = 1
-STEMS = ("tagger", "model")  # file names; which of the two follows from the kind
 DEFAULT = "tagger"
-PLACES = ("contextual", "encoder", "backbone")  # keys that name a frozen encoder
+# The names of a folder's two files: those of the default kind, and of all others.
+STEMS = (DEFAULT, "model")
+# The keys of specifications that name a frozen encoder.
+PLACES = ("contextual", "encoder", "backbone")
 
 
 # ---- by kind -------------------------------------------------------------------------
 
 
 def kinds() -> list[str]:
-    """Return the names of all kinds, the default one first and those of other packages
-    last."""
+    """Return the names of all kinds: the default, then others, then plug-ins."""
     built_in = _built_in_kinds()
     return [*built_in, *sorted(plugins.added("taggers", built_in))]
 
@@ -70,8 +73,8 @@ def _built_in_kinds() -> list[str]:
     )
 
 
-def _kind(name: str) -> Kind | None:
-    """Return the kind of this name, or None where there is none."""
+def _find_kind(name: str) -> Kind | None:
+    """Return the kind of this name, or None if there is none."""
     built_in = _built_in_kind(name)
     if built_in is not None:
         return built_in
@@ -80,6 +83,7 @@ def _kind(name: str) -> Kind | None:
 
 
 def _built_in_kind(name: str) -> Kind | None:
+    """Return the kind of this name in this folder, or None if there is none."""
     module = f"{__package__}.{name.replace('-', '_')}"
     if "." in name or "_" in name or find_spec(module) is None:
         return None
@@ -88,88 +92,109 @@ def _built_in_kind(name: str) -> Kind | None:
 
 
 def model_class(kind: str) -> type[ModelConfig]:
-    """The class of a kind's specification.
+    """Return the class of a kind's specification.
 
-    Raises ConfigError where there is no such kind.
+    Raises:
+        ConfigError: There is no such kind.
     """
-    found = _kind(kind)
-    if found is None:
+    entry = _find_kind(kind)
+    if entry is None:
         raise ConfigError(f"unknown kind {kind!r}; {nearest(kind, kinds())}")
-    return found.config
+    return entry.config
 
 
 def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
-    """A specification from a TOML table; its key `kind` says of what (default
-    "tagger").
+    """Return the specification of a TOML table; its key `kind` names the kind.
 
-    where: how messages call the table. Raises ConfigError for an unknown kind or key
-    (with the nearest name), a value of the wrong type or an impossible one.
+    Args:
+        table: The table. Without `kind` it describes a light tagger.
+        where: The name by which messages call the table.
+
+    Raises:
+        ConfigError: The kind or a key is unknown (the message has the nearest name), or
+            a value is of the wrong type or impossible.
     """
     name = table.get("kind", DEFAULT)
-    found = _kind(name) if isinstance(name, str) else None
-    if found is None:
+    entry = _find_kind(name) if isinstance(name, str) else None
+    if entry is None:
         raise ConfigError(
             f"{where}: unknown kind {name!r}; {nearest(str(name), kinds())}"
         )
-    if found.read is not None:
-        made = found.read(
-            {key: value for key, value in table.items() if key != "kind"}, where
-        )
+    config: ModelConfig
+    if entry.read is None:
+        config = build(entry.config, table, where)
     else:
-        made = build(found.config, table, where)
-    config: ModelConfig = made
+        settings = {key: value for key, value in table.items() if key != "kind"}
+        config = entry.read(settings, where)
     return config
 
 
 def build_model(
     config: ModelConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
 ) -> Model:
-    """A new model; equal seeds give equal initial values of all that tag sets share.
+    """Return a new model.
 
-    The global random state is left as it was. Raises ConfigError (no types, no such
-    device), ModelError (word vectors, encoder or backbone missing or damaged),
-    MissingExtra.
+    Equal seeds give equal initial values of all that tag sets share. The global random
+    state does not change.
+
+    Raises:
+        ConfigError: The tag set has no types, or there is no such device.
+        ModelError: Word vectors, encoder or backbone are missing or damaged.
+        MissingExtra: A package is missing.
     """
-    found = _kind(config.kind)
-    assert found is not None
-    return found.build(config, tagset, seed, device)
+    entry = _find_kind(config.kind)
+    assert entry is not None
+    return entry.build(config, tagset, seed, device)
 
 
 # ---- as a folder ---------------------------------------------------------------------
 
 
 def save_model(model: Model, directory: str | Path) -> None:
-    """Write a model; an earlier one in this folder stays whole until the new one is.
+    """Write a model into a folder.
 
-    Raises ModelError if a parameter is not finite or the folder holds something else,
-    FednotesError if the disk is full or not writable.
+    An earlier model in the folder stays until the new one is complete.
+
+    Raises:
+        ModelError: A parameter is not finite, or the folder holds something else.
+        FednotesError: The disk is full or not writable.
     """
     path = Path(directory)
-    ours = _described(path) or _saved_by_us(path)
-    if path.exists() and not ours and (path.is_file() or any(path.iterdir())):
-        raise ModelError(
-            f"{path}: exists and is not a model's folder; name another one"
-        )
-    if model.whole:
+    _require_replaceable(path)
+    if isinstance(model, SavesItself):
         _require_finite(path, model.state_dict())
-        write_folder(path, lambda folder: _filled(folder, model))
+        write_folder(path, lambda folder: _fill(folder, model))
         return
-    tensors = {n: p.detach().cpu().contiguous() for n, p in model.trainable().items()}
+
+    tensors = {
+        name: parameter.detach().cpu().contiguous()
+        for name, parameter in model.trainable().items()
+    }
     _require_finite(path, tensors)
     data = tensor_bytes(tensors)
-    facts = _facts(model) | {
+    facts = _describe(model) | {
         "tensors": {name: list(value.shape) for name, value in sorted(tensors.items())},
         "sha256": hashlib.sha256(data).hexdigest(),
     }
     text = json.dumps(facts, indent=2, ensure_ascii=False)
-    stem = _stem(model.config.kind)
+    stem = DEFAULT if model.config.kind == DEFAULT else "model"
     files = {f"{stem}.safetensors": data, f"{stem}.json": text.encode() + b"\n"}
-    write_folder(path, lambda folder: _filled(folder, files))
+    write_folder(path, lambda folder: _fill(folder, files))
 
 
-def _filled(folder: Path, content: Model | Mapping[str, bytes]) -> None:
-    """Write files, or what a model writes itself, so that they are on disk."""
-    if isinstance(content, Model):
+def _require_replaceable(path: Path) -> None:
+    """Raise ModelError if a path holds anything but a model of this package."""
+    if not path.exists() or _is_described(path) or _is_saved_by_us(path):
+        return
+    if path.is_file() or any(path.iterdir()):
+        raise ModelError(
+            f"{path}: exists and is not a model's folder; name another one"
+        )
+
+
+def _fill(folder: Path, content: SavesItself | Mapping[str, bytes]) -> None:
+    """Write files, or a model that saves itself, and sync them to the disk."""
+    if isinstance(content, SavesItself):
         content.save(folder)
     else:
         for name, data in content.items():
@@ -179,17 +204,18 @@ def _filled(folder: Path, content: Model | Mapping[str, bytes]) -> None:
             os.fsync(written.fileno())
 
 
-def _described(path: Path) -> bool:
+def _is_described(path: Path) -> bool:
+    """Return whether a folder has a description in the format of this package."""
     return any((path / f"{stem}.json").is_file() for stem in STEMS)
 
 
 def is_model(path: Path) -> bool:
-    """Whether a folder holds a model that `load_model` may open."""
-    return _described(path) or (path / "config.json").is_file()
+    """Return whether a folder holds a model that `load_model` may open."""
+    return _is_described(path) or (path / "config.json").is_file()
 
 
-def _saved_by_us(directory: Path) -> bool:
-    """Whether `save_model` wrote this Hugging Face directory."""
+def _is_saved_by_us(directory: Path) -> bool:
+    """Return whether `save_model` wrote this Hugging Face directory."""
     try:
         facts = read_json(directory / "config.json", strict=False)
     except (OSError, ValueError):
@@ -203,50 +229,39 @@ def load_model(
     backbone: str | None = None,
     word_vectors: str | Path | None = None,
 ) -> Model:
-    """Read a model of any kind, in evaluation mode; also a token classifier of others.
+    """Read a model of any kind, in evaluation mode.
 
-    backbone, word_vectors: where the frozen encoder or encoder-decoder, or the vector
-    file, is on this machine, if not where it was when the model was saved; the content
-    must be the same. A model that has none ignores them.
+    A token classifier of another program is read too.
 
-    Raises ModelError (folder, vectors or backbone missing, damaged or not those the
-    model was trained with, a later format, weights that are not finite), MissingExtra,
-    ConfigError for a device that is not here.
+    Args:
+        directory: The model's folder.
+        device: The device for the model.
+        backbone: Where the frozen encoder or encoder-decoder is on this machine, if it
+            is not where it was when the model was saved. The content must be the same.
+            A model without one ignores it.
+        word_vectors: Where the vector file is, likewise.
+
+    Raises:
+        ModelError: The folder, vectors or backbone are missing, damaged or not those
+            that the model was trained with; the format is later; or weights are not
+            finite.
+        MissingExtra: A package is missing.
+        ConfigError: There is no such device.
     """
     path = Path(directory)
     device_of(device)
-    if (path / "config.json").is_file() and not _described(path):
+    if (path / "config.json").is_file() and not _is_described(path):
         from fednotes.taggers.token_classifier import open_token_classifier
 
         classifier = open_token_classifier(path, device)
         _require_finite(path, classifier.state_dict())
         return classifier
-    file, facts = _read_facts(path)
-    config, tagset = _specification(file, facts)
-    given = {"word_vectors": word_vectors, **dict.fromkeys(PLACES, backbone)}
-    moved = {
-        k: str(v)
-        for k, v in given.items()
-        if v is not None and getattr(config, k, None)
-    }
-    config = replace(config, **moved)
+
+    file, facts = _read_description(path)
+    config, tagset = _read_specification(file, facts)
+    config = _with_places(config, backbone, word_vectors)
     tensors = _read_tensors(file, facts)
-    held = sum(tensor.numel() for tensor in tensors.values())
-    try:
-        with bounded_allocation(held):
-            model = build_model(config, tagset, seed=0, device=device)
-    except (ConfigError, OversizedModelError) as error:
-        raise ModelError(f"{file}: {error}") from error
-    except ModelError as error:
-        raise ModelError(
-            f"{path}: {error} (if it is elsewhere on this machine, name it as backbone or "
-            "word_vectors; in a command with --backbone)"
-        ) from error
-    except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
-        reason = str(error).partition("\n")[0][:200]
-        raise ModelError(
-            f"{file}: describes no model that can be made ({reason})"
-        ) from error
+    model = _build_described(path, file, config, tagset, tensors, device)
     _require_same_tables(path, facts, model)
     parameters = model.trainable()
     _require_same_shapes(file, tensors, parameters)
@@ -254,72 +269,135 @@ def load_model(
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
-    model.train(False)
+    model.eval()
     return model
 
 
-def _stem(kind: str) -> str:
-    return DEFAULT if kind == DEFAULT else "model"
-
-
-def _facts(model: Any) -> dict[str, Any]:
-    """All but the tensors: what the model is, and which frozen tables it needs."""
-    config, tagset = model.config, model.tagset
-    table: dict[str, Any] = {
-        field.name: dict(value) if isinstance(value, Mapping) else value
-        for field in fields(config)
-        if field.name != "kind"
-        for value in [getattr(config, field.name)]
+def _with_places(
+    config: ModelConfig, backbone: str | None, word_vectors: str | Path | None
+) -> ModelConfig:
+    """Return a specification with places on this machine, if it has such keys."""
+    places = {"word_vectors": word_vectors, **dict.fromkeys(PLACES, backbone)}
+    changed: dict[str, Any] = {
+        key: str(place)
+        for key, place in places.items()
+        if place is not None and getattr(config, key, None)
     }
+    return replace(config, **changed)
+
+
+def _build_described(
+    path: Path,
+    file: Path,
+    config: ModelConfig,
+    tagset: TagSet,
+    tensors: Mapping[str, Tensor],
+    device: str | torch.device,
+) -> Model:
+    """Build the model that a folder describes, within the memory that it can need.
+
+    Args:
+        path: The folder.
+        file: Its description.
+        config: The specification.
+        tagset: The tag set.
+        tensors: The saved parameters.
+        device: The device for the model.
+
+    Raises:
+        ModelError: No such model can be built.
+    """
+    size = sum(tensor.numel() for tensor in tensors.values())
+    try:
+        with bounded_allocation(size):
+            return build_model(config, tagset, seed=0, device=device)
+    except (ConfigError, OversizedModelError) as error:
+        raise ModelError(f"{file}: {error}") from error
+    except ModelError as error:
+        raise ModelError(
+            f"{path}: {error} (if it is elsewhere on this machine, name it as backbone "
+            "or word_vectors; in a command with --backbone)"
+        ) from error
+    except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise ModelError(
+            f"{file}: does not describe a model that can be built ({reason})"
+        ) from error
+
+
+def _describe(model: Model) -> dict[str, Any]:
+    """Return the description of a model: all but the tensors, as JSON."""
+    config = model.config
+    table: dict[str, Any] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name != "kind":
+            table[field.name] = dict(value) if isinstance(value, Mapping) else value
+
     facts: dict[str, Any] = {
         "format": FORMAT,
         "fednotes": __version__,
         "kind": config.kind,
     }
-    if getattr(model, "vectors", None) is not None:
-        vectors = model.vectors
+    vectors = _word_vectors_of(model)
+    if vectors is not None:
         table["word_vectors"] = str(vectors.path)
         facts["word_vectors"] = {"name": vectors.path.name, "sha256": vectors.sha256}
-    if fingerprint := model.backbone_fingerprint:
-        name = table[model.place]
-        facts[_table_key(config.kind)] = {
+    fingerprint = model.backbone_fingerprint
+    if fingerprint:
+        name = table[model.encoder_key]
+        facts[_backbone_key(config.kind)] = {
             "name": name,
             "fingerprint": fingerprint,
             "reading": READING,
         }
-        table[model.place] = _absolute(name)
-    return facts | {
-        "config": table,
-        "tagset": {"types": list(tagset.types), "scheme": tagset.scheme},
+        table[model.encoder_key] = _absolute_place(name)
+    facts["config"] = table
+    facts["tagset"] = {
+        "types": list(model.tagset.types),
+        "scheme": model.tagset.scheme,
     }
+    return facts
 
 
-def _table_key(kind: str) -> str:
+def _word_vectors_of(model: Model) -> WordVectors | None:
+    """Return the word vectors that a model reads."""
+    vectors = getattr(model, "vectors", None)
+    return vectors if isinstance(vectors, WordVectors) else None
+
+
+def _backbone_key(kind: str) -> str:
+    """Return the key of a description under which the frozen encoder stands."""
     return "contextual" if kind == DEFAULT else "backbone"
 
 
-def _absolute(spec: str) -> str:
-    """A directory's absolute path (options behind "#" are kept); a name stays a name."""
-    head, mark, options = (spec, "", "") if Path(spec).is_dir() else spec.partition("#")
+def _absolute_place(spec: str) -> str:
+    """Return a directory's absolute path, with its options behind "#".
+
+    A name such as "minilm" stays a name.
+    """
+    if Path(spec).is_dir():
+        return str(Path(spec).resolve())
+    head, mark, options = spec.partition("#")
     path = Path(head).expanduser()
-    return (
-        str(path.resolve()) + mark + options
-        if head != "minilm" and path.is_dir()
-        else spec
-    )
+    if head == "minilm" or not path.is_dir():
+        return spec
+    return str(path.resolve()) + mark + options
 
 
-def _read_facts(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The file that describes the model, and what it says."""
-    file = next(
-        (f for s in STEMS if (f := path / f"{s}.json").is_file()), path / "model.json"
-    )
+def _read_description(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the file that describes a model, and its content."""
+    file = path / "model.json"
+    for stem in STEMS:
+        if (path / f"{stem}.json").is_file():
+            file = path / f"{stem}.json"
+            break
     try:
         facts = read_json(file)
     except OSError as error:
         raise ModelError(
-            f"{path}: no model here ({file.name}: {error.strerror}); name the folder that "
-            "training wrote"
+            f"{path}: no model here ({file.name}: {error.strerror}); name the folder "
+            "that training wrote"
         ) from error
     except ValueError as error:
         raise ModelError(
@@ -330,18 +408,21 @@ def _read_facts(path: Path) -> tuple[Path, dict[str, Any]]:
     if facts["format"] != FORMAT:
         raise ModelError(
             f"{file}: format {facts['format']}, written by fednotes "
-            f"{facts.get('fednotes', '?')}; this version ({__version__}) reads format {FORMAT}: "
-            "install the version that wrote it"
+            f"{facts.get('fednotes', '?')}; this version ({__version__}) reads format "
+            f"{FORMAT}: install the version that wrote it"
         )
     return file, facts
 
 
-def _specification(file: Path, facts: dict[str, Any]) -> tuple[ModelConfig, TagSet]:
+def _read_specification(
+    file: Path, facts: dict[str, Any]
+) -> tuple[ModelConfig, TagSet]:
+    """Return the specification and the tag set of a description."""
     try:
         tagset = facts["tagset"]
         if tagset["scheme"] not in ("BIO", "BIOES", "IO"):
             raise ModelError(f"{file}: unknown scheme {tagset['scheme']!r}")
-        config = model_config(facts["config"] | {"kind": facts.get("kind", "tagger")})
+        config = model_config(facts["config"] | {"kind": facts.get("kind", DEFAULT)})
         return config, TagSet(tuple(tagset["types"]), tagset["scheme"])
     except ConfigError as error:
         raise ModelError(f"{file}: {error}") from error
@@ -352,13 +433,14 @@ def _specification(file: Path, facts: dict[str, Any]) -> tuple[ModelConfig, TagS
 
 
 def _read_tensors(description: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the saved parameters, after a check of their SHA-256."""
     file = description.with_suffix(".safetensors")
     with readable(file, ModelError):
         data = file.read_bytes()
     if hashlib.sha256(data).hexdigest() != facts.get("sha256"):
         raise ModelError(
-            f"{file}: damaged or not the one that {description.name} describes (its SHA-256 "
-            "differs); copy the folder again or train again"
+            f"{file}: damaged or not the one that {description.name} describes (its "
+            "SHA-256 differs); copy the folder again or train again"
         )
     try:
         tensors = parse_tensors(data)
@@ -367,62 +449,71 @@ def _read_tensors(description: Path, facts: dict[str, Any]) -> dict[str, Tensor]
     return tensors
 
 
-def _require_finite(path: Path, tensors: dict[str, Tensor]) -> None:
+def _require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ModelError if a number is NaN or infinite."""
     for name, value in tensors.items():
         if not torch.isfinite(value).all():
             raise ModelError(
-                f"{path}: parameter {name!r} is not finite (NaN or infinite): training diverged"
+                f"{path}: parameter {name!r} is not finite (NaN or infinite): training "
+                "diverged"
             )
 
 
-def _require_same_tables(path: Path, facts: dict[str, Any], model: Any) -> None:
-    """The vector file and the frozen encoder are those that the model was trained with."""
-    if getattr(model, "vectors", None) is not None:
-        known = _table(facts, "word_vectors")
-        if model.vectors.sha256 != known.get("sha256"):
+def _require_same_tables(path: Path, facts: dict[str, Any], model: Model) -> None:
+    """Raise ModelError if word vectors or encoder are not those of the training."""
+    vectors = _word_vectors_of(model)
+    if vectors is not None:
+        trained = _subtable(facts, "word_vectors")
+        if vectors.sha256 != trained.get("sha256"):
             raise ModelError(
-                f"{path}: trained with word vectors {known.get('name')!r} (SHA-256 "
-                f"{str(known.get('sha256'))[:12]}…), but {model.vectors.path} has other content: "
-                "name the right file as word_vectors"
+                f"{path}: trained with word vectors {trained.get('name')!r} (SHA-256 "
+                f"{str(trained.get('sha256'))[:12]}…), but {vectors.path} has other "
+                "content: name the right file as word_vectors"
             )
-    known = _table(facts, _table_key(model.config.kind))
-    if (found := model.backbone_fingerprint) and found != known.get("fingerprint"):
-        place = getattr(model.config, model.place)
-        if "reading" not in known:  # by a version whose fingerprints do not name it
-            raise ModelError(
-                f"{path}: trained with another encoder than {place!r}, or by an earlier version of "
-                "fednotes, which gave words to the encoder's tokenizer one by one, without the "
-                "blanks between them: name the encoder's right folder as backbone (in a command "
-                "with --backbone), or train the model again"
-            )
+
+    fingerprint = model.backbone_fingerprint
+    trained = _subtable(facts, _backbone_key(model.config.kind))
+    if not fingerprint or fingerprint == trained.get("fingerprint"):
+        return
+    place = getattr(model.config, model.encoder_key)
+    if "reading" not in trained:
+        # A version wrote it whose fingerprints do not include the reading.
         raise ModelError(
-            f"{path}: trained with the encoder {known.get('name')!r} (fingerprint "
-            f"{str(known.get('fingerprint'))[:12]}…), but {place!r} is another one: name the "
-            "right folder as backbone (in a command with --backbone)"
+            f"{path}: trained with another encoder than {place!r}, or by an earlier "
+            "version of fednotes, which gave words to the encoder's tokenizer one by "
+            "one, without the blanks between them: name the encoder's right folder as "
+            "backbone (in a command with --backbone), or train the model again"
         )
+    raise ModelError(
+        f"{path}: trained with the encoder {trained.get('name')!r} (fingerprint "
+        f"{str(trained.get('fingerprint'))[:12]}…), but {place!r} is another one: name "
+        "the right folder as backbone (in a command with --backbone)"
+    )
 
 
-def _table(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    found = facts.get(name)
-    return found if isinstance(found, dict) else {}
+def _subtable(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of a description; empty if it is missing or not a table."""
+    table = facts.get(name)
+    return table if isinstance(table, dict) else {}
 
 
 def _require_same_shapes(
-    description: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
+    description: Path, saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
 ) -> None:
+    """Raise ModelError if saved parameters are not those that a model has."""
     file = description.with_suffix(".safetensors")
-    odd = sorted(found.keys() ^ wanted.keys())
-    if odd:
-        side = "missing" if odd[0] in wanted else "unknown"
-        raise ModelError(f"{file}: parameter {odd[0]!r} is {side}")
-    for name, value in found.items():
+    differing = sorted(saved.keys() ^ wanted.keys())
+    if differing:
+        side = "missing" if differing[0] in wanted else "unknown"
+        raise ModelError(f"{file}: parameter {differing[0]!r} is {side}")
+    for name, value in saved.items():
         if value.shape != wanted[name].shape:
             raise ModelError(
-                f"{file}: parameter {name!r} has shape {list(value.shape)}, "
-                f"{description.name} asks for {list(wanted[name].shape)}"
+                f"{file}: parameter {name!r} has shape {list(value.shape)}, but "
+                f"{description.name} needs {list(wanted[name].shape)}"
             )
         if value.dtype != wanted[name].dtype:
             raise ModelError(
-                f"{file}: parameter {name!r} has type {value.dtype}, {wanted[name].dtype} is "
-                "needed: copy the folder again or train again"
+                f"{file}: parameter {name!r} has type {value.dtype}, but "
+                f"{wanted[name].dtype} is needed: copy the folder again or train again"
             )

@@ -1,12 +1,11 @@
-"""Light sequence taggers put together from parts by a short specification.
+"""Light sequence taggers, composed of layers by a short specification.
 
 From bottom to top: words, characters and context represent a word; cnn and lstm model
-its surroundings; crf decodes (FedNER, section 3.1). A tagger knows its layers by these
-names and every parameter's name begins with its layer's, so a method can say which are
-private.
+its surroundings; crf decodes (FedNER, section 3.1). Every parameter's name begins with
+the name of its layer, so a method can say which layers are private.
 
-What is frozen (word vectors, contextual features) is looked up in tables that all
-taggers of a process share; it is no part of a tagger's state and never travels.
+Frozen tables (word vectors, contextual features) are shared by all taggers of a
+process. They are not part of a tagger's state and never leave the site.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from fednotes.taggers.corpora import (
     PreparedCorpus,
     TaggerCorpus,
     by_length,
-    chosen_of,
     hash_forms,
+    require_sentences,
 )
 from fednotes.taggers.layers import (
     BiLSTM,
@@ -50,9 +49,9 @@ from fednotes.taggers.layers import (
 from fednotes.taggers.model import (
     CrfReading,
     Kind,
-    Model,
     ModelConfig,
-    Preparing,
+    PrepareOptions,
+    TaggingModel,
 )
 
 LAYERS = ("words", "characters", "context", "cnn", "lstm", "crf")  # bottom to top
@@ -112,11 +111,11 @@ class TaggerConfig(ModelConfig):
     max_tokens: Annotated[int, Ge(1)] = 256
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a value that no tagger can have."""
+        """Raise ConfigError for a value that no tagger can have."""
         widths = self.cnn_widths
         if not widths or min(widths) < 1 or len(set(widths)) < len(widths):
             raise ConfigError(
-                f"cnn_widths = {list(widths)}: distinct widths of at least 1"
+                f"cnn_widths = {list(widths)}: give distinct widths of at least 1"
             )
         if self.train_words and not self.word_vectors:
             raise ConfigError("train_words = true needs word_vectors = PATH")
@@ -127,13 +126,13 @@ class TaggerConfig(ModelConfig):
 
     @property
     def kind(self) -> str:
-        """Its name in a job's [model] table."""
+        """The name of the kind in a job's [model] table."""
         return "tagger"
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The layers that a tagger of this specification has, bottom to top."""
-        has = {
+        """The layers of a tagger of this specification, bottom to top."""
+        has_layer = {
             "words": bool(self.word_vectors or self.hashed_words),
             "characters": self.characters,
             "context": bool(self.contextual),
@@ -141,14 +140,14 @@ class TaggerConfig(ModelConfig):
             "lstm": self.lstm_units > 0,
             "crf": True,
         }
-        return tuple(layer for layer in LAYERS if has[layer])
+        return tuple(layer for layer in LAYERS if has_layer[layer])
 
     def require_input(self) -> None:
-        """Raises ConfigError if nothing represents a word."""
+        """Raise ConfigError if no layer represents a word."""
         if not {"words", "characters", "context"} & set(self.layers):
             raise ConfigError(
-                f"tagger {self.tagger!r} has no input: set word_vectors = PATH, hashed_words = N, "
-                "characters = true or contextual"
+                f"tagger {self.tagger!r} has no input: set word_vectors = PATH, "
+                "hashed_words = N, characters = true or contextual"
             )
 
 
@@ -175,11 +174,17 @@ PRESETS: dict[str, TaggerConfig] = {
 
 
 def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfig:
-    """A specification from a TOML table: the preset that `tagger` names, then the other
-    keys.
+    """Return the specification of a TOML table.
 
-    where: how messages call the table. Raises ConfigError for an unknown key or preset
-    (with the nearest name), a value of the wrong type, or an impossible one.
+    The key `tagger` names the preset to start from; the other keys change it.
+
+    Args:
+        table: The table.
+        where: The name by which messages call the table.
+
+    Raises:
+        ConfigError: A key or the preset is unknown (the message has the nearest name),
+            or a value is of the wrong type or impossible.
     """
     name = table.get("tagger", "elmoner")
     if not isinstance(name, str) or name not in PRESETS:
@@ -189,20 +194,22 @@ def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfi
     return build(TaggerConfig, asdict(PRESETS[name]) | dict(table), where)
 
 
-class Tagger(Model):
-    """A tagger for one tag set; see `build_tagger`.
+class Tagger(TaggingModel):
+    """A light tagger for one tag set; see `build_tagger`.
 
-    layers: the names of its layers, bottom to top, frozen ones included. vectors,
-    encoder: the frozen tables it looks up in, or None.
+    Its transfer parameter is the last layer's weight. It is small (as many columns as
+    the BiLSTM has outputs), all types share it, every loss reaches the layers below
+    through it, and its gradients for each sentence need no backward pass.
 
-    Its transfer parameter is the last layer's weight: small (as many columns as the
-    BiLSTM has outputs), shared by all types, the one through which every loss reaches
-    everything below, and its per-sentence gradients need no backward pass.
+    Attributes:
+        layers: Names of its layers, bottom to top, frozen ones included.
+        vectors: The word vectors, or None.
+        encoder: The encoder that made the contextual features, or None.
     """
 
     transfer = "crf.project.weight"
     reads = TaggerCorpus
-    place = "contextual"
+    encoder_key = "contextual"
 
     def __init__(
         self,
@@ -214,7 +221,9 @@ class Tagger(Model):
     ) -> None:
         super().__init__(config, tagset)
         self.layers = config.layers
-        self.vectors, self.encoder = vectors, encoder
+        self.vectors = vectors
+        self.encoder = encoder
+
         size = self._build_inputs(seed)
         if config.cnn_filters:
             with seeded(seed, "cnn"):
@@ -228,22 +237,28 @@ class Tagger(Model):
             self.crf = CrfOutput(size, tagset)
 
     def _build_inputs(self, seed: int) -> int:
-        """Make the layers that represent a word; return the columns of the
-        representation."""
-        config, size = self.config, 0
-        trained = self.vectors.table if self.vectors and config.train_words else None
+        """Make the layers that represent a word; return the representation's width."""
+        config = self.config
+        size = 0
+        trained_table = None
         if self.vectors is not None:
             size += self.vectors.dim
-        if trained is not None or config.hashed_words:
+            if config.train_words:
+                trained_table = self.vectors.table
+
+        if trained_table is not None or config.hashed_words:
             with seeded(seed, "words"):
-                self.words = Words(trained, config.hashed_words, config.word_dim)
-            size += config.word_dim if config.hashed_words else 0
+                self.words = Words(trained_table, config.hashed_words, config.word_dim)
+        if config.hashed_words:
+            size += config.word_dim
+
         if config.characters:
             with seeded(seed, "characters"):
                 self.characters = Characters(
                     config.char_dim, config.char_filters, config.char_width
                 )
             size += config.char_filters
+
         if self.encoder is not None:
             with seeded(seed, "context"):
                 self.context = ContextMix(
@@ -252,37 +267,46 @@ class Tagger(Model):
             size += config.project or self.encoder.dim
         return size
 
-    @property
-    def frozen(self) -> int:
-        """Numbers of the frozen word vectors; an encoder that only made features is not
-        counted."""
-        trained = self.config.train_words
-        return 0 if self.vectors is None or trained else self.vectors.table.numel()
+    def count_frozen(self) -> int:
+        """Return how many numbers of the word vectors are never trained.
+
+        The encoder is not counted, because it only made features.
+        """
+        if self.vectors is None or self.config.train_words:
+            return 0
+        return self.vectors.table.numel()
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The columns of each layer of `Losses.hidden`: context (if it learns), cnn,
-        lstm."""
+        """The number of columns of each layer of `Losses.hidden`.
+
+        The layers are context (if it is trained), cnn and lstm.
+        """
         config = self.config
-        widths = (
-            [config.project or self.encoder.dim] if self._mixes and self.encoder else []
-        )
-        widths += [self.cnn.outputs] if config.cnn_filters else []
-        return tuple(widths + ([2 * config.lstm_units] if config.lstm_units else []))
+        widths: list[int] = []
+        if self._mixes_context and self.encoder is not None:
+            widths.append(config.project or self.encoder.dim)
+        if config.cnn_filters:
+            widths.append(self.cnn.outputs)
+        if config.lstm_units:
+            widths.append(2 * config.lstm_units)
+        return tuple(widths)
 
     @property
     def backbone_fingerprint(self) -> str:
-        """Of the encoder that made the features."""
+        """The fingerprint of the encoder that made the features."""
         return "" if self.encoder is None else self.encoder.fingerprint
 
     @property
-    def _mixes(self) -> bool:
-        """Whether the contextual features go through a layer that learns."""
+    def _mixes_context(self) -> bool:
+        """Whether a trained layer transforms the contextual features."""
         return self.encoder is not None and (
             self.encoder.layers > 1 or self.config.project > 0
         )
 
-    def _encode(self, documents: tuple[Document, ...], how: Preparing) -> TaggerCorpus:
+    def _encode(
+        self, documents: tuple[Document, ...], options: PrepareOptions
+    ) -> TaggerCorpus:
         config = self.config
         encoded = encode_corpus(documents, self.tagset, max_tokens=config.max_tokens)
         forms = encoded.forms
@@ -295,7 +319,9 @@ class Tagger(Model):
             characters, lengths = character_table(forms, config.char_max)
         if self.encoder is not None and encoded.sentences:
             sentences = list(encoded.passages())
-            context = cached_features(self.encoder, sentences, how.cache, how.progress)
+            context = cached_features(
+                self.encoder, sentences, options.cache, options.progress
+            )
         return TaggerCorpus(
             encoded=encoded,
             known=frozenset(self.tagset.types),
@@ -310,58 +336,74 @@ class Tagger(Model):
     def word_rows(
         self, corpus: PreparedCorpus, indices: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """The rows of each trainable table of words that these sentences read, repeats
-        too."""
-        prepared: TaggerCorpus = self.own(corpus)
-        form = prepared.encoded.form[self._laid_out(prepared, chosen_of(indices))[2]]
-        found = {}
+        """Return which rows of trainable word tables some sentences read.
+
+        Returns:
+            (tokens,) rows with repetitions, by the name of the table's parameter.
+        """
+        prepared: TaggerCorpus = self.require_corpus(corpus)
+        _, _, tokens = self._lay_out(prepared, require_sentences(indices))
+        form = prepared.encoded.form[tokens]
+        rows = {}
         if prepared.word is not None and self.config.train_words:
-            found["words.weight"] = prepared.word.numpy()[form]
+            rows["words.weight"] = prepared.word.numpy()[form]
         if prepared.hashed is not None:
-            found["words.hashed"] = prepared.hashed.numpy()[form]
-        return found
+            rows["words.hashed"] = prepared.hashed.numpy()[form]
+        return rows
 
     def loss(
         self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
     ) -> Tensor:
-        """Mean over some sentences of the negative log likelihood of their tags, a
-        scalar.
+        """Return the mean negative log likelihood of some sentences' tags, a scalar.
 
-        Dropout and errors as of `losses`.
+        Dropout and errors are as in `losses`.
         """
-        read = self._read_batch(self.own(corpus), chosen_of(indices))
+        prepared = self.require_corpus(corpus)
+        reading = self._read_batch(prepared, require_sentences(indices))
         losses = self.crf.crf.loss(
-            read.emissions(), read.batch.tags, read.batch.lengths
+            reading.emissions(), reading.batch.tags, reading.batch.lengths
         )
         return losses.mean()  # [fedner eq 1]
 
-    def _parts(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
+    def _length_groups(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
         return by_length(lengths)
 
-    def _laid_out(
+    def _lay_out(
         self, prepared: TaggerCorpus, chosen: np.ndarray
     ) -> tuple[PackedLayout, Batch, np.ndarray]:
-        """Some sentences in the order of a layout, and the tokens of the corpus
-        (tokens,)."""
+        """Pack some sentences.
+
+        Returns:
+            The layout, the batch in the order of the layout, and (tokens,) the packed
+            tokens' numbers in the corpus.
+        """
         layout = PackedLayout.of(prepared.lengths[chosen], self.device)
         batch = Batch.of(prepared, chosen, self.device, layout.order)
         return layout, batch, batch.tokens[layout.row, layout.step]
 
     def _read(
-        self, corpus: TaggerCorpus, chosen: np.ndarray, every: bool = False
+        self,
+        corpus: TaggerCorpus,
+        chosen: np.ndarray,
+        *,
+        all_layers: bool = False,  # noqa: ARG002 - the layers cost nothing to keep
     ) -> CrfReading:
-        """The layers that `widths` counts are taken before dropout."""
-        layout, batch, tokens = self._laid_out(corpus, chosen)
-        rate, layers = self.config.dropout, list[Tensor]()
-        raw = list(self._represent(corpus, tokens))
-        layers += raw[-1:] if self._mixes else []
-        parts = [dropout(part, rate, self.training) for part in raw]
+        """As `TaggingModel._read`; the layers of `widths` are taken before dropout."""
+        layout, batch, tokens = self._lay_out(corpus, chosen)
+        rate = self.config.dropout
+        layers: list[Tensor] = []
+
+        inputs = list(self._represent(corpus, tokens))
+        if self._mixes_context:
+            layers.append(inputs[-1])
+        parts = [dropout(part, rate, self.training) for part in inputs]
         if self.config.cnn_filters:
             layers.append(self.cnn(parts, layout))
             parts = [dropout(layers[-1], rate, self.training)]
         if self.config.lstm_units:
             layers.append(self.lstm(parts, layout, rate))
             parts = [dropout(layers[-1], rate, self.training)]
+
         # (tokens, width)
         features = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return CrfReading(self.crf, batch, features, layers, layout.padded())
@@ -369,7 +411,7 @@ class Tagger(Model):
     def _represent(
         self, prepared: TaggerCorpus, tokens: np.ndarray
     ) -> Iterator[Tensor]:
-        """The parts of each token's representation, (tokens, ·) each."""
+        """Yield the parts of the tokens' representation, each (tokens, width)."""
         form = prepared.encoded.form[tokens]
         device = self.device
         if prepared.word is not None and self.vectors is not None:
@@ -379,36 +421,51 @@ class Tagger(Model):
             else:
                 yield self.vectors.table.index_select(0, rows).to(device)
         if prepared.hashed is not None:
-            yield F.embedding(
-                prepared.hashed[torch.from_numpy(form)].to(device), self.words.hashed
-            )
+            buckets = prepared.hashed[torch.from_numpy(form)]
+            yield F.embedding(buckets.to(device), self.words.hashed)
         if prepared.characters is not None and prepared.character_lengths is not None:
-            unique, first, position = np.unique(
-                form, return_index=True, return_inverse=True
-            )
-            # by these tokens: by the corpus others would be in rounding
-            order = np.argsort(first)
-            unique, position = unique[order], np.argsort(order)[position]
-            pooled = self.characters(
-                prepared.characters[unique], prepared.character_lengths[unique]
-            )  # (unique words, filters)
-            yield F.embedding(torch.from_numpy(position).to(device), pooled)
+            yield self._spell(form, prepared.characters, prepared.character_lengths)
         if prepared.context is not None:
             features = torch.from_numpy(prepared.context.take(tokens, axis=0))
             yield self.context(features.to(device).float())
+
+    def _spell(
+        self, form: np.ndarray, characters: np.ndarray, lengths: np.ndarray
+    ) -> Tensor:
+        """Return (tokens, filters), what the characters say of each token.
+
+        Args:
+            form: (tokens,) numbers of the tokens' forms.
+            characters: (forms, size) character ids.
+            lengths: (forms,) number of characters.
+        """
+        unique, first, position = np.unique(
+            form, return_index=True, return_inverse=True
+        )
+        # In the order of these tokens. The corpus's order of forms depends on the
+        # site's other notes, and sums would round differently.
+        order = np.argsort(first)
+        unique = unique[order]
+        position = np.argsort(order)[position]
+        # (unique forms, filters)
+        pooled = self.characters(characters[unique], lengths[unique])
+        return F.embedding(torch.from_numpy(position).to(self.device), pooled)
 
 
 def build_tagger(
     config: TaggerConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
 ) -> Tagger:
-    """A new tagger, each layer's initial values from (seed, layer) alone. Raises as
-    `build_model`; ConfigError also where nothing represents a word."""
+    """Return a new tagger; a layer's initial values depend on (seed, layer) alone.
+
+    Raises:
+        ConfigError: No layer represents a word; or as `build_model`.
+        ModelError: As `build_model`.
+        MissingExtra: As `build_model`.
+    """
     config.require_input()
-    vectors = (
-        load_vectors(config.word_vectors, config.max_words)
-        if config.word_vectors
-        else None
-    )
+    vectors = None
+    if config.word_vectors:
+        vectors = load_vectors(config.word_vectors, config.max_words)
     encoder = load_encoder(config.contextual) if config.contextual else None
     return Tagger(config, tagset, seed, vectors, encoder).to(device)
 

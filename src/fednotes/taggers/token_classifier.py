@@ -1,25 +1,25 @@
-"""Any Hugging Face encoder, fine-tuned whole for token classification (Devlin et al.
-2018, 5.3).
+"""Any Hugging Face encoder, fine-tuned for token classification.
 
-A word's tag is read from the state above its first sub-word by a linear classifier; the
-other sub-words have no target. Words are independent given the text, so the loss is the
-sum of the words' cross-entropies (`partial.py`), also for text that annotates some
-types only.
+As in Devlin et al. 2018, section 5.3, a linear classifier reads a word's tag from the
+state above the word's first sub-word; the other sub-words have no target. Words are
+independent given the text, so the loss is the sum of the words' cross-entropies
+(`partial.py`), also for text that annotates some types only.
 
-The model is the library's own `…ForTokenClassification`, run whole, so that what is
-saved gives the same logits there. Its parts are this module's: "classifier.weight",
-"encoder.<name in the encoder>", so the first word of a name is what a job may keep
-private. What is trained:
+The model is the library's own `…ForTokenClassification` and is run as the library runs
+it, so a saved model gives the same logits there. Its parts become parts of this module:
+"classifier.weight", "encoder.<name in the encoder>". The first word of a parameter's
+name is therefore what a job may keep private. What is trained:
 
-    train = "encoder"   all but the table of word embeddings, whose change tells a site's words
+    train = "encoder"   all but the table of word embeddings, whose changes reveal a
+                        site's words
     train = "all"       everything, as Liu and Miller 2020 did
     train = "top"       the uppermost layers and the classifier
-    train = "lora"      low-rank changes of the layers' maps, and the classifier; what is saved
-                        has the changes in its weights
+    train = "lora"      low-rank changes of the layers' maps, and the classifier. A
+                        saved model has the changes in its weights
 
-With context = "document" a whole document is one unit of training and prediction: what
-does not fit the model's positions is read in overlapping windows, each word where it
-lies deepest.
+With context = "document" a whole document is one unit of training and prediction. A
+unit that does not fit the model's positions is read in overlapping windows, and each
+word is taken from the window in which it lies deepest.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
 from fednotes.taggers.model import (
     Kind,
     Losses,
-    Model,
     ModelConfig,
-    Preparing,
+    PrepareOptions,
+    SavesItself,
+    TaggingModel,
     evaluating,
 )
 from fednotes.taggers.partial import (
@@ -85,7 +86,8 @@ from fednotes.taggers.partial import (
 )
 
 AUTO = "AutoModelForTokenClassification"
-NEVER = -100.0  # bias of a tag that the saved model does not know: it is not predicted
+# The bias of a tag that a foreign model lacks: it is never predicted.
+NEVER = -100.0
 
 
 @checked(frozen=True)
@@ -130,39 +132,43 @@ class TokenClassifierConfig(ModelConfig):
 
 @dataclass(frozen=True, eq=False)
 class WordReading:
-    """What the model says of the words of some units, in reading order.
+    """What the model computes for the words of some units; a `Reading`.
 
-    owner, corpus: whose. units, steps: how many, and words of the longest. tokens:
-    (words,) of the corpus. place: (words,) in (units, steps) taken flat. logits:
-    (words, tags). below: (words, width), what the classifier reads. layers: (words,
-    width) above each layer, if asked for.
+    Words are in reading order.
+
+    Attributes:
+        model: The model that read them.
+        corpus: The corpus.
+        chosen: (units,) their numbers in the corpus.
+        steps: The number of words of the longest unit.
+        tokens: (words,) the corpus's tokens that were read.
+        place: (words,) positions in (units, steps), flattened.
+        logits: (words, tags).
+        states: (words, width), the classifier's input.
+        layers: (words, width) above each layer, if they were asked for.
     """
 
-    owner: TokenClassifier
+    model: TokenClassifier
     corpus: EncoderCorpus
     chosen: np.ndarray
     steps: int
     tokens: np.ndarray
     place: Tensor
     logits: Tensor
-    below: Tensor
+    states: Tensor
     layers: tuple[Tensor, ...]
 
     def padded(self, values: Tensor) -> Tensor:
-        """(words, …) → (units, steps, …), zero elsewhere.
-
-        Each place is written once.
-        """
+        """Return `values` (words, …) as (units, steps, …), zero elsewhere."""
         units = len(self.chosen)
         flat = values.new_zeros(units * self.steps, *values.shape[1:])
-        return flat.index_copy(0, self.place, values).view(
-            units, self.steps, *values.shape[1:]
-        )
+        placed = flat.index_copy(0, self.place, values)
+        return placed.view(units, self.steps, *values.shape[1:])
 
     def _targets(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Tags, what is allowed and soft targets of each word, as `word_losses` takes
-        them."""
-        corpus, device = self.corpus, self.logits.device
+        """Return tags, allowed tags and soft targets, as `word_losses` takes them."""
+        corpus = self.corpus
+        device = self.logits.device
         tags = torch.from_numpy(corpus.encoded.tags[self.tokens]).to(device)
         allowed = soft = None
         if not corpus.complete:
@@ -171,84 +177,123 @@ class WordReading:
             soft = torch.from_numpy(corpus.soft.unary[self.tokens]).to(device)
         return tags, allowed, soft
 
-    def best(self) -> np.ndarray:
-        """As `Reading`."""
+    def best_tags(self) -> np.ndarray:
+        """As `Reading.best_tags`."""
         return self.logits.argmax(-1).cpu().numpy()
 
-    def chances(self, spans: np.ndarray) -> np.ndarray:
-        """As `Reading`: words are independent, so a product over a span's words and its
-        neighbours. An I- at its start counts where the word before is of another type,
-        as `find_spans` reads it."""
+    def span_probabilities(self, spans: np.ndarray) -> np.ndarray:
+        """As `Reading`: a product over the span's words and its two neighbours.
+
+        Words are independent, so this is the sum over all tag sequences with the span.
+        """
+        # (units, steps, tags)
+        probabilities = self.padded(self.logits.float().softmax(-1))
+        table = probabilities.cpu().double().numpy()
+        # Words that are not read are O.
+        table[..., 0] += table.sum(-1) == 0
+        return np.array(
+            [
+                self._span_probability(table[unit], first, last, kind)
+                for unit, first, last, kind in spans.tolist()
+            ]
+        )
+
+    def _span_probability(
+        self, table: np.ndarray, first: int, last: int, kind: int
+    ) -> float:
+        """Return the probability of one span.
+
+        Args:
+            table: (steps, tags) probabilities of the unit's words.
+            first: The span's first word.
+            last: The word after its last one.
+            kind: The index of its type, or -1 for no mention.
+        """
         tagset = self.corpus.encoded.tagset
-        of = self.padded(self.logits.float().softmax(-1)).cpu().double().numpy()
-        of[..., 0] += of.sum(-1) == 0  # (units, steps, tags); O, where nothing is read
-        found = []
-        for unit, first, last, kind in spans.tolist():
-            wanted, low = span_tag_mask(tagset, kind, last - first), max(first - 1, 0)
-            part = of[unit, low : last + 1]
-            each = (part * wanted[int(first == 0) :][: len(part)]).sum(-1)
-            if kind >= 0:
-                width = len(tagset.prefixes)
-                own = 1 + kind * width + np.arange(width)  # the type's tags
-                odd = of[unit, first, own[~wanted[1, own]]].sum()
-                each[first - low] += odd * (
-                    1 - of[unit, first - 1, own].sum() if first else 1
-                )
-            found.append(each.prod())
-        return np.array(found)
+        # One row for the word before the span, one for each word, one behind it.
+        wanted = span_tag_mask(tagset, kind, last - first)
+        before = max(first - 1, 0)
+        part = table[before : last + 1]
+        rows = wanted[1:] if first == 0 else wanted
+        each = (part * rows[: len(part)]).sum(-1)
+
+        if kind >= 0:
+            # Without a word of this type before it, an I- or E- opens a span too; see
+            # `find_spans`.
+            width = len(tagset.prefixes)
+            tags_of_type = 1 + kind * width + np.arange(width)
+            continuing = tags_of_type[~wanted[1, tags_of_type]]
+            opening = table[first, continuing].sum()
+            if first:
+                opening *= 1 - table[first - 1, tags_of_type].sum()
+            each[first - before] += opening
+        return float(each.prod())
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """As `Reading`; nothing depends on two tags."""
+        """As `Reading.posterior`; transitions are empty, as words are independent."""
         _, allowed, _ = self._targets()
         assert allowed is not None
         within = word_posterior(self.logits, allowed).float().cpu().numpy()
         return within, np.zeros((len(self.chosen), 0, 0), np.float32)
 
-    def losses(self, states: bool) -> Losses:
-        """As `Model.losses`: sums over a unit's words; `outputs` has one row a word."""
+    def losses(self, *, states: bool) -> Losses:
+        """As `Model.losses`: sums over words; each row of `outputs` is a word."""
         corpus = self.corpus
         of_words = word_losses(self.logits, *self._targets())
         source, target = (self.padded(loss).sum(1) for loss in of_words)  # (units,)
         if not states:
             return Losses(source, target)
-        count = (
-            torch.from_numpy(corpus.words[self.chosen]).to(source.device).clamp(min=1)
-        )
-        tags = self._targets()[0]
+
+        words = torch.from_numpy(corpus.words[self.chosen]).to(source.device)
+        count = words.clamp(min=1)[:, None]
+        tags, _, _ = self._targets()
         return Losses(
             source,
             target,
-            hidden=tuple(
-                self.padded(layer).sum(1) / count[:, None] for layer in self.layers
-            ),
-            outputs=self.below,
+            hidden=tuple(self.padded(layer).sum(1) / count for layer in self.layers),
+            outputs=self.states,
             pseudo=added_tags(tags, corpus.encoded.tagset, corpus.known),
-            score=self.owner.classifier,
+            score=self.model.classifier,
         )
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """As `Model.gradients`: a unit's is Σ δ ⊗ h over its words, δ being that of the
-        logits in closed form and h what the classifier reads."""
+        """As `Model.gradients`.
+
+        A unit's gradient is Σ δ ⊗ h over its words: δ is the gradient of the logits, in
+        closed form, and h the classifier's input.
+        """
         source, target = word_gradients(self.logits, *self._targets())
-        below = self.below.to(source.dtype)  # (words, width)
+        states = self.states.to(source.dtype)  # (words, width)
         delta = self.padded(source).transpose(1, 2)  # (units, tags, steps)
-        return (delta @ self.padded(below)).flatten(1), (target.T @ below).flatten()
+        each = (delta @ self.padded(states)).flatten(1)
+        total = (target.T @ states).flatten()
+        return each, total
 
 
-class TokenClassifier(Model):
-    """A fine-tuned encoder. model: a `…ForTokenClassification` of the library whose
-    labels are the tag set's; its parts become this module's.
+class TokenClassifier(TaggingModel, SavesItself):
+    """A fine-tuned encoder with a linear classifier of words.
 
-    Raises ModelError (no linear classifier, does not run), ConfigError (window or top
-    do not fit the model).
+    Args:
+        config: The specification.
+        tagset: The tag set.
+        tokenizer: The encoder's tokenizer.
+        model: A `…ForTokenClassification` of the library whose labels are the tag
+            set's. Its parts become parts of this module.
+
+    Raises:
+        ModelError: The model has no linear classifier or does not run.
+        ConfigError: `window` or `top` does not fit the model.
+
+    Attributes:
+        tokenizer: The encoder's tokenizer.
+        changed_maps: The maps that low-rank changes change, in their order.
     """
 
     transfer = "classifier.weight"
     reads = EncoderCorpus
-    whole = True
-    sure = (
-        "the product of its words' probabilities of the tags that make exactly this span with this "
-        "label, given the text"
+    confidence_meaning = (
+        "the product of its words' probabilities of the tags that make exactly this "
+        "span with this label, given the text"
     )
     encoder: nn.Module
     classifier: nn.Linear
@@ -257,54 +302,68 @@ class TokenClassifier(Model):
         self, config: TokenClassifierConfig, tagset: TagSet, tokenizer: Any, model: Any
     ) -> None:
         super().__init__(config, tagset)
-        self.tokenizer, where = tokenizer, config.encoder
+        where = config.encoder
+        self.tokenizer = tokenizer
+        self.changed_maps: list[nn.Linear] = []
         require_classifier(where, model)
         for name, child in model.named_children():
-            self.add_module(
-                "encoder" if name == model.base_model_prefix else name, child
-            )
-        self._whole = (model,)  # in a tuple, or its parts would be there twice
+            is_encoder = name == model.base_model_prefix
+            self.add_module("encoder" if is_encoder else name, child)
+        # In a tuple, because its parts would otherwise be parts of this module twice.
+        self._library = (model,)
+
         trained = trained_names(where, model, config.train, config.top)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in trained)
+
         positions = positions_of(tokenizer, model)
         if config.window > positions:
             raise ConfigError(
-                f"window = {config.window}: {where} reads {positions} sub-words at most"
+                f"window = {config.window}: {where} reads at most {positions} sub-words"
             )
-        with within(
-            f"window = {config.window or positions}", ModelError, become=ConfigError
-        ):
+        window = f"window = {config.window or positions}"
+        with within(window, ModelError, become=ConfigError):
             self._frame = Frame.of(where, tokenizer, model, config.window)
-        one, frame = np.ones(1, np.int64), self._frame
-        ids, mask = frame.rows(np.full(1, frame.pad), 0 * one, one, self.device)
-        try:  # one sub-word: whether it runs, and how wide its layers are
-            with torch.no_grad(), evaluating(model):
-                _, _, layers = self._run(
-                    ids, mask, torch.zeros_like(ids[0, :1]), every=True
-                )
+        self._widths = self._try_widths()
+
+    def _try_widths(self) -> tuple[int, ...]:
+        """Run one sub-word, and return the number of columns of each layer.
+
+        Raises:
+            ModelError: The model does not run.
+        """
+        ids, mask = self._frame.padding_row(self.device)
+        at = torch.zeros_like(ids[0, :1])
+        try:
+            with torch.no_grad(), evaluating(self.library):
+                _, _, layers = self._run(ids, mask, at, all_layers=True)
         except NO_ENCODER as error:
-            raise ModelError(f"{where}: does not work as a token classifier") from error
-        self._widths = tuple(int(layer.shape[-1]) for layer in layers)
+            raise ModelError(
+                f"{self.config.encoder}: does not work as a token classifier"
+            ) from error
+        return tuple(int(layer.shape[-1]) for layer in layers)
 
     def adapt(self, seed: int, name: str = "lora") -> None:
-        """Let low-rank changes be trained, which add to those that are there by another
-        name.
+        """Add low-rank changes that are trained, beside those of other names.
 
-        Raises ConfigError where there is nothing to change.
+        Args:
+            seed: The seed of their initial values.
+            name: The name of the new part of this module.
+
+        Raises:
+            ConfigError: The model has no maps to change.
         """
-        (model,) = self._whole
         config = self.config
-        self._maps = targets(model, config.maps)
-        changes = LoRA(self._maps, config.rank, config.alpha, seed, name)
+        self.changed_maps = targets(self.library, config.maps)
+        changes = LoRA(self.changed_maps, config.rank, config.alpha, seed, name)
         self.add_module(name, changes.to(self.device))
 
-    def copied(self, classifier: nn.Linear) -> TokenClassifier:
-        """A copy with this classifier."""
-        found = copy.deepcopy(self)
-        for holder in (found, *found._whole):
-            holder.classifier = classifier
-        return found
+    def with_classifier(self, classifier: nn.Linear) -> TokenClassifier:
+        """Return a copy of the model that has this classifier."""
+        copied = copy.deepcopy(self)
+        copied.classifier = classifier
+        copied.library.classifier = classifier
+        return copied
 
     @property
     def changes(self) -> list[LoRA]:
@@ -313,12 +372,11 @@ class TokenClassifier(Model):
 
     @property
     def library(self) -> Any:
-        """The library's model, whose parts are this module's; without low-rank changes."""
-        return self._whole[0]
+        """The library's model, without low-rank changes; it shares this one's parts."""
+        return self._library[0]
 
-    @property
-    def frozen(self) -> int:
-        """How many numbers are never trained."""
+    def count_frozen(self) -> int:
+        """Return how many numbers are never trained."""
         return sum(p.numel() for p in self.parameters() if not p.requires_grad)
 
     @property
@@ -326,124 +384,165 @@ class TokenClassifier(Model):
         """The columns of each layer of `Losses.hidden`: every layer of the encoder."""
         return self._widths
 
-    def train(self, mode: bool = True) -> TokenClassifier:
-        """Training mode (dropout) on or off."""
-        self._whole[0].train(mode)
+    def train(
+        self,
+        mode: bool = True,  # noqa: FBT001, FBT002 - as in torch
+    ) -> TokenClassifier:
+        """Switch training mode (dropout) on or off."""
+        self.library.train(mode)
         return super().train(mode)
 
-    def _encode(self, documents: tuple[Document, ...], how: Preparing) -> EncoderCorpus:
-        """Long units are cut between entities, to be trained on; without gold nothing
-        is cut. cache is not used: training changes what the encoder says."""
+    def _encode(
+        self, documents: tuple[Document, ...], options: PrepareOptions
+    ) -> EncoderCorpus:
+        """Encode documents; nothing is cached, because training changes the states.
+
+        For training, long units are cut between entities. Without gold nothing is cut.
+        """
         config = self.config
         encoded = encode_corpus(
             documents,
             self.tagset,
-            max_tokens=config.max_tokens if how.gold else None,
+            max_tokens=config.max_tokens if options.has_gold else None,
             unit=config.context,
         )
-        capacity = self._frame.capacity
         return EncoderCorpus.of(
-            encoded, self.tokenizer, capacity, "first", how.progress
+            encoded,
+            self.tokenizer,
+            self._frame.capacity,
+            pooling="first",
+            progress=options.progress,
         )
 
     def tokens(
         self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
     ) -> int:
-        """How many words of these units have a target: those that the loss is a sum
-        over."""
-        return int(self.own(corpus).words[np.asarray(indices, np.int64)].sum())
+        """Return how many words of some units have a target: the terms of the loss."""
+        prepared: EncoderCorpus = self.require_corpus(corpus)
+        return int(prepared.words[np.asarray(indices, np.int64)].sum())
 
     def _read(
-        self, corpus: EncoderCorpus, chosen: np.ndarray, every: bool = False
+        self, corpus: EncoderCorpus, chosen: np.ndarray, *, all_layers: bool = False
     ) -> WordReading:
-        """Run some units, their windows in groups of like length."""
-        bounds, device = corpus.encoded.bounds, self.device
-        steps = int((bounds[chosen + 1] - bounds[chosen]).max())
-        token, place = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        parts: list[tuple[Tensor, ...]] = []  # of each group: logits, below, layers
+        """As `TaggingModel._read`; windows run in groups of similar length."""
+        device = self.device
+        starts = corpus.encoded.bounds[chosen]
+        steps = int((corpus.encoded.bounds[chosen + 1] - starts).max())
+        tokens = [np.zeros(0, np.int64)]
+        places = [np.zeros(0, np.int64)]
+        # For each group: logits, states, layers.
+        parts: list[tuple[Tensor, ...]] = []
         for group in corpus.pieces.groups(chosen, self._frame, device):
             at = torch.from_numpy(group.at).to(device)
-            logits, states, layers = self._run(group.ids, group.mask, at, every)
-            parts.append((logits, states, *layers))
-            token.append(group.token)
-            place.append(
-                group.sentence * steps + group.token - bounds[chosen][group.sentence]
+            logits, states, layers = self._run(
+                group.ids, group.mask, at, all_layers=all_layers
             )
+            parts.append((logits, states, *layers))
+            tokens.append(group.token)
+            places.append(group.sentence * steps + group.token - starts[group.sentence])
         if not parts:
-            empty = self.classifier.weight.new_zeros(0, self.classifier.in_features)
-            layers = [empty.new_zeros(0, width) for width in self.widths if every]
-            parts.append((self.classifier(empty), empty, *layers))
-        where = np.concatenate(place)
-        order = np.argsort(where)
-        turn = torch.from_numpy(order).to(device)
+            parts.append(self._read_nothing(all_layers=all_layers))
+
+        place = np.concatenate(places)
+        order = np.argsort(place)
+        order_on_device = torch.from_numpy(order).to(device)
         logits, states, *others = (
-            torch.cat(part)[turn] for part in zip(*parts, strict=True)
+            torch.cat(part)[order_on_device] for part in zip(*parts, strict=True)
         )
-        there = torch.from_numpy(where[order]).to(device)
-        tokens = np.concatenate(token)[order]
         return WordReading(
-            self, corpus, chosen, steps, tokens, there, logits, states, tuple(others)
+            model=self,
+            corpus=corpus,
+            chosen=chosen,
+            steps=steps,
+            tokens=np.concatenate(tokens)[order],
+            place=torch.from_numpy(place[order]).to(device),
+            logits=logits,
+            states=states,
+            layers=tuple(others),
         )
+
+    def _read_nothing(self, *, all_layers: bool) -> tuple[Tensor, ...]:
+        """Return logits, states and layers of no words."""
+        empty = self.classifier.weight.new_zeros(0, self.classifier.in_features)
+        layers: list[Tensor] = []
+        if all_layers:
+            layers = [empty.new_zeros(0, width) for width in self.widths]
+        return (self.classifier(empty), empty, *layers)
 
     def _run(
-        self, ids: Tensor, mask: Tensor, at: Tensor, every: bool
+        self, ids: Tensor, mask: Tensor, at: Tensor, *, all_layers: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The library's model run whole, but its classifier at some sub-words alone.
+        """Run the library's model, but its classifier on some sub-words alone.
 
-        ids, mask: (windows, longest). at: (words,) in them taken flat. Returns logits,
-        what the classifier read, and if asked for each layer's states, (words, ·) all.
+        Args:
+            ids: (windows, longest) ids.
+            mask: (windows, longest) bool, False at padding.
+            at: (words,) positions in `ids`, flattened.
+            all_layers: Whether to return the states above each layer.
+
+        Returns:
+            Logits (words, tags), the classifier's input (words, width), and the states
+            (words, width) above each layer if they were asked for.
         """
-        read: list[Tensor] = []
+        inputs: list[Tensor] = []
 
-        def pick(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
-            read.append(inputs[0].flatten(0, 1).index_select(0, at))
-            return (read[0],)
+        def pick(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor]:
+            inputs.append(arguments[0].flatten(0, 1).index_select(0, at))
+            return (inputs[0],)
 
-        (model,) = self._whole
+        model = self.library
         handle = model.classifier.register_forward_pre_hook(pick)
         try:
             with ExitStack() as stack:
                 for changes in self.changes:
-                    stack.enter_context(changes.applied(self._maps))
+                    stack.enter_context(changes.applied(self.changed_maps))
                 out = model(
                     input_ids=ids,
                     attention_mask=mask.long(),
-                    output_hidden_states=every,
+                    output_hidden_states=all_layers,
                     return_dict=True,
                 )
         finally:
             handle.remove()
-        layers = out.hidden_states[1:] if every else ()
-        return (
-            out.logits,
-            read[0],
-            [s.flatten(0, 1).index_select(0, at) for s in layers],
-        )
+        layers: list[Tensor] = []
+        if all_layers:
+            layers = [
+                s.flatten(0, 1).index_select(0, at) for s in out.hidden_states[1:]
+            ]
+        return out.logits, inputs[0], layers
 
     @torch.no_grad()
     def emissions(self, corpus: PreparedCorpus) -> np.ndarray:
-        """(tokens, tags) logits of all words, without dropout; zeros, so O, where none
-        is read."""
-        own = self.own(corpus)
-        found = np.zeros((len(own.encoded.form), len(self.tagset.tags)), np.float32)
+        """Return (tokens, tags) float32, the logits of all words, without dropout.
+
+        Words that the model does not read have zeros, so O.
+        """
+        prepared: EncoderCorpus = self.require_corpus(corpus)
+        shape = (len(prepared.encoded.form), len(self.tagset.tags))
+        logits = np.zeros(shape, np.float32)
         with evaluating(self):
-            for indices in self._parts(own.lengths):
-                read = self._read_batch(own, indices)
-                found[read.tokens] = read.logits.float().cpu().numpy()
-        return found
+            for chosen in self._length_groups(prepared.lengths):
+                reading = self._read_batch(prepared, chosen)
+                logits[reading.tokens] = reading.logits.float().cpu().numpy()
+        return logits
 
     def save(self, folder: Path) -> None:
-        """Write a plain Hugging Face directory; `config.json` has our settings as
-        "fednotes"."""
-        (model,) = self._whole
+        """Write a plain Hugging Face directory.
+
+        `config.json` has the settings of this package as "fednotes".
+        """
+        model = self.library
         if self.changes:
             model = copy.deepcopy(model)
         for changes in self.changes:
             changes.merge(targets(model, self.config.maps))
-        own = {
-            k: v for k, v in asdict(self.config).items() if k not in ("kind", "encoder")
+        settings = {
+            key: value
+            for key, value in asdict(self.config).items()
+            if key not in ("kind", "encoder")
         }
-        model.config.fednotes = {"version": __version__, "reading": READING} | own
+        facts = {"version": __version__, "reading": READING}
+        model.config.fednotes = facts | settings
         with quiet():
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -455,191 +554,266 @@ def build_token_classifier(
     seed: int,
     device: str | torch.device = "cpu",
 ) -> TokenClassifier:
-    """A new model: the directory's encoder, and a classifier that starts as the
-    library's would, normal, of the configuration's initializer range, but from the
-    seed, and for types that an earlier classifier there has as it is there. Models of
-    one process share what they do not train. Raises as `build_model`; ConfigError also
-    for an impossible window or number of layers.
+    """Return a new model of a directory's encoder.
+
+    The classifier starts as the library's would: normal, with the standard deviation
+    `initializer_range` of the configuration, but drawn from the seed. For types that an
+    earlier classifier in the directory has, it starts as that classifier. Models of one
+    process share what they do not train.
+
+    Raises:
+        ConfigError: The window or the number of layers is impossible; or as
+            `build_model`.
+        ModelError: As `build_model`.
+        MissingExtra: As `build_model`.
     """
     path = encoder_directory(config.encoder)
     device_of(device)
-    tokenizer, whole, new = _opened(path, tagset, config.dropout, stamp_of(path))
-    trained = trained_names(config.encoder, whole, config.train, config.top)
-    # Storage is shared, the parameter is not: what is done to one model's stays there.
+    tokenizer, original, is_new = _open(path, tagset, config.dropout, stamp_of(path))
+    trained = trained_names(config.encoder, original, config.train, config.top)
+    # Storage is shared, the parameter is not: changes of one model's flags stay there.
     shared: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach(), requires_grad=False)
-        for name, parameter in whole.named_parameters()
+        for name, parameter in original.named_parameters()
         if name not in trained
     }
-    model = TokenClassifier(config, tagset, tokenizer, copy.deepcopy(whole, shared))
+    model = TokenClassifier(config, tagset, tokenizer, copy.deepcopy(original, shared))
     if config.train == "lora":
         model.adapt(seed)
+    spread = float(getattr(original.config, "initializer_range", 0.02))
     with torch.no_grad(), seeded(seed, "classifier"):
-        spread = float(getattr(whole.config, "initializer_range", 0.02))
         weight, bias = model.classifier.weight, model.classifier.bias
-        weight[new] = torch.empty_like(weight).normal_(0.0, spread)[new]
+        weight[is_new] = torch.empty_like(weight).normal_(0.0, spread)[is_new]
         if bias is not None:
-            bias[new] = 0.0
+            bias[is_new] = 0.0
     return model.to(device)
 
 
 def open_token_classifier(
     directory: Path, device: str | torch.device = "cpu"
 ) -> TokenClassifier:
-    """The token classifier of a Hugging Face directory, in evaluation mode: ours or
-    others'.
+    """Return the token classifier of a Hugging Face directory, in evaluation mode.
 
-    Its labels may stand in any order: the classifier's rows are put in that of the tag
-    set.
-    Raises ModelError (another kind of model, damaged, pickled or missing weights,
-    labels that are no tags), ConfigError (no such device), MissingExtra.
+    The directory may come from another program. Its labels may stand in any order: the
+    classifier's rows are put into the order of the tag set.
+
+    Raises:
+        ModelError: The directory holds another kind of model, the weights are damaged,
+            pickled or missing, or the labels are not tags.
+        ConfigError: There is no such device.
+        MissingExtra: A package is missing.
     """
     device_of(device)
-    facts = _settings(directory)
+    facts = _read_configuration(directory)
     names = facts.get("architectures") or ["?"]
     if not str(names[0]).endswith("ForTokenClassification"):
         raise ModelError(
-            f"{directory}: holds a {names[0]}, which does not find entities yet; fine-tune it: "
-            'a job with [model] kind = "token-classifier" and this folder as its encoder'
+            f"{directory}: holds a {names[0]}, which does not find entities yet; "
+            'fine-tune it: a job with [model] kind = "token-classifier" and this '
+            "folder as its encoder"
         )
-    tokenizer, model, tagset, rows = _trained(directory)
-    _order(model, tagset, rows)
-    own = facts.get("fednotes", {})
-    if not isinstance(own, dict):
+    tokenizer, model, tagset, rows = _open_trained(directory)
+    _reorder_classifier(model, tagset, rows)
+
+    ours = facts.get("fednotes", {})
+    if not isinstance(ours, dict):
         raise ModelError(
-            f"{directory / 'config.json'}: damaged ('fednotes' is no table)"
+            f"{directory / 'config.json'}: damaged ('fednotes' is not a table)"
         )
-    require_reading(directory, tokenizer, own)
+    require_reading(directory, tokenizer, ours)
     settings = {
-        key: value for key, value in own.items() if key not in ("version", "reading")
+        key: value for key, value in ours.items() if key not in ("version", "reading")
     }
     table = settings | {"encoder": str(directory.resolve())}
     with within(str(directory), ConfigError, become=ModelError):
         config = build(TokenClassifierConfig, table, "config.json (fednotes)")
-        return TokenClassifier(config, tagset, tokenizer, model).to(device).train(False)
+        classifier = TokenClassifier(config, tagset, tokenizer, model).to(device)
+        classifier.eval()
+        return classifier
 
 
 @lru_cache(maxsize=2)
-def _opened(
-    path: Path, tagset: TagSet, dropout: float | None, stamp: Stamp
+def _open(
+    path: Path,
+    tagset: TagSet,
+    dropout: float | None,
+    stamp: Stamp,  # noqa: ARG001 - a directory that changed on disk is read anew
 ) -> tuple[Any, Any, Tensor]:
-    """Tokenizer and model to be copied, and (tags,) whether the tag's row of the
-    classifier is to start anew. `stamp` makes a directory that changed a new one."""
+    """Open an encoder to be fine-tuned.
+
+    Returns:
+        The tokenizer; the model, to be copied; and (tags,) bool, whether the tag's row
+        of the classifier is to be initialised.
+    """
     settings: dict[str, Any] = {}
-    if dropout is not None:  # every rate that the configuration has
-        settings = {
-            name: dropout
-            for name, value in open_config(path).to_dict().items()
-            if "dropout" in name and type(value) in (int, float, type(None))
-        }
+    if dropout is not None:
+        settings = _dropout_rates(path, dropout)
     if earlier_types(path):
-        tokenizer, model, known, places = _trained(path, **settings)
-        for name, value in model.classifier.named_parameters():
-            if not torch.isfinite(value).all():
-                raise ModelError(
-                    f"{path}: 'classifier.{name}' is not finite: training diverged"
-                )
-        row_of = {
-            tag: row for tag, row in zip(known.tags, places, strict=True) if row >= 0
-        }
-        # with "O"
-        whole = [TagSet((label,), tagset.scheme).tags for label in tagset.types]
-        kept = {tag for own in whole if row_of.keys() >= set(own) for tag in own}
-        rows = tuple(row_of[tag] if tag in kept else -1 for tag in tagset.tags)
-        _order(model, tagset, rows)
+        tokenizer, model, rows = _open_for_more_types(path, tagset, settings)
     else:
-        named, rows = dict(enumerate(tagset.tags)), (-1,) * len(tagset.tags)
-        settings |= {"num_labels": len(named), "id2label": named}
-        settings |= {"label2id": {tag: row for row, tag in named.items()}}
-        settings["ignore_mismatched_sizes"] = True  # of a classifier of something else
-        tokenizer, model, missing = open_pretrained(path, AUTO, **settings)
-        require_complete(
-            path, tuple(n for n in missing if not n.startswith("classifier."))
-        )
-        require_classifier(path, model)
-    return tokenizer, model.requires_grad_(False), torch.tensor(rows) < 0
+        tokenizer, model, rows = _open_untrained(path, tagset, settings)
+    return tokenizer, model.requires_grad_(requires_grad=False), torch.tensor(rows) < 0
 
 
-def _trained(
+def _dropout_rates(path: Path, rate: float) -> dict[str, Any]:
+    """Return `rate` for every dropout rate that a configuration has."""
+    return {
+        name: rate
+        for name, value in open_config(path).to_dict().items()
+        if "dropout" in name and type(value) in (int, float, type(None))
+    }
+
+
+def _open_for_more_types(
+    path: Path, tagset: TagSet, settings: Mapping[str, Any]
+) -> tuple[Any, Any, tuple[int, ...]]:
+    """Open an earlier token classifier, to be trained for a tag set.
+
+    Returns:
+        The tokenizer; the model, whose classifier has a row for each tag; and the row
+        that each tag had before, or -1.
+    """
+    tokenizer, model, earlier, earlier_rows = _open_trained(path, **settings)
+    for name, value in model.classifier.named_parameters():
+        if not torch.isfinite(value).all():
+            raise ModelError(
+                f"{path}: 'classifier.{name}' is not finite: training diverged"
+            )
+    row_of = {
+        tag: row
+        for tag, row in zip(earlier.tags, earlier_rows, strict=True)
+        if row >= 0
+    }
+    # A type is continued only if all its tags, and O, have a row.
+    continued: set[str] = set()
+    for label in tagset.types:
+        tags = TagSet((label,), tagset.scheme).tags
+        if row_of.keys() >= set(tags):
+            continued.update(tags)
+    rows = tuple(row_of[tag] if tag in continued else -1 for tag in tagset.tags)
+    _reorder_classifier(model, tagset, rows)
+    return tokenizer, model, rows
+
+
+def _open_untrained(
+    path: Path, tagset: TagSet, settings: Mapping[str, Any]
+) -> tuple[Any, Any, tuple[int, ...]]:
+    """Open an encoder with a new classifier for a tag set.
+
+    Returns:
+        The tokenizer, the model, and -1 for each tag.
+    """
+    names = dict(enumerate(tagset.tags))
+    tokenizer, model, missing = open_pretrained(
+        path,
+        AUTO,
+        **settings,
+        num_labels=len(names),
+        id2label=names,
+        label2id={tag: row for row, tag in names.items()},
+        # The directory may have a classifier of something else.
+        ignore_mismatched_sizes=True,
+    )
+    missing_encoder = [name for name in missing if not name.startswith("classifier.")]
+    require_complete(path, tuple(missing_encoder))
+    require_classifier(path, model)
+    return tokenizer, model, (-1,) * len(names)
+
+
+def _open_trained(
     directory: Path, **settings: Any
 ) -> tuple[Any, Any, TagSet, tuple[int, ...]]:
-    """Tokenizer and model of a token classifier, complete; its tags, and the row of
-    each."""
-    # Shapes that do not fit count as missing, with a clearer line than the library's.
-    settings["ignore_mismatched_sizes"] = True
-    tokenizer, model, missing = open_pretrained(directory, AUTO, **settings)
+    """Open a complete token classifier.
+
+    Returns:
+        The tokenizer, the model, its tag set, and the classifier's row of each tag.
+    """
+    tokenizer, model, missing = open_pretrained(
+        directory,
+        AUTO,
+        **settings,
+        # Such weights then count as missing, with a clearer message than the library's.
+        ignore_mismatched_sizes=True,
+    )
     require_complete(directory, missing)
     require_classifier(directory, model)
     labels = model.config.id2label
-    return (
-        tokenizer,
-        model,
-        *tagset_of(directory, labels, model.classifier.out_features),
-    )
+    tagset, rows = tagset_of(directory, labels, model.classifier.out_features)
+    return tokenizer, model, tagset, rows
 
 
 def earlier_types(encoder: str | Path) -> tuple[str, ...]:
-    """The entity types of the token classifier that an encoder's directory is; none
-    where it is another model, or is not here."""
+    """Return the entity types of the token classifier in an encoder's directory.
+
+    There are none if the directory holds another model or does not exist.
+    """
     facts: dict[str, Any] = {}
     with suppress(FednotesError):
-        facts = _settings(encoder_directory(str(encoder)))
+        facts = _read_configuration(encoder_directory(str(encoder)))
     if "ForTokenClassification" not in str(facts.get("architectures")):
         return ()
     labels = mapping(facts.get("id2label")).values()
-    found = (re.fullmatch("[BIES]-(.+)", str(label), re.DOTALL) for label in labels)
-    return tuple(dict.fromkeys(match[1] for match in found if match))
+    matches = [re.fullmatch("[BIES]-(.+)", str(label), re.DOTALL) for label in labels]
+    return tuple(dict.fromkeys(match[1] for match in matches if match))
 
 
 def trained_names(where: str, model: Any, train: str, top: int) -> set[str]:
-    """Names of a model's parameters that are trained; see `TokenClassifierConfig`.
+    """Return the names of the parameters that are trained.
 
-    Raises ConfigError where there are no such layers. where: how messages call the
-        model.
+    Args:
+        where: The name by which messages call the model.
+        model: The library's model.
+        train: What is trained; see `TokenClassifierConfig`.
+        top: The number of layers that train = "top" trains.
+
+    Raises:
+        ConfigError: The model has no such layers.
     """
-    named = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     if train == "all":
-        return set(named)
+        return set(parameters)
     if train == "encoder":
         words = model.get_input_embeddings().weight
-        return {name for name, parameter in named.items() if parameter is not words}
+        return {name for name, value in parameters.items() if value is not words}
     upper = upper_layers(where, model, top) if train == "top" else set()
-    below = f"{model.base_model_prefix}."
-    return {name for name in named if name in upper or not name.startswith(below)}
+    encoder = f"{model.base_model_prefix}."
+    return {
+        name for name in parameters if name in upper or not name.startswith(encoder)
+    }
 
 
 def require_reading(directory: Path, tokenizer: Any, facts: Mapping[str, Any]) -> None:
-    """Raise ModelError for a model that was trained on another reading of text than
-    today's.
+    """Raise ModelError if a model was trained on another reading of text than today's.
 
-    Earlier versions gave words to the tokenizer one by one. What a byte-level or
-    SentencePiece tokenizer makes of that is not the text: such a model would see other
-    sub-words than those that it learnt, and silently find less. With WordPiece the two
-    readings agree but for words beside symbols ("37°C"), so these models are read on.
+    Earlier versions gave words to the tokenizer one by one. With a byte-level or
+    SentencePiece tokenizer the sub-words then differ from those of the text, and such a
+    model would silently find less. With WordPiece the two readings agree except for
+    words beside symbols ("37°C"), so these models are accepted.
 
     Args:
         directory: The model's folder, for the message.
         tokenizer: Its tokenizer.
         facts: What `config.json` says under "fednotes"; empty for models of other
-            programs, which are read as text like any other.
+            programs, which read text like any other.
     """
     if not facts or facts.get("reading") == READING or reads_words_alike(tokenizer):
         return
+    version = facts.get("version", "?")
     if "reading" in facts:
         raise ModelError(
-            f"{directory}: was trained on another reading of text ({facts['reading']!r}) than this "
-            f"version of fednotes has ({READING!r}): install the version that wrote it "
-            f"({facts.get('version', '?')})"
+            f"{directory}: was trained on another reading of text "
+            f"({facts['reading']!r}) than this version of fednotes has ({READING!r}): "
+            f"install the version that wrote it ({version})"
         )
     raise ModelError(
-        f"{directory}: was trained by fednotes {facts.get('version', '?')}, which gave words to "
-        "the tokenizer one by one, without the blanks between them; this version reads the text "
-        "itself: train the model again, or install the version that wrote it"
+        f"{directory}: was trained by fednotes {version}, which gave words to the "
+        "tokenizer one by one, without the blanks between them; this version reads the "
+        "text itself: train the model again, or install the version that wrote it"
     )
 
 
 def require_classifier(where: str | Path, model: Any) -> None:
-    """Raises ModelError where the model is no encoder with a linear classifier on top."""
+    """Raise ModelError if a model is not an encoder with a linear classifier on top."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(f"{where}: is an encoder-decoder; give an encoder")
     if not isinstance(getattr(model, "classifier", None), nn.Linear):
@@ -652,48 +826,63 @@ def require_classifier(where: str | Path, model: Any) -> None:
 def tagset_of(
     directory: Path, labels: Mapping[int, str], size: int
 ) -> tuple[TagSet, tuple[int, ...]]:
-    """The tag set that some labels write, and the classifier's row of each of its tags.
+    """Return the tag set that a model's labels write.
 
-    labels: row → "O", "B-x", "I-x", "E-x" or "S-x". Types are in the order of their
-    first row; the scheme is the smallest that has all prefixes. A tag that is not among
-    them has row -1.
-    Raises ModelError for other labels.
+    Args:
+        directory: The model's folder, for messages.
+        labels: Each row's label: "O", "B-x", "I-x", "E-x" or "S-x".
+        size: The number of rows of the classifier.
+
+    Returns:
+        The tag set, with types in the order of their first row and the smallest scheme
+        that has all prefixes; and the classifier's row of each of its tags, or -1.
+
+    Raises:
+        ModelError: The labels are not tags, or do not name every row.
     """
     row_of = {label: row for row, label in sorted(labels.items())}
     types: dict[str, None] = {}
-    prefixes = set()
+    prefixes: set[str] = set()
     for label in row_of:
+        if label == "O":
+            continue
         prefix, dash, name = str(label).partition("-")
-        if label != "O" and (
-            prefix not in ("B", "I", "E", "S") or not dash or not name
-        ):
+        if prefix not in ("B", "I", "E", "S") or not dash or not name:
             raise ModelError(
-                f"{directory}: its label {label!r} is no tag; O, B-…, I-… (E-…, S-…) are needed: "
-                "name them so in config.json (id2label), if that is what the model was trained on"
+                f"{directory}: its label {label!r} is not a tag; O, B-…, I-… (E-…, "
+                "S-…) are needed: name them so in config.json (id2label), if that is "
+                "what the model was trained on"
             )
-        if label != "O":
-            types.setdefault(name)
-            prefixes.add(prefix)
-    if (
-        not types
-        or "O" not in row_of
-        or len(row_of) != size
-        or max(labels, default=0) >= size
-    ):
+        types.setdefault(name)
+        prefixes.add(prefix)
+
+    names_every_row = len(row_of) == size and max(labels, default=0) < size
+    if not types or "O" not in row_of or not names_every_row:
         raise ModelError(
-            f"{directory}: {len(row_of)} distinct labels, {len(types)} of them entity types, for a "
-            f"classifier of {size} rows: config.json (id2label) must name each row, one of them O"
+            f"{directory}: {len(row_of)} distinct labels, {len(types)} of them entity "
+            f"types, for a classifier of {size} rows: config.json (id2label) must name "
+            "each row, one of them O"
         )
-    scheme: Scheme = (
-        "BIOES" if prefixes & {"E", "S"} else "BIO" if "B" in prefixes else "IO"
-    )
-    tagset = TagSet(tuple(types), scheme)
+    tagset = TagSet(tuple(types), _smallest_scheme(prefixes))
     return tagset, tuple(row_of.get(tag, -1) for tag in tagset.tags)
 
 
+def _smallest_scheme(prefixes: set[str]) -> Scheme:
+    """Return the smallest scheme that has all these prefixes."""
+    if prefixes & {"E", "S"}:
+        return "BIOES"
+    return "BIO" if "B" in prefixes else "IO"
+
+
 @torch.no_grad()
-def _order(model: Any, tagset: TagSet, rows: tuple[int, ...]) -> None:
-    """Put the classifier's rows and the labels in the tag set's order."""
+def _reorder_classifier(model: Any, tagset: TagSet, rows: tuple[int, ...]) -> None:
+    """Put a classifier's rows and the labels into the order of a tag set.
+
+    Args:
+        model: The library's model.
+        tagset: The tag set.
+        rows: The present row of each tag; -1 for a tag that the model lacks.
+    """
     old: nn.Linear = model.classifier
     if rows != tuple(range(old.out_features)):
         at = torch.tensor(rows)
@@ -707,7 +896,8 @@ def _order(model: Any, tagset: TagSet, rows: tuple[int, ...]) -> None:
     model.config.label2id = {tag: i for i, tag in enumerate(tagset.tags)}
 
 
-def _settings(directory: Path) -> dict[str, Any]:
+def _read_configuration(directory: Path) -> dict[str, Any]:
+    """Return what a directory's config.json says."""
     file = directory / "config.json"
     try:
         with readable(file, ModelError):

@@ -65,7 +65,10 @@ def writer(model: Path, int8: bool = False) -> Callable[[Path], None]:
             f"{model}: reads the features of a frozen encoder ({loaded.config.contextual}), which "
             "are not in a tagger's own graph: train it without contextual, or a token-classifier"
         )
-    for package in ("onnx", "onnxruntime", *(["onnxscript"] if loaded.whole else [])):
+    packages = ["onnx", "onnxruntime"]
+    if isinstance(loaded, TokenClassifier):
+        packages.append("onnxscript")
+    for package in packages:
         with needs(package, "onnx"):
             import_module(package)
 
