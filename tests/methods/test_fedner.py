@@ -16,7 +16,7 @@ import pytest
 import torch
 from tiny_taggers import MODEL, NO_DROPOUT, assert_same, generated, resumed, values
 
-from fednotes.apps.deployment.site import outward
+from fednotes.apps.deployment.site import outward_message
 from fednotes.core.errors import ConfigError, ModelError, RefusedError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.seeds import rng_of, seed_of
@@ -706,7 +706,7 @@ def test_a_loss_that_is_not_finite_names_site_and_step(sites) -> None:
         fedner.train(InProcess([member]), settings)
     with pytest.raises(ConfigError, match=r"no layer is called 'lstn'.*characters"):
         config(sites, private=("lstn",))
-    told = outward(caught.value, member.id)  # a server could make one word fail
+    told = outward_message(caught.value, member.id)  # a server could make one word fail
     assert told.startswith(
         f"site {member.id!r}: the loss is not finite: lower learning_rate"
     )

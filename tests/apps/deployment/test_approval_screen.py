@@ -24,7 +24,7 @@ from fednotes.apps.deployment.rules.guard import (
     require_approved,
 )
 from fednotes.apps.deployment.rules.policy import Policy
-from fednotes.apps.deployment.site_file import SITE_FILE, policy_of
+from fednotes.apps.deployment.site_file import SITE_FILE, read_policy
 from fednotes.cli import shared
 from fednotes.core.tables import table_fingerprint
 from fednotes.jobs.results import AUDIT, Audit, Leak
@@ -163,7 +163,7 @@ def test_a_job_s_words_cannot_show_another_job(
     for module in (shared, kit_cli):
         monkeypatch.setattr(module, "console", console)
     kit_cli._show_job(
-        kit, forged, table_fingerprint(forged), policy_of(kit).quorum("h1")
+        kit, forged, table_fingerprint(forged), read_policy(kit).quorum("h1")
     )
     rows = screen.getvalue().split("\n")
     assert rows[0] == f"fingerprint {table_fingerprint(forged)}"
@@ -233,7 +233,7 @@ def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
     ]
     assert len(lines) == 3
     (kit / SITE_FILE).write_text("\n".join(["[policy]", "approvals = 2", *lines[:2]]))
-    policy = policy_of(kit)
+    policy = read_policy(kit)
     assert "not approved this job" in asked(kit, JOB, policy)
     assert "2 of alice, bob to approve" in given("approve", kit, "--yes", code=2)
     told = given("approve", kit, "--yes", "--key", tmp_path / "carol", code=2)

@@ -25,7 +25,7 @@ from fednotes.apps.deployment.rules.guard import (
 )
 from fednotes.apps.deployment.rules.policy import Policy
 from fednotes.apps.deployment.server import PROBLEM, server_main
-from fednotes.apps.deployment.site import discreet, outward
+from fednotes.apps.deployment.site import outward_message, redact_errors
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -156,11 +156,11 @@ NAME = "SMITH_JANE_MRN0042"
         ),
         (
             ConfigError(f"{NAME}.toml [data]: x"),
-            "its notes or its file do not fit the job (see",
+            "its notes or its site file do not fit the job (see",
         ),
         (
             ModelError(f"{NAME}: damaged"),
-            "a model or a kept state of it cannot be read (see",
+            "a model or a saved state of it cannot be read (see",
         ),
         (
             FednotesError(f"/w/{NAME}: cannot"),
@@ -171,7 +171,7 @@ NAME = "SMITH_JANE_MRN0042"
     ],
 )
 def test_an_error_names_no_file(error: Exception, words: str) -> None:
-    told = outward(error, "posts")
+    told = outward_message(error, "posts")
     assert told.startswith(f"site 'posts': {words}")
     assert NAME not in told
 
@@ -181,7 +181,7 @@ def test_a_full_disk_is_named(caplog: pytest.LogCaptureFixture) -> None:
     whole."""
     full = DataError(f"{NAME}: cannot be written")
     full.__cause__ = OSError(28, "No space left on device", NAME)
-    with pytest.raises(DataError) as told, discreet("posts"):
+    with pytest.raises(DataError) as told, redact_errors("posts"):
         raise full
     assert str(told.value) == (
         "site 'posts': its notes cannot be read (No space left on device; see the site's log)"
@@ -191,7 +191,7 @@ def test_a_full_disk_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_rules_are_told_as_they_are() -> None:
     error = RefusedError("site 'posts' takes part in no secure sum")
-    with pytest.raises(RefusedError) as told, discreet("posts"):
+    with pytest.raises(RefusedError) as told, redact_errors("posts"):
         raise error
     assert told.value is error
 

@@ -66,7 +66,7 @@ def test_other_values_of_a_job_are_taken_as_they_are(
     monkeypatch.setenv("TOKEN", "cnn-clstm-crf")
     table = {**_table(NER), "model": {"tagger": "$TOKEN"}}
     with pytest.raises(
-        ConfigError, match=r"\[model\] tagger: is of a variable"
+        ConfigError, match=r"\[model\] tagger: a job may not name an environment"
     ) as told:
         job_of_site({"name": "j", "job": table}, "a", site_file(tmp_path))
     assert "cnn" not in str(told.value)

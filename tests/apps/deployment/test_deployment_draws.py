@@ -11,7 +11,7 @@ from hospitals import DISTILL, FEDNER, OPEN, SHORT, Hospitals, simulated
 from two_jobs import LEAST, MOST, missed
 
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal
-from fednotes.apps.deployment.site import DRAWS, draws_of, takes
+from fednotes.apps.deployment.site import DRAWS_KEY_FILE, accepts_option, load_draws
 from fednotes.core.messages import decode_reply, decode_request
 from fednotes.core.update import Total
 from fednotes.data.synthetic import generate, write_sites
@@ -25,7 +25,7 @@ def with_secrets(folder: Path, job: str, data: Any) -> Hospitals:
     """Hospitals whose draws follow from secrets that the test knows."""
     hospitals = Hospitals(folder, job, data, policy=HIDDEN)
     for name in hospitals.names:
-        path = hospitals.setups[name].state / DRAWS
+        path = hospitals.setups[name].state / DRAWS_KEY_FILE
         path.parent.mkdir(parents=True)
         path.write_bytes(secret_of(name))
     return hospitals
@@ -60,7 +60,7 @@ def test_each_run_has_a_secret_of_its_own_that_stays(
         hospitals = Hospitals(tmp_path / run, SHORT, site_notes, policy=HIDDEN, run=run)
         hospitals.run()
         for name in hospitals.names:
-            kept = hospitals.setups[name].state / DRAWS
+            kept = hospitals.setups[name].state / DRAWS_KEY_FILE
             secret = kept.read_bytes()
             assert len(secret) == 32
             assert kept.stat().st_mode & 0o077 == 0
@@ -136,12 +136,12 @@ def test_sites_that_take_no_draws_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         PolicyRefusal, match="sites of the method homely take no `draws`"
     ) as found:
-        draws_of(job, Policy(), tmp_path)
+        load_draws(job, Policy(), tmp_path)
     assert found.value.rule == "draws"
-    assert draws_of(job, Policy(draws="job"), tmp_path) is None
+    assert load_draws(job, Policy(draws="job"), tmp_path) is None
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_method_takes_draws(name: str) -> None:
-    assert takes(find(name).Site, "draws")
+    assert accepts_option(find(name).Site, "draws")

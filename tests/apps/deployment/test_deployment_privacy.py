@@ -23,7 +23,7 @@ from hospitals import (
 
 from fednotes.apps.deployment.rules.guard import RULES
 from fednotes.apps.deployment.rules.ledger import ledger_of, show, verify
-from fednotes.apps.deployment.site import SECRET
+from fednotes.apps.deployment.site import NOISE_KEY_FILE
 
 NOISE = "secure_sum = 'required'\nfreeze_embeddings = false\nmax_epsilon = 8.0\n"
 NOISE += "steady_replies = false\n"
@@ -185,7 +185,7 @@ def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
             tmp_path / (kill or "none"), job, site_notes, policy=NOISE
         )
         for name in hospitals.names:
-            path = hospitals.setups[name].state / SECRET
+            path = hospitals.setups[name].state / NOISE_KEY_FILE
             path.parent.mkdir(parents=True)
             path.write_bytes(name.encode().ljust(32))
         hospitals.network.kill = (kill, 20)

@@ -369,7 +369,7 @@ SERVER, MANY = (
         (
             MANY,
             lambda j, f: agreement_of(j, {**f, **MANY}),
-            "told of 53 sites that agree; the",
+            "the server lists 53 sites that agree, but the",
         ),
     ],
     ids=["fingerprint", "sites"],

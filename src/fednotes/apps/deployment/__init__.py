@@ -1,0 +1,1 @@
+"""Federated runs between real sites: policies, approvals, ledgers and carriers."""

@@ -33,7 +33,11 @@ from fednotes.apps.deployment.nvflare.kit import (
     read_kit,
 )
 from fednotes.apps.deployment.rules.guard import approvals_of
-from fednotes.apps.deployment.site_file import SITE_FILE, of_kit, read_site_file
+from fednotes.apps.deployment.site_file import (
+    SITE_FILE,
+    read_kit_site_file,
+    read_site_file,
+)
 from fednotes.core.errors import FednotesError
 from fednotes.core.settings import expand
 
@@ -123,7 +127,7 @@ def site_checks(kit: Path, source: Path | None = None) -> Iterator[Check]:
         yield Check("site file", None, remedy)
         return
     try:
-        file = of_kit(kit) if source is None else read_site_file(source)
+        file = read_kit_site_file(kit) if source is None else read_site_file(source)
     except FednotesError as error:
         yield Check("site file", False, str(error))
         return

@@ -42,7 +42,7 @@ from fednotes.apps.deployment.agreement import (
     unpacked,
 )
 from fednotes.apps.deployment.rules.guard import REJECTED, UNAPPROVED
-from fednotes.apps.deployment.site_file import own_files, read_site_file
+from fednotes.apps.deployment.site_file import read_site_file, with_local_files
 from fednotes.apps.deployment.waiting import APPROVALS_FILE, PendingApprovals
 from fednotes.core.errors import (
     ConfigError,
@@ -135,7 +135,10 @@ def job_of_server(setup: Setup) -> Job:
     path = setup.kit / SERVER_FILE
     declared: Mapping[str, Any] = setup.job
     if path.exists():
-        declared = {**declared, "job": own_files(read_site_file(path), declared["job"])}
+        declared = {
+            **declared,
+            "job": with_local_files(read_site_file(path), declared["job"]),
+        }
     job = parse_declared(declared, setup.kit, f"job {declared.get('name')}")
     if tuple(job.sites) != setup.sites:
         raise ConfigError(

@@ -1,10 +1,11 @@
-"""A site's part of a deployed job: the method's site behind its host, its rules and its
-ledger.
+"""A site's part of a deployed job.
 
-KIT/results/RUN/ holds its model and its own scores. What a site tells the server of an
-error says what it is about, and never a file, a line or a path: a note's file name may
-hold a patient's name or record number, so no name of a file leaves, of whatever file.
-The whole message is in the site's own log.
+The method's site runs behind its host, which applies the site's policy and writes its
+ledger. The site's model and its own scores are written to KIT/results/RUN/.
+
+An error message that goes to the server names the kind of problem and never a file, a
+line or a path: the file name of a note may hold a patient's name or record number. The
+full message is in the site's own log.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
@@ -38,7 +39,13 @@ from fednotes.apps.deployment.agreement import (
 )
 from fednotes.apps.deployment.rules.guard import SiteGuard, require_approved
 from fednotes.apps.deployment.rules.policy import Policy, PolicyRefusal, check_counts
-from fednotes.apps.deployment.site_file import SITE_FILE, job_of_site, load_own, of_kit
+from fednotes.apps.deployment.site_file import (
+    SITE_FILE,
+    SiteFile,
+    job_of_site,
+    load_site_data,
+    read_kit_site_file,
+)
 from fednotes.core.errors import (
     ConfigError,
     DataError,
@@ -67,15 +74,16 @@ from fednotes.jobs.simulate import versions
 from fednotes.privacy.secure_sum.crypto import KEY_BYTES
 
 RESULTS = "results"
-SECRET = "noise.key"  # in a run's state
-DRAWS = "draws.key"  # beside it
+NOISE_KEY_FILE = "noise.key"  # in the state of a run
+DRAWS_KEY_FILE = "draws.key"  # in the state of a run
 logger = logging.getLogger("fednotes.apps.deployment.site")
-# they speak of rules, numbers and packages
-_OPEN = (RefusedError, TrainingError, MissingExtra)
-_ABOUT: tuple[tuple[type[FednotesError], str], ...] = (
+
+# Messages of these errors speak of rules, numbers and packages only, so they may leave.
+_MAY_LEAVE = (RefusedError, TrainingError, MissingExtra)
+_SUMMARIES: tuple[tuple[type[FednotesError], str], ...] = (
     (DataError, "its notes cannot be read"),
-    (ConfigError, "its notes or its file do not fit the job"),
-    (ModelError, "a model or a kept state of it cannot be read"),
+    (ConfigError, "its notes or its site file do not fit the job"),
+    (ModelError, "a model or a saved state of it cannot be read"),
     (FednotesError, "a file there cannot be read or written"),
 )
 
@@ -83,114 +91,209 @@ _ABOUT: tuple[tuple[type[FednotesError], str], ...] = (
 def site_main(setup: Setup) -> SiteHost:
     """Join a job that was approved here, with this site's own notes.
 
-    Raises NotApproved (asked again later), PolicyRefusal, or what reading the notes
-    raises, in words that may leave the site.
+    Raises:
+        NotApproved: Nobody at the site has decided yet; the server asks again later.
+        PolicyRefusal: The site's policy does not permit the job.
+        FednotesError: The notes cannot be read; the message may leave the site.
     """
-    with discreet(setup.site):
-        return _host(setup)
+    with redact_errors(setup.site):
+        return _open_host(setup)
 
 
-def _host(setup: Setup) -> SiteHost:
-    kit, site = setup.kit, setup.site
-    file = of_kit(kit)
+def _open_host(setup: Setup) -> SiteHost:
+    kit = setup.kit
+    site = setup.site
+    file = read_kit_site_file(kit)
     table = table_to_approve(setup.job, setup.sites, setup.min_sites)
     require_approved(kit, site, table, file.policy)
-    job, key = job_of_site(setup.job, site, file), table_fingerprint(table)
-    least, secure = threshold(job, setup), job.federation.secure_sum
-    asked: Any = job.config
-    of_all = replace(asked, sites=len(setup.sites)) if job.privacy else asked
-    guard = SiteGuard(
-        kit,
-        site,
-        setup.run,
-        table,
-        lambda: _rules_in_run(kit, file.policy.count_step),
-        secure=secure,
-        threshold=least,
-        promise=job.module.promise(of_all),
-    )
-    check_counts(file.policy, job.method, can_round_counts(job))
-    rounds, each = planned_rounds(job, job.config), job.module.each(job.config)
-    guard.job(job.method, len(setup.sites), rounds, each)
+
+    job = job_of_site(setup.job, site, file)
+    least = threshold(job, setup)
+    guard = _create_guard(setup, file, table, job=job, least=least)
+
     torch.set_num_threads(file.threads or job.threads)
     torch.use_deterministic_algorithms(file.device == "cpu")
-    loaded = load_own(job, cache=file.cache)
+    loaded = load_site_data(job, cache=file.cache)
     for note in loaded.told:
         logger.info("%s", note)
-    data, results = loaded.data[0], kit / RESULTS / setup.run
+    data = loaded.data[0]
     guard.coverage(job.module.covers(job.config, data))
-    described = describe(job, data)
-    told = packed(asdict(described))
+    description = describe(job, data)
+    packed_description = packed(asdict(description))
+    participation = _Participation(
+        setup,
+        file,
+        job=job,
+        table=table,
+        data=data,
+        draws=load_draws(job, file.policy, setup.state),
+    )
 
-    draws = draws_of(job, file.policy, setup.state)
-
-    def member(config: Any) -> Any:
-        given: dict[str, Any] = {
-            "cache": file.cache or default_cache(),
-            "device": file.device,
-        }
-        if draws is not None:
-            given["draws"] = draws
-            torch.manual_seed(draws.seed_of("what a method does not seed"))
-        if file.policy.count_step > 1:
-            given["count_step"] = file.policy.count_step
-        if job.privacy is not None:
-            secret = kept_secret(setup.state / SECRET)
-            given |= {"secret": secret, "question": lambda: host.question}
-        return job.module.Site(data, config, directory=results, **given)
-
-    def lay() -> None:
-        scores = read_json_table(results / SCORES_FILE)
-        sites = {
-            name: {"federated": scores} if name == site else {} for name in setup.sites
-        }
-        facts: Any = {"sites": sites, "run": setup.run, "versions": versions()}
-        facts |= {"method": job.method, "holds": job.kind.name, "seed": job.seed}
-        facts |= {"title": job.title, "config": table["job"]}
-        named = {"job": str(table["name"]), "fingerprint": key}
-        write_cards(results, OwnRun(site, RunResult(**facts), named))
-
-    def make() -> Any:  # anew, on notes that are read once
-        made = AgreedSite(data.id, job, setup.sites, described, member, results, lay)
-        guard.covered = made.covered
-        guard.subject = made.subject
-        return made
-
-    sealer, kept = None, setup.state / "site" / OPENED
-    if secure:
-        own = setup.identity
-        sealer = SecureSeal(
-            site, setup.sites, job=key, threshold=least, identity=own, kept=kept
+    def make_agreed_site() -> Any:
+        """Build the site from its beginning; its notes are read only once."""
+        agreed_site = AgreedSite(
+            data.id,
+            job,
+            setup.sites,
+            description=description,
+            make=lambda config: participation.make_method_site(
+                config, lambda: host.question
+            ),
+            results=participation.results,
+            write_card=participation.write_card,
         )
+        guard.covered = agreed_site.covered
+        guard.subject = agreed_site.subject
+        return agreed_site
+
+    sealer = None
+    if job.federation.secure_sum:
+        sealer = SecureSeal(
+            site,
+            setup.sites,
+            job=participation.fingerprint,
+            threshold=least,
+            identity=setup.identity,
+            kept=setup.state / "site" / OPENED,
+        )
+    pace = None
+    if file.policy.steady_replies:
+        pace = AnswerTimes(longest=job.federation.timeout)
     guard.examples(lambda: job.kind.training_examples(data))
     host = SiteHost(
-        make,
+        make_agreed_site,
         setup.state / "site",
-        job=key,
+        job=participation.fingerprint,
         name=site,
         guard=guard,
         sealer=sealer,
         public={
-            DESCRIBE: lambda made: {"description": told},
-            SCORES: partial(_scores, kit),
+            DESCRIBE: lambda _: {"description": packed_description},
+            SCORES: partial(_share_scores, kit),
         },
         max_norm=job.federation.max_norm,
-        pace=AnswerTimes(longest=job.federation.timeout)
-        if file.policy.steady_replies
-        else None,
+        pace=pace,
         tell=lambda line: logger.info("%s", line),
-        outward=outward,
+        outward=outward_message,
     )
     return host
 
 
-def draws_of(job: Job, policy: Policy, state: Path) -> Draws | None:
-    """Return the draws of this run at this site, which follow from a secret in the
-    run's state.
+def _create_guard(
+    setup: Setup,
+    file: SiteFile,
+    table: Mapping[str, Any],
+    *,
+    job: Job,
+    least: int,
+) -> SiteGuard:
+    """Create this run's guard, and let it check the job before notes are read."""
+    config: Any = job.config
+    if job.privacy:
+        config = replace(config, sites=len(setup.sites))
+    guard = SiteGuard(
+        setup.kit,
+        setup.site,
+        setup.run,
+        table,
+        lambda: _read_policy_during_run(setup.kit, file.policy.count_step),
+        secure=job.federation.secure_sum,
+        threshold=least,
+        promise=job.module.promise(config),
+    )
+    check_counts(file.policy, job.method, can_round_counts(job))
+    guard.job(
+        job.method,
+        len(setup.sites),
+        planned_rounds(job, job.config),
+        job.module.each(job.config),
+    )
+    return guard
 
-    A run that goes on after a restart finds the same secret there, and so has the same
-    bits. Where the file is lost the run goes on with new draws, which changes its bits
-    and nothing else.
+
+@dataclass(frozen=True)
+class _Participation:
+    """One site's part in one run.
+
+    Attributes:
+        setup: What this side of the job starts from.
+        file: The site's own file.
+        job: The job as this site reads it.
+        table: The table that was approved.
+        data: The site's notes.
+        draws: The site's secret draws; None if they follow from the job's seed.
+    """
+
+    setup: Setup
+    file: SiteFile
+    job: Job
+    table: Mapping[str, Any]
+    data: Any
+    draws: Draws | None
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the approved table."""
+        return table_fingerprint(self.table)
+
+    @property
+    def results(self) -> Path:
+        """The folder of the site's model and scores."""
+        return self.setup.kit / RESULTS / self.setup.run
+
+    def make_method_site(self, config: Any, question: Callable[[], Any]) -> Any:
+        """Build the method's site.
+
+        Args:
+            config: The configuration on which all sites agreed.
+            question: Returns what identifies the request that is being answered; noise
+                is drawn once for each.
+        """
+        options: dict[str, Any] = {
+            "cache": self.file.cache or default_cache(),
+            "device": self.file.device,
+        }
+        if self.draws is not None:
+            options["draws"] = self.draws
+            torch.manual_seed(self.draws.seed_of("what a method does not seed"))
+        if self.file.policy.count_step > 1:
+            options["count_step"] = self.file.policy.count_step
+        if self.job.privacy is not None:
+            options["secret"] = load_or_create_secret(self.setup.state / NOISE_KEY_FILE)
+            options["question"] = question
+        return self.job.module.Site(
+            self.data, config, directory=self.results, **options
+        )
+
+    def write_card(self) -> None:
+        """Write the model card beside the site's model."""
+        scores = read_json_table(self.results / SCORES_FILE)
+        sites: dict[str, Any] = {name: {} for name in self.setup.sites}
+        sites[self.setup.site] = {"federated": scores}
+        facts: dict[str, Any] = {
+            "sites": sites,
+            "run": self.setup.run,
+            "versions": versions(),
+            "method": self.job.method,
+            "holds": self.job.kind.name,
+            "seed": self.job.seed,
+            "title": self.job.title,
+            "config": self.table["job"],
+        }
+        declaration = {
+            "job": str(self.table["name"]),
+            "fingerprint": self.fingerprint,
+        }
+        run = OwnRun(self.setup.site, RunResult(**facts), declaration)
+        write_cards(self.results, run)
+
+
+def load_draws(job: Job, policy: Policy, state: Path) -> Draws | None:
+    """Return this site's random draws for a run, from a secret in the run's state.
+
+    A run that resumes after a restart finds the same secret and so draws the same bits.
+    If the file is lost, the run resumes with new draws; its bits change, and nothing
+    else does.
 
     Args:
         job: The job as this site reads it.
@@ -201,56 +304,61 @@ def draws_of(job: Job, policy: Policy, state: Path) -> Draws | None:
         The draws, or None where they follow from the job's seed.
 
     Raises:
-        PolicyRefusal: The method's sites take no draws, so they would draw by the job's
-            seed.
+        PolicyRefusal: The method's sites accept no draws, so they would draw by the
+            job's seed.
     """
     if policy.draws == "job":
         return None
     policy.require(
-        takes(job.module.Site, "draws"),
+        accepts_option(job.module.Site, "draws"),
         "draws",
-        f"sites of the method {job.method} take no `draws`, so their batches and dropout would "
-        "follow from the job's seed, which everybody knows",
+        f"sites of the method {job.method} take no `draws`, so their batches and "
+        "dropout would follow from the job's seed, which everybody knows",
         "draws that are its own secret",
     )
-    return Draws.of_secret(kept_secret(state / DRAWS))
+    return Draws.of_secret(load_or_create_secret(state / DRAWS_KEY_FILE))
 
 
-def takes(site: type[Any], option: str) -> bool:
-    """Return whether the sites of a method can be given an option, by name or with all
-    others."""
-    parameters = signature(getattr(site, "made", site).__init__).parameters.values()
-    return any(p.name == option or p.kind is Parameter.VAR_KEYWORD for p in parameters)
+def accepts_option(site: type[Any], option: str) -> bool:
+    """Return whether a method's site class accepts an option, by name or `**kwargs`."""
+    constructor = getattr(site, "made", site).__init__
+    return any(
+        parameter.name == option or parameter.kind is Parameter.VAR_KEYWORD
+        for parameter in signature(constructor).parameters.values()
+    )
 
 
-def kept_secret(path: Path) -> bytes:
-    """Return the secret of a run at a site: the same after a restart. A file that is
-    not whole is made anew; noise of a new secret is spent anew."""
-    kept = path.read_bytes() if path.is_file() else b""
-    if len(kept) != KEY_BYTES:
-        kept = secrets.token_bytes(KEY_BYTES)
+def load_or_create_secret(path: Path) -> bytes:
+    """Return the secret of a run at a site, which is the same after a restart.
+
+    A file that is missing or incomplete is replaced by a new secret. The privacy budget
+    then counts the noise of the new secret anew.
+    """
+    secret = path.read_bytes() if path.is_file() else b""
+    if len(secret) != KEY_BYTES:
+        secret = secrets.token_bytes(KEY_BYTES)
         private_folder(path.parent)
-        replace_file(path, kept)
-    return kept
+        replace_file(path, secret)
+    return secret
 
 
-def _rules(kit: Path) -> Policy:
-    """A site's policy as it is now; its refusals do not say where the site's kit lies."""
-    return replace(of_kit(kit).policy, source=f"[policy] of {SITE_FILE}")
+def _read_policy(kit: Path) -> Policy:
+    """Return a site's present policy; refusals do not reveal the path of the kit."""
+    return replace(read_kit_site_file(kit).policy, source=f"[policy] of {SITE_FILE}")
 
 
-def _rules_in_run(kit: Path, count_step: int) -> Policy:
-    """Return a site's policy as it is now, for a run that reports counts in steps.
+def _read_policy_during_run(kit: Path, count_step: int) -> Policy:
+    """Return a site's present policy, for a run that reports counts in steps.
 
     Args:
         kit: The site's kit.
-        count_step: The step that the site joined the run with.
+        count_step: The step with which the site joined the run.
 
     Raises:
-        PolicyRefusal: The policy asks for larger steps by now, which take a start of
-            the site.
+        PolicyRefusal: The policy now requires larger steps, which only apply once the
+            site is started again.
     """
-    policy = _rules(kit)
+    policy = _read_policy(kit)
     policy.require(
         count_step % policy.count_step == 0,
         "count_step",
@@ -260,14 +368,19 @@ def _rules_in_run(kit: Path, count_step: int) -> Policy:
     return policy
 
 
-def _scores(kit: Path, made: Any) -> Tensors:
-    """The site's own scores, where its policy lets them go. Raises RefusedError."""
-    policy = _rules(kit)
+def _share_scores(kit: Path, agreed_site: Any) -> Tensors:
+    """Return the site's own scores.
+
+    Raises:
+        PolicyRefusal: The site's policy does not let its scores leave.
+        RefusedError: The site has no scores yet.
+    """
+    policy = _read_policy(kit)
     if not policy.share_scores:
         raise PolicyRefusal(
             "share_scores",
-            f"this site's scores stay here; only the site can change this: share_scores in "
-            f"{policy.source}",
+            "this site's scores stay here; only the site can change this: "
+            f"share_scores in {policy.source}",
         )
     policy.require(
         policy.count_step == 1,
@@ -275,19 +388,26 @@ def _scores(kit: Path, made: Any) -> Tensors:
         "the server asks for this site's own scores, which follow from exact counts",
         f"multiples of {policy.count_step:,} to leave",
     )
-    scores = getattr(made.site, "scores", None)
+    scores = getattr(agreed_site.site, "scores", None)
     if not scores:
-        raise RefusedError(f"site {made.id!r} has no scores yet")
+        raise RefusedError(f"site {agreed_site.id!r} has no scores yet")
     return {"scores": packed(scores)}
 
 
 class AgreedSite:
-    """A site that has a method's tasks once all have agreed.
+    """A site that performs a method's tasks once all sites have agreed.
 
-    sites: all of the job's, in its order. make: builds the method's site of its
-        configuration.
-    own: what it said of itself. results: the folder that its own scores are written to.
-    lay: puts a card beside its model.
+    The method's site exists only after the agreement, because its configuration depends
+    on what all sites say of themselves.
+
+    Args:
+        id: The site's name.
+        job: The job as this site reads it.
+        sites: The names of all sites of the job, in its order.
+        description: How this site describes itself.
+        make: Builds the method's site from the configuration on which all agreed.
+        results: The folder to which this site's own scores are written.
+        write_card: Writes a model card beside the site's model.
     """
 
     def __init__(
@@ -295,53 +415,70 @@ class AgreedSite:
         id: str,
         job: Job,
         sites: tuple[str, ...],
-        own: Description,
+        *,
+        description: Description,
         make: Callable[[Any], MethodSite],
         results: Path,
-        lay: Callable[[], None],
+        write_card: Callable[[], None],
     ) -> None:
-        self.id, self._job, self._own, self._make = id, job, own, make
-        self._sites, self._results, self._lay = sites, results, lay
+        self.id = id
         self.tasks: frozenset[str] = frozenset({AGREE}) | job.module.Site.tasks
-        self._text = ""
         self.site: Any = None
+        self._job = job
+        self._sites = sites
+        self._description = description
+        self._make = make
+        self._results = results
+        self._write_card = write_card
+        self._text = ""  # all descriptions, as the server sent them
 
-    def agree(self, tensors: Tensors, *, descriptions: str, agreed: str) -> Update:
-        """Take all the sites' descriptions, and become a site of the method.
+    def agree(self, tensors: Tensors, *, descriptions: str, agreed: str) -> Update:  # noqa: ARG002 - every task takes tensors
+        """Read all sites' descriptions, and build the method's site from them.
 
-        Raises RefusedError where this side makes something else of them than the
-            server.
+        Args:
+            tensors: Unused.
+            descriptions: All descriptions, as text.
+            agreed: The fingerprint that the server has for them.
+
+        Raises:
+            RefusedError: This side derives something else from them than the server.
         """
-        self._become(descriptions, agreed)
+        self._join(descriptions, agreed)
         return Update(metrics={"agreed": 1.0})
 
-    def _become(self, text: str, agreed: str) -> None:
-        all_sites = from_text(text)
-        # how many there are bounds a part of a batch
-        if tuple(all_sites) != self._sites:
+    def _join(self, text: str, agreed: str) -> None:
+        descriptions = from_text(text)
+        # The number of sites bounds a site's part of a mini-batch.
+        if tuple(descriptions) != self._sites:
             raise RefusedError(
-                f"site {self.id!r} is told of {len(all_sites)} sites that agree; the approved job "
-                f"is of {', '.join(self._sites)}, in this order"
+                f"site {self.id!r}: the server lists {len(descriptions)} sites that "
+                f"agree, but the approved job is for {', '.join(self._sites)}, in this "
+                "order"
             )
-        theirs = all_sites[self.id]
-        if theirs != self._own:
-            labels = mismatch(
-                self.id, self._own, theirs, ("this site", "the agreement")
+        described_here = descriptions[self.id]
+        if described_here != self._description:
+            problem = mismatch(
+                self.id,
+                self._description,
+                described_here,
+                names=("this site", "the agreement"),
             )
             raise RefusedError(
-                labels
-                or f"site {self.id!r} was described with another dictionary, encoder or version "
-                "than it has now"
+                problem
+                or f"site {self.id!r} was described with another dictionary, encoder "
+                "or version than it has now"
             )
-        if agreement_of(self._job, all_sites) != agreed:
+        if agreement_of(self._job, descriptions) != agreed:
             raise RefusedError(
-                f"site {self.id!r} makes another configuration of this job than the server: "
-                "start both from the same job and the same version of fednotes"
+                f"site {self.id!r} makes another configuration of this job than the "
+                "server: start both from the same job and the same version of fednotes"
             )
-        self.site = self._make(agreed_config(self._job, all_sites))
+        self.site = self._make(agreed_config(self._job, descriptions))
         self._text = text
 
+    # The host calls tasks by name, and the method determines which tasks there are.
     def __getattr__(self, name: str) -> Any:
+        """Return a task of the method's site."""
         if name not in self.__dict__.get("tasks", ()):
             raise AttributeError(name)
         if self.site is None:
@@ -349,67 +486,72 @@ class AgreedSite:
         return getattr(self.site, name)
 
     def finish(self, tensors: Tensors, **options: Option) -> Update:
-        """The method's own; the site's scores are then in its own folder."""
-        update: Update = self.__getattr__("finish")(tensors, **options)
+        """Let the method finish; write the site's scores, promise and model card."""
+        finish_method = self.__getattr__("finish")
+        update: Update = finish_method(tensors, **options)
         if self.site.scores:
             write_json(self._results / SCORES_FILE, self.site.scores)
-        if promise := getattr(self.site, "promise", None):
+        promise = getattr(self.site, "promise", None)
+        if promise:
             logger.info("%s", promise)
             write_json(
                 self._results / PROMISED, {"promise": str(promise), **promise.told()}
             )
-        self._lay()
+        self._write_card()
         return update
 
     def covered(self, task: str) -> Mapping[str, int]:
-        """Tokens, steps and patients behind an update of this task, as far as known."""
+        """Return the known counts behind a task's update: tokens, steps, patients."""
         return {} if self.site is None else self.site.covered(task)
 
     def subject(self, task: str) -> str:
-        """Return a digest of the model that an update of this task is about, or ""."""
+        """Return a digest of the model that a task's update is about, or ""."""
         if self.site is None:
             return ""
         subject: str = self.site.subject(task)
         return subject
 
     def state(self) -> State:
-        """The agreement, and what the method's site keeps."""
-        kept: State = self.site.state() if self.site is not None else State(0)
-        facts = {"descriptions": self._text, "own": dict(kept.facts)}
-        return State(kept.round, kept.tensors, facts)
+        """Return the agreement and the state of the method's site."""
+        state: State = self.site.state() if self.site is not None else State(0)
+        facts = {"descriptions": self._text, "own": dict(state.facts)}
+        return State(state.round, state.tensors, facts)
 
     def restore(self, state: State) -> None:
-        """Go back to a kept state."""
-        if text := state.facts["descriptions"]:
-            self._become(text, agreement_of(self._job, from_text(text)))
+        """Return to a saved state."""
+        text = state.facts["descriptions"]
+        if text:
+            self._join(text, agreement_of(self._job, from_text(text)))
             self.site.restore(State(state.round, state.tensors, state.facts["own"]))
 
 
-# ---- words that may leave ------------------------------------------------------------
+# ---- messages that may leave the site ------------------------------------------------
 
 
-def outward(error: Exception, site: str) -> str:
-    """One line for an error, as it may leave the site."""
-    if isinstance(error, _OPEN) or not isinstance(error, FednotesError):
+def outward_message(error: Exception, site: str) -> str:
+    """Return one line about an error that may leave the site."""
+    if isinstance(error, _MAY_LEAVE) or not isinstance(error, FednotesError):
         return explained(error, site)
-    about = next(words for kind, words in _ABOUT if isinstance(error, kind))
+    summary = next(text for kind, text in _SUMMARIES if isinstance(error, kind))
     cause = error.__cause__
-    disk = (
-        f"{cause.strerror}; " if isinstance(cause, OSError) and cause.strerror else ""
-    )
-    return f"site {site!r}: {about} ({disk}see the site's log)"
+    reason = ""
+    if isinstance(cause, OSError) and cause.strerror:
+        reason = f"{cause.strerror}; "
+    return f"site {site!r}: {summary} ({reason}see the site's log)"
 
 
 @contextmanager
-def discreet(site: str) -> Iterator[None]:
-    """An error keeps its kind, and says no more than `outward`; the whole goes to the
-    log."""
+def redact_errors(site: str) -> Iterator[None]:
+    """Shorten errors to `outward_message`; the full message goes to the site's log.
+
+    An error keeps its class.
+    """
     try:
         yield
     except FednotesError as error:
-        told = outward(error, site)
-        if told == str(error):
+        message = outward_message(error, site)
+        if message == str(error):
             raise
         logger.error("%s", error)
         kind = RefusedError if isinstance(error, RefusedError) else type(error)
-        raise kind(told) from error
+        raise kind(message) from error

@@ -1,27 +1,27 @@
-"""A job as it travels between sites, and a site's own file, which stands above it.
+"""A job as it travels between sites, and a site's own file, which takes precedence.
 
-A job travels as the table that `simulate` runs, without places: JSON, no path of notes,
-no code. A site's own file says where its notes are, and its rules:
+A job travels as the table that `simulate` runs, without paths: JSON, no path of notes,
+no code. A site's own file says where its notes are and what its rules are:
 
     device = "cpu"            # where tensors live
-    threads = 2               # of this site's process; the job's number if not given
-    cache = "cache"           # frozen features and tokens; the user's default cache if empty
-    [data]                    # the keys of a job's [sites.NAME], above those of the job
+    threads = 2               # of this site's process; the job's number by default
+    cache = "cache"           # frozen features and tokens; the user's cache by default
+    [data]                    # keys of a job's [sites.NAME]; they override the job's
     path = "notes.jsonl"
-    [files]                   # where this machine keeps what the job names: word_vectors,
-    dictionary = "terms.obo"  # contextual, encoder, backbone, representation, dictionary
+    [files]                   # where this machine keeps files that the job names:
+    dictionary = "terms.obo"  # word_vectors, contextual, encoder, backbone, …
     [policy]                  # apps/deployment/rules/policy.py
 
-Paths are relative to the file, `$NAME` stands for an environment variable. Only this
-file says which notes are read: a job that names a file of the site's is not listened
-to. [data] may hold tables for jobs of several kinds, [data.documents], [data.notes] and
+Paths are relative to the file, and `$NAME` stands for an environment variable. Only
+this file says which notes are read: a job that names a file of the site is refused.
+[data] may hold tables for jobs of several kinds: [data.documents], [data.notes] and
 [data.patients].
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ FILES = (
     "representation",
     "dictionary",
 )
-_BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are of no file
+_BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are not files
 
 
 # ---- a site's own file ---------------------------------------------------------------
@@ -57,7 +57,11 @@ _BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are of no
 
 @checked(frozen=True)
 class _Keys:
-    """The file's keys. folder: what paths are relative to, in a copy of the file."""
+    """The keys of the file.
+
+    Attributes:
+        folder: In a copy of the file, the folder that its paths are relative to.
+    """
 
     device: str = "cpu"
     threads: Number = 0
@@ -70,8 +74,18 @@ class _Keys:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """What a site's file says. folder: what its paths are relative to. cache: None is
-    the user's default one. files: absolute."""
+    """The contents of a site's file.
+
+    Attributes:
+        path: The file.
+        folder: The folder that its paths are relative to.
+        policy: The site's rules.
+        data: The table [data].
+        files: Where this machine keeps the files that a job names; absolute paths.
+        device: Where tensors live, such as `"cpu"`.
+        threads: Number of threads of the site's process; 0 for the job's.
+        cache: Folder of computed features; None for the user's default.
+    """
 
     path: Path
     folder: Path
@@ -92,97 +106,129 @@ def _keys_by_kind() -> dict[str, list[str]]:
 
 
 def read_site_file(path: Path) -> SiteFile:
-    """A site's file.
+    """Read a site's file.
 
-    Raises ConfigError for an unknown key, a wrong value or a policy that is none.
+    Raises:
+        ConfigError: It has an unknown key, a wrong value or an invalid policy.
     """
     keys = build(_Keys, read_toml(path), str(path))
     folder = Path(keys.folder) if keys.folder else path.resolve().parent
-    keys_of = _keys_by_kind()
-    every = sorted({key for known in keys_of.values() for key in known})
-    for key, value in keys.data.items():
-        if key in keys_of and isinstance(value, Mapping):
-            _require_known(value, keys_of[key], f"{path} [data.{key}]")
-        else:
-            _require_known([key], every, f"{path} [data]")
+    _check_data_keys(keys.data, path)
     _require_known(keys.files, FILES, f"{path} [files]")
 
-    # what is no file, as "minilm#layer=5", stays
-    def absolute(text: str, where: str) -> str:
-        place = expand(text, where)
-        beside = folder / place
-        return str(beside) if beside.exists() or where == "cache" else place
-
+    files = {
+        key: _existing_path(value, folder, f"[files] {key}")
+        for key, value in keys.files.items()
+    }
+    cache = folder / expand(keys.cache, "cache") if keys.cache else None
     return SiteFile(
-        path,
-        folder,
-        policy_from(keys.policy, f"[policy] of {path}"),
-        keys.data,
-        {key: absolute(value, f"[files] {key}") for key, value in keys.files.items()},
-        keys.device,
-        keys.threads,
-        Path(absolute(keys.cache, "cache")) if keys.cache else None,
+        path=path,
+        folder=folder,
+        policy=policy_from(keys.policy, f"[policy] of {path}"),
+        data=keys.data,
+        files=files,
+        device=keys.device,
+        threads=keys.threads,
+        cache=cache,
     )
 
 
-def _require_known(keys: Any, known: Sequence[str], where: str) -> None:
+def _existing_path(text: str, folder: Path, where: str) -> str:
+    """Return the path of a file or folder that exists; other names stay as they are.
+
+    Names such as `"minilm#layer=5"` are not files.
+    """
+    name = expand(text, where)
+    path = folder / name
+    return str(path) if path.exists() else name
+
+
+def _check_data_keys(data: Mapping[str, Any], path: Path) -> None:
+    keys_by_kind = _keys_by_kind()
+    all_keys = sorted({key for keys in keys_by_kind.values() for key in keys})
+    for key, value in data.items():
+        if key in keys_by_kind and isinstance(value, Mapping):
+            _require_known(value, keys_by_kind[key], f"{path} [data.{key}]")
+        else:
+            _require_known([key], all_keys, f"{path} [data]")
+
+
+def _require_known(keys: Iterable[str], known: Sequence[str], where: str) -> None:
     for key in keys:
         if key not in known:
             raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
 
 
 def install(source: Path, kit: Path, name: str = SITE_FILE) -> SiteFile:
-    """Copy a site's file into its kit, after a check; its paths stay relative to where
-    it was.
+    """Check a site's file and copy it into its kit.
 
-    Raises ConfigError as `read_site_file`; then the kit's earlier file stays.
+    The paths in the copy stay relative to the folder of the original.
+
+    Raises:
+        ConfigError: `source` is not a valid site file; the kit keeps its earlier file.
     """
-    found = read_site_file(source)
+    file = read_site_file(source)
     text = source.read_text(encoding="utf-8")
     target = kit / name
     if target.exists() and target.samefile(source):
-        return found
+        return file
+
     if "folder" not in read_toml(source):
-        note = f"# A copy of {source.resolve()}; paths below are relative to this folder.\n"
-        text = f"{note}folder = {json.dumps(str(found.folder))}\n{text}"
+        original = source.resolve()
+        note = f"# A copy of {original}; paths below are relative to this folder.\n"
+        text = f"{note}folder = {json.dumps(str(file.folder))}\n{text}"
     write_text(target, text)
     return read_site_file(target)
 
 
-def of_kit(kit: Path) -> SiteFile:
-    """The file in a site's kit. Raises ConfigError if there is none."""
+def read_kit_site_file(kit: Path) -> SiteFile:
+    """Read the site file in a site's kit.
+
+    Raises:
+        ConfigError: There is none, or it is not valid.
+    """
     path = kit / SITE_FILE
     if not path.exists():
         raise ConfigError(
-            f"{path}: no such file: `fednotes site start {kit} --site FILE` puts one there"
+            f"{path}: no such file: `fednotes site start {kit} --site FILE` puts one "
+            "there"
         )
     return read_site_file(path)
 
 
-def policy_of(kit: Path) -> Policy:
-    """The rules of a site; those by default where it has no file yet."""
-    return of_kit(kit).policy if (kit / SITE_FILE).exists() else Policy()
+def read_policy(kit: Path) -> Policy:
+    """Return a site's policy; the default policy if the kit has no site file yet."""
+    if not (kit / SITE_FILE).exists():
+        return Policy()
+    return read_kit_site_file(kit).policy
 
 
-def own_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
-    """A job's table with this machine's places of the files that it names."""
+def with_local_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job's table in which files that it names have this machine's paths."""
     changed: dict[str, Any] = dict(table)
-    for key, place in file.files.items():
+    for key, path in file.files.items():
         name = "concepts" if key == "dictionary" else "model"
-        name = "text" if key == "encoder" and "text" in table else name
+        if key == "encoder" and "text" in table:
+            name = "text"
         if key in changed.get(name, {}):
-            changed[name] = {**changed[name], key: place}
+            changed[name] = {**changed[name], key: path}
     return changed
 
 
-# ---- a job as one site reads it -------------------------------------------------------
+# ---- a job as one site reads it ------------------------------------------------------
 
 
 def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
-    """The job as one site reads it: its own table alone, without places, below the
-    site's file.
+    """Return the job as one site reads it: with its own notes and no other site.
 
-    Raises ConfigError.
+    Args:
+        declared: The job as it travels.
+        site: The site's name.
+        file: The site's own file, which takes precedence over the job.
+
+    Raises:
+        ConfigError: The job is not for this site, names files of this machine, or does
+            not fit the site's file.
     """
     where = f"job {declared.get('name')}"
     _require_no_places(declared.get("job"), file, where)
@@ -191,28 +237,34 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
         raise ConfigError(
             f"{where}: its sites are {', '.join(job.sites)}, not {site!r}"
         )
-    known_kinds = {kind.name for kind in kinds.all_kinds()}
-    tables = {
-        k: v
-        for k, v in file.data.items()
-        if k in known_kinds and isinstance(v, Mapping)
-    }
-    data = tables.get(job.data) or {
-        k: v for k, v in file.data.items() if k not in tables
-    }
+
+    data = _data_of_kind(file, job.data)
     if not any(data.get(key) for key in job.kind.needed):
         raise ConfigError(
-            f"{file.path} [data]: names no notes; this job's sites hold {job.data}: give "
-            f"{' or '.join(job.kind.needed)}"
+            f"{file.path} [data]: names no notes; this job's sites hold {job.data}: "
+            f"give {' or '.join(job.kind.needed)}"
         )
     require_unmasked(data, f"{file.path} [data]")
-    own = {site: {**without_places(declared["job"]["sites"][site]), **data}}
+
+    site_table = {**without_places(declared["job"]["sites"][site]), **data}
     table = {
-        **own_files(file, declared["job"]),
+        **with_local_files(file, declared["job"]),
         "conditions": ["federated"],
-        "sites": own,
+        "sites": {site: site_table},
     }
     return parse_job(table, job.name, file.folder, f"{where}, with {file.path}")
+
+
+def _data_of_kind(file: SiteFile, kind: str) -> Mapping[str, Any]:
+    """Return the keys of [data.KIND], or those of [data] itself if there is none."""
+    known_kinds = {known.name for known in kinds.all_kinds()}
+    tables = {
+        key: value
+        for key, value in file.data.items()
+        if key in known_kinds and isinstance(value, Mapping)
+    }
+    shared_keys = {key: value for key, value in file.data.items() if key not in tables}
+    return tables.get(kind) or shared_keys
 
 
 def job_at_home(
@@ -248,8 +300,8 @@ def job_at_home(
     kind = job.kind
     other_names = [other for other in sites if other != site]
 
-    def load(_: Job, progress: Progress | None, cache: Path | None) -> Sites:
-        loaded = load_own(job, cache)
+    def load(_job: Job, _progress: Progress | None, cache: Path | None) -> Sites:
+        loaded = load_site_data(job, cache)
         home = loaded.data[0]
         home_size = kind.size(home)
         size_each = (total - home_size) // max(1, len(other_names))
@@ -265,49 +317,69 @@ def job_at_home(
 
 
 def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
-    """Raises ConfigError where a job names a file of the machine that reads it, or a
-    variable.
+    """Refuse a job that names a file or a variable of the machine that reads it.
 
-    Opening it would tell the server whether it is there, and the error how it begins.
+    Opening the file would tell the server whether it exists, and an error might quote
+    how it begins.
+
+    Raises:
+        ConfigError: The job names one.
     """
+    if not isinstance(table, Mapping):
+        return
     for name in ("model", "text", "concepts"):
-        given = table.get(name) if isinstance(table, Mapping) else None
-        for key, value in (given if isinstance(given, Mapping) else {}).items():
-            if not isinstance(value, str) or (key in FILES and key in file.files):
+        settings = table.get(name)
+        if not isinstance(settings, Mapping):
+            continue
+        for key, value in settings.items():
+            is_replaced = key in FILES and key in file.files
+            if not isinstance(value, str) or is_replaced:
                 continue
             if key in FILES and value.partition("#")[0] not in _BUILT_IN:
                 raise ConfigError(
-                    f"{where} [{name}]: names a file, {key}: say where this machine keeps it, "
-                    f"[files] {key} = … in {file.path}"
+                    f"{where} [{name}]: names a file, {key}: say where this machine "
+                    f"keeps it, [files] {key} = … in {file.path}"
                 )
             if "$" in value or value.startswith("~"):
                 raise ConfigError(
-                    f"{where} [{name}] {key}: is of a variable or a home folder"
+                    f"{where} [{name}] {key}: a job may not name an environment "
+                    "variable or a home folder; ask its author to remove it"
                 )
 
 
-def load_own(job: Job, cache: Path | None = None) -> Sites:
-    """The data of a job with one site, read as a simulation of all sites would read
-    them.
+def load_site_data(job: Job, cache: Path | None = None) -> Sites:
+    """Load the data of a job with one site as a simulation of all sites would.
 
-    Raises as `load_sites`.
+    Args:
+        job: The job as one site reads it.
+        cache: Folder of computed features; None for the user's default.
+
+    Raises:
+        ConfigError: The site's entity types do not fit [tags] types of the job.
+        DataError: The notes cannot be read.
     """
     if job.tags is None or not job.tags.types:
         return load_sites(job, cache=cache)
+
     ((name, site),) = job.sites.items()
     complete = job.tags.types
-    if odd := [t for t in (*site.types, *site.test_types) if t not in complete]:
+    unknown = [
+        label for label in (*site.types, *site.test_types) if label not in complete
+    ]
+    if unknown:
         raise ConfigError(
-            f"site {name!r} has the type {odd[0]!r}, [tags] types of the job has "
+            f"site {name!r} has the type {unknown[0]!r}, [tags] types of the job has "
             f"{', '.join(complete)}: map it in label_map, or correct types"
         )
-    # The other sites have the complete set's other types; here it is what this site
+
+    # The complete set's other types belong to other sites; this site keeps what it
     # annotates.
-    found = load_sites(replace(job, tags=None)).data[0].tags.types
-    kept = tuple(t for t in complete if t in (site.types + site.test_types or found))
-    if not kept:
+    annotated = load_sites(replace(job, tags=None)).data[0].tags.types
+    site_types = site.types + site.test_types or annotated
+    types = tuple(label for label in complete if label in site_types)
+    if not types:
         raise ConfigError(
-            f"site {name!r} annotates {', '.join(found)}; [tags] types of the job has "
-            f"{', '.join(complete)}: map its labels to these in label_map"
+            f"site {name!r} annotates {', '.join(annotated)}; [tags] types of the job "
+            f"has {', '.join(complete)}: map its labels to these in label_map"
         )
-    return load_sites(replace(job, tags=replace(job.tags, types=kept)))
+    return load_sites(replace(job, tags=replace(job.tags, types=types)))

@@ -30,7 +30,7 @@ from fednotes.apps.deployment.nvflare.processes import (
 )
 from fednotes.apps.deployment.rules.ledger import ledger_of, parsed
 from fednotes.apps.deployment.site import RESULTS
-from fednotes.apps.deployment.site_file import SITE_FILE, of_kit
+from fednotes.apps.deployment.site_file import SITE_FILE, read_kit_site_file
 from fednotes.apps.deployment.waiting import waiting_text
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.core.parsing import read_json, read_json_table
@@ -301,7 +301,7 @@ def forget(kit: Path, run: str) -> dict[Path, int]:
     except TrainingError as error:
         raise alive from error
     cache = (
-        of_kit(kit).cache if (kit / SITE_FILE).exists() else None
+        read_kit_site_file(kit).cache if (kit / SITE_FILE).exists() else None
     ) or default_cache()
     return freed | {cache: clear_caches(cache)}
 

@@ -63,13 +63,13 @@ def _ready(kit: Path, file: Path | None) -> None:
 
     Raises ConfigError for what is wrong.
     """
-    from fednotes.apps.deployment.site_file import install, of_kit
+    from fednotes.apps.deployment.site_file import install, read_kit_site_file
 
     rules = f"to change its rules: fednotes site rules {kit} --site FILE"
     require_ready(kit, "site", file, rules if file is not None else "")
     if file is not None:
         install(file, kit)
-    policy = of_kit(kit).policy
+    policy = read_kit_site_file(kit).policy
     say(
         f"rules: sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}"
     )
@@ -129,12 +129,16 @@ def site_rules(
 ) -> None:
     """Show a site's rules, or replace them, even while it runs."""
     from fednotes.apps.deployment.nvflare import processes
-    from fednotes.apps.deployment.site_file import SITE_FILE, install, of_kit
+    from fednotes.apps.deployment.site_file import (
+        SITE_FILE,
+        install,
+        read_kit_site_file,
+    )
     from fednotes.core.settings import read_toml
 
     of_role(kit, "site")
     if file is None:
-        say(*of_kit(kit).path.read_text(encoding="utf-8").splitlines())
+        say(*read_kit_site_file(kit).path.read_text(encoding="utf-8").splitlines())
         say(f"next: fednotes site rules {kit} --site FILE puts another in its place")
         return
     require_sound(kit, file)
@@ -452,10 +456,10 @@ def _check_counts(kit: Path, table: dict[str, Any]) -> None:
     """
     from fednotes.apps.deployment.agreement import can_round_counts
     from fednotes.apps.deployment.rules.policy import check_counts
-    from fednotes.apps.deployment.site_file import policy_of
+    from fednotes.apps.deployment.site_file import read_policy
     from fednotes.jobs.declaration import parse_declared
 
-    policy = policy_of(kit)
+    policy = read_policy(kit)
     if policy.count_step == 1:
         return
 
@@ -476,7 +480,7 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
     from fednotes.apps.deployment.nvflare.kit import read_kit
     from fednotes.apps.deployment.rules.guard import RULES
     from fednotes.apps.deployment.rules.policy import check_audit
-    from fednotes.apps.deployment.site_file import policy_of
+    from fednotes.apps.deployment.site_file import read_policy
     from fednotes.core.parsing import mapping
     from fednotes.core.store import private_folder, write_json
     from fednotes.jobs.results import AUDIT, read_audit
@@ -510,7 +514,7 @@ def _audited(kit: Path, table: dict[str, Any], key: str, given: Path | None) -> 
             leak.attack for leak in found.attacks
         }
         worst = None if lacking or found.untried else found.worst
-    check_audit(policy_of(kit), worst)
+    check_audit(read_policy(kit), worst)
 
 
 def _nothing_waits(kit: Path) -> str:
@@ -565,9 +569,9 @@ def _show_earlier(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) ->
     summed."""
     from fednotes.apps.deployment.rules.approval import compare
     from fednotes.apps.deployment.rules.guard import approvals_of, named
-    from fednotes.apps.deployment.site_file import policy_of
+    from fednotes.apps.deployment.site_file import read_policy
 
-    least = policy_of(kit).min_sites
+    least = read_policy(kit).min_sites
     for past in approvals_of(kit, quorum).approved():
         if past.fingerprint == key:
             continue
@@ -597,9 +601,9 @@ def _rows(line: str) -> None:
 
 def _quorum(kit: Path) -> Quorum:
     from fednotes.apps.deployment.nvflare.kit import read_kit
-    from fednotes.apps.deployment.site_file import policy_of
+    from fednotes.apps.deployment.site_file import read_policy
 
-    return policy_of(kit).quorum(read_kit(kit).name)
+    return read_policy(kit).quorum(read_kit(kit).name)
 
 
 def _signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
