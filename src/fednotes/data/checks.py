@@ -116,7 +116,7 @@ def check_documents(
 
 
 class CorpusCheck:
-    """Counts what to know about a corpus whose documents come one by one.
+    r"""Counts what to know about a corpus whose documents come one by one.
 
     Memory does not grow with the corpus. No text is stored: repeated sentences and
     documents are recognised by hashes in temporary files.
@@ -124,7 +124,7 @@ class CorpusCheck:
         with CorpusCheck("train") as check:
             for document in documents:
                 check.add(document)
-            print(*check.findings(), sep="\\n")
+            print(*check.findings(), sep="\n")
     """
 
     def __init__(

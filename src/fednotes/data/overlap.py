@@ -1,13 +1,16 @@
-"""Does text of one collection occur in another? Counts only, never text.
+"""Measure how much text of one collection occurs in another. Counts only, never text.
 
-    sentence   of MIN_WORDS words or more; case, white space, punctuation and placeholders of
-               de-identification, which differ from copy to copy, do not count
-    n-gram     NGRAM words in a row, across sentences: finds what is cut or wrapped differently
+Two units are compared:
+
+    sentence   of MIN_WORDS words or more, without regard to case, white space,
+               punctuation and placeholders of de-identification
+    n-gram     NGRAM words in a row, across sentences; it finds text that is cut or
+               wrapped differently
 
 Liu and Miller 2020 name the overlap of pre-training and fine-tuning text as a limit of
-their
-study: what a model has read before says little of what it can do on new text. Notes are
-looked at one by one; of the other collection, 64-bit hashes are kept in sorted arrays.
+their study: if a model has read a text before, its scores there say little about new
+text. Notes are read one by one; of the other collection, only sorted arrays of 64-bit
+hashes are held.
 """
 
 from __future__ import annotations
@@ -36,10 +39,14 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, so that no word of an n-gram loses a bit
 
 @dataclass(frozen=True, slots=True)
 class SharedText(Counts):
-    """What of a collection of notes occurs in another collection.
+    """How much of a collection of notes occurs in another collection.
 
-    sentences, ngrams: of the notes. shared_sentences, shared_ngrams: those of them that
-    occur there too, repeats counted. notes_with_shared: notes with such a sentence.
+    Attributes:
+        sentences: Number of sentences in the notes, repeats included.
+        shared_sentences: Number of these that occur in the other collection.
+        notes_with_shared: Number of notes that have such a sentence.
+        ngrams: Number of n-grams in the notes, repeats included.
+        shared_ngrams: Number of these that occur in the other collection.
     """
 
     sentences: int = 0
@@ -51,64 +58,77 @@ class SharedText(Counts):
 
 @dataclass(frozen=True, eq=False)
 class TextIndex:
-    """Hashes of a collection's sentences and n-grams, (distinct,) uint64 each, sorted."""
+    """The sentences and n-grams of a collection, as hashes.
+
+    Attributes:
+        sentences: (distinct sentences,) uint64, sorted.
+        ngrams: (distinct n-grams,) uint64, sorted.
+    """
 
     sentences: np.ndarray
     ngrams: np.ndarray
 
 
-def _hash(text: str) -> int:
-    """64 bits, the same on every machine."""
-    return int.from_bytes(
-        hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "little"
-    )
-
-
-_word_hash = lru_cache(maxsize=1 << 20)(_hash)
-
-
 def index_documents(documents: Iterable[Document]) -> TextIndex:
-    """The index of annotated documents.
+    """Return the index of annotated documents.
 
-    Their sentences are cut as notes are, and once more as their source or the project's
-    general rule cuts them, so that a sentence is found whichever way it was cut.
+    Each document is cut into sentences in two ways: as notes are cut, and as its source
+    or the general rule of fednotes cuts it. A sentence is then recognised whichever way
+    it was cut.
     """
-    hashed = [np.zeros(0, np.uint64)]
-    ngrams = [np.zeros(0, np.uint64)]
+    sentence_hashes = [np.zeros(0, np.uint64)]
+    ngram_hashes = [np.zeros(0, np.uint64)]
     for document in documents:
-        own = sentences(document.text)
-        cut = [document.text[a:b] for a, b in split_sentences(document)]
-        ngrams.append(np.unique(_ngrams(own)))
-        hashed.append(_sentence_hashes([*own, *cut]))
+        as_notes = sentences(document.text)
+        as_source = [
+            document.text[start:end] for start, end in split_sentences(document)
+        ]
+        sentence_hashes.append(_hash_sentences([*as_notes, *as_source]))
+        ngram_hashes.append(np.unique(_hash_ngrams(as_notes)))
     return TextIndex(
-        np.unique(np.concatenate(hashed)), np.unique(np.concatenate(ngrams))
+        sentences=np.unique(np.concatenate(sentence_hashes)),
+        ngrams=np.unique(np.concatenate(ngram_hashes)),
     )
 
 
 def shared_text(
     texts: Iterable[str], indexes: Sequence[TextIndex]
 ) -> tuple[SharedText, ...]:
-    """What the notes share with each of the collections; the notes are gone through
-    once."""
+    """Return what notes share with each of several collections.
+
+    Args:
+        texts: The notes, which are read once.
+        indexes: The collections.
+    """
     totals = [SharedText() for _ in indexes]
     for text in texts:
-        own = sentences(text)
-        hashed, ngrams = _sentence_hashes(own), _ngrams(own)
-        for at, index in enumerate(indexes):
-            shared, again = (
-                _occurring(hashed, index.sentences),
-                _occurring(ngrams, index.ngrams),
-            )
-            totals[at] += SharedText(
-                len(hashed), shared, int(shared > 0), len(ngrams), again
+        cut = sentences(text)
+        sentence_hashes = _hash_sentences(cut)
+        ngram_hashes = _hash_ngrams(cut)
+        for number, index in enumerate(indexes):
+            shared_sentences = _count_known(sentence_hashes, index.sentences)
+            totals[number] += SharedText(
+                sentences=len(sentence_hashes),
+                shared_sentences=shared_sentences,
+                notes_with_shared=int(shared_sentences > 0),
+                ngrams=len(ngram_hashes),
+                shared_ngrams=_count_known(ngram_hashes, index.ngrams),
             )
     return tuple(totals)
 
 
 def shares_sentence(text: str, index: TextIndex) -> bool:
-    """Whether a sentence of the text, of MIN_WORDS words or more, occurs in the
-    collection."""
-    return _occurring(_sentence_hashes(sentences(text)), index.sentences) > 0
+    """Return whether a sentence of MIN_WORDS words or more occurs in a collection."""
+    return _count_known(_hash_sentences(sentences(text)), index.sentences) > 0
+
+
+def _hash(text: str) -> int:
+    """Return a hash of 64 bits that is the same on every machine."""
+    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+_hash_word = lru_cache(maxsize=1 << 20)(_hash)
 
 
 def _words_of(sentence: str) -> list[str]:
@@ -116,30 +136,41 @@ def _words_of(sentence: str) -> list[str]:
     return _WORD.findall(plain.casefold())
 
 
-def _sentence_hashes(cut: Iterable[str]) -> np.ndarray:
-    """(sentences of MIN_WORDS words or more,) uint64."""
-    words = map(_words_of, cut)
-    return np.fromiter(
-        (_hash(" ".join(own)) for own in words if len(own) >= MIN_WORDS), np.uint64
+def _hash_sentences(cut: Iterable[str]) -> np.ndarray:
+    """Return (sentences of MIN_WORDS words or more,) uint64."""
+    hashes = (
+        _hash(" ".join(words))
+        for words in map(_words_of, cut)
+        if len(words) >= MIN_WORDS
     )
+    return np.fromiter(hashes, np.uint64)
 
 
-def _ngrams(cut: Iterable[str]) -> np.ndarray:
-    """(words - NGRAM + 1,) uint64: Σ hash(word i) · factor^i modulo 2^64 of each
-    n-gram."""
-    # (words,)
-    hashed = np.fromiter((_word_hash(w) for s in cut for w in _words_of(s)), np.uint64)
-    total = np.zeros(max(0, len(hashed) - NGRAM + 1), np.uint64)  # (n-grams,)
-    for offset in range(NGRAM if len(total) else 0):
-        total *= np.uint64(_FACTOR)  # wraps, as meant
-        total += hashed[offset : offset + len(total)]
-    return total
+def _hash_ngrams(cut: Iterable[str]) -> np.ndarray:
+    """Return a hash of each n-gram of a text that is cut into sentences.
+
+    Returns:
+        (words - NGRAM + 1,) uint64: Σ hash(word i) · factor^(NGRAM - 1 - i) over the
+        words i = 0, …, NGRAM - 1 of each n-gram, modulo 2^64.
+    """
+    word_hashes = np.fromiter(
+        (_hash_word(word) for sentence in cut for word in _words_of(sentence)),
+        np.uint64,
+    )
+    number = max(0, len(word_hashes) - NGRAM + 1)
+    hashes = np.zeros(number, np.uint64)
+    if not number:
+        return hashes
+    for offset in range(NGRAM):
+        hashes *= np.uint64(_FACTOR)  # overflow is intended: modulo 2^64
+        hashes += word_hashes[offset : offset + number]
+    return hashes
 
 
-def _occurring(hashes: np.ndarray, known: np.ndarray) -> int:
-    """How many of `hashes` are in `known`, which is sorted."""
+def _count_known(hashes: np.ndarray, known: np.ndarray) -> int:
+    """Return how many hashes are in `known`, which is sorted."""
     if not len(known) or not len(hashes):
         return 0
-    at = np.searchsorted(known, hashes)
-    at[at == len(known)] = 0
-    return int(np.count_nonzero(known[at] == hashes))
+    positions = np.searchsorted(known, hashes)
+    positions[positions == len(known)] = 0
+    return int(np.count_nonzero(known[positions] == hashes))
