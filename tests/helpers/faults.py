@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -333,18 +333,37 @@ def run(
     return Outcome(found, expected, took, told, starts, line.now, line.struck, secure)
 
 
+HEADING = (
+    "| fault | when | `min_sites = 3` of 3 | `min_sites = 2` of 3 | secure sum, 2 of 3 |",
+    "|---|---|---|---|---|",
+)
+COLUMNS = (
+    (3, False),
+    (2, False),
+    (2, True),
+)  # min_sites, and whether the sum is secure
+
+
+def outcomes(fault: str, phase: str) -> tuple[Outcome, ...]:
+    """Run one fault under the rules of each column of the table."""
+    found = []
+    for min_sites, secure in COLUMNS:
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(run(fault, phase, min_sites, Path(folder), secure=secure))
+    return tuple(found)
+
+
+def row(fault: str, phase: str, found: Sequence[Outcome]) -> str:
+    """Return the outcomes of one fault as a row of the table, in Markdown."""
+    return f"| {fault} | {phase} | {' | '.join(map(str, found))} |"
+
+
 def table() -> Iterator[str]:
-    """The outcomes, as Markdown."""
-    yield "| fault | when | `min_sites = 3` of 3 | `min_sites = 2` of 3 | secure sum, 2 of 3 |"
-    yield "|---|---|---|---|---|"
+    """Yield the lines of the table of all faults, in Markdown."""
+    yield from HEADING
     with mock.patch("os.fsync"):
         for fault, phase in itertools.product(FAULTS, PHASES):
-            cells = []
-            for least, secure in ((3, False), (2, False), (2, True)):
-                with tempfile.TemporaryDirectory() as folder:
-                    outcome = run(fault, phase, least, Path(folder), secure=secure)
-                cells.append(str(outcome))
-            yield f"| {fault} | {phase} | {' | '.join(cells)} |"
+            yield row(fault, phase, outcomes(fault, phase))
 
 
 if __name__ == "__main__":
