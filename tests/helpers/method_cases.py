@@ -125,7 +125,12 @@ def finetune_case(bert: Path) -> Case:
 def personal_case(bert: Path) -> Case:
     model = TokenClassifierConfig(encoder=str(bert), train="lora")
     base = personal.Config(
-        model=model, cycles=2, batch_size=4, learning_rate=3e-3, warmup=0.0
+        model=model,
+        cycles=2,
+        batch_size=4,
+        learning_rate=3e-3,
+        warmup=0.0,
+        distil_epochs=1,
     )
     settings = settings_of(personal, base)
     return Case(personal.METHOD, settings, documents(), "train", is_change=True)

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,18 @@ PAGE = Path(__file__).parents[2] / "docs" / "job.md"
 CASES = [
     (name, preset) for name in methods.names() for preset in methods.find(name).presets
 ]
+
+
+@cache
+def all_tables() -> tuple[Table, ...]:
+    """The tables of the reference, made once for all tests; tests only read them."""
+    return tables()
+
+
+@cache
+def whole_schema() -> dict[str, Any]:
+    """The schema of a job, made once for all tests; tests only read it."""
+    return schema()
 
 
 def kinds_of(method: str) -> list[str]:
@@ -87,7 +100,7 @@ def training(made: Job) -> dict[str, Any]:
 
 
 def table_of(heading: str) -> Table:
-    (found,) = [table for table in tables() if table.heading == heading]
+    (found,) = [table for table in all_tables() if table.heading == heading]
     return found
 
 
@@ -110,7 +123,7 @@ def documented_model(method: str, preset: str, kind: str) -> dict[str, Any]:
     label = f'preset "{preset}"' if alone else f'{method}, preset "{preset}"'
     labels = [method if preset == "best" else label]
     found = {}
-    for table in tables():
+    for table in all_tables():
         name, _, rest = table.heading.partition("]")
         if f"[model]{rest}" == model_heading(method, kind) and name.startswith(
             "[model"
@@ -206,7 +219,7 @@ def schema_tables(method: str, preset: str | None) -> dict[str, Any]:
     """The tables of all cases that hold for a job; `preset`: None where it names none."""
     given = {"method": method} | ({"preset": preset} if preset else {})
     found: dict[str, Any] = {}
-    for case in schema()["allOf"]:
+    for case in whole_schema()["allOf"]:
         wanted, required = case["if"]["properties"], case["if"]["required"]
         holds = all(name in given for name in required) and all(
             given[name] == of["const"] for name, of in wanted.items() if name in given
@@ -303,7 +316,7 @@ def test_every_built_in_job_has_the_documented_defaults(
 
 
 def test_what_a_job_fills_in_is_no_key() -> None:
-    for table in tables():
+    for table in all_tables():
         if table.name == "training":
             assert not {key.name for key in table.keys} & FILLED_IN, table.heading
     for method, preset in CASES:
@@ -315,7 +328,7 @@ def test_what_a_job_fills_in_is_no_key() -> None:
 
 def test_every_key_says_what_it_does() -> None:
     """In one entry of its own, in the reference and in the schema."""
-    for table in tables():
+    for table in all_tables():
         for key in table.keys:
             assert re.fullmatch(r".{8,}[.]", key.meaning), (table.heading, key.name)
     for method, preset in CASES:
@@ -334,7 +347,7 @@ def test_no_field_is_described_that_a_class_does_not_have() -> None:
 
 def test_the_page_has_a_row_for_each_key() -> None:
     page = PAGE.read_text("utf-8")
-    for table in tables():
+    for table in all_tables():
         section = page.split(f"## {table.heading}\n")[1].split("\n## ")[0]
         rows = [line for line in section.splitlines() if line.startswith("| `")]
         assert [row.split("`")[1] for row in rows] == [key.name for key in table.keys]

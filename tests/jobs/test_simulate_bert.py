@@ -100,7 +100,14 @@ def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
     default = personal(bert, conditions=None)
     assert default.conditions == ("alone", "own-mix", "federated", "pooled")
     asked = ["alone", "own-mix", "federated"]
-    result = simulate(personal(bert, conditions=asked), out)
+    training = {
+        "cycles": 2,
+        "batch_size": 8,
+        "learning_rate": 1e-3,
+        "distil_epochs": 1,
+    }
+    few = {"synthetic": {"sites": 2, "sentences": 16}}
+    result = simulate(personal(bert, conditions=asked, training=training, **few), out)
     assert {*result.conditions} == {*asked}
     for site, scores in result.sites.items():
         verdict = result.verdict(site, "own-mix")
@@ -117,13 +124,12 @@ def test_a_personal_run_shows_the_mix_of_two_own_models_beside(
     assert titles[-1].startswith("federated against the mix of two own models")
     page = write_report(out).read_text("utf-8")
     assert "Against the mix of two own models" in page
-    training = {
-        "cycles": 2,
-        "batch_size": 8,
-        "learning_rate": 1e-3,
-        "share_outputs": "none",
-    }
-    other = personal(bert, conditions=["own-mix", "federated"], training=training)
+    other = personal(
+        bert,
+        conditions=["own-mix", "federated"],
+        training=training | {"share_outputs": "none"},
+        **few,
+    )
     again = simulate(other, tmp_path / "other")
     assert {s: of["own-mix"] for s, of in again.sites.items()} == {
         s: of["own-mix"] for s, of in result.sites.items()

@@ -230,7 +230,7 @@ def test_it_learns_and_saves_what_hugging_face_loads(
 def test_private_classifiers_over_a_common_encoder(bert: Path) -> None:
     """FedNER's split: different entity types, no common output layer."""
     sites = [site_data("a", 1, 30, "drug"), site_data("b", 2, 30, "finding")]
-    changes: Any = {"model": {"train": "all"}, "learning_rate": 0.01, "cycles": 10}
+    changes: Any = {"model": {"train": "all"}, "learning_rate": 0.01, "cycles": 6}
     settings = config(bert, sites, private=("classifier",), **changes)
     a, b = train(sites, settings)
     assert a.private.keys() == {"classifier.weight", "classifier.bias"}
@@ -282,7 +282,7 @@ def test_sites_with_different_types_make_one_model_of_all(bert: Path) -> None:
         for site, seed, kind in zip(full, (1, 2), ("drug", "finding"), strict=True)
         for both in [("drug", "finding")]
     ]
-    changes: Any = {"model": {"train": "all"}, "learning_rate": 0.01, "cycles": 10}
+    changes: Any = {"model": {"train": "all"}, "learning_rate": 0.01, "cycles": 6}
     found = train(sites, config(bert, sites, **changes))
     for site in found:
         assert site.scores["by_type"].keys() == {"drug", "finding"}

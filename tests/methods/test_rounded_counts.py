@@ -7,6 +7,7 @@ sends anew is found without being named here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -156,22 +157,36 @@ def exact_counts(engine: Recording) -> set[tuple[str, str]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def run_without_steps(bert: Path) -> Callable[[str], tuple[Recording, Any]]:
+    """Train a case by its name with exact counts, once for all tests that ask for it."""
+
+    @functools.cache
+    def run_once(name: str) -> tuple[Recording, Any]:
+        return run(EVERY[name](bert))
+
+    return run_once
+
+
 @pytest.mark.parametrize("name", EVERY)
-def test_every_count_that_leaves_a_site_is_a_multiple(name: str, bert: Path) -> None:
+def test_every_count_that_leaves_a_site_is_a_multiple(
+    name: str, bert: Path, run_without_steps: Callable[[str], tuple[Recording, Any]]
+) -> None:
     """No site here has a number of examples that is one already."""
-    case = EVERY[name](bert)
-    exact, _ = run(case)
+    exact, _ = run_without_steps(name)
     assert exact_counts(exact)
 
-    rounded, _ = run(case, count_step=STEP)
+    rounded, _ = run(EVERY[name](bert), count_step=STEP)
     assert {task for _, task, _ in rounded.sent} == {task for _, task, _ in exact.sent}
     assert exact_counts(rounded) == set()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_of_one_changes_no_bit(name: str, bert: Path) -> None:
-    case = CASES[name](bert)
-    (without, ended), (one, same) = run(case), run(case, count_step=1)
+def test_a_step_of_one_changes_no_bit(
+    name: str, bert: Path, run_without_steps: Callable[[str], tuple[Recording, Any]]
+) -> None:
+    without, ended = run_without_steps(name)
+    one, same = run(CASES[name](bert), count_step=1)
     assert all(
         torch.equal(value, same.tensors[n]) for n, value in ended.tensors.items()
     )
