@@ -13,6 +13,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,23 @@ tables = {
 }
 result = fn.simulate(fn.job(tables), sys.argv[1])
 print(sorted(result.sites))
+"""
+
+
+API = """
+import json
+import sys
+import fednotes as fn
+from fednotes.apps.audit import all_attacks
+
+(document,) = fn.read(sys.argv[1])
+job = fn.job({"method": "slow_fedner", "synthetic": {"sites": 3}})
+print(json.dumps({
+    "text": document.text,
+    "spans": [[span.start, span.end, span.label] for span in document.spans],
+    "learning rate": job.config.learning_rate,
+    "last attack": list(all_attacks())[-1].name,
+}))
 """
 
 
@@ -177,17 +195,21 @@ def test_a_job_file_of_a_package_is_found_by_its_name(
     assert 'title = "A small job of Acme"' in shown
 
 
-def test_a_format_of_a_package_is_recognised_and_read(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    """The format takes words in capitals for mentions."""
-    notes = tmp_path / "notes.txt"
+@pytest.fixture(scope="module")
+def answers(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What the Python API finds of the package, in one process."""
+    notes = tmp_path_factory.mktemp("loud") / "notes.txt"
     notes.write_text("SHOUTED\nno PAIN today\n")
-    program = (
-        "import sys, fednotes as fn; d, = fn.read(sys.argv[1]); print(d.text, d.spans)"
-    )
-    shown = _run(environment, "-c", program, notes)
-    assert shown.startswith("no PAIN today (Span(start=3, end=7, label='Loud'")
+    found: dict[str, Any] = json.loads(_run(environment, "-c", API, notes))
+    return found
+
+
+def test_a_format_of_a_package_is_recognised_and_read(answers: dict[str, Any]) -> None:
+    """The format takes words in capitals for mentions."""
+    assert answers["text"] == "no PAIN today"
+    assert answers["spans"] == [[3, 7, "Loud"]]
 
 
 def test_a_tagger_of_a_package_is_trained_saved_and_loaded(
@@ -210,20 +232,14 @@ def test_a_tagger_of_a_package_is_trained_saved_and_loaded(
     assert json.loads(predicted)["text"] == "Took Aspirin."
 
 
-def test_a_method_of_a_package_has_its_own_preset(environment: dict[str, str]) -> None:
-    program = (
-        "import fednotes as fn\n"
-        "job = fn.job({'method': 'slow_fedner', 'synthetic': {'sites': 3}})\n"
-        "print(job.config.learning_rate)"
-    )
-    assert _run(environment, "-c", program) == "0.0005\n"
+def test_a_method_of_a_package_has_its_own_preset(answers: dict[str, Any]) -> None:
+    assert answers["learning rate"] == 0.0005
 
 
 def test_an_attack_of_a_package_comes_after_the_built_in_ones(
-    environment: dict[str, str],
+    answers: dict[str, Any],
 ) -> None:
-    program = "from fednotes.apps.audit import all_attacks; print(list(all_attacks())[-1].name)"
-    assert _run(environment, "-c", program) == "oracle\n"
+    assert answers["last attack"] == "oracle"
 
 
 def test_a_package_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ SETTINGS = {
     "cycles": 1,
     "classifier_cycles": 1,
     "epochs": 1,
+    "distil_epochs": 0,  # after the last message
 }  # where a method has one
 
 
