@@ -154,7 +154,7 @@ def test_an_engine_falls_back_or_says_so(
     round, why = outcome(resumed[engine])
     if surely:
         assert (round, why) == (2, "")
-    assert round in (2, 4) or "is of sites" in why or "start a new run" in why
+    assert round in (2, 4) or "has the sites" in why or "start a new run" in why
 
 
 @pytest.mark.parametrize("names", [[1, None], [["a"]], [], 3])

@@ -275,7 +275,7 @@ def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
     net = toys(tmp_path)
     toy_job(net.engine(SITES), {})
     with pytest.raises(
-        ModelError, match="the checkpoint is of sites a, b, c, the job has a, c"
+        ModelError, match="the checkpoint has the sites a, b, c, the job has a, c"
     ):
         net.engine(("a", "c"))
     with pytest.raises(

@@ -103,7 +103,7 @@ def test_without_resume_or_checkpoints_a_run_starts_afresh(tmp_path: Path) -> No
     toy_job(engine_of(directory=tmp_path), {})
     assert engine_of(directory=tmp_path).resume() is None
     for names in ("ab", "acb"):
-        with pytest.raises(ModelError, match="the checkpoint is of sites a, b, c"):
+        with pytest.raises(ModelError, match="the checkpoint has the sites a, b, c"):
             engine_of(names, directory=tmp_path, resume=True)
 
 

@@ -225,7 +225,7 @@ def test_a_site_whose_disk_is_lost_catches_up_at_a_fresh_start(tmp_path: Path) -
                 if summing is not None:
                     summing._whole = False  # as after a failure: "@keys" comes first
             assert engine.sum("train", {"x": torch.ones(4)}, round=0).included == SITES
-            engine._step = None
+            engine._active = None
         found.append(engine.sum("finish", {"x": torch.ones(4)}).metrics["own"])
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 

@@ -13,7 +13,12 @@ import torch
 from fednotes.core.errors import RefusedError
 from fednotes.core.update import Total, Update
 from fednotes.engines import summing
-from fednotes.engines.summing import agreed, check_received, check_update, unlike
+from fednotes.engines.summing import (
+    check_received,
+    check_update,
+    expected_layout,
+    mismatch,
+)
 
 GOOD = Update(
     {
@@ -35,7 +40,7 @@ def changed(**tensors: torch.Tensor) -> Update:
 
 def test_what_is_right_passes() -> None:
     check_update(GOOD, "mercy")
-    assert unlike(GOOD, expected(GOOD.tensors)) == unlike(Update(), {}) == ""
+    assert mismatch(GOOD, expected(GOOD.tensors)) == mismatch(Update(), {}) == ""
     check_update(Update({"none": torch.empty(0, 3)}, 0), "mercy")
     big = torch.full((4,), torch.finfo(torch.float32).max)
     check_update(Update({"w": big}), "mercy")  # their sum is not finite, they are
@@ -82,7 +87,7 @@ def test_what_is_wrong_is_refused_with_the_site_and_the_reason(
 )
 def test_what_looks_otherwise_is_named(update: Update, reason: str) -> None:
     check_update(update, "mercy")
-    assert unlike(update, expected(GOOD.tensors)).endswith(reason)
+    assert mismatch(update, expected(GOOD.tensors)).endswith(reason)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -173,10 +178,12 @@ def test_a_site_computes_with_finite_numbers_alone(value: float) -> None:
 
 def test_what_most_look_like_or_what_is_known_is_expected() -> None:
     small, wide = (Update({"w": torch.zeros(n)}) for n in (2, 3))
-    assert agreed([small, wide, wide]) == expected(wide.tensors)
-    assert agreed([small, wide]) == expected(small.tensors)
-    assert agreed([small, wide, wide], expected(small.tensors)) == expected(
+    assert expected_layout([small, wide, wide]) == expected(wide.tensors)
+    assert expected_layout([small, wide]) == expected(small.tensors)
+    assert expected_layout([small, wide, wide], expected(small.tensors)) == expected(
         small.tensors
     )
-    assert agreed([wide, wide], expected(small.tensors)) == expected(wide.tensors)
-    assert agreed([Update()]) == agreed([]) == {}
+    assert expected_layout([wide, wide], expected(small.tensors)) == expected(
+        wide.tensors
+    )
+    assert expected_layout([Update()]) == expected_layout([]) == {}

@@ -1,0 +1,1 @@
+"""The federation behind a method: sites in this process, or real ones."""

@@ -1,17 +1,17 @@
-"""The engine of real sites: a federation at the far end of a transport that may fail.
+"""The engine of real sites, which are reached over a transport that may fail.
 
-A round's first request goes to every site that can be reached; its later ones only to
-those that did all the earlier ones, for what a site keeps between them is nowhere else.
-Each request tells every site its last request that counts, and a site undoes what it
-did beyond. So a site's state depends on the requests that counted alone, whatever was
-lost, repeated or late, and a run with faults has the bits of one without them in which
-the same sites took part.
+The first request of a round goes to every site that can be reached. Later requests of
+the round go only to the sites that answered all earlier ones, because only these have
+the state that they build on. Each request tells every site which of its requests was
+the last to count, and a site undoes what it did after that. A site's state therefore
+depends only on the requests that counted, whatever was lost, repeated or late: a run
+with faults has the bits of a run without faults in which the same sites took part.
 
-A method that asks for a round's first task without tensors means those that were sent
-last; a site that does not have them is sent them again.
+A first request of a round without tensors means the tensors that were sent last; a site
+that does not have them receives them again.
 
-What the server keeps: checkpoints (`rounds.Checkpoints`) with where every site stood,
-and in `run.json` how often it was started, which sites know as the run.
+The server stores checkpoints (`rounds.Checkpoints`), with where every site stood, and in
+`run.json` how often it was started; sites know this number as the run.
 """
 
 from __future__ import annotations
@@ -55,20 +55,30 @@ from fednotes.engines.summing import PlainSum, Replies, Sites, Summing
 
 
 class Paused(Exception):
-    """A run was asked to stop, and can go on from the checkpoint that was just made."""
+    """A run was asked to stop; it can resume from the checkpoint that was just saved."""
 
 
 class Deployed(Rounds):
     """A federation of sites behind a transport.
 
-    sites: their names, in the order in which sums add. directory: the server's own, for
-    checkpoints of this job: it goes on from the newest whole one. job: the declarative
-    job's fingerprint. summing: None adds in the clear. observer: told of each committed
-    round. notify: of faults. stop: asked after each round; if true, a checkpoint is
-    made and `Paused` raised.
-    clock, sleep: for tests.
+    Args:
+        transport: Carries messages to the sites.
+        sites: The sites' names. Sums add in their order.
+        directory: The server's folder for checkpoints of this job. The run resumes from
+            the newest whole one.
+        job: Fingerprint of the job's table.
+        patience: What to do when sites do not answer.
+        max_norm: Largest L2 norm of an update; 0 sets no limit.
+        summing: How updates are added; None adds them in the clear.
+        observer: Called with each committed round.
+        notify: Called with each fault.
+        stop: Called after each round; if it returns True, a checkpoint is saved and
+            `Paused` raised.
+        clock: Returns the time in seconds; tests have their own.
+        sleep: Waits for so many seconds; tests have their own.
 
-    Raises ModelError if every checkpoint is damaged or the folder is another job's.
+    Raises:
+        ModelError: Every checkpoint is damaged, or the folder holds another job.
     """
 
     def __init__(
@@ -82,7 +92,7 @@ class Deployed(Rounds):
         max_norm: float = 0.0,
         summing: Summing | None = None,
         observer: Observer | None = None,
-        notify: Callable[[Event], None] = lambda event: None,
+        notify: Callable[[Event], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -94,45 +104,55 @@ class Deployed(Rounds):
             )
         self._summing = summing or PlainSum()
         self._least = max(patience.min_sites or len(sites), self._summing.least)
-        self._patience, self._stop = patience, stop
+        self._patience = patience
+        self._stop = stop
         self._files = Checkpoints(directory, sites, "start a new run")
         run = _next_run(directory, job)
-        kept = self._files.newest(
-            lambda facts: list(facts["progress"]["counted"]), _kept
+
+        checkpoint = self._files.newest(
+            lambda facts: list(facts["progress"]["counted"]), _restore
         )
-        zero = dict.fromkeys(sites, 0)
-        state, (progress, prologue) = kept or (
-            None,
-            (RunState(0, zero, dict(zero)), ()),
+        state: State | None = None
+        prologue: tuple[Earlier, ...] = ()
+        if checkpoint is None:
+            nothing = dict.fromkeys(sites, 0)
+            progress = RunState(0, nothing, dict(nothing))
+        else:
+            state, (progress, prologue) = checkpoint
+        self._members = Participants(
+            transport,
+            patience,
+            notify,
+            job=job,
+            run=run,
+            progress=progress,
+            prologue=prologue,
+            max_norm=max_norm,
+            clock=clock,
+            sleep=sleep,
         )
-        here: dict[str, Any] = {
-            "job": job,
-            "run": run,
-            "progress": progress,
-            "prologue": prologue,
-        }
-        here |= {"max_norm": max_norm, "clock": clock, "sleep": sleep}
-        self._members = Participants(transport, patience, notify, **here)
         marks = self._files.facts(lambda facts: int(facts["progress"]["number"]))
         self._members.marks = tuple(marks)
         with restoring(directory):
             self._summing.restore(progress.summing)
+
         super().__init__(observer, clock)
-        self._before, self._resumed = progress.seconds, state
-        self._preparing = kept is None  # before the first round
-        # who did all of this round; None: it is new
-        self._step: tuple[str, ...] | None = None
-        self._took_part = 0
-        self._told, self._tensors = 0, dict[str, Tensor]()
+        self._before = progress.seconds
+        self._resumed = state
+        self._preparing = checkpoint is None  # whether the first round is still to come
+        # The sites that answered all requests of this round; None before the first one.
+        self._active: tuple[str, ...] | None = None
+        self._took_part = 0  # number of sites that answered the round's first request
+        self._told = 0  # number of the last request with tensors
+        self._tensors: dict[str, Tensor] = {}  # its tensors
         self._saved = self._started
 
-    # what a method sees
+    # ---- what a method sees
 
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> Total:
-        """Run `task` at the sites, and add what those return that take part in this
-        round."""
+        """Run `task` at the sites of this round and add their updates."""
         exchange = _Exchange(self, task, tensors or {}, options)
         total = self._summing.total(exchange)
         self._close(exchange, total.included)
@@ -141,7 +161,10 @@ class Deployed(Rounds):
     def each(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> dict[str, Update]:
-        """As `sum`, without adding: sites are told so, and may refuse by their policy."""
+        """Run `task` at the sites and return each update by its site.
+
+        The request says that updates are not added; a site's policy may refuse it.
+        """
         exchange = _Exchange(self, task, tensors or {}, options)
         exchange.request = replace(exchange.request, each=True)
         updates = self._summing.each(exchange)
@@ -149,35 +172,38 @@ class Deployed(Rounds):
         return updates
 
     def public(self, task: str, *, all_sites: bool = True) -> Mapping[str, Tensors]:
-        """What sites tell of themselves to everybody, by site, under a secure sum too.
+        """Return the public facts of each site, under a secure sum too.
 
-        task: one of `SiteHost`'s `public`. all_sites: wait for each of them.
-        Raises TrainingError if one of them refuses.
+        Args:
+            task: One of the tasks in `SiteHost`'s `public`.
+            all_sites: Whether to wait for every site.
+
+        Raises:
+            TrainingError: `all_sites` is set and a site refuses.
         """
         members = self._members
         sites = members.sites if all_sites else members.present
         if all_sites:
             members.gather(len(sites), prepare=False)
         answers = members.tell(sites, task, least=len(sites) if all_sites else 0)
-        if all_sites and len(answers.replies) < len(sites):
-            raise TrainingError(f"{task!r}: {answers.reasons}")
         replies = answers.replies
+        if all_sites and len(replies) < len(sites):
+            raise TrainingError(f"{task!r}: {answers.reasons}")
         return {
             site: replies[site].attached.tensors for site in sites if site in replies
         }
 
     def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
-        """Rounds by number; each is committed by the method."""
+        """Yield the rounds from `start` to `stop` - 1; the method commits each."""
         try:
             for turn in super().rounds(start, stop):
-                self._members.round, self._step, self._preparing = (
-                    turn.number,
-                    None,
-                    False,
-                )
+                self._members.round = turn.number
+                self._active = None
+                self._preparing = False
                 yield turn
         finally:
-            self._step, self._preparing = None, False
+            self._active = None
+            self._preparing = False
 
     @property
     def bytes_up(self) -> int:  # type: ignore[override]
@@ -190,73 +216,87 @@ class Deployed(Rounds):
         return self._members.bytes_down
 
     def end(self) -> None:
-        """Tell the sites that the job is over; what they keep of it stays until they
-        delete it."""
+        """Tell the sites that the job is over; what they stored of it stays."""
         self._members.tell(self._members.present, END, timeout=self._patience.knock)
 
     def _close(self, exchange: _Exchange, included: Collection[str]) -> None:
-        """Note who took part, and go on without the others until the next round."""
-        request, members = exchange.request, self._members
+        """Record which sites took part; the others miss the rest of the round.
+
+        Raises:
+            TrainingError: Too few sites took part.
+        """
+        request = exchange.request
+        members = self._members
         if len(included) < self._least:
-            reasons = exchange.reasons
-            raise TrainingError(
-                f"{request.task!r}: {len(included)} sites can be added, {self._least} are needed"
-                + (f": {reasons}" if reasons else "")
+            message = (
+                f"{request.task!r}: {len(included)} sites can be added, {self._least} "
+                "are needed"
             )
+            if exchange.reasons:
+                message += f": {exchange.reasons}"
+            raise TrainingError(message)
+
         members.count(request, {site: exchange.numbers[site] for site in included})
         if self._preparing:
             sent = snapshot(request.tensors)
             members.prologue.append(Earlier(request.task, sent, dict(request.options)))
             members.prepared |= dict.fromkeys(included, len(members.prologue))
         if request.tensors:
-            self._told, self._tensors = request.number, dict(snapshot(request.tensors))
-        if self._step is None:
+            self._told = request.number
+            self._tensors = dict(snapshot(request.tensors))
+        if self._active is None:
             self._took_part = len(included)
-        self._step = tuple(site for site in members.sites if site in included)
+        self._active = tuple(site for site in members.sites if site in included)
 
-    # the end of a round
+    # ---- the end of a round
 
     def _commit(
-        self, state: State, metrics: Mapping[str, float], evaluated: bool
+        self,
+        state: State,
+        metrics: Mapping[str, float],
+        evaluated: bool,
     ) -> None:
-        self._tell(state, metrics, evaluated, self._took_part)
-        self._step = None
-        stop = self._stop()
-        if (
-            evaluated
-            or stop
-            or self._clock() - self._saved >= self._patience.checkpoint_seconds
-        ):
+        self._report(state, metrics, evaluated=evaluated, sites=self._took_part)
+        self._active = None
+        must_stop = self._stop()
+        seconds = self._clock() - self._saved
+        is_due = seconds >= self._patience.checkpoint_seconds
+        if evaluated or must_stop or is_due:
             self._save(state)
-        if stop:
+        if must_stop:
             raise Paused
 
     def _save(self, state: State) -> None:
-        """First the sites, then the server: a checkpoint that exists can be gone back
-        to.
+        """Save a checkpoint, first at the sites and then at the server.
 
-        A site that does not answer can do it too, from an older state and its journal.
+        A checkpoint of the server can then always be gone back to. A site that does not
+        answer reaches it from an older state and its journal.
         """
         members = self._members
         members.tell(members.present, CHECKPOINT)
-        stand = members.number, dict(members.counted), dict(members.prepared)
-        spent = self.bytes_up, self.bytes_down, self.seconds
-        progress = RunState(*stand, *spent, self._summing.state())
+        progress = RunState(
+            number=members.number,
+            counted=dict(members.counted),
+            prepared=dict(members.prepared),
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            seconds=self.seconds,
+            summing=self._summing.state(),
+        )
         parts = {
             f"asked{index}": each.tensors for index, each in enumerate(members.prologue)
         }
         prologue = [[each.task, dict(each.options)] for each in members.prologue]
-        self._files.save(
-            state, parts, {"progress": asdict(progress), "prologue": prologue}
-        )
+        facts = {"progress": asdict(progress), "prologue": prologue}
+        self._files.save(state, parts, facts)
         members.marks = (*members.marks, members.number)[-KEPT_CHECKPOINTS:]
         self._saved = self._clock()
 
 
-def _kept(
+def _restore(
     parts: Parts, facts: Mapping[str, Any]
 ) -> tuple[RunState, tuple[Earlier, ...]]:
-    """Where the sites stood at a checkpoint, and the prologue."""
+    """Return where the sites stood at a checkpoint, and the prologue."""
     prologue = tuple(
         Earlier(str(task), parts.get(f"asked{index}", {}), dict(options))
         for index, (task, options) in enumerate(facts["prologue"])
@@ -268,24 +308,31 @@ def _kept(
 
 
 def _next_run(directory: Path, job: str) -> int:
-    """Count this start; the new run's number, on disk before any site hears of it.
+    """Count this start of the server.
 
-    Raises ModelError if the folder holds another job, FednotesError where it cannot be
-        written.
+    Returns:
+        The number of the new run. It is on disk before any site receives it.
+
+    Raises:
+        ModelError: The folder holds another job, or its `run.json` is damaged.
+        FednotesError: It cannot be written.
     """
-    path, run = directory / "run.json", 0
+    path = directory / "run.json"
+    run = 0
     if path.exists():
         try:
-            kept = read_json(path)
-            run, held = int(kept["run"]), str(kept["job"])
+            stored = read_json(path)
+            run = int(stored["run"])
+            stored_job = str(stored["job"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(
-                f"{path}: damaged; write the number of this job's starts into it, or more: "
-                f'{{"job": "{job}", "run": 1000}}'
+                f"{path}: damaged; write the number of this job's starts into it, or "
+                f'more: {{"job": "{job}", "run": 1000}}'
             ) from error
-        if held != job:
+        if stored_job != job:
             raise ModelError(
-                f"{directory}: holds job {held[:12]}, this is job {job[:12]}: take another folder"
+                f"{directory}: holds job {stored_job[:12]}, this is job {job[:12]}: "
+                "take another folder"
             )
     write_json(path, {"job": job, "run": run + 1})
     return run + 1
@@ -301,45 +348,50 @@ class _Exchange:
         tensors: Tensors,
         options: Mapping[str, Option],
     ) -> None:
-        self._members, self.least = engine._members, engine._least
-        sites, preparing = engine._step, engine._preparing
-        first, self.sites = sites is None, sites or ()
-        if first:
+        self._members = engine._members
+        self.least = engine._least
+        preparing = engine._preparing
+        is_first = engine._active is None
+        self.sites = engine._active or ()
+        if is_first:
             self.sites = self._members.gather(self.least, prepare=not preparing)
-        told = engine._told if first and not tensors else 0
-        # What the request stands for without any, for sites that do not have them.
+        told = engine._told if is_first and not tensors else 0
+        # The tensors that are meant, for sites that do not have them.
         self._tensors: Tensors | None = engine._tensors if told else None
-        asked: dict[str, Any] = {
-            "tensors": tensors,
-            "options": options,
-            "preparing": preparing,
-        }
-        self.request = self._members.request(task, first=first, told=told, **asked)
+        self.request = self._members.request(
+            task,
+            first=is_first,
+            told=told,
+            tensors=tensors,
+            options=options,
+            preparing=preparing,
+        )
         self._attached = Attached()
-        self._answers, self._odd = Answers(), list[str]()
-        self._moved = set[str]()  # who has lost the state that this request builds on
+        self._answers = Answers()
+        self._refusals: list[str] = []
+        self._moved: set[str] = set()  # sites without the state this request builds on
 
     @property
     def reasons(self) -> str:
         """Why sites are not in the sum."""
-        return "; ".join(
-            dict.fromkeys(filter(None, (self._answers.reasons, *self._odd)))
-        )
+        reasons = filter(None, (self._answers.reasons, *self._refusals))
+        return "; ".join(dict.fromkeys(reasons))
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """By site, the number under which it did the task."""
+        """The number under which each site ran the task."""
         return {site: reply.number for site, reply in self._answers.replies.items()}
 
     def task(self, attached: Attached | None = None, *, sites: Sites = None) -> Replies:
-        """The replies to the method's request."""
+        """Return the replies to the method's request; see `summing.Exchange`."""
         self._attached = attached or Attached()
-        asked = [site for site in self.sites if sites is None or site in sites]
+        chosen = [site for site in self.sites if sites is None or site in sites]
         if self.request.number != self._members.number:  # a stage came before it
             self.request = replace(self.request, number=self._members.next_number())
+        # The first try has the request's own number, each later one a new number.
         numbers = chain((self.request.number,), iter(self._members.next_number, None))
         self._answers = self._members.ask_again(
-            asked,
+            chosen,
             lambda sites: self._requests(sites, next(numbers)),
             least=self.least,
             catch_up=True,
@@ -350,21 +402,21 @@ class _Exchange:
     def stage(
         self, name: str, attached: Mapping[str, Attached], *, least: int | None = None
     ) -> Replies:
-        """The replies to a message of the way of summing; one frame for what is one
-        object.
+        """Return the replies to a message of the way of summing.
 
-        A site keeps the task that it did in this exchange. Before it, one that has lost
-        its state may catch up.
+        Sites whose attachment is the same object receive the same encoded message. A
+        site keeps the task that it ran in this exchange. Before the task, a site that
+        has lost its state may catch up.
         """
 
         def make(sites: Sequence[str]) -> dict[str, Request]:
             counted = {**self._members.counted, **self.numbers}
             blank = replace(self._members.request(name), counted=counted)
-            own = {id(attached[site]): attached[site] for site in sites}
-            different = {
-                key: replace(blank, attached=each) for key, each in own.items()
+            distinct = {id(attached[site]): attached[site] for site in sites}
+            requests = {
+                key: replace(blank, attached=each) for key, each in distinct.items()
             }
-            return {site: different[id(attached[site])] for site in sites}
+            return {site: requests[id(attached[site])] for site in sites}
 
         again = self.request.first and not self._answers.replies
         answers = self._members.ask_again(
@@ -375,12 +427,15 @@ class _Exchange:
             again=again,
         )
         self._moved |= answers.moved
-        self._odd += [reply.refusal for reply in answers.refused.values()]
+        self._refusals += [reply.refusal for reply in answers.refused.values()]
         return answers.replies
 
     def again(self) -> None:
-        """Forget what came of the task; who has lost its state catches up, or is left
-        out."""
+        """Forget the replies to the task.
+
+        A site that has lost its state catches up in a round's first request and is left
+        out in later ones.
+        """
         lost = self._moved | self._answers.moved
         self._answers = Answers()
         if self.request.first:
@@ -390,16 +445,21 @@ class _Exchange:
 
     def refuse(self, site: str, reason: str) -> None:
         """Leave a site out of this round."""
-        self._odd.append(reason)
+        self._refusals.append(reason)
         self._members.notify(Event("refused", self.request.number, reason, site))
 
     def _requests(self, sites: Sequence[str], number: int) -> dict[str, Request]:
-        """The method's request; one object for all that get the same."""
-        counted, attached = dict(self._members.counted), self._attached
-        plain = replace(self.request, number=number, counted=counted, attached=attached)
+        """Return the method's request for each site, one object for equal requests."""
+        short = replace(
+            self.request,
+            number=number,
+            counted=dict(self._members.counted),
+            attached=self._attached,
+        )
         if self._tensors is None:
-            return dict.fromkeys(sites, plain)
-        full, knows = replace(plain, told=0, tensors=self._tensors), self._members.knows
+            return dict.fromkeys(sites, short)
+        full = replace(short, told=0, tensors=self._tensors)
+        knows = self._members.knows
         return {
-            site: plain if knows.get(site) == plain.told else full for site in sites
+            site: short if knows.get(site) == short.told else full for site in sites
         }

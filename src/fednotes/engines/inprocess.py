@@ -1,9 +1,9 @@
-"""The embedded engine: every site in this process, for simulation, tests and papers.
+"""The engine of simulations: all sites live in this process.
 
-A call of a site is a function call; what a deployment would send is counted in bytes.
-Under the secure sum sites exchange the very messages that a deployment sends, without a
-transport: nothing is hidden from whoever runs the process, but it shows what a job does
-(its rounding, bytes, time).
+A site is called as a function; the bytes that a deployment would send are counted.
+Under the secure sum the sites exchange the messages that a deployment sends, without a
+transport. Nothing is hidden from whoever runs the process, but the run shows what the
+secure sum does to a job (its rounding, bytes and time).
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ from fednotes.engines.summing import (
 )
 from fednotes.privacy.secure_sum.crypto import digest
 
-NUMBER_BYTES = 8  # a weight, a metric or an option on the wire
-JOB = "in this process"
+NUMBER_BYTES = 8  # of a weight, a metric or an option on the wire
+JOB = "in this process"  # stands for the fingerprint of a job
 
 
 class InProcess(Rounds):
     """A federation of sites that live in this process.
 
-    sites: in a fixed order; sums add in that order.
-    directory: where checkpoints go; None keeps none.
-    resume: go on from the newest whole checkpoint in `directory`.
-    observer: told of each committed round.
-    secure: add under the secure sum, as a deployment would.
+    Args:
+        sites: The sites. Sums add in their order.
+        directory: Where checkpoints are saved; None saves none.
+        resume: Whether to resume from the newest whole checkpoint in `directory`.
+        observer: Called with each committed round.
+        secure: Whether to add under the secure sum, as a deployment would.
 
-    Raises ModelError if `resume` finds only damaged checkpoints; ConfigError for a
-    secure sum of fewer than 3 sites.
+    Raises:
+        ModelError: `resume` finds only damaged checkpoints.
+        ConfigError: A secure sum of fewer than 3 sites is asked for.
     """
 
     def __init__(
@@ -59,23 +61,25 @@ class InProcess(Rounds):
         if not sites:
             raise TrainingError("a federation needs at least one site")
         super().__init__(observer, lambda: time.monotonic())
-        self._sites, self.names = tuple(sites), tuple(site.id for site in sites)
+        self._sites = tuple(sites)
+        self.names = tuple(site.id for site in sites)
         remedy = "start again without `resume`"
         self._files = Checkpoints(directory, self.names, remedy) if directory else None
         self.summing: SecureSum | None = None
-        if secure:  # nothing is lost on the way; so it is in a job that needs all
-            terms: dict[str, Any] = {"job": JOB, "threshold": len(self.names)}
-            self.summing = SecureSum(self.names, **terms)
+        if secure:
+            threshold = len(self.names)  # no message is lost, so all sites take part
+            self.summing = SecureSum(self.names, job=JOB, threshold=threshold)
             self.seals = {
-                name: SecureSeal(name, self.names, **terms) for name in self.names
+                name: SecureSeal(name, self.names, job=JOB, threshold=threshold)
+                for name in self.names
             }
         self._replies: dict[str, dict[str, Mapping[str, float]]] = {}
         self._number = 0  # of messages under the secure sum
         if resume and self._files:
-            kept = self._files.newest(
-                lambda facts: list(dict(facts["sites"])), self._take
+            checkpoint = self._files.newest(
+                lambda facts: list(dict(facts["sites"])), self._restore
             )
-            self._resumed = kept[0] if kept else None
+            self._resumed = checkpoint[0] if checkpoint else None
 
     def sum(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
@@ -84,37 +88,38 @@ class InProcess(Rounds):
         sent = tensors or {}
         if self.summing is not None:
             return self.summing.total(_Exchange(self, task, sent, options))
-        total = Total.of(
-            self._counted(self.run(s, task, sent, options)) for s in self._sites
+        updates = (
+            self._count_bytes(self.run(site, task, sent, options))
+            for site in self._sites
         )
-        return replace(total, included=self.names)
+        return replace(Total.of(updates), included=self.names)
 
     def each(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> dict[str, Update]:
-        """Run `task` at every site in turn; what each returns."""
+        """Run `task` at every site in turn; return each site's update by its name."""
         if self.summing is not None:
             raise hidden(task)
         sent = tensors or {}
         return {
-            s.id: self._counted(self.run(s, task, sent, options)) for s in self._sites
+            site.id: self._count_bytes(self.run(site, task, sent, options))
+            for site in self._sites
         }
 
     def next_number(self) -> int:
-        """Each message has its own."""
+        """Return the number of the next message."""
         self._number += 1
         return self._number
 
-    def _counted(self, update: Update) -> Update:
-        self.bytes_up += nbytes(update.tensors) + NUMBER_BYTES * (
-            1 + len(update.metrics)
-        )
+    def _count_bytes(self, update: Update) -> Update:
+        numbers = 1 + len(update.metrics)
+        self.bytes_up += nbytes(update.tensors) + NUMBER_BYTES * numbers
         return update
 
     def run(
         self, site: SiteTasks, task: str, sent: Tensors, options: Mapping[str, Option]
     ) -> Update:
-        """One site's own part."""
+        """Run a task at one site and return its update."""
         if task not in site.tasks:
             raise TrainingError(f"site {site.id!r} has no task {task!r}")
         check_received(sent, site.id, task)
@@ -126,57 +131,79 @@ class InProcess(Rounds):
     def _commit(
         self, state: State, metrics: Mapping[str, float], evaluated: bool
     ) -> None:
-        self._tell(state, metrics, evaluated, len(self._sites), self._replies)
+        self._report(
+            state,
+            metrics,
+            evaluated=evaluated,
+            sites=len(self._sites),
+            replies=self._replies,
+        )
         if not evaluated or self._files is None:
             return
-        # so both sides are of one round
-        kept = {site.id: site.state() for site in self._sites}
+
+        # The states of server and sites belong to one round.
+        states = {site.id: site.state() for site in self._sites}
         parts = {
-            f"site{index}": each.tensors for index, each in enumerate(kept.values())
+            f"site{index}": own.tensors for index, own in enumerate(states.values())
         }
         facts: dict[str, Any] = {
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
             "seconds": self.seconds,
             "sites": {
-                name: {"round": s.round, "facts": s.facts} for name, s in kept.items()
+                name: {"round": own.round, "facts": own.facts}
+                for name, own in states.items()
             },
         }
         if self.summing is not None:
             facts["summing"] = self.summing.state()
         self._files.save(state, parts, facts)
 
-    def _take(self, parts: Parts, facts: Mapping[str, Any]) -> bool:
-        sizes = int(facts["bytes_up"]), int(facts["bytes_down"])
+    def _restore(self, parts: Parts, facts: Mapping[str, Any]) -> bool:
+        """Restore the sites and the counters from a checkpoint."""
+        bytes_up = int(facts["bytes_up"])
+        bytes_down = int(facts["bytes_down"])
         for index, site in enumerate(self._sites):
             own = facts["sites"][site.id]
-            site.restore(
-                State(own["round"], parts.get(f"site{index}", {}), own["facts"])
-            )
+            tensors = parts.get(f"site{index}", {})
+            site.restore(State(own["round"], tensors, own["facts"]))
         if self.summing is not None:
             self.summing.restore(facts.get("summing", {}))
-        (self.bytes_up, self.bytes_down), self._before = sizes, float(facts["seconds"])
+        self.bytes_up = bytes_up
+        self.bytes_down = bytes_down
+        self._before = float(facts["seconds"])
         return True
 
 
 class _Exchange:
-    """One sum under the secure sum (`summing.Exchange`); all sites are told the same."""
+    """One sum under the secure sum (`summing.Exchange`).
+
+    All sites receive the same request.
+    """
 
     reasons = ""
 
     def __init__(
         self, engine: InProcess, task: str, sent: Tensors, options: Mapping[str, Option]
     ) -> None:
-        self._engine, self._sent, self._options = engine, sent, options
-        self.sites, self.least = engine.names, len(engine.names)
-        # each has its own
+        self._engine = engine
+        self._sent = sent
+        self._options = options
+        self.sites = engine.names
+        self.least = len(engine.names)
+        # Each exchange has a round of its own.
         self.request = Request(JOB, 1, 0, task, round=engine.next_number())
-        asked = repr(sorted(options.items()))
-        self._question = digest("question", task, asked, tensor_fingerprint(sent))
+        listed = repr(sorted(options.items()))
+        self._question = digest("question", task, listed, tensor_fingerprint(sent))
         self._counted: dict[str, int] = {}
 
-    def task(self, attached: Attached | None = None, *, sites: Sites = None) -> Replies:
-        """Call the sites in turn; an error of theirs passes."""
+    def task(
+        self,
+        attached: Attached | None = None,
+        *,
+        sites: Sites = None,
+    ) -> Replies:
+        """Call the sites in turn; their errors are raised."""
         request = self._next(self.request.task, attached or Attached())
         replies = {}
         for site in self._engine._sites:
@@ -188,10 +215,15 @@ class _Exchange:
         return replies
 
     def stage(
-        self, name: str, attached: Mapping[str, Attached], *, least: int | None = None
+        self,
+        name: str,
+        attached: Mapping[str, Attached],
+        *,
+        least: int | None = None,
     ) -> Replies:
-        """One of the protocol's messages."""
-        blank, replies = self._next(name, Attached()), {}
+        """Send one of the protocol's own messages to the sites."""
+        blank = self._next(name, Attached())
+        replies = {}
         for site, own in attached.items():
             request = replace(blank, attached=own)
             answer = self._engine.seals[site].stage(request)
@@ -199,16 +231,19 @@ class _Exchange:
         return replies
 
     def refuse(self, site: str, reason: str) -> None:
-        """Nobody is left out here."""
+        """Raise TrainingError: a simulation leaves no site out."""
         raise TrainingError(reason)
 
     def again(self) -> None:
-        """Nothing to forget."""
+        """Do nothing: the replies of a task are not stored."""
 
     def _next(self, task: str, attached: Attached) -> Request:
-        number, counted = self._engine.next_number(), self._counted
         return replace(
-            self.request, number=number, task=task, counted=counted, attached=attached
+            self.request,
+            number=self._engine.next_number(),
+            task=task,
+            counted=self._counted,
+            attached=attached,
         )
 
     def _reply(self, request: Request, site: str, attached: Attached) -> Reply:

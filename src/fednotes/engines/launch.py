@@ -1,4 +1,4 @@
-"""What one side of a deployed job starts from, whatever carries its frames."""
+"""What one side of a deployed job starts from, whatever carries its messages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fednotes.core.store import hold_folder, private_folder, write_json
 from fednotes.privacy.secure_sum.crypto import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
-# how the newest submission of a run stands, in the run's state
-OUTCOME_FILE = "outcome.json"
-# "module:function"
-SERVER_MAIN, SITE_MAIN = "FEDNOTES_SERVER_MAIN", "FEDNOTES_SITE_MAIN"
+OUTCOME_FILE = "outcome.json"  # in the run's state: how its newest submission stands
+# Environment variables that name the main functions, as "module:function".
+SERVER_MAIN = "FEDNOTES_SERVER_MAIN"
+SITE_MAIN = "FEDNOTES_SITE_MAIN"
 MAINS = {
     SERVER_MAIN: "fednotes.apps.deployment.server:server_main",
     SITE_MAIN: "fednotes.apps.deployment.site:site_main",
@@ -28,26 +28,30 @@ MAINS = {
 
 
 class Host(Protocol):
-    """What a site's process holds for the life of a job."""
+    """What a site's process runs during a job."""
 
     def handle(self, frame: bytes) -> bytes:
-        """The reply to one frame of the server."""
+        """Return the reply to one message of the server."""
 
     def close(self) -> None:
-        """The job is over."""
+        """End the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What one side of a job starts from.
 
-    kit: this participant's folder. site: its name, "" at the server. job: the
-        declaration.
-    job_id: of this submission; a resubmitted job has a new one. run: the same for every
-    submission of one run. sites: in the order in which their replies are added.
-    folder: of this submission; at the server it is what the admin fetches.
-    state: of the run, kept from one submission to the next.
-    identity: by which this site signs what other sites must know to be its own.
+    Attributes:
+        kit: This participant's folder.
+        site: The site's name; "" at the server.
+        job: The job's declaration.
+        job_id: Id of this submission; a resubmitted job has a new one.
+        run: Id of the run, the same for all its submissions.
+        sites: The sites, in the order in which their replies are added.
+        min_sites: The fewest sites that a round needs.
+        folder: Folder of this submission; the admin fetches that of the server.
+        state: Folder of the run, kept from one submission to the next.
+        identity: The key by which this site signs its messages to other sites.
     """
 
     kit: Path
@@ -63,13 +67,16 @@ class Setup:
 
 
 def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:
-    """What a deployed app folder declares.
+    """Read what a deployed app folder declares.
 
-    Raises ConfigError if its declaration is not one.
+    Raises:
+        ConfigError: It does not hold the declaration of a job.
     """
     try:
         table = read_json(app / "config" / JOB_FILE)
-        run, least, job = str(table["run"]), int(table["min_sites"]), dict(table["job"])
+        run = str(table["run"])
+        min_sites = int(table["min_sites"])
+        job = dict(table["job"])
         sites = tuple(str(name) for name in table["sites"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
@@ -79,13 +86,29 @@ def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:
         raise ConfigError(f"{JOB_FILE} of job {job_id}: {run!r} cannot name a run")
     folder = app.parent / "fednotes"
     private_folder(folder)
-    return Setup(kit, site, job, job_id, run, sites, least, folder, kit / "state" / run)
+    return Setup(
+        kit=kit,
+        site=site,
+        job=job,
+        job_id=job_id,
+        run=run,
+        sites=sites,
+        min_sites=min_sites,
+        folder=folder,
+        state=kit / "state" / run,
+    )
 
 
 def load_main(variable: str) -> Callable[..., Any]:
-    """The function that the operator of this machine chose, by an environment variable.
+    """Return the main function that the operator of this machine chose.
 
-    Never the job: naming a function is a way to send code.
+    A job cannot choose it: to name a function is to send code.
+
+    Args:
+        variable: The environment variable that names the function.
+
+    Raises:
+        ConfigError: There is no such function.
     """
     where = os.environ.get(variable) or MAINS[variable]
     module, _, name = where.partition(":")
@@ -97,14 +120,17 @@ def load_main(variable: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def only_one(state: Path) -> Iterator[None]:
-    """Hold a run's state: the process of an earlier submission may not have ended yet.
+def hold_state(state: Path) -> Iterator[None]:
+    """Let no other process use a run's state within the context.
 
-    Raises TrainingError if another process holds it.
+    The process of an earlier submission may not have ended yet.
+
+    Raises:
+        TrainingError: Another process uses it.
     """
-    with ExitStack() as mine:
+    with ExitStack() as stack:
         try:
-            mine.enter_context(hold_folder(state))
+            stack.enter_context(hold_folder(state))
         except BusyError as error:
             raise TrainingError(
                 f"{state.name}: an earlier submission is still ending"
@@ -112,30 +138,38 @@ def only_one(state: Path) -> Iterator[None]:
         yield
 
 
-def keep_outcome(
-    setup: Setup, status: str, lines: int, problem: str = "", retry: bool = False
+def write_outcome(
+    setup: Setup, status: str, lines: int, problem: str = "", *, retry: bool = False
 ) -> None:
-    """Keep how this submission stands, for the server's watch.
+    """Write how this submission stands; the server's watch reads it.
 
-    status: running, done, paused or failed. lines: of progress. retry: may another one
-        help?
+    Args:
+        setup: The submission.
+        status: "running", "done", "paused" or "failed".
+        lines: Number of lines of progress so far.
+        problem: Why it failed.
+        retry: Whether another submission may succeed.
     """
-    outcome = {"job_id": setup.job_id, "status": status, "lines": lines}
-    write_json(
-        setup.state / OUTCOME_FILE, {**outcome, "problem": problem, "retry": retry}
-    )
+    outcome = {
+        "job_id": setup.job_id,
+        "status": status,
+        "lines": lines,
+        "problem": problem,
+        "retry": retry,
+    }
+    write_json(setup.state / OUTCOME_FILE, outcome)
 
 
 def read_outcome(state: Path, job_id: str) -> dict[str, Any]:
-    """What a submission kept of itself last; empty if it never began."""
+    """Return what a submission wrote last of itself; empty if it never began."""
     outcome = read_json_table(state / OUTCOME_FILE)
     return outcome if outcome.get("job_id") == job_id else {}
 
 
 def place_of(error: BaseException) -> str:
-    """An error without its message, which may quote data: its type and where it arose."""
+    """Return an error's type and place, without its message, which may quote data."""
+    name = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    where = (
-        f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    )
-    return f"{type(error).__name__}{where}"
+    if not frames:
+        return name
+    return f"{name} at {Path(frames[-1].filename).name}:{frames[-1].lineno}"

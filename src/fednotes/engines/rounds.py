@@ -1,9 +1,9 @@
-"""What both engines do around a method's rounds: they tell of each, and keep
-checkpoints."""
+"""What both engines do around a method's rounds: report them and save checkpoints."""
 
 from __future__ import annotations
 
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,17 +17,23 @@ from fednotes.core.tensors import is_finite, load_state, restoring, save_state
 from fednotes.core.update import Tensors
 
 KEPT_CHECKPOINTS = 2
-Parts = Mapping[str, Tensors]  # a checkpoint's tensors, by whose they are
+Parts = Mapping[str, Tensors]  # the tensors of a checkpoint, by their owner
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What one committed round looked like from the server.
+    """One committed round as the server sees it.
 
-    metrics: what the method reported. sites: how many answered. bytes_up, bytes_down: since
-    the run began, all sites together. seconds: since the run began, restarts left out.
-    replies: task → site → that site's own counts; simulation only, never in a deployment.
+    Attributes:
+        round: The round's number, from 0.
+        metrics: What the method reports.
+        sites: How many sites answered.
+        bytes_up: Bytes from all sites since the run began.
+        bytes_down: Bytes to all sites since the run began.
+        seconds: Seconds since the run began, without the time between restarts.
+        evaluated: Whether the models were evaluated in this round.
+        replies: Each site's own counts, by task and site. Only a simulation has them.
     """
 
     round: int
@@ -47,8 +53,7 @@ Observer = Callable[[RoundResult], None]
 
 @dataclass(frozen=True, slots=True)
 class CommittedRound:
-    """A round of either engine (`federation.Round`), which knows how its engine ends
-    it."""
+    """A round of either engine; see `federation.Round`."""
 
     number: int
     _commit: Callable[[State, Mapping[str, float], bool], None]
@@ -56,42 +61,54 @@ class CommittedRound:
     def commit(
         self, state: State, metrics: Mapping[str, float], *, evaluated: bool = False
     ) -> None:
-        """See `federation.Round`.
+        """End the round; see `federation.Round`.
 
         Raises:
-            TrainingError: The state has a number that is not finite. It is neither told
-                nor kept.
+            TrainingError: The state has a number that is not finite. It is neither
+                reported nor saved.
         """
         _require_finite(state)
         self._commit(state, metrics, evaluated)
 
 
 def _require_finite(state: State) -> None:
-    """Raise TrainingError for a state of the server that no round can go on from."""
+    """Raise TrainingError for a state from which no round can continue."""
     for name, value in state.tensors.items():
         if not is_finite(value):
             raise TrainingError(
-                f"round {state.round}: {name!r} of the server's state is not finite (NaN or "
-                "infinity), so it was not kept: resume from the last checkpoint with a lower "
-                "learning_rate; max_norm in [federation] bounds what a site may send"
+                f"round {state.round}: {name!r} of the server's state is not finite "
+                "(NaN or infinity), so it was not saved: resume from the last "
+                "checkpoint with a lower learning_rate; max_norm in [federation] bounds "
+                "what a site may send"
             )
 
 
 class Checkpoints:
-    """The newest states of a run, `round-00000012/` each (core/store.py), in a folder.
+    """The newest checkpoints of a run, each a state folder `round-00000012/`.
 
-    sites: of the job. remedy: what a person can do where none can be used.
+    Args:
+        directory: The folder that holds them.
+        sites: The sites of the job.
+        remedy: What a person can do if no checkpoint can be used, for messages.
     """
 
     def __init__(self, directory: Path, sites: Sequence[str], remedy: str) -> None:
-        self.directory, self._sites, self._remedy = directory, tuple(sites), remedy
+        self.directory = directory
+        self._sites = tuple(sites)
+        self._remedy = remedy
 
     def save(self, state: State, parts: Parts, facts: Mapping[str, Any]) -> None:
-        """Keep the server's state and more, then delete all but the newest two."""
-        whole = {"server": state.tensors, **parts}
-        tensors = {
-            f"{of}/{name}": v for of, own in whole.items() for name, v in own.items()
-        }
+        """Save a checkpoint, then delete all but the newest two.
+
+        Args:
+            state: The server's state.
+            parts: Further tensors, by their owner.
+            facts: Further facts, JSON values.
+        """
+        tensors = {}
+        for owner, owned in {"server": state.tensors, **parts}.items():
+            for name, value in owned.items():
+                tensors[f"{owner}/{name}"] = value
         facts = {"round": state.round, "server": dict(state.facts), **facts}
         save_state(self.directory / f"round-{state.round:08d}", tensors, facts)
         for old in self._folders()[KEPT_CHECKPOINTS:]:
@@ -99,101 +116,137 @@ class Checkpoints:
 
     def newest(
         self,
-        names: Callable[[Mapping[str, Any]], Sequence[str]],
-        take: Callable[[Parts, Mapping[str, Any]], T],
+        sites_of: Callable[[Mapping[str, Any]], Sequence[str]],
+        restore: Callable[[Parts, Mapping[str, Any]], T],
     ) -> tuple[State, T] | None:
-        """The newest whole checkpoint, of which `take` makes the rest; those after it
-        are deleted.
+        """Read the newest checkpoint that is whole, and delete the damaged ones after it.
 
-        names: the sites that a checkpoint is of.
-        Raises ModelError if all are damaged, or it is of other sites.
+        Args:
+            sites_of: Returns the sites in the facts of a checkpoint.
+            restore: Restores the rest of a checkpoint from its parts and facts.
+
+        Returns:
+            The server's state and what `restore` returned; None if there is none.
+
+        Raises:
+            ModelError: All checkpoints are damaged, or the newest whole one has other
+                sites.
         """
-        for cut in self.directory.glob(".round-*"):  # a killed run's, half-written
-            shutil.rmtree(cut, ignore_errors=True)
-        folders, why = self._folders(), ""
+        for partial in self.directory.glob(".round-*"):  # written by a killed run
+            shutil.rmtree(partial, ignore_errors=True)
+
+        folders = self._folders()
+        first_reason = ""
         for folder in folders:
             try:
                 tensors, facts = load_state(folder)
-                parts: dict[str, dict[str, Any]] = {"server": {}}
-                for name, value in tensors.items():
-                    of, _, rest = name.partition("/")
-                    parts.setdefault(of, {})[rest] = value
+                parts = _by_owner(tensors)
                 with restoring(folder):
                     state = State(facts["round"], parts["server"], facts["server"])
-                    found = tuple(names(facts))
-                    if not all(isinstance(name, str) for name in found):
+                    sites = tuple(sites_of(facts))
+                    if not all(isinstance(name, str) for name in sites):
                         raise TypeError("its sites have no names")
-                    taken = take(parts, facts) if found == self._sites else None
+                    restored = restore(parts, facts) if sites == self._sites else None
             except ModelError as error:
-                why = why or str(error)
+                first_reason = first_reason or str(error)
                 continue
-            if taken is None:
+            if restored is None:
                 raise ModelError(
-                    f"{self.directory}: the checkpoint is of sites {', '.join(found)}, the job has "
-                    f"{', '.join(self._sites)}: {self._remedy}, or name those sites"
+                    f"{self.directory}: the checkpoint has the sites "
+                    f"{', '.join(sites)}, the job has {', '.join(self._sites)}: "
+                    f"{self._remedy}, or name those sites"
                 )
             for damaged in folders[: folders.index(folder)]:
                 shutil.rmtree(damaged)
-            return state, taken
+            return state, restored
+
         if folders:
             raise ModelError(
-                f"{self.directory}: every checkpoint is damaged: {self._remedy} (the newest: {why})"
+                f"{self.directory}: every checkpoint is damaged: {self._remedy} "
+                f"(the newest: {first_reason})"
             )
         return None
 
     def facts(self, fact: Callable[[Any], T]) -> Iterator[T]:
-        """One of each, from the oldest, where it can be read."""
+        """Yield a fact of each checkpoint that can be read, from the oldest one."""
         for folder in reversed(self._folders()):
             with suppress(ModelError), restoring(folder):
                 yield fact(read_json(folder / "facts.json", strict=False))
 
     def _folders(self) -> list[Path]:
-        """From the newest."""
+        """Return the folders of all checkpoints, from the newest one."""
         return sorted(self.directory.glob("round-*"), reverse=True)
 
 
-class Rounds:
-    """What both engines have in common. clock: in seconds. before: those before a
-    restart."""
+def _by_owner(tensors: Tensors) -> dict[str, dict[str, Any]]:
+    """Return the tensors of a checkpoint by their owner."""
+    parts: dict[str, dict[str, Any]] = {"server": {}}
+    for name, value in tensors.items():
+        owner, _, own_name = name.partition("/")
+        parts.setdefault(owner, {})[own_name] = value
+    return parts
+
+
+class Rounds(ABC):
+    """The base of both engines.
+
+    Args:
+        observer: Called with each committed round.
+        clock: Returns the time in seconds.
+    """
 
     bytes_up = bytes_down = 0
 
     def __init__(self, observer: Observer | None, clock: Callable[[], float]) -> None:
-        self._observer, self._clock = observer, clock
-        self._before, self._started = 0.0, clock()
+        self._observer = observer
+        self._clock = clock
+        self._before = 0.0  # seconds before the last restart
+        self._started = clock()
         self._resumed: State | None = None
 
     @property
     def seconds(self) -> float:
-        """Time spent so far, over all restarts."""
+        """Seconds that the run has taken so far, over all restarts."""
         return self._before + self._clock() - self._started
 
     def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
-        """Rounds by number; each is committed by the method."""
+        """Yield the rounds from `start` to `stop` - 1; the method commits each."""
         for number in range(start, stop):
             yield CommittedRound(number, self._commit)
 
     def resume(self) -> State | None:
-        """The server's state from the checkpoint this run goes on from."""
+        """Return the server's state at the checkpoint from which this run resumes."""
         return self._resumed
 
+    @abstractmethod
     def _commit(
-        self, state: State, metrics: Mapping[str, float], evaluated: bool
-    ) -> None:
-        raise NotImplementedError
-
-    def _tell(
         self,
         state: State,
         metrics: Mapping[str, float],
         evaluated: bool,
+    ) -> None:
+        """End a round: report it and, after an evaluation, save a checkpoint."""
+
+    def _report(
+        self,
+        state: State,
+        metrics: Mapping[str, float],
+        *,
+        evaluated: bool,
         sites: int,
         replies: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
     ) -> None:
-        """Tell of a round, before it is saved: what a restart repeats is told again."""
-        if self._observer is not None:
-            so_far = self.bytes_up, self.bytes_down, self.seconds
-            done = RoundResult(
-                state.round - 1, metrics, sites, *so_far, evaluated, replies or {}
-            )
-            self._observer(done)
+        """Report a round before it is saved; a restart reports repeated rounds again."""
+        if self._observer is None:
+            return
+        result = RoundResult(
+            round=state.round - 1,
+            metrics=metrics,
+            sites=sites,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            seconds=self.seconds,
+            evaluated=evaluated,
+            replies=replies or {},
+        )
+        self._observer(result)

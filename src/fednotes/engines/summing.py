@@ -1,17 +1,15 @@
-"""How the replies of a request become a sum; the place where a secure one goes in.
+"""How the replies to a request become a sum, and which updates may be added.
 
-What an update must be before it is added: named right, shaped right, finite, of bounded
-size.
-
-The site runs this before anything leaves it, the server when a reply arrives. Under a
-secure sum the server sees no values, so there the site's own check is the only one of
-them.
+An update must have the right names and shapes, finite values and a bounded size. A site
+checks this before its update leaves, and the server when a reply arrives. Under a
+secure sum the server sees no values, so only the site's own check covers them.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -26,33 +24,38 @@ from fednotes.core.update import Tensors, Total, Update
 
 Expected = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name → shape, type
 
-# of an update's tensors, or of what a secure sum sends in their place
+# Of an update's tensors, or of what a secure sum sends in their place.
 MOST_BYTES = 2**36
-MOST_WEIGHT = 1e12  # how much one site may count
-MOST_METRICS = 10_000
-MOST_METRIC = (
-    2.0**52
-)  # of a metric, either sign: what a secure sum holds, and any sum adds exactly
+MOST_WEIGHT = 1e12  # of one site
+MOST_METRICS = 10_000  # of one update
+# Largest magnitude of a metric: a secure sum holds it, and every sum adds it exactly.
+MOST_METRIC = 2.0**52
 logger = logging.getLogger("fednotes.validation")
 
 
-def agreed(updates: Iterable[Update], known: Expected | None = None) -> Expected:
-    """What the updates of one request should look like.
+def expected_layout(
+    updates: Iterable[Update], known: Expected | None = None
+) -> Expected:
+    """Return the names, shapes and types that the updates of one request should have.
 
-    That is what `known` says where any update still looks so, else what most look like;
-    of equally many, what the first does.
+    Args:
+        updates: The updates.
+        known: The layout of earlier updates. It is returned if any update still has it;
+            otherwise the most frequent layout is, and of equally frequent ones that of
+            the first update.
     """
-    seen = [
-        {
-            name: (tuple(value.shape), value.dtype)
-            for name, value in update.tensors.items()
-        }
-        for update in updates
-    ]
-    if known is not None and known in seen:
+    layouts = []
+    for update in updates:
+        layouts.append(
+            {
+                name: (tuple(value.shape), value.dtype)
+                for name, value in update.tensors.items()
+            }
+        )
+    if known is not None and known in layouts:
         return known
     counts = Counter(
-        tuple(sorted(each.items(), key=lambda item: item[0])) for each in seen
+        tuple(sorted(layout.items(), key=lambda item: item[0])) for layout in layouts
     )
     return dict(counts.most_common(1)[0][0]) if counts else {}
 
@@ -60,53 +63,61 @@ def agreed(updates: Iterable[Update], known: Expected | None = None) -> Expected
 def check_update(
     update: Update, site: str, max_norm: float = 0.0, *, quoting: bool = False
 ) -> None:
-    """Pass an update that may be added to a sum.
+    """Check that an update may be added to a sum.
 
-    max_norm: of all its floating-point tensors together (L2); 0 for no bound. quoting:
-    say the value that is wrong, as a server may of what it was sent. A site's own
-    refusal, which leaves it, names the tensor and the rule alone; the value is in its
-    log.
-    Raises RefusedError with the site and the reason.
+    Args:
+        update: The update.
+        site: Its site's name, for messages.
+        max_norm: Largest L2 norm of all its floating-point tensors together; 0 sets no
+            limit.
+        quoting: Whether the message has the wrong value, as the server's may. A site's
+            own refusal leaves it, so it only names the tensor and the rule; the value
+            is written to the site's log.
+
+    Raises:
+        RefusedError: It may not be added; the message has the site and the reason.
     """
-    rule, value = _broken(update, max_norm or math.inf)
+    rule, value = _broken_rule(update, max_norm or math.inf)
     if not rule:
         return
-    whole = f"{rule} ({value})" if value else rule
-    if not quoting:
-        logger.warning("%s", _refusal(site, whole))
-    raise _refusal(site, whole if quoting else rule)
+    rule_and_value = f"{rule} ({value})" if value else rule
+    if quoting:
+        raise _refusal(site, rule_and_value)
+    logger.warning("%s", _refusal(site, rule_and_value))
+    raise _refusal(site, rule)
 
 
 def check_received(tensors: Tensors, site: str, task: str) -> None:
     """Check what a server sent before a site computes with it.
 
-    The check says nothing of the site's notes, so that its outcome may be told.
+    The result says nothing about the site's notes, so the server may see it.
 
     Args:
         tensors: What came with the request.
         site: The site's name, for the message.
-        task: The task that was asked for.
+        task: The task of the request.
 
     Raises:
-        RefusedError: A number is NaN or infinite; names the tensor.
+        RefusedError: A value is NaN or infinite; the message names the tensor.
     """
     for name, value in tensors.items():
         if not is_finite(value):
             raise RefusedError(
-                f"site {site!r}: tensor {name!r} that came with task {task!r} is not finite (NaN "
-                "or infinity), so nothing was computed with it: the model at the server is no "
-                "longer usable; resume from an earlier checkpoint with a lower learning_rate"
+                f"site {site!r}: tensor {name!r} that came with task {task!r} is not "
+                "finite (NaN or infinity), so nothing was computed with it: the model "
+                "at the server is no longer usable; resume from an earlier checkpoint "
+                "with a lower learning_rate"
             )
 
 
-def unlike(update: Update, like: Expected) -> str:
-    """What is other than expected of names, shapes and types; "" for nothing."""
+def mismatch(update: Update, expected: Expected) -> str:
+    """Return the first name, shape or type that is not as expected; "" if all are."""
     tensors = update.tensors
-    if odd := sorted(tensors.keys() ^ like.keys()):
-        return (
-            f"tensor {odd[0]!r} is {'unknown here' if odd[0] in tensors else 'missing'}"
-        )
-    for name, (shape, dtype) in like.items():
+    odd = sorted(tensors.keys() ^ expected.keys())
+    if odd:
+        problem = "unknown here" if odd[0] in tensors else "missing"
+        return f"tensor {odd[0]!r} is {problem}"
+    for name, (shape, dtype) in expected.items():
         value = tensors[name]
         if tuple(value.shape) != shape:
             return f"tensor {name!r} has shape {tuple(value.shape)}, expected {shape}"
@@ -116,10 +127,11 @@ def unlike(update: Update, like: Expected) -> str:
 
 
 def hidden(task: str) -> ConfigError:
-    """What a method is told that asks for single updates where there are sums alone."""
+    """Return the error for a method that needs single updates under a secure sum."""
     return ConfigError(
-        f"{task!r}: the secure sum hides each site's update, which this method asks for: set "
-        'secure_sum = false in [federation], or aggregation = "mean" in [training]'
+        f"{task!r}: the secure sum hides each site's update, which this method asks "
+        "for: set secure_sum = false in [federation], or aggregation = "
+        '"mean" in [training]'
     )
 
 
@@ -127,47 +139,58 @@ def _refusal(site: str, reason: str) -> RefusedError:
     return RefusedError(f"site {site!r}: its update is refused: {reason}")
 
 
-def _broken(update: Update, max_norm: float) -> tuple[str, str]:
-    """The rule that is broken, and by what; both empty for none."""
+def _broken_rule(update: Update, max_norm: float) -> tuple[str, str]:
+    """Return the rule that an update breaks and its wrong value; both "" for none."""
+    rule, value = _broken_rule_of_numbers(update)
+    if rule:
+        return rule, value
+    size = nbytes(update.tensors)
+    if size > MOST_BYTES:
+        return f"it has more than {MOST_BYTES:,} bytes", f"{size:,}"
+
+    squares = 0.0
+    for name, tensor in update.tensors.items():
+        if not is_finite(tensor):
+            return f"tensor {name!r} is not finite (NaN or infinity)", ""
+        if tensor.is_floating_point() and max_norm < math.inf:
+            norm = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
+            squares += float(norm) ** 2
+    if math.sqrt(squares) > max_norm:
+        return f"its norm is above {max_norm:g}", f"it is {math.sqrt(squares):.4g}"
+    return "", ""
+
+
+def _broken_rule_of_numbers(update: Update) -> tuple[str, str]:
+    """Return the rule that weight or metrics break and the value; both "" for none."""
     weight = float(update.weight)
     if not 0 <= weight <= MOST_WEIGHT:
         return f"its weight must be 0 to {MOST_WEIGHT:g}", f"it is {weight}"
-    if (count := len(update.metrics)) > MOST_METRICS:
+    count = len(update.metrics)
+    if count > MOST_METRICS:
         return f"it has more than {MOST_METRICS:,} metrics", f"{count:,}"
     for name, number in update.metrics.items():
         if not math.isfinite(number):
             return f"the metric {name!r} is not finite", f"it is {float(number)}"
         if abs(number) > MOST_METRIC:
-            rule = (
-                f"the metric {name!r} must be from -{MOST_METRIC:g} to {MOST_METRIC:g}"
-            )
-            return rule, f"it is {number:g}"
-    if (size := nbytes(update.tensors)) > MOST_BYTES:
-        return f"it has more than {MOST_BYTES:,} bytes", f"{size:,}"
-    square = 0.0
-    for name, value in update.tensors.items():
-        if not is_finite(value):
-            return f"tensor {name!r} is not finite (NaN or infinity)", ""
-        if value.is_floating_point() and max_norm < math.inf:
-            square += (
-                float(torch.linalg.vector_norm(value.detach(), dtype=torch.float64))
-                ** 2
-            )
-    if math.sqrt(square) > max_norm:
-        return f"its norm is above {max_norm:g}", f"it is {math.sqrt(square):.4g}"
+            bounds = f"from -{MOST_METRIC:g} to {MOST_METRIC:g}"
+            return f"the metric {name!r} must be {bounds}", f"it is {number:g}"
     return "", ""
 
 
 Replies = Mapping[str, Reply]  # by site
-Sites = Collection[str] | None  # None: all that the exchange is with
+Sites = Collection[str] | None  # None: all sites of the exchange
 
 
 class Exchange(Protocol):
-    """What a way of summing may do: the method's task, and messages of its own around
-    it.
+    """One request of a method on its way to the sites and back.
 
-    sites: who is asked, in the fixed order. least: how many must be in the sum.
-    request: the method's; `task` gives it a later number where a stage comes before it.
+    A way of summing may send messages of its own before and after the method's task.
+
+    Attributes:
+        sites: The sites that receive the request, in the fixed order.
+        least: How many sites must be in the sum.
+        request: The method's request. If a stage comes before it, `task` gives it a
+            later number.
     """
 
     sites: tuple[str, ...]
@@ -179,51 +202,67 @@ class Exchange(Protocol):
         """Why sites are left out, in one line."""
 
     def task(self, attached: Attached | None = None, *, sites: Sites = None) -> Replies:
-        """Run the method's task; the replies of those that answered in time. sites: ask
-        these alone. Who has lost its state is asked once more, under another number."""
+        """Run the method's task at the sites.
+
+        A site that has lost its state is asked once more, under another number.
+
+        Args:
+            attached: What the way of summing adds to the request.
+            sites: Ask only these sites.
+
+        Returns:
+            The replies of the sites that answered in time.
+        """
 
     def stage(
         self, name: str, attached: Mapping[str, Attached], *, least: int | None = None
     ) -> Replies:
-        """One message of the protocol's own, `name` beginning with "@", to the sites
-        named.
+        """Send a message of the way of summing.
 
-        least: how many must answer; None: as many as for the task.
+        Args:
+            name: The message's task, which begins with "@".
+            attached: What each site receives.
+            least: How many sites must answer; by default as many as for the task.
         """
 
     def again(self) -> None:
-        """Forget what came of the task: it is to be done once more."""
+        """Forget the replies to the task, because it will be run once more."""
 
     def refuse(self, site: str, reason: str) -> None:
-        """Leave a site out of this round, and say why."""
+        """Leave a site out of this round and report the reason."""
 
 
-class Summing(Protocol):
-    """How the sites' updates become a sum. least: the fewest sites that it can add."""
+class Summing(ABC):
+    """A way in which the sites' updates become a sum.
+
+    Attributes:
+        least: The fewest sites that it can add.
+    """
 
     least: int
 
+    @abstractmethod
     def total(self, exchange: Exchange) -> Total:
-        """The sum, with `included` in the fixed order."""
+        """Return the sum; `included` names its sites in the fixed order."""
 
     def each(self, exchange: Exchange) -> dict[str, Update]:
-        """The updates themselves, in the fixed order.
+        """Return the updates themselves, in the fixed order.
 
-        Raises ConfigError where none is seen.
+        Raises:
+            ConfigError: The way of summing hides them.
         """
         raise hidden(exchange.request.task)
 
     def state(self) -> dict[str, Any]:
-        """What later sums depend on, as JSON values."""
+        """Return what later sums depend on, as JSON values."""
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a kept state."""
-        return
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing by default
+        """Go back to an earlier `state`."""
 
 
 class PlainSum(Summing):
-    """Updates added as they are, in the fixed order."""
+    """Adds updates as they are, in the fixed order."""
 
     least = 1
 
@@ -231,19 +270,28 @@ class PlainSum(Summing):
         self._known: dict[str, Expected] = {}
 
     def total(self, exchange: Exchange) -> Total:
-        """Σ over the sites that answered and fit together."""
+        """Return the sum over the sites that answered and fit together."""
         updates = self.each(exchange)
         return replace(Total.of(updates.values()), included=tuple(updates))
 
     def each(self, exchange: Exchange) -> dict[str, Update]:
-        """Of the sites that answered and fit together; each alone was checked as it
-        came."""
-        replies, task = exchange.task(), exchange.request.task
-        given = {s: replies[s].update for s in exchange.sites if s in replies}
-        updates = {site: update for site, update in given.items() if update is not None}
-        like = self._known[task] = agreed(updates.values(), self._known.get(task))
+        """Return the updates of the sites that answered and fit together.
+
+        Each one was checked by itself when it arrived.
+        """
+        replies = exchange.task()
+        task = exchange.request.task
+        updates = {}
+        for site in exchange.sites:
+            update = replies[site].update if site in replies else None
+            if update is not None:
+                updates[site] = update
+
+        expected = expected_layout(updates.values(), self._known.get(task))
+        self._known[task] = expected
         for site in list(updates):
-            if reason := unlike(updates[site], like):
+            reason = mismatch(updates[site], expected)
+            if reason:
                 del updates[site]
                 exchange.refuse(site, str(_refusal(site, reason)))
         return updates

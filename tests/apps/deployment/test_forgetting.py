@@ -15,7 +15,7 @@ from fednotes.apps.deployment.nvflare import processes
 from fednotes.apps.deployment.rules.guard import approvals_of
 from fednotes.apps.deployment.rules.ledger import ledger_of, verify
 from fednotes.apps.deployment.site_file import SITE_FILE
-from fednotes.engines.launch import only_one
+from fednotes.engines.launch import hold_state
 
 pytestmark = pytest.mark.usefixtures("one_process")
 JOB_ID = "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c"
@@ -89,7 +89,7 @@ def test_a_run_that_is_not_known(kit: Path, name: str) -> None:
 def test_a_run_that_is_alive(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the lock that its process holds, and by the process, before it has the lock."""
     before = files_of(kit)
-    with only_one(kit / "state" / "run1"):
+    with hold_state(kit / "state" / "run1"):
         assert "run run1 is alive, and nothing was deleted" in given(
             "forget", kit, "run1", code=2
         )

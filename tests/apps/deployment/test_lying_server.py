@@ -153,7 +153,7 @@ class Case(Net):
         """Have sites stand where the server likes; it claims that so much of theirs
         counts."""
         self.members.counted.update(state)
-        self.server._step = None
+        self.server._active = None
 
     def opened(self) -> int:
         """How many answers of any site opened a sum."""

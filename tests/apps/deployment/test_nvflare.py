@@ -527,11 +527,11 @@ def test_a_member_speaks_for_itself_and_tests_no_network(
 
 def test_two_processes_do_not_share_a_runs_state(tmp_path: Path) -> None:
     with (
-        launch.only_one(tmp_path / "r"),
+        launch.hold_state(tmp_path / "r"),
         pytest.raises(TrainingError, match="still ending"),
     ):
-        launch.only_one(tmp_path / "r").__enter__()
-    with launch.only_one(tmp_path / "r"):
+        launch.hold_state(tmp_path / "r").__enter__()
+    with launch.hold_state(tmp_path / "r"):
         pass
 
 

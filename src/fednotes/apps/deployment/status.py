@@ -37,7 +37,7 @@ from fednotes.core.parsing import read_json, read_json_table
 from fednotes.core.store import LOCK
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.token_cache import clear_caches
-from fednotes.engines.launch import only_one, read_outcome
+from fednotes.engines.launch import hold_state, read_outcome
 
 TAIL = 200_000  # bytes of a log or a ledger that are looked at
 RECENT = timedelta(minutes=2)
@@ -296,7 +296,7 @@ def forget(kit: Path, run: str) -> dict[Path, int]:
     if run in (run_of(kit, job) for job in processes.status(kit).jobs):
         raise alive
     try:
-        with only_one(kit / STATE / run):
+        with hold_state(kit / STATE / run):
             freed = {folder: _delete(folder) for folder in _folders(kit)[run]}
     except TrainingError as error:
         raise alive from error

@@ -200,7 +200,7 @@ class FlareTransport:
         self.lines.append(dict(line))
         if len(self.lines) == 1:
             # this submission gets somewhere
-            launch.keep_outcome(self._setup, "running", 1)
+            launch.write_outcome(self._setup, "running", 1)
 
     def tell(self, topic: str, data: Any, fl_ctx: FLContext) -> dict[str, Any]:
         """Answer an admin: the lines from number `since` on, and who takes part."""
@@ -273,10 +273,10 @@ class FednotesController(Controller):
         self._contacts.update(
             {client.name: now for client in self._engine.get_clients()}
         )
-        launch.keep_outcome(setup, "running", 0)
+        launch.write_outcome(setup, "running", 0)
         problem, retry = "", False
         try:
-            with launch.only_one(setup.state):
+            with launch.hold_state(setup.state):
                 launch.load_main(launch.SERVER_MAIN)(setup, transport)
         except FednotesError as error:
             problem, retry = str(error), isinstance(error, TrainingError)
@@ -288,7 +288,7 @@ class FednotesController(Controller):
             return
         done = "paused" if transport.pause.is_set() else "done"
         status = "failed" if problem else done
-        launch.keep_outcome(setup, status, len(transport.lines), problem, retry)
+        launch.write_outcome(setup, status, len(transport.lines), problem, retry=retry)
         if problem:
             logger.error("%s", problem)
             self.system_panic(problem, fl_ctx)

@@ -109,7 +109,7 @@ class FednotesExecutor(Executor):
         )
         self._run = setup.run
         setup = replace(setup, identity=CertificateIdentity.of_kit(kit))
-        self._held.enter_context(launch.only_one(setup.state))
+        self._held.enter_context(launch.hold_state(setup.state))
         try:
             host: Host = launch.load_main(launch.SITE_MAIN)(setup)
         except BaseException:
