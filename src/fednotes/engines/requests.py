@@ -1,5 +1,7 @@
-"""Asking sites until enough have answered, over a transport that may lose, repeat or
-damage, and where each of them stands."""
+"""Send requests until enough sites have answered, and track where each site stands.
+
+The transport may lose, repeat or damage messages.
+"""
 
 from __future__ import annotations
 
@@ -30,34 +32,45 @@ from fednotes.engines.summing import MOST_BYTES, check_update
 
 
 class Transport(Protocol):
-    """A pipe for bytes between the server and its sites, which knows who is who."""
+    """Carries bytes between the server and its authenticated sites."""
 
     def exchange(
         self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
     ) -> Iterable[tuple[str, Frame]]:
-        """Send each site its frame, and give (site, reply) as replies come.
+        """Send each site its message, and yield (site, reply) as replies arrive.
 
-        Sites that are sent the same have the same object. Ends when all have answered,
-        after `timeout` seconds, `grace` seconds after `enough` sites answered, or
-        earlier if nothing more can come. A site that is busy gets the newest frame
-        alone when it is free; a reply to an earlier one may come or not. The name is
-        that of the connection's certificate.
+        It ends when all sites have answered, or no further reply can come. A busy site
+        receives only the newest message once it is free; a reply to an earlier one may
+        still arrive.
+
+        Args:
+            frames: The messages by site. Sites with equal messages have one object.
+            timeout: Seconds after which it ends.
+            grace: Seconds after which it ends once `enough` sites have answered.
+            enough: A number of sites.
+
+        Yields:
+            The name in the certificate of the site's connection, and its reply.
         """
 
 
 @checked(frozen=True)
 class Patience:
-    """What a run does when sites do not answer. Times are in seconds.
+    """What a run does when sites do not answer. All times are in seconds.
 
-    min_sites: with fewer a request waits; 0 means all. timeout: a request closes then
-    with the sites that answered, if they are enough; grace: or so long after enough
-    have. give_up: the run ends when a request waited so long. pause: between two tries.
-    knock: how long a site that was away may take to say that it is back; knock_every:
-    it is asked no more often.
-    checkpoint_seconds: a checkpoint is made so long after the last even without an
-        evaluation.
+    Attributes:
+        min_sites: A request waits until so many sites have answered; 0 stands for all.
+        timeout: A request ends after this time if enough sites have answered.
+        grace: It also ends this long after enough sites have answered.
+        give_up: The run ends when a request has waited this long.
+        pause: Time between two tries.
+        knock: Time in which a site that was away can report that it is back.
+        knock_every: Shortest time between two such questions.
+        checkpoint_seconds: A checkpoint is saved this long after the last one even
+            without an evaluation.
 
-    Raises ConfigError for a value that no run can have.
+    Raises:
+        ConfigError: A value is impossible.
     """
 
     min_sites: Annotated[int, Ge(0)] = 0
@@ -78,8 +91,14 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a person at the server may want to know. site: "" for the whole
-    run."""
+    """Something that a person at the server may want to know.
+
+    Attributes:
+        kind: What happened.
+        number: Number of the request.
+        text: A line for people.
+        site: The site; "" if it concerns the whole run.
+    """
 
     kind: Kind
     number: int
@@ -89,10 +108,13 @@ class Event:
 
 @dataclass(slots=True)
 class Answers:
-    """What came of one request.
+    """The answers to one request.
 
-    replies: with an update each. refused: without one. moved: those of them that stand
-    elsewhere than the server thought.
+    Attributes:
+        replies: Replies with an update, by site.
+        refused: Replies without one, by site.
+        missing: Sites that have not answered.
+        moved: Sites whose state is not the one that the server expected.
     """
 
     replies: dict[str, Reply] = field(default_factory=dict)
@@ -101,7 +123,7 @@ class Answers:
     moved: set[str] = field(default_factory=set)
 
     def merge(self, again: Answers) -> None:
-        """Take over what the moved sites answered the second time."""
+        """Replace the answers of the moved sites by their second answers."""
         for site in self.moved:
             self.refused.pop(site, None)
         self.replies |= again.replies
@@ -112,21 +134,19 @@ class Answers:
     @property
     def reasons(self) -> str:
         """Why sites are not in `replies`, in one line that names each of them."""
-        said = [
-            reply.refusal
-            if repr(site) in reply.refusal
-            else f"site {site!r}: {reply.refusal}"
-            for site, reply in sorted(self.refused.items())
-        ]
+        reasons = []
+        for site, reply in sorted(self.refused.items()):
+            names_site = repr(site) in reply.refusal
+            reason = reply.refusal if names_site else f"site {site!r}: {reply.refusal}"
+            reasons.append(reason)
         if self.missing:
-            said.append(f"no answer from {', '.join(sorted(self.missing))}")
-        return "; ".join(said)
+            reasons.append(f"no answer from {', '.join(sorted(self.missing))}")
+        return "; ".join(reasons)
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """A request of the time before the first round, which a site that joins later is to
-    do."""
+    """A request before the first round, which a site that joins later catches up on."""
 
     task: str
     tensors: Tensors
@@ -135,8 +155,17 @@ class Earlier:
 
 @checked(frozen=True)
 class RunState:
-    """Where a run stands. number: of the checkpoint's request. counted, prepared: by
-    site, the last request that counts, and how much of the prologue it has done."""
+    """Where a run stands at a checkpoint.
+
+    Attributes:
+        number: Number of the checkpoint's request.
+        counted: For each site, the number of its last request that counts.
+        prepared: For each site, how many requests of the prologue it has answered.
+        bytes_up: Bytes from all sites so far.
+        bytes_down: Bytes to all sites so far.
+        seconds: Seconds so far.
+        summing: The state of the way of summing.
+    """
 
     number: int
     counted: Mapping[str, int]
@@ -144,24 +173,40 @@ class RunState:
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
-    summing: Mapping[str, Any] = field(default_factory=dict)  # `Summing.state`
+    summing: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Participants:
-    """The sites of a run, in their fixed order. Sends them requests and takes the
-    replies that answer them; all else is told and dropped.
+    """The sites of a run, in their fixed order.
 
-    job, run, progress, prologue: where the run stands. notify: told of what is dropped,
-    and of waiting. clock, sleep: in seconds; tests have their own.
+    It sends requests and accepts the replies that answer them. All other messages are
+    reported and dropped.
 
-    counted: by site, the number of its last request that counts. prologue: what was
-    asked before the first round; prepared: how much of it each site has done. knows: by
-    site, the last request with tensors that it did. away: who did not answer last.
+    Args:
+        transport: Carries the messages.
+        patience: What to do when sites do not answer.
+        notify: Called with what is dropped, and while it waits.
+        job: Fingerprint of the job's table.
+        run: Number of the server's start.
+        progress: Where the run stands.
+        prologue: The requests before the first round.
+        max_norm: Largest L2 norm of an update; 0 sets no limit.
+        clock: Returns the time in seconds; tests have their own.
+        sleep: Waits for so many seconds; tests have their own.
+
+    Attributes:
+        counted: For each site, the number of its last request that counts.
+        prologue: The requests before the first round.
+        prepared: For each site, how many of these it has answered.
+        knows: For each site, the last request with tensors that it answered.
+        away: The sites that did not answer last.
+        marks: Numbers of the server's checkpoints.
     """
 
     round = 0
     marks: tuple[int, ...] = ()
-    _started, _knocked = False, 0.0
+    _started = False
+    _knocked = 0.0
 
     def __init__(
         self,
@@ -177,139 +222,191 @@ class Participants:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._transport, self.patience, self._max_norm = transport, patience, max_norm
-        self.notify, self.clock, self._sleep = notify, clock, sleep
-        self.job, self.run, self.number = job, run, progress.number
+        self._transport = transport
+        self.patience = patience
+        self._max_norm = max_norm
+        self.notify = notify
+        self.clock = clock
+        self._sleep = sleep
+        self.job = job
+        self.run = run
+        self.number = progress.number
         self.sites = tuple(progress.counted)
-        self.counted, self.prepared = dict(progress.counted), dict(progress.prepared)
-        self.bytes_up, self.bytes_down = progress.bytes_up, progress.bytes_down
-        self.prologue, self.knows, self.away = (
-            list(prologue),
-            dict[str, int](),
-            set(self.sites),
-        )
+        self.counted = dict(progress.counted)
+        self.prepared = dict(progress.prepared)
+        self.bytes_up = progress.bytes_up
+        self.bytes_down = progress.bytes_down
+        self.prologue = list(prologue)
+        self.knows: dict[str, int] = {}
+        self.away = set(self.sites)
 
-    def _answers(
+    def _collect(
         self,
         requests: Mapping[str, Request],
         *,
         least: int,
         timeout: float | None = None,
     ) -> Answers:
-        """Repeats a request to silent sites until all have answered, or the time is
-        over and at least `least` have. Ends early where that many can no longer do so.
+        """Send requests again to silent sites until all have answered, or time is up.
+
+        It goes on beyond the time-out until at least `least` sites have answered, and
+        ends early if so many can no longer answer.
         """
         encoded = {id(request): encode(request) for request in requests.values()}
         frames = {site: encoded[id(request)] for site, request in requests.items()}
-        found, enough_at, begun = Answers(missing=set(requests)), math.inf, self.clock()
+        answers = Answers(missing=set(requests))
+        begun = self.clock()
         deadline = begun + (timeout or self.patience.timeout)
+        enough_at = math.inf  # when `least` sites had answered
 
-        def left() -> float:
+        def seconds_left() -> float:
             return min(deadline, enough_at + self.patience.grace) - self.clock()
 
-        while found.missing and len(found.replies) + len(found.missing) >= least:
-            if (time_left := left()) <= 0:
-                if len(found.replies) >= least:
+        while answers.missing:
+            if len(answers.replies) + len(answers.missing) < least:
+                break
+            time_left = seconds_left()
+            if time_left <= 0:
+                if len(answers.replies) >= least:
                     break
-                now, time_left = self.clock(), timeout or self.patience.timeout
-                first, missing = (
-                    next(iter(requests.values())),
-                    ", ".join(sorted(found.missing)),
-                )
-                if now - begun >= self.patience.give_up:
-                    raise TrainingError(
-                        f"no answer from {missing} to {first.task!r} in {now - begun:.0f} seconds; "
-                        "resume goes on from the last checkpoint"
-                    )
-                text = f"{first.task!r}: waiting for {missing}, {len(found.replies)} have answered"
-                self.notify(Event("waiting", first.number, text))
-                deadline = now + time_left
-            asked = {
-                site: frame for site, frame in frames.items() if site in found.missing
-            }
-            self.bytes_down += sum(len(frame) for frame in asked.values())
-            wanted, grace = least - len(found.replies), self.patience.grace
-            enough = wanted if wanted > 0 else len(asked)
-            limits = {"timeout": time_left, "grace": grace}
-            for site, frame in self._transport.exchange(asked, **limits, enough=enough):
-                self._take(site, frame, requests, found)
-                if len(found.replies) >= least:
-                    enough_at = min(enough_at, self.clock())
-            if found.missing and left() > 0:
-                self._sleep(min(left(), self.patience.pause))
-        return found
+                self._report_waiting(requests, answers, begun)
+                time_left = timeout or self.patience.timeout
+                deadline = self.clock() + time_left
 
-    def _take(
-        self, site: str, frame: Frame, requests: Mapping[str, Request], found: Answers
+            silent = {
+                site: frame for site, frame in frames.items() if site in answers.missing
+            }
+            self.bytes_down += sum(len(frame) for frame in silent.values())
+            wanted = least - len(answers.replies)
+            replies = self._transport.exchange(
+                silent,
+                timeout=time_left,
+                grace=self.patience.grace,
+                enough=wanted if wanted > 0 else len(silent),
+            )
+            for site, frame in replies:
+                self._receive(site, frame, requests, answers)
+                if len(answers.replies) >= least:
+                    enough_at = min(enough_at, self.clock())
+            if answers.missing and seconds_left() > 0:
+                self._sleep(min(seconds_left(), self.patience.pause))
+        return answers
+
+    def _report_waiting(
+        self, requests: Mapping[str, Request], answers: Answers, begun: float
     ) -> None:
-        """Among the replies, or among the refusals where it is too long or cannot be
-        added."""
+        """Report that too few sites have answered.
+
+        Raises:
+            TrainingError: The request has waited for `give_up` seconds.
+        """
+        request = next(iter(requests.values()))
+        missing = ", ".join(sorted(answers.missing))
+        seconds = self.clock() - begun
+        if seconds >= self.patience.give_up:
+            raise TrainingError(
+                f"no answer from {missing} to {request.task!r} in {seconds:.0f} seconds; "
+                "resume the run to continue from the last checkpoint"
+            )
+        text = (
+            f"{request.task!r}: waiting for {missing}, {len(answers.replies)} have "
+            "answered"
+        )
+        self.notify(Event("waiting", request.number, text))
+
+    def _receive(
+        self, site: str, frame: Frame, requests: Mapping[str, Request], answers: Answers
+    ) -> None:
+        """Put a reply among the answers, or report it and drop it.
+
+        A reply whose update is too large or cannot be added becomes a refusal.
+        """
         self.bytes_up += len(frame)
         request = requests.get(site) or next(iter(requests.values()))
-
-        def drop(kind: Kind, text: str) -> None:
-            self.notify(Event(kind, request.number, text, site))
-
         try:
             reply = decode_reply(frame)
         except WireError as error:
-            return drop(
-                "damaged", f"site {site!r}: its reply is damaged ({error}); asked again"
-            )
-        if reply.site != site:
-            return drop(
-                "refused", f"site {site!r} answered in the name of {reply.site!r}"
-            )
-        if reply.number == 0 and reply.later:
-            return drop("damaged", f"site {site!r} got a damaged request; asked again")
-        if (reply.job, reply.run, reply.number) != (
-            request.job,
-            request.run,
-            request.number,
-        ):
-            text = f"site {site!r} answered request {reply.number} of run {reply.run}, which is old"
-            return drop("late", text)
-        if site in found.replies or site in found.refused:
-            return drop("duplicate", f"site {site!r} answered twice")
-        if reply.update is None and reply.later:
-            return drop("refused", f"{reply.refusal}; asked again")
-        if site not in found.missing:
-            return drop("refused", f"site {site!r} answered unasked")
-        found.missing.discard(site)
+            text = f"site {site!r}: its reply is damaged ({error}); asked again"
+            self.notify(Event("damaged", request.number, text, site))
+            return
+        reason = self._reason_to_drop(site, reply, request, answers)
+        if reason is not None:
+            kind, text = reason
+            self.notify(Event(kind, request.number, text, site))
+            return
+
+        answers.missing.discard(site)
         if reply.update is not None:
             try:
-                check_update(reply.update, site, self._max_norm, quoting=True)
-                if (size := nbytes(reply.attached.tensors)) > MOST_BYTES:
-                    raise RefusedError(
-                        f"site {site!r} attached {size:,} bytes, {MOST_BYTES:,} are accepted"
-                    )
-                found.replies[site] = reply
+                self._check(reply, site)
+                answers.replies[site] = reply
                 return
-            except RefusedError as error:  # it is to go back to where it was
+            except RefusedError as error:
+                # The site undoes the task: its state does not contain this request.
                 has = request.counted.get(site, 0)
                 reply = replace(reply, update=None, refusal=str(error), has=has)
-        found.refused[site] = replace(reply, attached=Attached())
-        drop("refused", reply.refusal)
+        answers.refused[site] = replace(reply, attached=Attached())
+        self.notify(Event("refused", request.number, reply.refusal, site))
+
+    def _check(self, reply: Reply, site: str) -> None:
+        """Raise RefusedError for an update that may not be added."""
+        assert reply.update is not None
+        check_update(reply.update, site, self._max_norm, quoting=True)
+        size = nbytes(reply.attached.tensors)
+        if size > MOST_BYTES:
+            raise RefusedError(
+                f"site {site!r} attached {size:,} bytes, {MOST_BYTES:,} are accepted"
+            )
+
+    def _reason_to_drop(
+        self, site: str, reply: Reply, request: Request, answers: Answers
+    ) -> tuple[Kind, str] | None:
+        """Return why a reply does not answer the request; None if it does."""
+        if reply.site != site:
+            return "refused", f"site {site!r} answered in the name of {reply.site!r}"
+        if reply.number == 0 and reply.later:
+            return "damaged", f"site {site!r} got a damaged request; asked again"
+        answered = (reply.job, reply.run, reply.number)
+        if answered != (request.job, request.run, request.number):
+            return "late", (
+                f"site {site!r} answered request {reply.number} of run {reply.run}, "
+                "which is old"
+            )
+        if site in answers.replies or site in answers.refused:
+            return "duplicate", f"site {site!r} answered twice"
+        if reply.update is None and reply.later:
+            return "refused", f"{reply.refusal}; asked again"
+        if site not in answers.missing:
+            return "refused", f"site {site!r} sent an unsolicited reply"
+        return None
 
     @property
     def present(self) -> tuple[str, ...]:
-        """Who is there."""
+        """The sites that are currently reachable."""
         return tuple(site for site in self.sites if site not in self.away)
 
     def next_number(self) -> int:
-        """Each message to sites has its own."""
+        """Return the number of the next message to sites."""
         self.number += 1
         return self.number
 
     def request(self, task: str, **fields: Any) -> Request:
-        """The run's next request."""
-        self.next_number()
-        fields |= {
-            "round": self.round,
-            "counted": dict(self.counted),
-            "marks": self.marks,
-        }
-        return Request(self.job, self.run, self.number, task, **fields)
+        """Return the run's next request.
+
+        Args:
+            task: The task.
+            fields: Further fields of `Request`.
+        """
+        return Request(
+            self.job,
+            self.run,
+            self.next_number(),
+            task,
+            round=self.round,
+            counted=dict(self.counted),
+            marks=self.marks,
+            **fields,
+        )
 
     def ask(
         self,
@@ -318,21 +415,29 @@ class Participants:
         least: int,
         timeout: float | None = None,
     ) -> Answers:
-        """The sites' answers to one request (which may differ between sites in what it
-        holds); who gives none is away, who has lost its state is noted.
+        """Return the sites' answers to one request.
 
-        Raises TrainingError after `give_up` seconds in which fewer than `least` have
-            answered.
+        A site that does not answer counts as away. A site that has lost its state is
+        recorded where it now stands.
+
+        Args:
+            requests: The request of each site; they may differ in content.
+            least: How many sites must answer.
+            timeout: Seconds to wait; by default those of the run.
+
+        Raises:
+            TrainingError: Fewer than `least` sites have answered within `give_up`
+                seconds.
         """
-        answers = self._answers(requests, least=least, timeout=timeout)
+        answers = self._collect(requests, least=least, timeout=timeout)
         for site in sorted(answers.missing):
             if site not in self.away:
-                self._say("missing", site, f"did not answer request {self.number}")
+                self._report("missing", site, f"did not answer request {self.number}")
             self.away.add(site)
         for site, reply in answers.refused.items():
             if reply.has == requests[site].counted[site]:
                 continue
-            self._say(
+            self._report(
                 "behind",
                 site,
                 f"has lost its state and goes on from request {reply.has}",
@@ -354,10 +459,16 @@ class Participants:
         catch_up: bool = False,
         again: bool = True,
     ) -> Answers:
-        """The answers of sites; those that stood elsewhere are asked a second time.
+        """Return the sites' answers; ask sites a second time that had lost their state.
 
-        make: a new request. catch_up: they make up for what they missed before that.
-        again: whether they may be asked once more.
+        Args:
+            sites: The sites.
+            make: Makes a new request for some sites.
+            least: How many sites must answer.
+            timeout: As in `ask`.
+            catch_up: Whether sites that had lost their state first catch up on the
+                prologue.
+            again: Whether such sites may be asked again at all.
         """
         answers = self.ask(make(sites), least=least, timeout=timeout)
         moved = [site for site in sites if site in answers.moved]
@@ -375,21 +486,25 @@ class Participants:
         least: int = 0,
         timeout: float | None = None,
     ) -> Answers:
-        """One of the engine's own messages."""
+        """Send one of the engine's own messages and return the answers."""
         if not sites:
             return Answers()
         return self.ask_again(
             sites,
-            lambda asked: dict.fromkeys(asked, self.request(task)),
+            lambda chosen: dict.fromkeys(chosen, self.request(task)),
             least=least,
             timeout=timeout,
         )
 
     def gather(self, least: int, *, prepare: bool) -> tuple[str, ...]:
-        """The sites for a round's first request; waits until there are so many.
+        """Return the sites for the first request of a round; wait for enough of them.
 
-        prepare: let those that were not there in the prologue do it now.
-        Raises TrainingError where so many can never be.
+        Args:
+            least: How many sites are needed.
+            prepare: Whether sites that missed the prologue catch up on it now.
+
+        Raises:
+            TrainingError: So many sites can never take part.
         """
         if not self._started:
             self._knock(least, self.patience.timeout)
@@ -403,42 +518,54 @@ class Participants:
             self._knock(least - len(self.present), self.patience.timeout)
 
     def _knock(self, least: int, timeout: float) -> None:
-        """Ask those that were away whether they are there."""
+        """Ask the sites that were away whether they are back."""
         away = [site for site in self.sites if site in self.away]
         answers = self.tell(away, BEGIN, least=least, timeout=timeout)
         self._knocked = self.clock()
         for site in answers.replies:
             self.away.discard(site)
-            self._say("joined", site, "is there")
+            self._report("joined", site, "is there")
         self._started = self._started or bool(answers.replies)
         if len(answers.replies) + len(answers.missing) < least:
             raise TrainingError(f"too few sites can take part: {answers.reasons}")
 
     def catch_up(self, sites: Sequence[str]) -> None:
-        """Let sites do what they missed of the prologue; its sums are made, only they
-        change."""
+        """Let sites answer the requests of the prologue that they missed.
+
+        The sums of these requests are final; only the state of these sites changes.
+        """
         for index, earlier in enumerate(self.prologue):
             late = [
-                s for s in sites if self.prepared[s] <= index and s not in self.away
+                site
+                for site in sites
+                if self.prepared[site] <= index and site not in self.away
             ]
             if not late:
                 continue
-            asked = {"tensors": earlier.tensors, "options": earlier.options}
-            again = self.request(
-                earlier.task, first=index == 0, preparing=True, **asked
+            request = self.request(
+                earlier.task,
+                first=index == 0,
+                preparing=True,
+                tensors=earlier.tensors,
+                options=earlier.options,
             )
-            for site in self.ask(dict.fromkeys(late, again), least=0).replies:
-                self.counted[site], self.prepared[site] = again.number, index + 1
+            for site in self.ask(dict.fromkeys(late, request), least=0).replies:
+                self.counted[site] = request.number
+                self.prepared[site] = index + 1
             self.away |= {site for site in late if self.prepared[site] <= index}
 
     def count(self, request: Request, included: Mapping[str, int]) -> None:
-        """These sites' answers to a request are in a sum; the number under which each
-        did it."""
+        """Record the sites whose updates are in the sum of a request.
+
+        Args:
+            request: The request.
+            included: The number under which each site ran it.
+        """
         self.counted |= included
         if request.tensors:
-            self.knows |= {
-                s: number for s, number in included.items() if number == request.number
-            }
+            for site, number in included.items():
+                if number == request.number:
+                    self.knows[site] = number
 
-    def _say(self, kind: Kind, site: str, what: str) -> None:
+    def _report(self, kind: Kind, site: str, what: str) -> None:
         self.notify(Event(kind, self.number, f"site {site!r} {what}", site))
